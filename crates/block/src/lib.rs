@@ -1,0 +1,26 @@
+//! The shapes that Transhume's data path is made of.
+//!
+//! A [`BlockDevice`] reads, mutates, flushes and describes extents: four verbs, and no more. Everything that a guest
+//! can do to its disk is one [`Mutation`], so no tracker or mirror can miss a kind of write. A [`Device`] is the
+//! checked handle through which one layer calls the next; a [`Filter`] is a device over a device; a [`Slot`] is the
+//! one joint of a stack that can be changed while requests run.
+//!
+//! This crate imports no other crate of the workspace, knows no file, no socket and no clock.
+
+mod buffer;
+mod device;
+mod error;
+mod filter;
+mod mem;
+mod mutation;
+mod slot;
+mod units;
+
+pub use buffer::{Buffer, BufferPool, Data, PAGE_BYTES};
+pub use device::{BlockDevice, Device, ExtentState, ExtentStatus, Geometry, IoFuture, ready};
+pub use error::{Error, ErrorKind, Result};
+pub use filter::Filter;
+pub use mem::MemDevice;
+pub use mutation::{Mutation, MutationKind};
+pub use slot::{Quiesced, Slot, SlotLane};
+pub use units::{BLOCK_BYTES, Bytes, ChunkIndex, ChunkSize, Extent};

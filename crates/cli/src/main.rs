@@ -1,0 +1,2 @@
+//! transhume: placeholder.
+fn main() {}
