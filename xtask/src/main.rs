@@ -1,2 +1,29 @@
-//! xtask: placeholder.
-fn main() {}
+//! Checks and chores of the repository: `cargo xtask COMMAND`.
+
+mod setup;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+/// Checks and chores of the repository.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Check the house rules that no compiler knows: file lengths, left-overs, forbidden calls.
+    Tidy,
+    /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
+    Setup(setup::Arguments),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().chore {
+        Chore::Tidy => tidy::run(),
+        Chore::Setup(arguments) => setup::run(&arguments),
+    }
+}

@@ -1,0 +1,156 @@
+//! `cargo xtask tidy`: the house rules that no compiler knows. Every ban carries its reason.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// A file longer than this has outgrown its idea.
+const FILE_LINES_MAX: usize = 650;
+
+/// Words that may not stand in Rust code, where they may stand all the same, and why.
+const BANS: &[Ban] = &[
+    Ban {
+        word: concat!("Instant::", "now"),
+        allowed: &[
+            "crates/env/src/real.rs",
+            "xtask/",
+            "crates/cli/",
+            "crates/guest/",
+            "/tests/",
+            "/examples/",
+            "/benches/",
+        ],
+        reason: "time comes from env, so that the simulator can turn the clock",
+    },
+    Ban {
+        word: concat!("tokio::time::", "sleep"),
+        allowed: &[
+            "crates/env/src/real.rs",
+            "xtask/",
+            "crates/cli/",
+            "crates/guest/",
+            "crates/sim/",
+            "/tests/",
+            "/examples/",
+            "tests.rs",
+            "testing/",
+        ],
+        reason: "waiting goes through env, so that the simulator can turn the clock",
+    },
+    Ban {
+        word: concat!("rand::", "rng"),
+        allowed: &["crates/env/src/real.rs", "xtask/", "crates/guest/"],
+        reason: "randomness comes from env, so that a seed repeats a run",
+    },
+    Ban { word: concat!("FIX", "ME"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
+    Ban { word: concat!("XX", "X"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
+    Ban { word: concat!("#[ign", "ore"), allowed: &[], reason: "a test that does not run tests nothing" },
+    Ban {
+        word: concat!("as_", "any"),
+        allowed: &[],
+        reason: "a layer that asks what is below it is in the wrong layer",
+    },
+    Ban { word: concat!("lazy_", "static"), allowed: &[], reason: "no global state" },
+    Ban { word: concat!("static ", "mut"), allowed: &[], reason: "no global state" },
+];
+
+struct Ban {
+    word: &'static str,
+    /// Parts of paths where the word may stand.
+    allowed: &'static [&'static str],
+    reason: &'static str,
+}
+
+/// What each crate may import of ours: the map of ARCHITECTURE.md as a check.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("block", &[]),
+    ("env", &[]),
+    ("filters", &["block", "env"]),
+    ("backends", &["block", "env"]),
+    ("nbd", &["block", "env"]),
+    ("migrate", &["block", "env", "filters"]),
+    ("vm", &["block", "env"]),
+    ("api", &[]),
+    ("daemon", &["block", "env", "filters", "backends", "nbd", "migrate", "vm", "api"]),
+    ("cli", &["api", "daemon"]),
+];
+
+/// Checks every rule and lists every breach.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let files = tracked_files()?;
+    let mut breaches = Vec::new();
+    for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
+        check_source(path, &mut breaches)?;
+    }
+    check_imports(&mut breaches)?;
+    check_links(&files, &mut breaches)?;
+    if breaches.is_empty() {
+        println!("tidy: {} files, no breach", files.len());
+        return Ok(());
+    }
+    for breach in &breaches {
+        eprintln!("{breach}");
+    }
+    bail!("tidy found {} breaches", breaches.len());
+}
+
+fn tracked_files() -> anyhow::Result<Vec<PathBuf>> {
+    let output = Command::new("git").args(["ls-files", "-z"]).output().context("running git ls-files")?;
+    let names = String::from_utf8(output.stdout).context("file names are UTF-8")?;
+    Ok(names.split_terminator('\0').map(PathBuf::from).filter(|path| path.exists()).collect())
+}
+
+fn check_source(path: &Path, breaches: &mut Vec<String>) -> anyhow::Result<()> {
+    let shown = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {shown}"))?;
+    let lines = text.lines().count();
+    if lines > FILE_LINES_MAX {
+        breaches.push(format!("{shown}: {lines} lines: split it, it holds more than one idea"));
+    }
+    for ban in BANS.iter().filter(|ban| !ban.allowed.iter().any(|allowed| shown.contains(allowed))) {
+        for (number, line) in code_lines(&text, &shown).filter(|(_, line)| line.contains(ban.word)) {
+            breaches.push(format!("{shown}:{number}: {}: {} ({})", ban.word, ban.reason, line.trim()));
+        }
+    }
+    Ok(())
+}
+
+/// The numbered lines of a file up to its unit tests, which may sleep and measure as they like.
+fn code_lines<'a>(text: &'a str, _path: &str) -> impl Iterator<Item = (usize, &'a str)> {
+    let numbered = text.lines().enumerate().map(|(index, line)| (index + 1, line));
+    numbered.take_while(|(_, line)| !line.starts_with("#[cfg(test)]"))
+}
+
+fn check_imports(breaches: &mut Vec<String>) -> anyhow::Result<()> {
+    let ours: Vec<&str> = IMPORTS.iter().map(|(name, _)| *name).collect();
+    for (name, allowed) in IMPORTS {
+        let path = format!("crates/{name}/Cargo.toml");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        let dependencies = text.split("[dependencies]").nth(1).unwrap_or_default();
+        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+        for line in dependencies.lines() {
+            let import = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            if ours.contains(&import) && !allowed.contains(&import) {
+                breaches.push(format!("{path}: {name} may not import {import}: see the map in ARCHITECTURE.md"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Relative links of the Markdown pages lead somewhere.
+fn check_links(files: &[PathBuf], breaches: &mut Vec<String>) -> anyhow::Result<()> {
+    for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "md")) {
+        let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = target.split('#').next().unwrap_or_default();
+            let is_local = !target.is_empty() && !target.contains("://") && !target.contains(' ');
+            if is_local && !folder.join(target).exists() {
+                breaches.push(format!("{}: the link to {target} leads nowhere", path.display()));
+            }
+        }
+    }
+    Ok(())
+}
