@@ -3,6 +3,8 @@
 mod setup;
 mod tidy;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 
 /// Checks and chores of the repository.
@@ -21,9 +23,16 @@ enum Chore {
     Setup(setup::Arguments),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Arguments::parse().chore {
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().chore {
         Chore::Tidy => tidy::run(),
         Chore::Setup(arguments) => setup::run(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

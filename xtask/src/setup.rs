@@ -12,7 +12,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("qemu-block-extra", "/usr/lib/x86_64-linux-gnu/qemu/block-ssh.so"),
     ("linux-image-cloud-amd64", "/boot/vmlinuz-*-cloud-amd64"),
     ("busybox-static", "/bin/busybox"),
-    ("nbdkit", "/usr/sbin/nbdkit"),
+    ("nbdkit", "/usr/bin/nbdkit"),
     ("libnbd-bin", "/usr/bin/nbdinfo"),
     ("fio", "/usr/bin/fio"),
     ("e2fsprogs", "/sbin/mkfs.ext4"),

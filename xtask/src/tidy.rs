@@ -43,6 +43,11 @@ const BANS: &[Ban] = &[
         allowed: &["crates/env/src/real.rs", "xtask/", "crates/guest/"],
         reason: "randomness comes from env, so that a seed repeats a run",
     },
+    Ban {
+        word: concat!("thread::", "sleep"),
+        allowed: &["xtask/", "crates/guest/", "/tests/", "/examples/"],
+        reason: "a worker thread is never put to sleep; waiting goes through env",
+    },
     Ban { word: concat!("FIX", "ME"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
     Ban { word: concat!("XX", "X"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
     Ban { word: concat!("#[ign", "ore"), allowed: &[], reason: "a test that does not run tests nothing" },

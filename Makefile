@@ -1,0 +1,56 @@
+# What a person types. Everything here works from a fresh clone on Debian with a Rust toolchain and root;
+# `setup` installs the rest.
+
+CARGO ?= cargo
+SEEDS ?= 0..500
+
+.PHONY: help build release install setup test check fmt sim demo bench-local deny docs clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+
+build: ## Build transhume and transhumed (debug)
+	$(CARGO) build --locked
+
+release: ## Build transhume and transhumed as they are installed
+	$(CARGO) build --locked --release --package transhume-cli
+
+install: release ## Install both programs below PREFIX (default /usr/local)
+	install -D -m 755 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/bin \
+		$(or $(CARGO_TARGET_DIR),target)/release/transhume $(or $(CARGO_TARGET_DIR),target)/release/transhumed
+
+setup: ## Install what tests, demo and benchmarks need (Debian packages; needs root)
+	@$(CARGO) xtask setup
+
+test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, simulator seeds
+	$(CARGO) build --locked --workspace --all-targets
+	$(CARGO) test --locked --workspace --no-fail-fast
+	$(MAKE) sim
+
+sim: ## Run the simulator's seeds (SEEDS=A..B)
+	$(CARGO) xtask sim --seeds $(SEEDS)
+
+check: ## Format, clippy, documentation and the house rules
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --workspace --no-deps --quiet
+	$(CARGO) xtask tidy
+
+fmt: ## Format the code
+	$(CARGO) fmt --all
+
+demo: setup release ## Move a running guest's disk and print the report
+	@$(CARGO) xtask demo
+
+bench-local: setup release ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
+	@$(CARGO) xtask bench-local
+
+deny: ## Licences, duplicate and banned crates (installs cargo-deny)
+	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check bans licenses sources
+
+docs: ## Build the crates' documentation
+	$(CARGO) doc --locked --workspace --no-deps
+
+clean: ## Remove what was built
+	$(CARGO) clean
