@@ -182,28 +182,28 @@ impl BlockDevice for SlotLane {
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
             let _in_flight = self.enter().await;
-            self.shared.device.load_full().read(offset, buffer).await
+            self.shared.device.load().read(offset, buffer).await
         })
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let _in_flight = self.enter().await;
-            self.shared.device.load_full().write(mutation).await
+            self.shared.device.load().write(mutation).await
         })
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let _in_flight = self.enter().await;
-            self.shared.device.load_full().flush().await
+            self.shared.device.load().flush().await
         })
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         Box::pin(async move {
             let _in_flight = self.enter().await;
-            self.shared.device.load_full().extents(extent).await
+            self.shared.device.load().extents(extent).await
         })
     }
 }
