@@ -1,1 +1,17 @@
-//! Placeholder until the crate's first landing.
+//! Filters that belong to no strategy.
+//!
+//! - [`Meter`] counts what passes and how long it takes: what the guest feels.
+//! - [`Throttle`] holds a device to a rate.
+//! - [`Fault`] makes a device fail, hang or slow down as its rules say.
+
+mod fault;
+mod histogram;
+mod meter;
+mod throttle;
+mod token_bucket;
+
+pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
+pub use histogram::LatencyHistogram;
+pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};
+pub use throttle::Throttle;
+pub use token_bucket::TokenBucket;
