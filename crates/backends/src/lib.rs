@@ -1,1 +1,15 @@
-//! Placeholder until the crate's first landing.
+//! Backends: what holds bytes.
+//!
+//! A [`BackendSpec`] names one in words (`file:/vm/disk.raw,cache=direct`), a [`FileBackend`] serves it as a
+//! `block::BlockDevice`. Files on tmpfs and files that should live in the page cache are read and written in place;
+//! everything else goes past the page cache through io_uring.
+
+mod executor;
+mod file;
+mod lock;
+mod qemu_locks;
+mod spec;
+
+pub use file::{Access, Engine, FileBackend, OpenOptions};
+pub use qemu_locks::QemuLocks;
+pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};

@@ -1,0 +1,318 @@
+//! A raw file or block device as a volume.
+//!
+//! ```text
+//!   request ──▶ engine ── memory: the file is in memory (tmpfs, ramfs): carried out in place, done at the first poll
+//!                 │
+//!                 ├───── page cache: in place where the cache answers at once, otherwise by the executor
+//!                 │
+//!                 └───── direct: past the page cache by the executor; the last partial 4 KiB of an odd-sized file
+//!                        go through the page cache, always and only those, so that no byte is reached in two ways
+//! ```
+
+mod holes;
+mod open;
+mod zeroes;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use block::{
+    BLOCK_BYTES, BlockDevice, Buffer, Bytes, Data, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
+    Mutation, MutationKind, Result, ready,
+};
+use parking_lot::Mutex;
+
+use crate::executor::{Executor, read_cached, read_full, write_full};
+
+pub use open::{Access, OpenOptions};
+
+/// How a backend reaches its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// The file is in memory: requests are carried out in place.
+    Memory,
+    /// Through the page cache.
+    PageCache,
+    /// Past the page cache.
+    Direct,
+}
+
+/// Requests of more than this are not carried out in place: copying them would hold the worker for too long.
+const IN_PLACE_BYTES_MAX: u64 = 4 << 20;
+
+/// A raw file or block device as a volume.
+pub struct FileBackend {
+    path: PathBuf,
+    engine: Engine,
+    executor: Executor,
+    /// What the engine reads and writes. Our lock is on this open file, so that the kernel keeps it until the last
+    /// request is done, even if this process dies.
+    file: Arc<File>,
+    /// The same file through the page cache, for the partial block at an odd end.
+    tail: Option<Arc<File>>,
+    is_block_device: bool,
+    /// How large the file is, as far as we have looked.
+    size: AtomicU64,
+    /// A container may grow up to this: reads past its end give zeroes, writes past its end extend it.
+    advertised: Option<Bytes>,
+    trim: bool,
+    geometry: Geometry,
+    /// What addresses of buffers must be multiples of.
+    memory_alignment: usize,
+    sync_failure: Latch,
+    can: zeroes::Abilities,
+    /// The last run of data that was found. Taking a hole for data is always safe, so writers need not touch it.
+    data_run: Mutex<Option<Extent>>,
+}
+
+/// Remembers the first failed sync. The kernel reports such a failure once and then takes the lost pages for clean, so
+/// a later sync that succeeds would prove nothing.
+#[derive(Default)]
+struct Latch {
+    failed: AtomicBool,
+    cause: Mutex<String>,
+}
+
+impl Latch {
+    fn check(&self, path: &Path) -> Result<()> {
+        if !self.failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let context = format!(
+            "{} can promise nothing durable any more since a sync of it failed ({}): open it again and check it",
+            path.display(),
+            self.cause.lock()
+        );
+        Err(Error::new(ErrorKind::Io, context))
+    }
+
+    fn set(&self, cause: &std::io::Error) {
+        let mut first = self.cause.lock();
+        if first.is_empty() {
+            *first = cause.to_string();
+            tracing::error!(cause = %cause, "a sync failed: nothing durable is promised any more");
+        }
+        self.failed.store(true, Ordering::Release);
+    }
+}
+
+impl FileBackend {
+    /// The file or block device behind it.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it reaches its bytes.
+    #[must_use]
+    pub const fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Whether reads come from the medium and not from the page cache.
+    #[must_use]
+    pub fn reads_the_medium(&self) -> bool {
+        self.engine == Engine::Direct
+    }
+
+    /// Whether it is a block device, whose old contents nobody knows and whose space is all allocated.
+    #[must_use]
+    pub const fn is_block_device(&self) -> bool {
+        self.is_block_device
+    }
+
+    /// Looks how large the file is now. A file or block device that has grown is a larger volume from then on; one
+    /// that has shrunk keeps its size, and reads past its end fail.
+    ///
+    /// # Errors
+    /// When the operating system does not say.
+    pub async fn refresh_size(&self) -> Result<Bytes> {
+        let now = open::size_of(&self.file, self.is_block_device)
+            .map_err(|error| Error::from_os(error, format!("looking at the size of {}", self.path.display())))?;
+        if now > self.size.load(Ordering::Acquire) {
+            if let Some(tail) = &self.tail {
+                // The bytes at the old odd end are reached past the page cache from now on.
+                self.executor.sync(tail).await.map_err(|error| self.sync_failed(error))?;
+            }
+            self.size.fetch_max(now, Ordering::AcqRel);
+        }
+        Ok(self.geometry().size)
+    }
+
+    /// Where the bytes begin that are reached through the page cache although the others are not.
+    fn tail_start(&self) -> u64 {
+        match self.tail {
+            Some(_) => self.geometry().size.align_down(BLOCK_BYTES).0,
+            None => u64::MAX,
+        }
+    }
+
+    fn failed(&self, error: std::io::Error, verb: &str, extent: Extent) -> Error {
+        Error::from_os(error, format!("{verb} {extent} of {}", self.path.display()))
+    }
+
+    fn sync_failed(&self, error: std::io::Error) -> Error {
+        self.sync_failure.set(&error);
+        Error::from_os(error, format!("syncing {}", self.path.display()))
+    }
+
+    /// Fills what lies past the end of the file with zeroes, where the file may be shorter than the volume.
+    fn finish_read(&self, offset: Bytes, mut buffer: Buffer, filled: usize) -> Result<Buffer> {
+        if filled < buffer.len() {
+            if self.advertised.is_none() {
+                let context = format!(
+                    "{} ends at {}, not at {}: it was made shorter while it was in use",
+                    self.path.display(),
+                    offset.0 + filled as u64,
+                    self.geometry().size.0
+                );
+                return Err(Error::new(ErrorKind::Io, context));
+            }
+            buffer[filled..].fill(0);
+        }
+        Ok(buffer)
+    }
+
+    async fn read_slowly(&self, offset: Bytes, buffer: Buffer, start: usize) -> Result<Buffer> {
+        let extent = Extent::new(offset, buffer.len().into());
+        let outcome = self.executor.read(&self.file, offset.0, buffer, start).await;
+        let (buffer, filled) = outcome.map_err(|error| self.failed(error, "reading", extent))?;
+        self.finish_read(offset, buffer, filled)
+    }
+
+    /// Reads past the page cache, but for the partial block at an odd end.
+    async fn read_direct(&self, offset: Bytes, mut buffer: Buffer) -> Result<Buffer> {
+        let extent = Extent::new(offset, buffer.len().into());
+        let tail_start = self.tail_start();
+        let Some(tail) = self.tail.as_ref().filter(|_| extent.end().0 > tail_start) else {
+            return self.read_slowly(offset, buffer, 0).await;
+        };
+        let body = tail_start.saturating_sub(offset.0) as usize;
+        let whole = buffer.len();
+        if body > 0 {
+            buffer.set_len(body);
+            buffer = self.read_slowly(offset, buffer, 0).await?;
+            buffer.set_len(whole);
+        }
+        let outcome = self.executor.read(tail, offset.0, buffer, body).await;
+        let (buffer, filled) = outcome.map_err(|error| self.failed(error, "reading", extent))?;
+        self.finish_read(offset, buffer, filled)
+    }
+
+    /// Writes through the executor; `file` is the one that reaches all of the extent.
+    async fn write_slowly(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+        let extent = Extent::new(offset, data.len().into());
+        self.executor.write(file, offset.0, data, fua).await.map_err(|error| {
+            if fua && error.raw_os_error() == Some(libc::EIO) {
+                self.sync_failure.set(&error);
+            }
+            self.failed(error, "writing", extent)
+        })
+    }
+
+    async fn write_direct(&self, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+        let end = offset.0 + data.len() as u64;
+        let tail_start = self.tail_start();
+        let Some(tail) = self.tail.as_ref().filter(|_| end > tail_start) else {
+            return self.write_slowly(&self.file, offset, self.aligned(data), fua).await;
+        };
+        let body = tail_start.saturating_sub(offset.0) as usize;
+        if body > 0 {
+            self.write_slowly(&self.file, offset, self.aligned(data.slice(0..body)), fua).await?;
+        }
+        self.write_slowly(tail, offset + Bytes::from(body), data.slice(body..data.len()), fua).await
+    }
+
+    /// The same bytes at an address that the disk can read from.
+    fn aligned(&self, data: Data) -> Data {
+        if data.as_ptr().addr().is_multiple_of(self.memory_alignment) { data } else { Data::copy_of(&data) }
+    }
+
+    /// Writes data in the way of the engine.
+    async fn write_data(&self, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+        match self.engine {
+            Engine::Direct => self.write_direct(offset, data, fua).await,
+            Engine::PageCache | Engine::Memory => self.write_slowly(&self.file, offset, data, fua).await,
+        }
+    }
+
+    async fn sync(&self) -> Result<()> {
+        self.sync_failure.check(&self.path)?;
+        self.executor.sync(&self.file).await.map_err(|error| self.sync_failed(error))?;
+        // A sync that failed meanwhile may have taken the report of what this one covers.
+        self.sync_failure.check(&self.path)
+    }
+}
+
+impl BlockDevice for FileBackend {
+    fn geometry(&self) -> Geometry {
+        let size = Bytes(self.size.load(Ordering::Acquire));
+        Geometry { size: self.advertised.map_or(size, |advertised| advertised.max(size)), ..self.geometry }
+    }
+
+    fn read(&self, offset: Bytes, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let extent = Extent::new(offset, buffer.len().into());
+        match self.engine {
+            Engine::Memory if extent.length.0 <= IN_PLACE_BYTES_MAX => {
+                let filled = read_full(&self.file, offset.0, &mut buffer);
+                ready(match filled {
+                    Ok(filled) => self.finish_read(offset, buffer, filled),
+                    Err(error) => Err(self.failed(error, "reading", extent)),
+                })
+            }
+            Engine::PageCache if extent.length.0 <= IN_PLACE_BYTES_MAX => {
+                match read_cached(&self.file, offset.0, &mut buffer) {
+                    Ok(Some(filled)) if filled == buffer.len() => ready(Ok(buffer)),
+                    Ok(filled) => Box::pin(self.read_slowly(offset, buffer, filled.unwrap_or(0))),
+                    Err(error) => ready(Err(self.failed(error, "reading", extent))),
+                }
+            }
+            Engine::Memory | Engine::PageCache => Box::pin(self.read_slowly(offset, buffer, 0)),
+            Engine::Direct => Box::pin(self.read_direct(offset, buffer)),
+        }
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        let extent = mutation.extent();
+        match mutation.kind() {
+            MutationKind::Data(data) if self.engine == Engine::Memory && extent.length.0 <= IN_PLACE_BYTES_MAX => {
+                let outcome = write_full(&self.file, extent.offset.0, data, false);
+                ready(outcome.map_err(|error| self.failed(error, "writing", extent)))
+            }
+            MutationKind::Data(data) => {
+                let data = data.clone();
+                Box::pin(async move {
+                    if mutation.fua {
+                        self.sync_failure.check(&self.path)?;
+                    }
+                    self.write_data(extent.offset, data, mutation.fua).await
+                })
+            }
+            MutationKind::Zeroes { may_unmap } => {
+                let may_unmap = *may_unmap && self.trim;
+                Box::pin(self.clear(extent, may_unmap, mutation.fua))
+            }
+            MutationKind::Discard if !self.trim => ready(Ok(())),
+            MutationKind::Discard => Box::pin(self.clear(extent, true, mutation.fua)),
+        }
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        match self.engine {
+            Engine::Memory => ready(Ok(())),
+            Engine::PageCache | Engine::Direct => Box::pin(self.sync()),
+        }
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.describe(extent)
+    }
+}
+
+impl std::fmt::Debug for FileBackend {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "FileBackend({}, {:?})", self.path.display(), self.engine)
+    }
+}

@@ -1,0 +1,86 @@
+//! Where a file has data: `SEEK_DATA` and `SEEK_HOLE`, a bounded number of calls a question.
+
+use std::fs::File;
+use std::io;
+
+use block::{Bytes, Extent, ExtentState, ExtentStatus, IoFuture, ready};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+use super::FileBackend;
+
+/// How many pieces one answer has at most; each costs two system calls.
+const PIECES_MAX: usize = 64;
+
+/// What was found: the pieces, and the last run of data to its very end, which may lie past the extent asked about.
+struct Found {
+    pieces: Vec<ExtentStatus>,
+    data_run: Option<Extent>,
+}
+
+impl FileBackend {
+    /// Describes `extent` from its start.
+    pub(super) fn describe(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        // A block device has no holes that it would tell of.
+        let known = match (self.is_block_device, *self.data_run.lock()) {
+            (true, _) => Some(extent),
+            (false, run) => run.filter(|run| run.contains(Extent::new(extent.offset, Bytes(1)))),
+        };
+        if let Some(known) = known {
+            let part = known.intersection(extent).expect("both hold the first byte of the extent");
+            return ready(Ok(vec![ExtentStatus { extent: part, state: ExtentState::Data }]));
+        }
+        let file = Arc::clone(&self.file);
+        let unit = u64::from(self.geometry.request_alignment);
+        Box::pin(async move {
+            let outcome = self.executor.run(move || find(&file, extent, unit)).await;
+            let found = outcome.map_err(|error| self.failed(error, "looking for holes in", extent))?;
+            if found.data_run.is_some() {
+                *self.data_run.lock() = found.data_run;
+            }
+            Ok(found.pieces)
+        })
+    }
+}
+
+/// The first byte of data at or after `offset`, or `None` if none follows.
+fn next_data(file: &File, offset: Bytes) -> io::Result<Option<Bytes>> {
+    match rustix::fs::seek(file, SeekFrom::Data(offset.0)) {
+        Ok(start) => Ok(Some(Bytes(start))),
+        Err(Errno::NXIO) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The first byte of a hole at or after `offset`; the file may have been changed since data was found there.
+fn next_hole(file: &File, offset: Bytes) -> io::Result<Bytes> {
+    match rustix::fs::seek(file, SeekFrom::Hole(offset.0)) {
+        Ok(start) => Ok(Bytes(start)),
+        Err(Errno::NXIO) => Ok(offset),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Pieces begin and end at multiples of `unit`, so that each can be read as it is.
+fn find(file: &File, extent: Extent, unit: u64) -> io::Result<Found> {
+    let mut found = Found { pieces: Vec::new(), data_run: None };
+    let mut next = extent.offset;
+    while next < extent.end() && found.pieces.len() < PIECES_MAX {
+        let data = next_data(file, next)?.map_or(extent.end(), |data| data.align_down(unit).clamp(next, extent.end()));
+        if data > next {
+            found.pieces.push(ExtentStatus { extent: Extent::between(next, data), state: ExtentState::Hole });
+        }
+        if data < extent.end() {
+            let hole = next_hole(file, data)?.max(data + Bytes(1)).align_up(unit);
+            let run = Extent::between(data, hole);
+            let part = Extent::between(data, hole.min(extent.end()));
+            found.pieces.push(ExtentStatus { extent: part, state: ExtentState::Data });
+            found.data_run = Some(run);
+            next = part.end();
+        } else {
+            next = data;
+        }
+    }
+    Ok(found)
+}

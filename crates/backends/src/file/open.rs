@@ -1,0 +1,207 @@
+//! Opening: what kind of file it is, and which engine suits it.
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use block::{BLOCK_BYTES, Bytes, Error, ErrorKind, Geometry, Result};
+use env::Env;
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::{Engine, FileBackend, Latch, zeroes};
+use crate::executor::Executor;
+use crate::lock::{Strength, lock_for_serving};
+use crate::{BackendSpec, CacheMode};
+
+/// `TMPFS_MAGIC`.
+const TMPFS: i64 = 0x0102_1994;
+/// `RAMFS_MAGIC`.
+const RAMFS: i64 = 0x8584_58f6;
+
+/// The largest read or data write: what the NBD protocol's clients send at most, and the largest buffer.
+const TRANSFER_BYTES_MAX: u32 = 32 << 20;
+
+/// Requests of a killed process were seen to go on for 56 ms; a busy disk takes longer.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+
+/// Whether the volume may be changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Access {
+    /// Reads and writes.
+    #[default]
+    ReadWrite,
+    /// Reads only.
+    ReadOnly,
+}
+
+/// How a backend is to be opened.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Whether the volume may be changed.
+    pub access: Access,
+    /// Let the volume appear larger than the file, so that a container in it can grow: reads past the file's end give
+    /// zeroes, writes there extend the file.
+    pub advertised_size: Option<Bytes>,
+    /// Whether discards, and zeroes that may unmap, give space back. Without it discards do nothing.
+    pub trim: bool,
+    /// How long to wait for the lock of a server that may be dead with requests still on their way. `None` takes no
+    /// lock: for looking at a file that somebody else serves.
+    pub lock_wait: Option<Duration>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { access: Access::ReadWrite, advertised_size: None, trim: true, lock_wait: Some(LOCK_WAIT) }
+    }
+}
+
+impl OpenOptions {
+    /// For reading only.
+    #[must_use]
+    pub fn read_only() -> Self {
+        Self { access: Access::ReadOnly, ..Self::default() }
+    }
+
+    /// For a container that may grow up to `size` and is never trimmed.
+    #[must_use]
+    pub fn growing(size: Bytes) -> Self {
+        Self { advertised_size: Some(size.align_up(BLOCK_BYTES)), trim: false, ..Self::default() }
+    }
+}
+
+/// What direct IO wants to be multiples of.
+#[derive(Clone, Copy)]
+struct Alignment {
+    memory: u32,
+    request: u32,
+}
+
+impl FileBackend {
+    /// Opens what `spec` names and locks it against other servers.
+    ///
+    /// # Errors
+    /// One line that says what is in the way and what to do about it; busy if another server has it.
+    pub async fn open(spec: &BackendSpec, options: &OpenOptions, env: &dyn Env) -> Result<Self> {
+        let path = spec.path();
+        let writable = options.access == Access::ReadWrite;
+        let shown = path.display();
+        let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
+        // Looked at before it is opened: opening a pipe would wait for its other end.
+        let kind = std::fs::metadata(path).map_err(attempt)?.file_type();
+        let is_block_device = kind.is_block_device();
+        if !kind.is_file() && !is_block_device {
+            let context = format!("{shown} is neither a file nor a block device");
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let file = open_at(path, writable, false)?;
+        let in_memory = !is_block_device && is_in_memory(&file).map_err(attempt)?;
+
+        let (engine, file, tail, alignment) = match (spec.cache, in_memory) {
+            (CacheMode::Direct, true) => {
+                let context = format!(
+                    "{shown} is in memory, where there is no direct IO (O_DIRECT is accepted and does nothing): \
+                     use cache=auto"
+                );
+                return Err(Error::new(ErrorKind::Unsupported, context));
+            }
+            (CacheMode::Auto | CacheMode::Page, true) => (Engine::Memory, file, None, Alignment::NONE),
+            (CacheMode::Page, false) => (Engine::PageCache, file, None, Alignment::NONE),
+            (CacheMode::Auto | CacheMode::Direct, false) => match open_at(path, writable, true) {
+                Ok(direct) => {
+                    let alignment = Alignment::of(&direct, is_block_device);
+                    (Engine::Direct, direct, (!is_block_device).then(|| Arc::new(file)), alignment)
+                }
+                Err(error) if spec.cache == CacheMode::Auto && error.kind() == ErrorKind::Invalid => {
+                    (Engine::PageCache, file, None, Alignment::NONE)
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        if let Some(limit) = options.lock_wait {
+            let strength = if writable { Strength::Exclusive } else { Strength::Shared };
+            lock_for_serving(&file, path, strength, limit, env).await?;
+        }
+        // The size is looked at under the lock: a dead server's writes may have extended the file until now.
+        let size = size_of(&file, is_block_device).map_err(attempt)?;
+        if size == 0 && options.advertised_size.is_none() {
+            return Err(Error::new(ErrorKind::Invalid, format!("{shown} is empty: a volume has at least one byte")));
+        }
+        let geometry = Geometry {
+            size: Bytes(size),
+            request_alignment: alignment.request,
+            preferred_bytes: alignment.request.max(4096),
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            read_only: !writable,
+        };
+        Ok(Self {
+            path: path.to_owned(),
+            engine,
+            executor: Executor::pool(),
+            file: Arc::new(file),
+            tail,
+            is_block_device,
+            size: AtomicU64::new(size),
+            advertised: options.advertised_size,
+            trim: options.trim,
+            geometry,
+            memory_alignment: alignment.memory as usize,
+            sync_failure: Latch::default(),
+            can: zeroes::Abilities::default(),
+            data_run: Mutex::new(None),
+        })
+    }
+}
+
+fn open_at(path: &Path, writable: bool, direct: bool) -> Result<File> {
+    let flags = if direct { libc::O_DIRECT } else { 0 };
+    let attempt = File::options().read(true).write(writable).custom_flags(flags).open(path);
+    attempt.map_err(|error| {
+        let mode = match (direct, writable) {
+            (true, _) => " past the page cache",
+            (false, true) => " for reading and writing",
+            (false, false) => "",
+        };
+        Error::from_os(error, format!("opening {}{mode}", path.display()))
+    })
+}
+
+/// How large the file or block device is.
+pub(super) fn size_of(file: &File, is_block_device: bool) -> std::io::Result<u64> {
+    if is_block_device {
+        // A block device's metadata says nothing about its size.
+        let mut file = file;
+        return file.seek(SeekFrom::End(0));
+    }
+    Ok(file.metadata()?.len())
+}
+
+/// Whether the file system keeps its files in memory. Not to be asked of a block device: its node may be on a tmpfs.
+fn is_in_memory(file: &File) -> std::io::Result<bool> {
+    let kind = rustix::fs::fstatfs(file)?.f_type as i64;
+    Ok(kind == TMPFS || kind == RAMFS)
+}
+
+impl Alignment {
+    const NONE: Self = Self { memory: 1, request: 1 };
+
+    /// What the kernel says, or else what every disk takes.
+    fn of(file: &File, is_block_device: bool) -> Self {
+        let logical = if is_block_device { rustix::fs::ioctl_blksszget(file).unwrap_or(4096) } else { 512 };
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+        let known = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, wanted).ok().filter(|answer| {
+            answer.stx_mask & StatxFlags::DIOALIGN.bits() != 0 && answer.stx_dio_offset_align.is_power_of_two()
+        });
+        match known {
+            Some(answer) => Self {
+                memory: answer.stx_dio_mem_align.max(1).next_power_of_two().min(4096),
+                request: answer.stx_dio_offset_align.max(if is_block_device { logical } else { 1 }),
+            },
+            None => Self { memory: 4096, request: logical },
+        }
+    }
+}

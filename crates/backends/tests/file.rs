@@ -1,0 +1,60 @@
+//! Files in memory and on disk through one body of tests.
+
+use std::sync::Arc;
+
+use block::{Buffer, Bytes, Data, Device, ErrorKind, Extent, Mutation};
+use env::RealEnv;
+use tempfile::{TempDir, tempdir_in};
+use transhume_backends::{BackendSpec, CacheMode, Engine, FileBackend, OpenOptions};
+
+fn in_memory() -> TempDir {
+    tempdir_in("/dev/shm").expect("a directory in memory")
+}
+
+fn on_disk() -> TempDir {
+    tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on disk")
+}
+
+async fn create(directory: &TempDir, cache: CacheMode, size: Bytes) -> Arc<FileBackend> {
+    let (_, path) = tempfile::Builder::new().tempfile_in(directory).expect("a file").keep().expect("it is kept");
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(size.0)).expect("it is extended");
+    let spec = BackendSpec::file(path).with_cache(cache);
+    Arc::new(FileBackend::open(&spec, &OpenOptions::default(), &RealEnv::new()).await.expect("it opens"))
+}
+
+fn device(backend: &Arc<FileBackend>) -> Device {
+    Device::from_arc("file", Arc::clone(backend) as _)
+}
+
+#[tokio::test]
+async fn the_engine_follows_the_file_system() {
+    let (memory, disk) = (in_memory(), on_disk());
+    assert_eq!(create(&memory, CacheMode::Auto, Bytes::mib(1)).await.engine(), Engine::Memory);
+    assert_eq!(create(&memory, CacheMode::Page, Bytes::mib(1)).await.engine(), Engine::Memory);
+    assert_eq!(create(&disk, CacheMode::Auto, Bytes::mib(1)).await.engine(), Engine::Direct);
+    assert_eq!(create(&disk, CacheMode::Page, Bytes::mib(1)).await.engine(), Engine::PageCache);
+    let path = memory.path().join("lie");
+    std::fs::write(&path, [1]).expect("written");
+    let spec = BackendSpec::file(path).with_cache(CacheMode::Direct);
+    let refused = FileBackend::open(&spec, &OpenOptions::default(), &RealEnv::new()).await;
+    assert_eq!(refused.expect_err("direct IO in memory is a lie").kind(), ErrorKind::Unsupported);
+}
+
+#[tokio::test]
+async fn what_is_written_is_read_on_every_engine() {
+    let (memory, disk) = (in_memory(), on_disk());
+    for (directory, cache) in [(&memory, CacheMode::Auto), (&disk, CacheMode::Page), (&disk, CacheMode::Direct)] {
+        let backend = create(directory, cache, Bytes(1_000_001)).await;
+        let device = device(&backend);
+        let end = Extent::between(Bytes(999_936), Bytes(1_000_001));
+        let data = Data::copy_of(&vec![7; end.length.as_usize()]);
+        device.write(Mutation::data(end.offset, data).with_fua(true)).await.expect("written");
+        device.flush().await.expect("flushed");
+        let read = device.read(Bytes(999_424), Buffer::unpooled(577)).await.expect("read");
+        assert!(read[..512].iter().all(|&byte| byte == 0) && read[512..].iter().all(|&byte| byte == 7));
+        device.write(Mutation::zeroes(Extent::whole(Bytes(1_000_001)), true)).await.expect("zeroed");
+        let read = device.read(Bytes(0), Buffer::unpooled(1_000_001)).await.expect("read");
+        assert!(read.iter().all(|&byte| byte == 0));
+        assert_eq!(std::fs::metadata(backend.path()).expect("there").len(), 1_000_001);
+    }
+}

@@ -1,0 +1,100 @@
+//! Locks against other servers and against QEMU's own programs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use block::{Bytes, ErrorKind};
+use env::RealEnv;
+use tempfile::{TempDir, tempdir_in};
+use transhume_backends::{BackendSpec, FileBackend, OpenOptions, QemuLocks};
+
+/// A tool, or what to do when it is missing.
+fn tool(name: &str) -> Command {
+    assert!(
+        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(name).exists())),
+        "{name} is missing: run `make setup`"
+    );
+    Command::new(name)
+}
+
+fn image() -> (TempDir, PathBuf) {
+    let directory = tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = directory.path().join("disk.raw");
+    std::fs::File::create(&path).and_then(|file| file.set_len(1 << 20)).expect("an image");
+    (directory, path)
+}
+
+/// Whether qemu-io can write to the image, and what it said.
+fn qemu_io_writes(path: &Path) -> (bool, String) {
+    let output = tool("qemu-io").args(["-f", "raw", "-c", "write 0 4096"]).arg(path).output().expect("qemu-io runs");
+    (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn qemu_refuses_an_image_while_its_locks_are_held_and_takes_it_afterwards() {
+    let (_directory, path) = image();
+    assert!(qemu_io_writes(&path).0);
+    let locks = QemuLocks::take(&path).expect("nobody has it");
+    let (written, words) = qemu_io_writes(&path);
+    assert!(!written && words.contains("lock"), "qemu-io wrote to a locked image: {words}");
+    let output = tool("qemu-img").args(["resize", "-f", "raw"]).arg(&path).arg("2M").output().expect("it runs");
+    assert!(!output.status.success(), "qemu-img resized a locked image");
+    drop(locks);
+    let (written, words) = qemu_io_writes(&path);
+    assert!(written, "{words}");
+}
+
+#[test]
+fn an_image_that_qemu_has_is_refused_and_its_holder_named() {
+    let (_directory, path) = image();
+    let mut daemon = tool("qemu-storage-daemon");
+    let node = format!("driver=file,node-name=disk,filename={}", path.display());
+    let socket = path.with_extension("sock");
+    let export = "type=nbd,id=one,node-name=disk,writable=on,name=disk";
+    daemon.args(["--blockdev", &node, "--nbd-server"]).arg(format!("addr.type=unix,addr.path={}", socket.display()));
+    let mut daemon = daemon.args(["--export", export]).spawn().expect("it runs");
+    while !socket.exists() || QemuLocks::take(&path).is_ok() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let error = QemuLocks::take(&path).expect_err("QEMU has it");
+    let beside = QemuLocks::take_beside(&path);
+    daemon.kill().and_then(|()| daemon.wait()).expect("it ends");
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.context().contains(&format!("process {}", daemon.id())), "{error}");
+    beside.expect("shared locks do not mind each other");
+}
+
+#[tokio::test]
+async fn a_file_is_served_once_and_read_only_servers_share_it() {
+    let (_directory, path) = image();
+    let env = RealEnv::new();
+    let spec = BackendSpec::file(&path);
+    let quick = |options: OpenOptions| OpenOptions { lock_wait: Some(Duration::from_millis(20)), ..options };
+    let first = FileBackend::open(&spec, &OpenOptions::default(), &env).await.expect("nobody has it");
+    let error = FileBackend::open(&spec, &quick(OpenOptions::default()), &env).await.expect_err("it is served");
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.context().contains(&format!("process {}", std::process::id())), "{error}");
+    let unlocked = OpenOptions { lock_wait: None, ..OpenOptions::read_only() };
+    FileBackend::open(&spec, &unlocked, &env).await.expect("whoever takes no lock may look");
+    drop(first);
+    let reader = FileBackend::open(&spec, &quick(OpenOptions::read_only()), &env).await.expect("nobody has it");
+    FileBackend::open(&spec, &quick(OpenOptions::read_only()), &env).await.expect("readers share");
+    FileBackend::open(&spec, &quick(OpenOptions::default()), &env).await.expect_err("a reader has it");
+    assert_eq!(block::BlockDevice::geometry(&reader).size, Bytes::mib(1));
+}
+
+#[tokio::test]
+async fn whoever_waits_gets_the_lock_when_its_holder_lets_go() {
+    let (_directory, path) = image();
+    let env = RealEnv::new();
+    let spec = BackendSpec::file(&path);
+    let first = FileBackend::open(&spec, &OpenOptions::default(), &env).await.expect("nobody has it");
+    let letting_go = async {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        drop(first);
+    };
+    let options = OpenOptions::default();
+    let (second, ()) = tokio::join!(FileBackend::open(&spec, &options, &env), letting_go);
+    second.expect("the holder let go within the limit");
+}
