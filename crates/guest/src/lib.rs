@@ -1,0 +1,36 @@
+//! A real Linux guest under QEMU: Debian's cloud kernel, busybox and a load that checks every byte it reads. Tests, the
+//! demo and the benchmarks boot it; nothing of it is installed.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use transhume_guest::{Disk, Guest, GuestSpec, Load};
+//!
+//! # fn main() -> anyhow::Result<()> {
+//! transhume_guest::create_filled("disk.raw".as_ref(), 256 << 20)?;
+//! let load = Load { is_prefilled: true, ..Load::default() };
+//! let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw("disk.raw", "data")).load(load))?;
+//! guest.wait_for_load(Duration::from_secs(60))?;
+//! println!("QEMU listens on {}", guest.qmp_socket().display());
+//! let verdict = guest.finish(Duration::from_secs(60))?;
+//! assert!(verdict.is_right());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A booted guest never outlives its handle, nor the process that booted it.
+
+mod acceleration;
+mod cpio;
+mod event;
+mod initramfs;
+pub mod pattern;
+mod qemu;
+mod spec;
+mod verified;
+
+pub use acceleration::Acceleration;
+pub use event::{Event, Interval};
+pub use initramfs::kernel;
+pub use qemu::{Guest, Verdict};
+pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
+pub use verified::{check_filled, create_filled};

@@ -1,0 +1,377 @@
+//! The QEMU process of a guest: started, listened to, and never left behind.
+
+use std::collections::VecDeque;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use crate::event::{Event, Interval};
+use crate::initramfs;
+use crate::spec::GuestSpec;
+
+/// A running guest. Dropping it kills it and removes its files.
+pub struct Guest {
+    qemu: Arc<Mutex<Process>>,
+    waiter: Option<std::thread::JoinHandle<()>>,
+    pid: u32,
+    input: ChildStdin,
+    events: Receiver<(Instant, Event)>,
+    /// Events that were read while waiting for another one.
+    passed: VecDeque<(Instant, Event)>,
+    intervals: Vec<(Instant, Interval)>,
+    verdict: Verdict,
+    folder: PathBuf,
+    arguments: Vec<String>,
+}
+
+/// What the load found, all in all.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// Blocks that the final verification read.
+    pub blocks: u64,
+    /// Blocks among them that held something else than they should.
+    pub wrong: u64,
+    /// Places that the load had written at least once.
+    pub slots_rewritten: u64,
+    /// What was told of wrong blocks and failed requests.
+    pub complaints: Vec<String>,
+    /// What the load itself says, once it is done.
+    pub is_done: Option<bool>,
+}
+
+impl Verdict {
+    /// Whether the load came to its end and everything was as it should be.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.is_done == Some(true) && self.wrong == 0 && self.complaints.is_empty() && self.blocks > 0
+    }
+}
+
+enum Process {
+    Running(Child),
+    Ended(Option<ExitStatus>),
+}
+
+const POLL: Duration = Duration::from_millis(20);
+
+impl Guest {
+    /// Starts QEMU. The guest is not up yet: see [`Guest::wait_for_load`] and [`Guest::wait_until`].
+    ///
+    /// # Errors
+    /// Something is missing on this machine, or QEMU does not start.
+    pub fn boot(spec: GuestSpec) -> anyhow::Result<Self> {
+        let (kernel, modules) = initramfs::kernel()?;
+        let folder = private_folder()?;
+        let archive = initramfs::build(&modules, &spec.workload)?;
+        std::fs::write(folder.join("initramfs"), archive).context("writing the guest's first root")?;
+        let arguments = arguments_of(&spec, &kernel, &folder);
+        let log = std::fs::File::create(folder.join("qemu.log")).context("creating QEMU's log")?;
+        // A test that is killed must not leave QEMU behind, so QEMU dies with the thread that started it; that thread
+        // lives as long as QEMU does.
+        let (sender, started) = mpsc::channel();
+        let words = arguments.clone();
+        let waiter = std::thread::spawn(move || {
+            let child = Command::new("setpriv")
+                .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+                .args(words)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(log)
+                .spawn();
+            let mut child = match child {
+                Ok(child) => child,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            let pipes = (child.stdin.take(), child.stdout.take(), child.id());
+            let process = Arc::new(Mutex::new(Process::Running(child)));
+            if sender.send(Ok((pipes, Arc::clone(&process)))).is_ok() {
+                wait_for_end(&process);
+            }
+        });
+        let ((input, output, pid), qemu) =
+            started.recv().context("the thread that starts QEMU")?.context("starting qemu-system-x86_64 by setpriv")?;
+        let (input, output) = (input.expect("a pipe was asked for"), output.expect("a pipe was asked for"));
+        let (sender, events) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                let event = Event::parse(&String::from_utf8_lossy(&line));
+                if sender.send((Instant::now(), event)).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut guest = Self {
+            qemu,
+            waiter: Some(waiter),
+            pid,
+            input,
+            events,
+            passed: VecDeque::new(),
+            intervals: Vec::new(),
+            verdict: Verdict::default(),
+            folder,
+            arguments,
+        };
+        guest.wait_for_qmp()?;
+        Ok(guest)
+    }
+
+    /// Where QEMU's monitor listens.
+    #[must_use]
+    pub fn qmp_socket(&self) -> PathBuf {
+        self.folder.join("qmp.sock")
+    }
+
+    /// A second monitor, for whoever watches what happens on the first.
+    #[must_use]
+    pub fn second_qmp_socket(&self) -> PathBuf {
+        self.folder.join("qmp2.sock")
+    }
+
+    /// A private folder that lives as long as the guest.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// QEMU's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The words of QEMU's command line, its name not among them.
+    #[must_use]
+    pub fn arguments(&self) -> &[String] {
+        &self.arguments
+    }
+
+    /// Whether QEMU runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(*lock(&self.qemu), Process::Running(_))
+    }
+
+    /// Sends a line to the guest's workload.
+    ///
+    /// # Errors
+    /// QEMU is gone.
+    pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
+        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).context("writing to the guest")
+    }
+
+    /// The next event, with when it came; `None` if none comes within `limit` or none will ever come.
+    pub fn next_event(&mut self, limit: Duration) -> Option<(Instant, Event)> {
+        self.passed.pop_front().or_else(|| self.receive(limit).ok())
+    }
+
+    /// Waits until an event fulfils `is_it` and returns it. Events before it stay for [`Guest::next_event`].
+    ///
+    /// # Errors
+    /// It does not come within `limit`, or QEMU ends; told with the last lines of the console.
+    pub fn wait_until(&mut self, limit: Duration, is_it: impl Fn(&Event) -> bool) -> anyhow::Result<Event> {
+        if let Some(position) = self.passed.iter().position(|(_, event)| is_it(event)) {
+            return Ok(self.passed.remove(position).expect("it was just found").1);
+        }
+        let end = Instant::now() + limit;
+        loop {
+            match self.receive(end.saturating_duration_since(Instant::now())) {
+                Ok((_, event)) if is_it(&event) => return Ok(event),
+                Ok(passed) => self.passed.push_back(passed),
+                Err(RecvTimeoutError::Timeout) => bail!("the guest did not do it in {limit:?}\n{}", self.last_words()),
+                Err(RecvTimeoutError::Disconnected) => bail!("QEMU has ended\n{}", self.last_words()),
+            }
+        }
+    }
+
+    /// Waits until the guest's init runs and returns how long its kernel took.
+    ///
+    /// # Errors
+    /// As [`Guest::wait_until`].
+    pub fn wait_until_booted(&mut self, limit: Duration) -> anyhow::Result<Duration> {
+        match self.wait_until(limit, |event| matches!(event, Event::Booted(_)))? {
+            Event::Booted(uptime) => Ok(uptime),
+            other => bail!("waited for the boot, not for {other:?}"),
+        }
+    }
+
+    /// Waits until the load runs.
+    ///
+    /// # Errors
+    /// As [`Guest::wait_until`].
+    pub fn wait_for_load(&mut self, limit: Duration) -> anyhow::Result<()> {
+        self.wait_until(limit, |event| *event == Event::LoadStarted).map(drop)
+    }
+
+    /// Every interval that the load has reported, with when its report came.
+    pub fn intervals(&mut self) -> &[(Instant, Interval)] {
+        while let Ok(event) = self.receive(Duration::ZERO) {
+            self.passed.push_back(event);
+        }
+        &self.intervals
+    }
+
+    /// What the load has found so far.
+    pub fn verdict(&mut self) -> &Verdict {
+        self.intervals();
+        &self.verdict
+    }
+
+    /// Stops the load, waits until it has verified the whole disk and the guest has powered off.
+    ///
+    /// # Errors
+    /// It takes longer than `limit`, or QEMU ends before.
+    pub fn finish(&mut self, limit: Duration) -> anyhow::Result<Verdict> {
+        let end = Instant::now() + limit;
+        self.send("stop")?;
+        self.wait_until(limit, |event| matches!(event, Event::Done { .. }))?;
+        self.wait_for_exit(end.saturating_duration_since(Instant::now()))?;
+        Ok(self.verdict().clone())
+    }
+
+    /// Waits until QEMU has ended.
+    ///
+    /// # Errors
+    /// It takes longer than `limit`.
+    pub fn wait_for_exit(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Process::Ended(status) = &*lock(&self.qemu) {
+                return Ok(*status);
+            }
+            if Instant::now() >= end {
+                bail!("QEMU still runs after {limit:?}\n{}", self.last_words());
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Kills QEMU as `kill -9` does.
+    pub fn kill(&mut self) {
+        if let Process::Running(child) = &mut *lock(&self.qemu) {
+            // It may have ended just now.
+            let _ = child.kill();
+        }
+        if let Some(waiter) = self.waiter.take() {
+            // The waiter does nothing that panics; it ends because QEMU does.
+            let _ = waiter.join();
+        }
+    }
+
+    /// The end of the guest's console and of what QEMU said, for error messages.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        let tail = |name: &str| {
+            let text = std::fs::read(self.folder.join(name)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            let lines: Vec<&str> = text.lines().collect();
+            format!("{name}:\n{}\n", lines[lines.len().saturating_sub(15)..].join("\n"))
+        };
+        format!("{}{}", tail("qemu.log"), tail("console.log"))
+    }
+
+    fn receive(&mut self, limit: Duration) -> Result<(Instant, Event), RecvTimeoutError> {
+        let (at, event) = self.events.recv_timeout(limit)?;
+        match &event {
+            Event::Interval(interval) => self.intervals.push((at, *interval)),
+            Event::Fault(fault) => self.verdict.complaints.push(fault.clone()),
+            Event::Error(error) => self.verdict.complaints.push(error.clone()),
+            Event::Verified { blocks, wrong, slots_rewritten } => {
+                self.verdict.blocks = *blocks;
+                self.verdict.wrong = *wrong;
+                self.verdict.slots_rewritten = *slots_rewritten;
+            }
+            Event::Done { is_right } => self.verdict.is_done = Some(*is_right),
+            _ => {}
+        }
+        Ok((at, event))
+    }
+
+    fn wait_for_qmp(&mut self) -> anyhow::Result<()> {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.qmp_socket().exists() {
+            if !self.is_running() || Instant::now() >= end {
+                bail!("QEMU did not start\n{}", self.last_words());
+            }
+            std::thread::sleep(POLL / 4);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.kill();
+        // What cannot be removed is in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Polls, because whoever blocks in `wait` holds the child that others must be able to kill.
+fn wait_for_end(process: &Mutex<Process>) {
+    loop {
+        {
+            let mut process = lock(process);
+            let Process::Running(child) = &mut *process else { return };
+            match child.try_wait() {
+                Ok(None) => {}
+                Ok(Some(status)) => return *process = Process::Ended(Some(status)),
+                Err(_) => return *process = Process::Ended(None),
+            }
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+fn lock(process: &Mutex<Process>) -> std::sync::MutexGuard<'_, Process> {
+    process.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn arguments_of(spec: &GuestSpec, kernel: &Path, folder: &Path) -> Vec<String> {
+    let socket = |name: &str| format!("unix:{},server=on,wait=off", folder.join(name).display());
+    let mut words: Vec<String> = [
+        ("-machine", spec.machine.clone()),
+        ("-accel", spec.acceleration.name().into()),
+        ("-m", spec.memory_mib.to_string()),
+        ("-smp", spec.cores.to_string()),
+        ("-display", "none".into()),
+        ("-kernel", kernel.display().to_string()),
+        ("-initrd", folder.join("initramfs").display().to_string()),
+        ("-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on".into()),
+        ("-chardev", "stdio,id=workload,signal=off".into()),
+        ("-serial", format!("file:{}", folder.join("console.log").display())),
+        ("-serial", "chardev:workload".into()),
+        ("-qmp", socket("qmp.sock")),
+        ("-qmp", socket("qmp2.sock")),
+    ]
+    .into_iter()
+    .flat_map(|(name, value)| [name.to_owned(), value])
+    .collect();
+    words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
+    if spec.has_iothread {
+        words.extend(["-object", "iothread,id=iothread0"].map(str::to_owned));
+    }
+    words.extend(spec.disks.iter().flat_map(|disk| disk.words(spec.has_iothread)));
+    words.extend(spec.arguments.iter().cloned());
+    words
+}
+
+/// A folder with a short path (a socket's path has 108 bytes) that only this user can enter.
+fn private_folder() -> anyhow::Result<PathBuf> {
+    use std::os::unix::fs::DirBuilderExt;
+    let own = std::process::id();
+    for attempt in 0_u32.. {
+        let folder = std::env::temp_dir().join(format!("guest-{own}-{attempt}"));
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => return Ok(folder),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error).with_context(|| format!("creating {}", folder.display())),
+        }
+    }
+    bail!("no free name for a folder in {}", std::env::temp_dir().display())
+}
