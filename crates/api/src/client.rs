@@ -1,0 +1,264 @@
+//! The client: one request a connection, over a unix socket.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+
+use crate::API_VERSION;
+use crate::v1::{
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Job, MoveRequest, Plan, PlanRequest,
+    ReleaseRequest, Result, SetRequest, Status, Version, Volume,
+};
+
+/// The largest answer that is read.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Speaks to a daemon. Clones are cheap.
+#[derive(Clone, Debug)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// A client of the daemon that listens on `socket`. Nothing is connected yet.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self { socket: socket.into() }
+    }
+
+    /// The daemon's socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Who answers.
+    ///
+    /// # Errors
+    /// Nobody does.
+    pub async fn version(&self) -> Result<Version> {
+        self.get("/v1/version").await
+    }
+
+    /// Who answers, once it is known that both speak the same language.
+    ///
+    /// # Errors
+    /// Nobody answers, or in other versions of the API.
+    pub async fn check_version(&self) -> Result<Version> {
+        let version = self.version().await?;
+        if version.api.iter().any(|spoken| spoken == API_VERSION) {
+            return Ok(version);
+        }
+        let message = format!(
+            "the daemon ({}) speaks API {} and this program speaks {API_VERSION}",
+            version.version,
+            version.api.join(", ")
+        );
+        Err(Error::new(ErrorCode::VersionMismatch, message).with_hint("install the same version of both"))
+    }
+
+    /// The daemon as a whole.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn status(&self) -> Result<Status> {
+        self.get("/v1/status").await
+    }
+
+    /// All volumes.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn volumes(&self) -> Result<Vec<Volume>> {
+        self.get("/v1/volumes").await
+    }
+
+    /// One volume.
+    ///
+    /// # Errors
+    /// There is none of this name.
+    pub async fn volume(&self, name: &str) -> Result<Volume> {
+        self.get(&format!("/v1/volumes/{}", escape(name))).await
+    }
+
+    /// Serves a backend.
+    ///
+    /// # Errors
+    /// What is wrong with the backend, the export or the name.
+    pub async fn attach(&self, request: &AttachRequest) -> Result<Volume> {
+        self.send(Method::POST, "/v1/volumes", request).await
+    }
+
+    /// Stops serving a volume.
+    ///
+    /// # Errors
+    /// It is in use or being moved.
+    pub async fn detach(&self, name: &str) -> Result<Volume> {
+        self.send(Method::DELETE, &format!("/v1/volumes/{}", escape(name)), &()).await
+    }
+
+    /// Which disks of a VM can be adopted.
+    ///
+    /// # Errors
+    /// The VM cannot be asked.
+    pub async fn check(&self, request: &CheckRequest) -> Result<Vec<CheckedDisk>> {
+        self.send(Method::POST, "/v1/adoptions/check", request).await
+    }
+
+    /// Adopts a running VM's disk.
+    ///
+    /// # Errors
+    /// It cannot be adopted; the VM is as it was.
+    pub async fn adopt(&self, request: &AdoptRequest) -> Result<Volume> {
+        self.send(Method::POST, "/v1/adoptions", request).await
+    }
+
+    /// Gives a disk back to its VM.
+    ///
+    /// # Errors
+    /// It is being moved, or QEMU refuses; then it stays adopted.
+    pub async fn release(&self, name: &str) -> Result<Volume> {
+        self.send(Method::POST, &format!("/v1/adoptions/{}/release", escape(name)), &ReleaseRequest {}).await
+    }
+
+    /// Starts or queues a move.
+    ///
+    /// # Errors
+    /// What is wrong with the target or the volume; nothing was left behind.
+    pub async fn start_move(&self, name: &str, request: &MoveRequest) -> Result<Job> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/move", escape(name)), request).await
+    }
+
+    /// What a move would cost.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub async fn plan(&self, name: &str, request: &PlanRequest) -> Result<Plan> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/plan", escape(name)), request).await
+    }
+
+    /// Pauses, resumes or cancels the volume's move: `action` is one of these words.
+    ///
+    /// # Errors
+    /// Nothing is being moved, or it is too late.
+    pub async fn steer(&self, name: &str, action: &str) -> Result<Job> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/job/{action}", escape(name)), &()).await
+    }
+
+    /// Changes a running move.
+    ///
+    /// # Errors
+    /// Nothing is being moved.
+    pub async fn set(&self, name: &str, request: &SetRequest) -> Result<Job> {
+        self.send(Method::PATCH, &format!("/v1/volumes/{}/job", escape(name)), request).await
+    }
+
+    /// Jobs, newest first; those that are over too with `all`.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn jobs(&self, all: bool) -> Result<Vec<Job>> {
+        self.get(&format!("/v1/jobs?all={all}")).await
+    }
+
+    /// One job, after `wait` or as soon as it is over.
+    ///
+    /// # Errors
+    /// There is no such job.
+    pub async fn job(&self, id: u64, wait: Duration) -> Result<Job> {
+        self.get(&format!("/v1/jobs/{id}?wait_ms={}", wait.as_millis())).await
+    }
+
+    /// The metrics in Prometheus' format.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn metrics(&self) -> Result<String> {
+        let (_, body) = self.exchange(Method::GET, "/metrics", Vec::new()).await?;
+        String::from_utf8(body).map_err(|_| Error::new(ErrorCode::Internal, "the metrics are not text"))
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let (status, body) = self.exchange(Method::GET, path, Vec::new()).await?;
+        decode(status, &body)
+    }
+
+    async fn send<T: DeserializeOwned>(&self, method: Method, path: &str, request: &impl Serialize) -> Result<T> {
+        let body = serde_json::to_vec(request).map_err(|error| {
+            Error::new(ErrorCode::Internal, format!("the request cannot be written as JSON: {error}"))
+        })?;
+        let (status, body) = self.exchange(method, path, body).await?;
+        decode(status, &body)
+    }
+
+    async fn exchange(&self, method: Method, path: &str, body: Vec<u8>) -> Result<(StatusCode, Vec<u8>)> {
+        let stream = UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
+        let lost = |error: &dyn std::fmt::Display| {
+            Error::new(ErrorCode::DaemonUnreachable, format!("the daemon at {} went away: {error}", self.shown()))
+                .with_hint("see its log; running moves resume when it starts again")
+        };
+        let (mut sender, connection) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| lost(&error))?;
+        let driving = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "transhume")
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|error| Error::new(ErrorCode::Invalid, format!("{path} is no path of the API: {error}")))?;
+        let answer = sender.send_request(request).await.map_err(|error| lost(&error))?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| lost(&error))?.to_bytes().to_vec();
+        driving.abort();
+        Ok((status, body))
+    }
+
+    fn shown(&self) -> std::path::Display<'_> {
+        self.socket.display()
+    }
+
+    fn unreachable(&self, error: &std::io::Error) -> Error {
+        if error.kind() == std::io::ErrorKind::PermissionDenied {
+            let message = format!("you may not speak to the daemon at {}", self.shown());
+            return Error::new(ErrorCode::PermissionDenied, message)
+                .with_hint("run this as the user that runs transhumed, usually root");
+        }
+        let message = format!("no daemon answers at {}: {error}", self.shown());
+        Error::new(ErrorCode::DaemonUnreachable, message)
+            .with_hint("start transhumed, or name its socket with --api or TRANSHUME_API")
+    }
+}
+
+fn decode<T: DeserializeOwned>(status: StatusCode, body: &[u8]) -> Result<T> {
+    if status.is_success() {
+        return serde_json::from_slice(body).map_err(|error| {
+            Error::new(ErrorCode::VersionMismatch, format!("the daemon's answer cannot be read: {error}"))
+                .with_hint("install the same version of both")
+        });
+    }
+    Err(serde_json::from_slice(body).unwrap_or_else(|_| {
+        let shown = String::from_utf8_lossy(&body[..body.len().min(200)]).into_owned();
+        Error::new(ErrorCode::Internal, format!("the daemon answered {status}: {shown}"))
+    }))
+}
+
+/// `text` as one segment of a path.
+fn escape(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => escaped.push(char::from(byte)),
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}

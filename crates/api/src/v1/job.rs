@@ -1,0 +1,303 @@
+//! Moves: asking for them, watching them, and what they say at the end.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, GuestIo};
+
+/// How much of the copy is compared with its source before the switchover.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verify {
+    /// Nothing; extents still carry a checksum from the source's read to the target's write.
+    Off,
+    /// A random sample, and every chunk that saw an error, a retry or a redo.
+    #[default]
+    Sample,
+    /// Every chunk, and a digest of the frozen source.
+    Full,
+}
+
+impl std::fmt::Display for Verify {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Off => "off",
+            Self::Sample => "sample",
+            Self::Full => "full",
+        })
+    }
+}
+
+/// Asks for a volume to be moved (`POST /v1/volumes/NAME/move`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveRequest {
+    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`.
+    pub to: String,
+    /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
+    /// What is compared.
+    #[serde(default)]
+    pub verify: Verify,
+    /// Replace what the target holds.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// Delete the source once the move is committed, instead of renaming it `*.moved-EPOCH`.
+    #[serde(default)]
+    pub delete_source: bool,
+    /// Of an adopted VM: do not tell its configuration of the new place.
+    #[serde(default)]
+    pub no_persist: bool,
+    /// Of an adopted VM: the program that tells its configuration, instead of the daemon's own.
+    #[serde(default)]
+    pub persist_hook: Option<String>,
+}
+
+/// Asks what a move would cost (`POST /v1/volumes/NAME/plan`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlanRequest {
+    /// The move, as it would be asked for.
+    #[serde(rename = "move")]
+    pub request: MoveRequest,
+}
+
+/// What a move would cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The volume.
+    pub volume: String,
+    /// What holds it now.
+    pub source: String,
+    /// Where it would go.
+    pub target: String,
+    /// The volume's size.
+    pub bytes_total: u64,
+    /// What would be copied as data.
+    pub bytes_to_copy: u64,
+    /// Holes, which would not.
+    pub bytes_zero: u64,
+    /// What the guest writes a second now; that goes to both sides.
+    pub guest_write_bytes_per_second: f64,
+    /// How fast the copy would go.
+    pub copy_bytes_per_second: u64,
+    /// The whole move, comparisons included.
+    pub seconds: f64,
+    /// The guest's longest request at the switchover, as expected.
+    pub stall_us: u64,
+    /// What the figures rest on and what to know beforehand, one line each.
+    pub notes: Vec<String>,
+    /// What would make the move be refused now.
+    pub refusal: Option<Error>,
+}
+
+/// Asks for a change of a running move (`PATCH /v1/volumes/NAME/job`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetRequest {
+    /// How many bytes a second may be copied; 0 for no limit.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
+}
+
+/// Where a job stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobState {
+    /// It waits for its turn.
+    Queued,
+    /// It runs.
+    Running,
+    /// It was told to wait.
+    Paused,
+    /// The target holds the volume; the source is being retired.
+    Finishing,
+    /// The target holds the volume and everything is done.
+    Done,
+    /// It was cancelled; the guest is on the source.
+    Cancelled,
+    /// It failed; the guest is on the source.
+    Failed,
+    /// A state of a later daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl JobState {
+    /// Whether nothing more will happen.
+    #[must_use]
+    pub const fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Cancelled | Self::Failed)
+    }
+
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Finishing => "finishing",
+            Self::Done => "done",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What a move is doing. A word, because later versions may know more of them.
+pub type Phase = String;
+
+/// How far a move has come. Counts never go back.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Progress {
+    /// What it does now.
+    pub phase: Phase,
+    /// The volume's size.
+    pub bytes_total: u64,
+    /// The most that has been in step on both sides.
+    pub bytes_done: u64,
+    /// What is not in step now.
+    pub bytes_left: u64,
+    /// Data copied, copies of the same chunk again included.
+    pub bytes_copied: u64,
+    /// Holes and zeroes, which are not copied as data.
+    pub bytes_zero: u64,
+    /// What the guest wrote to both sides.
+    pub bytes_mirrored: u64,
+    /// What has been compared.
+    pub bytes_verified: u64,
+    /// What is going to be compared.
+    pub bytes_to_verify: u64,
+    /// Bytes a second in this phase.
+    pub rate: u64,
+    /// Seconds until the switchover at that rate.
+    pub eta_seconds: Option<u64>,
+    /// The guest's longest request around the switchover, in microseconds.
+    pub stall_us_max: u64,
+    /// Since it began.
+    pub seconds: f64,
+    /// How often the target was lost.
+    pub target_losses: u64,
+    /// The last error that it survived.
+    pub last_error: Option<String>,
+}
+
+/// What was compared, and what it proves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Verification {
+    /// What was asked for.
+    pub mode: Verify,
+    /// Chunks compared.
+    pub chunks: u64,
+    /// Bytes compared.
+    pub bytes: u64,
+    /// Of the chunks, those that something had happened to.
+    pub suspects: u64,
+    /// Comparisons done again because a guest write disturbed them.
+    pub conflicts: u64,
+    /// Whether the comparisons read past the page cache.
+    pub past_page_cache: bool,
+    /// What it took.
+    pub seconds: f64,
+    /// What the digest took, after the guest was on the target.
+    pub digest_seconds: f64,
+    /// The checksum that extents carried from the source's read to the target's write.
+    pub checksum: String,
+}
+
+/// The switchover step by step, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Switchover {
+    /// The last flush of the target, before the guest was held.
+    pub flush_us: u64,
+    /// Waiting for requests in flight.
+    pub quiesce_us: u64,
+    /// The commit record.
+    pub commit_us: u64,
+    /// All of the time that new requests were held.
+    pub window_us: u64,
+    /// How often the guest was let go and held again later.
+    pub retries: u64,
+}
+
+/// What a move was, for people and for programs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// From its start to the switchover, or whatever ended it.
+    pub seconds: f64,
+    /// The volume's size.
+    pub bytes_total: u64,
+    /// Data copied, copies of the same chunk again included.
+    pub bytes_copied: u64,
+    /// Holes and zeroes, which were not copied as data.
+    pub bytes_zero: u64,
+    /// What the guest wrote to both sides.
+    pub bytes_mirrored: u64,
+    /// What did not have to be copied because an earlier session had.
+    pub bytes_resumed: u64,
+    /// The guest's longest request around the switchover, in microseconds.
+    pub stall_us_max: u64,
+    /// Whether the comparison asked for was carried out to its end.
+    pub verified: bool,
+    /// Whether everything compared was equal; nothing if nothing was.
+    pub equal: Option<bool>,
+    /// BLAKE3 of the frozen source as `b3sum` prints it; only with `full`.
+    pub digest: Option<String>,
+    /// What was compared.
+    pub verification: Verification,
+    /// The switchover.
+    pub switchover: Switchover,
+    /// Seconds in each phase.
+    pub phases: BTreeMap<String, f64>,
+    /// Chunks copied again because the guest wrote to them.
+    pub redos: u64,
+    /// Copies tried again after an error.
+    pub retries: u64,
+    /// How often the target was lost.
+    pub target_losses: u64,
+    /// How many processes worked on it.
+    pub sessions: u32,
+    /// Where the old source is now, if it was kept.
+    pub source_kept: Option<String>,
+    /// What was done after the switchover and what is left to do, one line each.
+    pub notes: Vec<String>,
+}
+
+/// A move (`GET /v1/jobs/ID`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its number; it survives restarts.
+    pub id: u64,
+    /// What is moved.
+    pub volume: String,
+    /// Where it stands.
+    pub state: JobState,
+    /// Where from.
+    pub source: String,
+    /// Where to.
+    pub target: String,
+    /// How it was asked for.
+    pub request: MoveRequest,
+    /// Who asked, as the audit log says it.
+    pub requester: String,
+    /// When it was asked for, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// When it was over.
+    pub finished_unix_ms: Option<u64>,
+    /// How far it has come.
+    pub progress: Option<Progress>,
+    /// What the volume's clients do and feel beside it.
+    pub guest: Option<GuestIo>,
+    /// What it was; only when it is over.
+    pub report: Option<Report>,
+    /// Why it did not succeed.
+    pub error: Option<Error>,
+}

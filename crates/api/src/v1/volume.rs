@@ -1,0 +1,107 @@
+//! Volumes, their exports, and the daemon as a whole.
+
+use serde::{Deserialize, Serialize};
+
+use super::{AdoptedVm, Job};
+
+/// Who answers (`GET /v1/version`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Version {
+    /// The daemon's version.
+    pub version: String,
+    /// The versions of the API that it speaks.
+    pub api: Vec<String>,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// Asks for a backend to be served (`POST /v1/volumes`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachRequest {
+    /// What the volume shall be called: letters, digits, `.`, `_` and `-`, 64 at most.
+    pub name: String,
+    /// What holds it: `file:PATH[,format=raw][,cache=auto|direct|page]`.
+    pub backend: String,
+    /// Where it is served: `nbd+unix:///NAME?socket=PATH` or `nbd://HOST:PORT/NAME`.
+    pub export: String,
+    /// Refuse writes.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// What a volume is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VolumeState {
+    /// It is served.
+    Serving,
+    /// It is served, and being moved.
+    Moving,
+    /// It could not be brought back after a restart; `problem` says why.
+    Down,
+    /// A state of a later daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+/// What a volume's clients did and felt in the last second or so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GuestIo {
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes read a second.
+    pub read_bytes_per_second: f64,
+    /// Bytes written a second.
+    pub write_bytes_per_second: f64,
+    /// The median of their latency, in microseconds.
+    pub latency_us_p50: u64,
+    /// The 99th percentile of their latency, in microseconds.
+    pub latency_us_p99: u64,
+    /// The longest of them, in microseconds.
+    pub latency_us_max: u64,
+}
+
+/// A volume (`GET /v1/volumes/NAME`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Volume {
+    /// What it is called.
+    pub name: String,
+    /// What it is doing.
+    pub state: VolumeState,
+    /// What holds it now.
+    pub backend: String,
+    /// Where it is served.
+    pub export: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// How often it has changed its owner.
+    pub epoch: u64,
+    /// How many clients are connected.
+    pub connections: u64,
+    /// What they do and feel.
+    pub guest: GuestIo,
+    /// The running VM that it was adopted from.
+    pub vm: Option<AdoptedVm>,
+    /// The job under way or waiting.
+    pub job: Option<u64>,
+    /// What is wrong with it.
+    pub problem: Option<String>,
+}
+
+/// The daemon as a whole (`GET /v1/status`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Who answers.
+    pub daemon: Version,
+    /// Where its state is.
+    pub state_dir: String,
+    /// Seconds since it came up.
+    pub uptime_seconds: f64,
+    /// All volumes.
+    pub volumes: Vec<Volume>,
+    /// Jobs that wait or run.
+    pub jobs: Vec<Job>,
+}
