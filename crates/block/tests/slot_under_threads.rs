@@ -96,11 +96,13 @@ fn requests_of_many_threads_never_meet_a_swap() {
             retired.store(true, Ordering::SeqCst);
             retired = next_retired;
             drop(quiesced);
-            tokio::task::yield_now().await;
+            while passed.load(Ordering::SeqCst) == before {
+                std::thread::yield_now();
+            }
         }
     });
     stop.store(true, Ordering::SeqCst);
     let sent: u64 = senders.into_iter().map(|sender| sender.join().expect("no sender panics")).sum();
     assert_eq!(sent, passed.load(Ordering::SeqCst), "a request was answered without reaching a device");
-    assert!(sent > 1_000, "only {sent} requests met {SWAPS} swaps");
+    assert!(sent >= SWAPS as u64, "only {sent} requests met {SWAPS} swaps");
 }
