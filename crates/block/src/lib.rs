@@ -8,19 +8,23 @@
 //! This crate imports no other crate of the workspace, knows no file, no socket and no clock.
 
 mod buffer;
+mod chunk_map;
 mod device;
 mod error;
 mod filter;
 mod mem;
 mod mutation;
+mod range_lock;
 mod slot;
 mod units;
 
 pub use buffer::{Buffer, BufferPool, Data, PAGE_BYTES};
+pub use chunk_map::{ChunkMap, PackedState};
 pub use device::{BlockDevice, Device, ExtentState, ExtentStatus, Geometry, IoFuture, ready};
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use mem::MemDevice;
 pub use mutation::{Mutation, MutationKind};
+pub use range_lock::{RangeGuard, RangeLock, RangeMode, RangeQueue, RangeWait, Ticket};
 pub use slot::{Quiesced, Slot, SlotLane};
 pub use units::{BLOCK_BYTES, Bytes, ChunkIndex, ChunkSize, Extent};

@@ -1,1 +1,27 @@
-//! Placeholder until the crate's first landing.
+//! Live migration of one volume: a device below a running guest is changed for another, and the guest does not notice.
+//!
+//! [`Migration::start`] takes the [`Parts`] that somebody has assembled and puts a mirror into the guest's path. From
+//! then on a [`Machine`] says what may happen and a driver does it: copy, compare, switch over. [`Control`] steers it,
+//! and the [`Outcome`] with its [`Report`] says what was done and what was proved. `docs/migration.md` tells the whole
+//! story.
+//!
+//! This crate names no VM, no API and no daemon. What the journal's document contains besides, what becomes of the
+//! source afterwards and who is told about it is the caller's.
+
+mod control;
+mod journal;
+mod machine;
+mod migration;
+mod options;
+mod parts;
+mod progress_map;
+mod report;
+
+pub use control::Control;
+pub use journal::Journal;
+pub use machine::{Action, Event, Machine, Phase};
+pub use migration::Migration;
+pub use options::{MoveOptions, Verify};
+pub use parts::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, Parts};
+pub use progress_map::{MapIdentity, ProgressMap};
+pub use report::{Failure, Outcome, Progress, Report, Switchover, Verification};

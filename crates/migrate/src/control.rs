@@ -1,0 +1,123 @@
+//! The handle with which people and programs steer a migration, and where it publishes its progress.
+
+use std::sync::Arc;
+
+use block::{Bytes, Device, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::{Comparison, Progress};
+
+/// Steers one migration. Clones steer the same one.
+#[derive(Clone)]
+pub struct Control {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    wishes: Mutex<Wishes>,
+    /// Something has changed that the driver should look at: a wish, a lost target.
+    pub(crate) signal: Notify,
+    pub(crate) progress: watch::Sender<Progress>,
+}
+
+/// What has been asked of the migration and not been taken up yet.
+#[derive(Clone, Default)]
+pub(crate) struct Wishes {
+    pub(crate) paused: bool,
+    pub(crate) cancel: bool,
+    pub(crate) target: Option<TargetWish>,
+    pub(crate) bandwidth: Option<u64>,
+}
+
+/// With which target a migration that has lost its own goes on.
+#[derive(Clone)]
+pub(crate) enum TargetWish {
+    /// The same device, which is thought to work again.
+    Same,
+    /// Another session with the same bytes; or, if `empty`, a target that has nothing of the copy.
+    Other { device: Device, comparison: Option<Comparison>, empty: bool },
+}
+
+impl Control {
+    pub(crate) fn new(progress: Progress, bandwidth: Option<u64>) -> Self {
+        let wishes = Wishes { bandwidth, ..Wishes::default() };
+        let shared =
+            Shared { wishes: Mutex::new(wishes), signal: Notify::new(), progress: watch::Sender::new(progress) };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Stops copying and comparing; the guest's writes are mirrored all the same, and no switchover begins.
+    pub fn pause(&self) {
+        self.wish(|wishes| wishes.paused = true);
+    }
+
+    /// Goes on after a pause, and with the same target after that was lost.
+    pub fn resume(&self) {
+        self.wish(|wishes| {
+            wishes.paused = false;
+            wishes.target.get_or_insert(TargetWish::Same);
+        });
+    }
+
+    /// Goes on with a new session to the same target after that was lost: what had been flushed there counts.
+    pub fn resume_session(&self, device: Device, comparison: Option<Comparison>) {
+        self.wish(|wishes| wishes.target = Some(TargetWish::Other { device, comparison, empty: false }));
+    }
+
+    /// Goes on with another target after the first was lost: everything is copied again.
+    pub fn resume_with(&self, device: Device, comparison: Option<Comparison>) {
+        self.wish(|wishes| wishes.target = Some(TargetWish::Other { device, comparison, empty: true }));
+    }
+
+    /// Undoes the migration: the guest stays on the source.
+    ///
+    /// # Errors
+    /// Invalid once the commit has begun. A commit that begins at this very moment wins; the outcome tells.
+    pub fn cancel(&self) -> Result<()> {
+        let phase = self.shared.progress.borrow().phase;
+        if !phase.can_cancel() && phase != crate::Phase::Committing {
+            let context = format!("the migration is {phase}: it can no longer be cancelled");
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        self.wish(|wishes| wishes.cancel = true);
+        Ok(())
+    }
+
+    /// Limits copying to so many bytes a second, or lifts the limit. Mirrored writes do not count.
+    pub fn set_bandwidth(&self, rate: Option<Bytes>) {
+        self.wish(|wishes| wishes.bandwidth = rate.map(Bytes::get));
+    }
+
+    /// Where the migration stands.
+    #[must_use]
+    pub fn snapshot(&self) -> Progress {
+        self.shared.progress.borrow().clone()
+    }
+
+    /// Where the migration stands, every time that changes.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<Progress> {
+        self.shared.progress.subscribe()
+    }
+
+    fn wish(&self, change: impl FnOnce(&mut Wishes)) {
+        change(&mut self.shared.wishes.lock());
+        self.shared.signal.notify_one();
+    }
+
+    pub(crate) fn wishes(&self) -> Wishes {
+        self.shared.wishes.lock().clone()
+    }
+
+    /// Takes the wish for a target, so that it is granted once.
+    pub(crate) fn take_target(&self) -> Option<TargetWish> {
+        self.shared.wishes.lock().target.take()
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Control({})", self.shared.progress.borrow().phase)
+    }
+}

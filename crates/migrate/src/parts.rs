@@ -1,0 +1,94 @@
+//! What a migration is put together from. Whoever assembles the stack provides all of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{BufferPool, Device, IoFuture, Slot};
+use env::EnvRef;
+use serde::{Deserialize, Serialize};
+
+use crate::{MoveOptions, Phase, ProgressMap};
+
+/// Everything that a migration works with.
+pub struct Parts {
+    /// Clock, tasks, randomness.
+    pub env: EnvRef,
+    /// The joint of the guest's stack. Its device now is [`source`](Self::source); after the switchover it is
+    /// [`target`](Self::target).
+    pub slot: Slot,
+    /// What holds the volume now.
+    pub source: Device,
+    /// What shall hold it. At least as large as the source; opened for this migration alone.
+    pub target: Device,
+    /// Where the job's phase and the commit are made durable.
+    pub journal: Arc<dyn JobJournal>,
+    /// Which chunks are copied, for a restart within this boot. `None`: a restart begins anew.
+    pub progress_map: Option<ProgressMap>,
+    /// What the guest feels. `None`: the copy does not yield and no stall is reported.
+    pub meter: Option<Arc<dyn GuestMeter>>,
+    /// Devices that read source and target past the page cache. `None`: comparisons read through it, and the report
+    /// says so.
+    pub comparison: Option<Comparison>,
+    /// Where the copy's buffers come from; at least 4 MiB, and not the pool that guest requests wait for.
+    pub pool: BufferPool,
+}
+
+/// Devices over the same bytes as source and target that read past the page cache.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Reads the source.
+    pub source: Device,
+    /// Reads the target.
+    pub target: Device,
+}
+
+/// The durable memory of one job. Its document is the only authority on who holds the volume.
+///
+/// Stores are carried out one after another in the order of the calls. After a store has failed nobody knows whether
+/// the disk has it: the next one must go elsewhere than over the last good one, with a higher sequence, and settles
+/// the matter. [`Journal`](crate::Journal) does that.
+pub trait JobJournal: Send + Sync {
+    /// Records durably that the *source* holds the volume and the job is in `phase`. It also takes back a commit whose
+    /// outcome is in doubt.
+    fn record(&self, phase: Phase) -> IoFuture<'_, ()>;
+
+    /// The commit point: records durably that the *target* holds the volume. The guest is held meanwhile, so this is
+    /// one small durable write and nothing else. An error means in doubt, not refused.
+    fn commit(&self) -> IoFuture<'_, ()>;
+}
+
+/// What a job's record in the journal says of the migration itself; the daemon's document embeds it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// Where the job was when it was last recorded.
+    pub phase: Phase,
+    /// How the move was asked for.
+    pub options: MoveOptions,
+    /// How many times a process has begun to work on it.
+    pub sessions: u32,
+    /// When it was asked for, in milliseconds of the wall clock since 1970.
+    pub started_unix_ms: u64,
+}
+
+/// What the guest felt in a window of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuestWindow {
+    /// How many requests were answered.
+    pub requests: u64,
+    /// The 99th percentile of their latency.
+    pub latency_p99: Duration,
+    /// The longest of them.
+    pub latency_max: Duration,
+}
+
+/// Tells what the guest feels. The meters of a volume's connections implement it.
+pub trait GuestMeter: Send + Sync {
+    /// What was felt since this was last called. The copy's controller is the only caller.
+    fn take_window(&self) -> GuestWindow;
+
+    /// Begins to watch for the longest request; those in flight count from when they were asked.
+    fn begin_stall(&self);
+
+    /// The longest request since [`begin_stall`](Self::begin_stall), those still in flight included.
+    fn stall(&self) -> Duration;
+}

@@ -1,0 +1,172 @@
+//! What a migration says of itself, while it runs and at its end.
+
+use std::collections::BTreeMap;
+
+use block::Error;
+use serde::{Deserialize, Serialize};
+
+use crate::{Phase, Verify};
+
+/// An error as it is shown and stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The stable name of the kind.
+    pub kind: String,
+    /// The whole story in one line.
+    pub message: String,
+}
+
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        Self { kind: error.kind().name().to_owned(), message: error.chain() }
+    }
+}
+
+/// Where a migration stands. Counts never go back; `bytes_done` neither, though chunks may have to be copied again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What it does now.
+    pub phase: Phase,
+    /// Whether it is paused.
+    pub paused: bool,
+    /// The size of the volume.
+    pub bytes_total: u64,
+    /// The most that has been in step on both sides so far.
+    pub bytes_done: u64,
+    /// What is not in step now; it may grow again when a target was lost.
+    pub bytes_left: u64,
+    /// Data copied, everything that was copied again included.
+    pub bytes_copied: u64,
+    /// Holes and zeroes, which are not copied as data.
+    pub bytes_zero: u64,
+    /// What the guest wrote to both sides.
+    pub bytes_mirrored: u64,
+    /// What has been compared.
+    pub bytes_verified: u64,
+    /// What is going to be compared, once that is known.
+    pub bytes_to_verify: u64,
+    /// How fast the current phase moves, in bytes a second.
+    pub rate: u64,
+    /// Seconds until the switchover at that rate.
+    pub eta_seconds: Option<u64>,
+    /// The longest guest request in the switchover so far, in microseconds.
+    pub stall_us_max: u64,
+    /// Since the migration began.
+    pub seconds: f64,
+    /// How often the target was lost.
+    pub target_losses: u64,
+    /// The last error, if there was one.
+    pub error: Option<Failure>,
+}
+
+/// What was compared, and what it proves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verification {
+    /// What was asked for.
+    pub mode: Verify,
+    /// How many chunks were compared.
+    pub chunks: u64,
+    /// How many bytes were compared.
+    pub bytes: u64,
+    /// Of those, the chunks that were looked at because something had happened to them.
+    pub suspects: u64,
+    /// Comparisons that a guest write disturbed and that were done again.
+    pub conflicts: u64,
+    /// Chunks that had to be compared under the lock.
+    pub locked: u64,
+    /// Whether the comparisons read past the page cache.
+    pub past_page_cache: bool,
+    /// What it took.
+    pub seconds: f64,
+    /// What the digest of the frozen source took, after the guest was already on the target.
+    pub digest_seconds: f64,
+    /// The checksum that every extent carried from the source's read to the target's write.
+    pub checksum: String,
+}
+
+/// The switchover, step by step, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switchover {
+    /// The last flush of the target, before the guest was held.
+    pub flush_us: u64,
+    /// Waiting for the guest's requests in flight.
+    pub quiesce_us: u64,
+    /// The commit record.
+    pub commit_us: u64,
+    /// All of the time that new requests were held in the attempt that succeeded.
+    pub window_us: u64,
+    /// How many times requests did not drain in time, so that the guest was let go and held again later.
+    pub quiesce_retries: u64,
+    /// How many commits were left in doubt and settled later.
+    pub doubts: u64,
+}
+
+/// The whole of a migration, for people and for programs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// Where it ended.
+    pub phase: Phase,
+    /// From its start to the switchover or whatever ended it.
+    pub seconds: f64,
+    /// The size of the volume.
+    pub bytes_total: u64,
+    /// Data copied, everything that was copied again included.
+    pub bytes_copied: u64,
+    /// Holes and zeroes, which were not copied as data.
+    pub bytes_zero: u64,
+    /// What the guest wrote to both sides.
+    pub bytes_mirrored: u64,
+    /// What did not have to be copied because an earlier session had done it.
+    pub bytes_resumed: u64,
+    /// The longest guest request around the switchover, in microseconds.
+    pub stall_us_max: u64,
+    /// Whether the comparison that was asked for was carried out to its end (never with `off`).
+    pub verified: bool,
+    /// Whether everything compared was equal; `None` if nothing was.
+    pub equal: Option<bool>,
+    /// BLAKE3 of the frozen source, in hex as `b3sum` prints it; only with `full`.
+    pub digest: Option<String>,
+    /// What was compared and how.
+    pub verification: Verification,
+    /// The switchover's steps.
+    pub switchover: Switchover,
+    /// Seconds in each phase.
+    pub phases: BTreeMap<String, f64>,
+    /// Chunks that were copied again because the guest wrote to them meanwhile.
+    pub redos: u64,
+    /// Copies that were tried again after an error.
+    pub retries: u64,
+    /// How often the target was lost and the copy resumed.
+    pub target_losses: u64,
+    /// The size of the window in bytes that the copy settled at.
+    pub window_bytes: u64,
+    /// The error that ended it, or the last one that it survived.
+    pub error: Option<Failure>,
+}
+
+/// How a migration ended.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The target holds the volume and serves the guest. What becomes of the source is the caller's to decide.
+    Switched(Report),
+    /// It was cancelled before the commit: the guest is on the source as if nothing had been. The target holds an
+    /// incomplete copy that the caller may delete.
+    Cancelled(Report),
+    /// It ended before the commit because of an error: the guest is on the source, the target is an incomplete copy.
+    Failed {
+        /// What went wrong.
+        error: Error,
+        /// The whole story.
+        report: Report,
+    },
+}
+
+impl Outcome {
+    /// The report, however it ended.
+    #[must_use]
+    pub const fn report(&self) -> &Report {
+        match self {
+            Self::Switched(report) | Self::Cancelled(report) | Self::Failed { report, .. } => report,
+        }
+    }
+}
