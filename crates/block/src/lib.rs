@@ -16,6 +16,8 @@ mod mem;
 mod mutation;
 mod range_lock;
 mod slot;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod units;
 
 pub use buffer::{Buffer, BufferPool, Data, PAGE_BYTES};
