@@ -1,0 +1,452 @@
+//! The transmission: reads requests in large pieces, carries out every complete one, sends the replies together.
+//!
+//! ```text
+//!   socket ──one large read──▶ inbox ──▶ every complete request is started and polled once
+//!                                          │ done at once (page cache)          │ pending
+//!                                          ▼                                    ▼
+//!   socket ◀──one writev of all─────── outbox ◀──────────────────────────── in flight
+//! ```
+//!
+//! One task serves a connection. What is in flight is bounded in requests and bytes, payloads that wait for the socket
+//! included; at the bound the socket is not read, so a client feels its own weight. Futures live in boxes that are used
+//! again, so a request that is done at once costs no allocation here.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+use std::time::Duration;
+
+use block::Buffer;
+use env::{Env, Task};
+use futures::future::BoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, Stream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::execute::{Context, execute};
+use super::gate::Member;
+use super::inbox::Inbox;
+use super::outbox::{Outbox, Reply};
+use super::{End, Export, Limits, Summary};
+use crate::protocol::{Command, REQUEST_BYTES, Request};
+
+/// Writes up to this size are taken from the inbox; the payload of larger ones is read straight into its buffer.
+const INBOX_WRITE_BYTES_MAX: usize = 64 << 10;
+
+/// When this much waits to be sent, it is sent before more requests are started.
+const BATCH_BYTES: usize = 512 << 10;
+
+/// The payload of a refused write is skipped up to this size (the protocol's default maximum); a larger one ends the
+/// connection.
+const SKIPPED_BYTES_MAX: u32 = 32 << 20;
+
+/// After so many rounds other tasks of this worker get their turn.
+const ROUNDS_MAX: usize = 64;
+
+/// Before a connection proves itself alive it gives its runtime this time to learn of the socket's end.
+const PROOF_DELAY: Duration = Duration::from_millis(1);
+
+/// Serves the transmission until the connection's end and until nothing of it is in flight.
+pub(super) async fn serve<S>(
+    stream: S,
+    inbox: Inbox,
+    export: &Export,
+    context: &Context,
+    env: &dyn Env,
+    limits: &Limits,
+) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let (member, admission) = export.gate.join();
+    let mut engine = Engine {
+        stream,
+        inbox,
+        inbound: Inbound::Request,
+        outbox: Outbox::default(),
+        in_flight: FuturesUnordered::new(),
+        idle: Vec::new(),
+        load: Load::default(),
+        context,
+        env,
+        limits,
+        member: Some(member),
+        admission: Some(Box::pin(admission)),
+        proof: Proof::NotOwed,
+        end: None,
+        is_deaf: false,
+        counts: Counts::default(),
+        begin: |request, payload| execute(context, request, payload),
+    };
+    // The engine has a budget of its own. Tokio's would make reads pretend that the socket is empty, and a connection
+    // proves its life by a socket that is.
+    tokio::task::unconstrained(poll_fn(|task| engine.poll(task))).await;
+    let end = engine.end.take().expect("the engine stops when the connection has ended");
+    let Counts { requests, bytes_received, bytes_read } = engine.counts;
+    Summary { export: Some(export.name().to_owned()), end, requests, bytes_received, bytes_read }
+}
+
+/// A box for a request's future, used again and again.
+type Seat<F> = Pin<Box<Option<F>>>;
+
+/// A request that was not done at once.
+struct Running<F> {
+    seat: Option<Seat<F>>,
+    cost: usize,
+}
+
+impl<F: Future<Output = Reply>> Future for Running<F> {
+    type Output = (Reply, Seat<F>, usize);
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let seat = self.seat.as_mut().expect("a running request is not polled after it is done");
+        let future = seat.as_mut().as_pin_mut().expect("a running request has its future");
+        let Poll::Ready(reply) = future.poll(task) else { return Poll::Pending };
+        let mut seat = self.seat.take().expect("it was there a moment ago");
+        seat.set(None);
+        Poll::Ready((reply, seat, self.cost))
+    }
+}
+
+/// What is being received.
+enum Inbound<'a> {
+    /// The next request.
+    Request,
+    /// A write whose payload waits for a buffer.
+    Buffer(Request, BoxFuture<'a, Buffer>),
+    /// A write's payload, of which so many bytes are there.
+    Payload(Request, Buffer, usize),
+    /// The rest of a refused write's payload.
+    Skip(usize),
+}
+
+/// How much of the connection's allowance is taken.
+#[derive(Default)]
+struct Load {
+    requests: usize,
+    bytes: usize,
+}
+
+impl Load {
+    fn take(&mut self, cost: usize) {
+        self.requests += 1;
+        self.bytes += cost;
+    }
+
+    fn release(&mut self, cost: usize) {
+        self.requests -= 1;
+        self.bytes -= cost;
+    }
+
+    fn has_room(&self, limits: &Limits) -> bool {
+        self.requests == 0
+            || (self.requests < limits.requests_in_flight_max && self.bytes < limits.bytes_in_flight_max.as_usize())
+    }
+}
+
+/// Whether a later connection waits for this one to prove itself alive.
+enum Proof {
+    NotOwed,
+    /// The runtime gets its time.
+    Delayed(u64, Task),
+    /// The next read that finds the socket empty, but not at its end, is the proof.
+    Due(u64),
+}
+
+#[derive(Default)]
+struct Counts {
+    requests: u64,
+    bytes_received: u64,
+    bytes_read: u64,
+}
+
+struct Engine<'a, S, B, F> {
+    stream: S,
+    inbox: Inbox,
+    inbound: Inbound<'a>,
+    outbox: Outbox,
+    in_flight: FuturesUnordered<Running<F>>,
+    idle: Vec<Seat<F>>,
+    load: Load,
+    context: &'a Context,
+    env: &'a dyn Env,
+    limits: &'a Limits,
+    /// Dropped when nothing is in flight after the end, which lets a successor in.
+    member: Option<Member>,
+    /// No request is started before this is done.
+    admission: Option<BoxFuture<'a, ()>>,
+    proof: Proof,
+    /// Nothing is received any more.
+    end: Option<End>,
+    /// Nobody receives what is sent.
+    is_deaf: bool,
+    counts: Counts,
+    begin: B,
+}
+
+impl<'a, S, B, F> Engine<'a, S, B, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    B: Fn(Request, Option<Buffer>) -> F,
+    F: Future<Output = Reply>,
+{
+    fn poll(&mut self, task: &mut TaskContext<'_>) -> Poll<()> {
+        for _ in 0..ROUNDS_MAX {
+            self.poll_proof(task);
+            let mut has_moved = self.poll_in_flight(task);
+            has_moved |= self.start_requests(task);
+            has_moved |= self.send(task);
+            has_moved |= self.receive(task);
+            if self.end.is_some() && self.in_flight.is_empty() {
+                // Whatever the client still fetches, its requests are finished: a successor may enter.
+                self.member = None;
+                if self.outbox.is_empty() {
+                    return Poll::Ready(());
+                }
+            }
+            if !has_moved {
+                return Poll::Pending;
+            }
+        }
+        task.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
+        let Some(question) = self.member.as_ref().and_then(|member| member.question(task.waker())) else { return };
+        if let Proof::NotOwed = self.proof {
+            self.proof = Proof::Delayed(question, self.env.sleep(PROOF_DELAY));
+        }
+        if let Proof::Delayed(question, delay) = &mut self.proof
+            && delay.poll_unpin(task).is_ready()
+        {
+            self.proof = Proof::Due(*question);
+        }
+    }
+
+    /// Collects the replies of requests that were not done at once.
+    fn poll_in_flight(&mut self, task: &mut TaskContext<'_>) -> bool {
+        let mut has_moved = false;
+        while !self.in_flight.is_empty()
+            && let Poll::Ready(Some((reply, seat, cost))) = Pin::new(&mut self.in_flight).poll_next(task)
+        {
+            self.idle.push(seat);
+            self.finish(reply, cost);
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// Starts what is complete in the inbox, as far as the limits allow.
+    fn start_requests(&mut self, task: &mut TaskContext<'_>) -> bool {
+        if let Some(admission) = &mut self.admission {
+            if self.end.is_some() || admission.poll_unpin(task).is_pending() {
+                return false;
+            }
+            self.admission = None;
+        }
+        let mut has_moved = false;
+        while self.end.is_none() && self.outbox.bytes() < BATCH_BYTES && self.advance(task) {
+            has_moved = true;
+        }
+        has_moved
+    }
+
+    /// One step of receiving; false if it needs more bytes, a buffer, or room.
+    fn advance(&mut self, task: &mut TaskContext<'_>) -> bool {
+        match &mut self.inbound {
+            Inbound::Request => self.begin_request(task),
+            Inbound::Skip(left) => {
+                let count = (*left).min(self.inbox.filled().len());
+                self.inbox.consume(count);
+                *left -= count;
+                if *left == 0 {
+                    self.inbound = Inbound::Request;
+                }
+                count > 0
+            }
+            Inbound::Buffer(request, waiting) => {
+                let Poll::Ready(buffer) = waiting.poll_unpin(task) else { return false };
+                self.inbound = Inbound::Payload(*request, buffer, 0);
+                true
+            }
+            Inbound::Payload(_, buffer, filled) => {
+                let count = self.inbox.take_into(&mut buffer[*filled..]);
+                *filled += count;
+                if *filled < buffer.len() {
+                    return count > 0;
+                }
+                let Inbound::Payload(request, buffer, _) = std::mem::replace(&mut self.inbound, Inbound::Request)
+                else {
+                    unreachable!("it was a payload a moment ago");
+                };
+                self.start(request, Some(buffer), task);
+                true
+            }
+        }
+    }
+
+    fn begin_request(&mut self, task: &mut TaskContext<'_>) -> bool {
+        if !self.load.has_room(self.limits) {
+            return false;
+        }
+        let Some(header) = self.inbox.filled().first_chunk::<REQUEST_BYTES>() else { return false };
+        let Ok(request) = Request::parse(header) else {
+            self.end = Some(End::Protocol("a request does not begin with its magic number"));
+            return true;
+        };
+        if request.command == Command::Disconnect {
+            self.end = Some(End::Disconnected);
+            return true;
+        }
+        if let Err((errno, message)) = self.context.validate(&request) {
+            return self.refuse(&request, Reply::error(self.context.is_structured, request.cookie, errno, message));
+        }
+        if request.command != Command::Write {
+            self.inbox.consume(REQUEST_BYTES);
+            self.start(request, None, task);
+            return true;
+        }
+        self.begin_write(request, task)
+    }
+
+    fn begin_write(&mut self, request: Request, task: &mut TaskContext<'_>) -> bool {
+        let length = request.length as usize;
+        let is_small = length <= INBOX_WRITE_BYTES_MAX;
+        if is_small && self.inbox.filled().len() < REQUEST_BYTES + length {
+            return false;
+        }
+        self.inbox.consume(REQUEST_BYTES);
+        let Some(mut buffer) = self.context.pool.try_acquire(length) else {
+            self.inbound = Inbound::Buffer(request, Box::pin(self.context.pool.acquire(length)));
+            return true;
+        };
+        if is_small {
+            self.inbox.take_into(&mut buffer);
+            self.start(request, Some(buffer), task);
+        } else {
+            self.inbound = Inbound::Payload(request, buffer, 0);
+        }
+        true
+    }
+
+    /// Answers a request that is not carried out, and skips its payload.
+    fn refuse(&mut self, request: &Request, reply: Reply) -> bool {
+        if request.command == Command::Write {
+            if request.length > SKIPPED_BYTES_MAX {
+                self.end = Some(End::Protocol("a write is so large that skipping it would be an attack"));
+                return true;
+            }
+            self.inbound = Inbound::Skip(request.length as usize);
+            if request.length == 0 {
+                self.inbound = Inbound::Request;
+            }
+        }
+        self.inbox.consume(REQUEST_BYTES);
+        self.counts.requests += 1;
+        self.load.take(0);
+        self.finish(reply, 0);
+        true
+    }
+
+    fn start(&mut self, request: Request, payload: Option<Buffer>, task: &mut TaskContext<'_>) {
+        self.counts.requests += 1;
+        let cost = match request.command {
+            Command::Read => {
+                self.counts.bytes_read += u64::from(request.length);
+                request.length as usize
+            }
+            Command::Write => {
+                self.counts.bytes_received += u64::from(request.length);
+                request.length as usize
+            }
+            _ => 0,
+        };
+        self.load.take(cost);
+        let mut seat = self.idle.pop().unwrap_or_else(|| Box::pin(None));
+        seat.set(Some((self.begin)(request, payload)));
+        match seat.as_mut().as_pin_mut().expect("it was just seated").poll(task) {
+            Poll::Ready(reply) => {
+                seat.set(None);
+                self.idle.push(seat);
+                self.finish(reply, cost);
+            }
+            Poll::Pending => self.in_flight.push(Running { seat: Some(seat), cost }),
+        }
+    }
+
+    fn finish(&mut self, reply: Reply, cost: usize) {
+        if self.is_deaf {
+            self.load.release(cost);
+        } else {
+            self.outbox.push(reply, cost);
+        }
+    }
+
+    fn send(&mut self, task: &mut TaskContext<'_>) -> bool {
+        let mut has_moved = false;
+        while !self.outbox.is_empty() {
+            let load = &mut self.load;
+            match self.outbox.poll_send(Pin::new(&mut self.stream), task, |cost| load.release(cost)) {
+                Poll::Ready(Ok(())) => has_moved = true,
+                Poll::Ready(Err(error)) => {
+                    self.fail(error);
+                    return true;
+                }
+                Poll::Pending => return has_moved,
+            }
+        }
+        if has_moved && let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(task) {
+            self.fail(error);
+        }
+        has_moved
+    }
+
+    fn receive(&mut self, task: &mut TaskContext<'_>) -> bool {
+        if self.end.is_some() {
+            return false;
+        }
+        let received = match &mut self.inbound {
+            Inbound::Payload(_, buffer, filled) if self.inbox.filled().is_empty() => {
+                let mut room = ReadBuf::new(&mut buffer[*filled..]);
+                let polled = Pin::new(&mut self.stream).poll_read(task, &mut room);
+                let count = room.filled().len();
+                *filled += count;
+                polled.map_ok(|()| count)
+            }
+            Inbound::Request if self.admission.is_none() && !self.load.has_room(self.limits) => return false,
+            _ if self.inbox.is_full() => return false,
+            _ => self.inbox.poll_fill(Pin::new(&mut self.stream), task),
+        };
+        match received {
+            Poll::Ready(Ok(0)) => {
+                self.end = Some(End::HungUp);
+                self.deafen();
+                true
+            }
+            Poll::Ready(Ok(_)) => true,
+            Poll::Ready(Err(error)) => {
+                self.fail(error);
+                true
+            }
+            Poll::Pending => {
+                let Proof::Due(question) = self.proof else { return false };
+                self.proof = Proof::NotOwed;
+                self.member.as_ref().inspect(|member| member.prove(question));
+                // Another question may have come meanwhile: look again.
+                true
+            }
+        }
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        self.end.get_or_insert_with(|| End::from(error));
+        self.deafen();
+    }
+
+    fn deafen(&mut self) {
+        self.is_deaf = true;
+        self.outbox.clear();
+    }
+}

@@ -1,0 +1,154 @@
+//! What is offered to clients.
+
+use std::sync::Arc;
+
+use block::{BufferPool, Bytes, Device};
+
+use super::Limits;
+use super::advertised::Advertised;
+use super::execute::Context;
+use super::gate::Gate;
+use crate::protocol::{BlockSizes, ExportInfo, STRING_BYTES_MAX, export_flag};
+
+/// A volume under a name.
+pub struct Export {
+    name: String,
+    description: String,
+    open: Box<dyn Fn() -> Device + Send + Sync>,
+    pool: BufferPool,
+    is_read_only: bool,
+    size_advertised: Option<Bytes>,
+    pub(super) gate: Gate,
+}
+
+impl Export {
+    /// An export of what `open` gives, once for each connection; payloads live in `pool`.
+    ///
+    /// The pool bounds what all its connections hold together, replies that a client does not fetch included: give it
+    /// room for several times [`Limits::bytes_in_flight_max`].
+    ///
+    /// # Panics
+    /// If the name is longer than the protocol's 4096 bytes.
+    pub fn new(name: impl Into<String>, pool: BufferPool, open: impl Fn() -> Device + Send + Sync + 'static) -> Self {
+        let name = name.into();
+        assert!(name.len() <= STRING_BYTES_MAX, "an export's name has at most {STRING_BYTES_MAX} bytes");
+        Self {
+            name,
+            description: String::new(),
+            open: Box::new(open),
+            pool,
+            is_read_only: false,
+            size_advertised: None,
+            gate: Gate::default(),
+        }
+    }
+
+    /// The same, with a description for people.
+    #[must_use]
+    pub fn with_description(mut self, description: impl Into<String>) -> Self {
+        self.description = description.into();
+        self
+    }
+
+    /// The same, refusing mutations.
+    #[must_use]
+    pub fn with_read_only(mut self, is_read_only: bool) -> Self {
+        self.is_read_only = is_read_only;
+        self
+    }
+
+    /// The same, shown with at least `size` bytes: what lies past the device's end reads as zeroes, and only writes of
+    /// data there reach the device, which grows or refuses.
+    #[must_use]
+    pub fn with_size_advertised(mut self, size: Option<Bytes>) -> Self {
+        self.size_advertised = size;
+        self
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it is, for people.
+    #[must_use]
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// How many connections are in its transmission, or drain what they had begun.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.gate.members()
+    }
+
+    fn open(&self) -> Device {
+        let device = (self.open)();
+        match self.size_advertised {
+            Some(size) => Device::new(&self.name, Advertised { lower: device, size }),
+            None => device,
+        }
+    }
+
+    /// What a connection of this export works with, and what the client is told of it.
+    pub(super) fn context(&self, is_structured: bool, has_allocation: bool, limits: &Limits) -> (Context, ExportInfo) {
+        let device = self.open();
+        let geometry = device.geometry();
+        // A buffer takes the next power of two from the pool.
+        let pool_max = 1_u64 << self.pool.limit().get().max(1).ilog2();
+        let maximum = limits.request_bytes_max.min(geometry.transfer_bytes_max).min(pool_max.min(1 << 31) as u32);
+        let minimum = geometry.request_alignment;
+        let maximum = (maximum - maximum % minimum).max(minimum);
+        let preferred = geometry.preferred_bytes.max(minimum).max(512).min(1 << maximum.max(512).ilog2());
+        let is_read_only = self.is_read_only || geometry.read_only;
+
+        let mut flags = export_flag::HAS_FLAGS
+            | export_flag::SEND_FLUSH
+            | export_flag::SEND_FUA
+            | export_flag::SEND_CACHE
+            | export_flag::CAN_MULTI_CONN;
+        flags |=
+            if is_read_only { export_flag::READ_ONLY } else { export_flag::SEND_TRIM | export_flag::SEND_WRITE_ZEROES };
+        if is_structured {
+            flags |= export_flag::SEND_DF;
+        }
+        let context = Context {
+            device,
+            pool: self.pool.clone(),
+            sizes: BlockSizes { minimum, preferred, maximum },
+            is_read_only,
+            is_structured,
+            has_allocation,
+        };
+        (context, ExportInfo { size: geometry.size, flags })
+    }
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Export({})", self.name)
+    }
+}
+
+/// The exports that clients of one socket may see.
+pub trait Exports: Send + Sync {
+    /// The export that a client calls `name`; the empty name asks for the default one, if there is any.
+    fn find(&self, name: &str) -> Option<Arc<Export>>;
+
+    /// All of them.
+    fn list(&self) -> Vec<Arc<Export>>;
+}
+
+/// A fixed list. The empty name means the only export, if there is only one.
+impl Exports for Vec<Arc<Export>> {
+    fn find(&self, name: &str) -> Option<Arc<Export>> {
+        let named = self.iter().find(|export| export.name == name);
+        let only = self.first().filter(|_| name.is_empty() && self.len() == 1);
+        named.or(only).cloned()
+    }
+
+    fn list(&self) -> Vec<Arc<Export>> {
+        self.clone()
+    }
+}

@@ -1,0 +1,118 @@
+//! The server: one connection at a time, over any stream.
+//!
+//! ```text
+//!             handshake                     gate                          disconnect, end of stream, error
+//!  connected ───────────▶ export chosen ───────────▶ transmission ─────────────────────────────────────────▶ draining
+//!      │   limited in time      waits for the requests          every request in flight is driven to its end    │
+//!      │   and in size          of dead connections                                                             ▼
+//!      └──────────────────────────────────────────────────────────────────────────────────────────────────▶ ended
+//! ```
+
+mod advertised;
+mod engine;
+mod execute;
+mod export;
+mod gate;
+mod handshake;
+mod inbox;
+mod outbox;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::Bytes;
+use env::EnvRef;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+pub use export::{Export, Exports};
+use handshake::Outcome;
+use inbox::Inbox;
+
+/// How much one read of the socket takes at most.
+const INBOX_BYTES: usize = 256 << 10;
+
+/// What one connection may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How long the handshake may take in all.
+    pub handshake_timeout: Duration,
+    /// How many options a client may send.
+    pub options_max: u32,
+    /// How many requests are served at once; further ones stay in the socket.
+    pub requests_in_flight_max: usize,
+    /// How many bytes of payload they may have together. One request is always let in.
+    pub bytes_in_flight_max: Bytes,
+    /// The largest read or write.
+    pub request_bytes_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshake_timeout: Duration::from_secs(30),
+            options_max: 256,
+            requests_in_flight_max: 128,
+            bytes_in_flight_max: Bytes::mib(16),
+            request_bytes_max: 4 << 20,
+        }
+    }
+}
+
+/// How a connection ended.
+#[derive(Debug)]
+pub enum End {
+    /// The client took its leave, as the protocol has it.
+    Disconnected,
+    /// The client took its leave during the handshake.
+    Aborted,
+    /// The stream ended without a word.
+    HungUp,
+    /// The handshake took too long.
+    HandshakeTimedOut,
+    /// The client broke the protocol so that nothing further could be understood.
+    Protocol(&'static str),
+    /// The stream failed.
+    Stream(std::io::Error),
+}
+
+/// What happened on a connection.
+#[derive(Debug)]
+pub struct Summary {
+    /// The export that was served, if the client came that far.
+    pub export: Option<String>,
+    /// How it ended.
+    pub end: End,
+    /// How many requests were carried out, well or not.
+    pub requests: u64,
+    /// How many bytes of payload came.
+    pub bytes_received: u64,
+    /// How many bytes of payload were asked for by reads.
+    pub bytes_read: u64,
+}
+
+impl Summary {
+    const fn without_export(end: End) -> Self {
+        Self { export: None, end, requests: 0, bytes_received: 0, bytes_read: 0 }
+    }
+}
+
+/// Serves one client from its first byte to its last.
+///
+/// This never drops a request in flight: when the client goes away, it drives all that was begun to its end before it
+/// returns. Whoever drops this future instead gives that up.
+pub async fn serve_connection<S>(mut stream: S, exports: Arc<dyn Exports>, env: EnvRef, limits: Limits) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let mut inbox = Inbox::new(INBOX_BYTES);
+    let handshake = handshake::run(&mut stream, &mut inbox, &*exports, &limits);
+    let (export, context) = match env::timeout(&*env, limits.handshake_timeout, handshake).await {
+        Some(Outcome::Transmission(export, context)) => (export, context),
+        Some(Outcome::Ended(end)) => return Summary::without_export(end),
+        None => return Summary::without_export(End::HandshakeTimedOut),
+    };
+    tracing::debug!(export = export.name(), structured = context.is_structured, "client entered transmission");
+    let summary = engine::serve(stream, inbox, &export, &context, &*env, &limits).await;
+    tracing::debug!(export = export.name(), ?summary, "client left");
+    summary
+}
