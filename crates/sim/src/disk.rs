@@ -1,0 +1,539 @@
+//! A simulated disk: queue and latency, a volatile cache, and everything that can go wrong with it.
+//!
+//! ```text
+//!   submit ──▶ queued ──▶ landing (in one or two parts) ──▶ answered
+//!                │            │
+//!                │ the future is dropped: its process died or gave up
+//!                ▼            ▼
+//!              orphaned: the parts that have not landed do so later, or never
+//! ```
+//!
+//! A dead process's requests go on for a while, as direct IO does; [`Disk::open`] waits for them, as the lock on a
+//! backend does, and [`Disk::open_at_once`] is the mistake of not waiting.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{
+    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result,
+};
+use env::Moment;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
+
+use crate::dice::Dice;
+use crate::flight::{Flight, Landing};
+use crate::medium::{Medium, SECTOR_BYTES};
+use crate::world::{Invariant, World};
+
+/// How fast a disk is.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// What every request takes.
+    pub base: Duration,
+    /// What every KiB takes on top.
+    pub per_kib: Duration,
+    /// Up to this is added at random.
+    pub jitter: Duration,
+    /// How many requests it serves at once.
+    pub channels: usize,
+}
+
+impl Timing {
+    /// Flash: 80 us and 0.5 us a KiB, eight requests at once.
+    pub const FLASH: Self = Self {
+        base: Duration::from_micros(80),
+        per_kib: Duration::from_nanos(500),
+        jitter: Duration::from_micros(40),
+        channels: 8,
+    };
+    /// A slow disk: 2 ms and 8 us a KiB, two requests at once.
+    pub const SLOW: Self = Self {
+        base: Duration::from_millis(2),
+        per_kib: Duration::from_micros(8),
+        jitter: Duration::from_millis(6),
+        channels: 2,
+    };
+}
+
+/// What may go wrong, as probabilities per request. The default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// A read fails.
+    pub read_errors: f64,
+    /// A write fails, having landed wholly, in part or not at all.
+    pub write_errors: f64,
+    /// A flush fails, and what it covered is never made durable by a later one.
+    pub flush_errors: f64,
+    /// A request is answered only after up to [`STUCK_MAX`].
+    pub stuck: f64,
+    /// A request begins a period of up to 50 ms in which the disk is 20 times slower.
+    pub slow: f64,
+    /// A write is answered and never lands: only a comparison can find it.
+    pub lost_writes: f64,
+}
+
+/// The longest that a stuck request takes.
+pub const STUCK_MAX: Duration = Duration::from_secs(90);
+
+/// How long after its process's death a request may still land: tried on a real machine, 56 ms.
+const LATE_MAX: Duration = Duration::from_millis(56);
+
+const SLOW_FACTOR: u32 = 20;
+
+/// A disk. It outlives the processes that open it. Clones are the same disk.
+#[derive(Clone)]
+pub struct Disk {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: &'static str,
+    world: World,
+    dice: Dice,
+    timing: Timing,
+    geometry: Geometry,
+    state: Mutex<State>,
+    settled: Notify,
+}
+
+struct State {
+    medium: Medium,
+    channels: Vec<Moment>,
+    slow_until: Moment,
+    faults: Faults,
+    space: Option<Bytes>,
+    is_lost: bool,
+    fence: Option<&'static str>,
+    requests: u64,
+    in_flight: usize,
+    in_flight_bytes: u64,
+    in_flight_bytes_max: u64,
+    orphans: usize,
+    /// Grows when the power goes: what was on its way is then decided.
+    power: u32,
+}
+
+impl Disk {
+    /// An empty disk of `size` bytes that takes requests of multiples of `alignment`.
+    #[must_use]
+    pub fn new(world: &World, name: &'static str, size: Bytes, alignment: u32, timing: Timing) -> Self {
+        let state = State {
+            medium: Medium::new(size),
+            channels: vec![Moment::default(); timing.channels],
+            slow_until: Moment::default(),
+            faults: Faults::default(),
+            space: None,
+            is_lost: false,
+            fence: None,
+            requests: 0,
+            in_flight: 0,
+            in_flight_bytes: 0,
+            in_flight_bytes_max: 0,
+            orphans: 0,
+            power: 0,
+        };
+        let geometry =
+            Geometry { request_alignment: alignment, preferred_bytes: alignment.max(4096), ..Geometry::of_size(size) };
+        let shared = Shared {
+            name,
+            world: world.clone(),
+            dice: world.dice(name),
+            timing,
+            geometry,
+            state: Mutex::new(state),
+            settled: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.shared.name
+    }
+
+    /// Opens it for a process, once nothing of those before it is on its way any more.
+    pub async fn open(&self) -> Device {
+        loop {
+            let settled = self.shared.settled.notified();
+            if self.state().orphans == 0 {
+                return self.open_at_once();
+            }
+            settled.await;
+        }
+    }
+
+    /// Opens it without waiting for what an earlier process has left on its way.
+    #[must_use]
+    pub fn open_at_once(&self) -> Device {
+        Device::new(self.shared.name, SimDisk { disk: self.clone() })
+    }
+
+    /// What may go wrong from now on.
+    pub fn set_faults(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// How many bytes may be allocated on it from now on.
+    pub fn set_space(&self, space: Option<Bytes>) {
+        self.state().space = space;
+    }
+
+    /// Every request fails while it is lost.
+    pub fn set_lost(&self, is_lost: bool) {
+        if is_lost {
+            self.shared.world.fault("disk-lost", format_args!("{} is gone", self.shared.name));
+        }
+        self.state().is_lost = is_lost;
+    }
+
+    /// From now on a write is a violation of one-writer; `None` allows writes again.
+    pub fn set_fence(&self, why: Option<&'static str>) {
+        self.state().fence = why;
+    }
+
+    /// Takes the power away. Kill the processes first.
+    pub fn lose_power(&self) {
+        let mut state = self.state();
+        state.power += 1;
+        let lost = state.medium.lose_power(&self.shared.dice);
+        state.channels.fill(self.shared.world.now());
+        state.orphans = 0;
+        drop(state);
+        self.shared.settled.notify_waiters();
+        let name = self.shared.name;
+        self.shared.world.fault("power-loss", format_args!("{name} lost {lost} sectors"));
+    }
+
+    /// Changes bytes behind everybody's back.
+    pub fn corrupt(&self, offset: Bytes) {
+        let extent = Extent::new(offset, Bytes(1));
+        let flipped = [self.state().medium.read(extent)[0] ^ 1];
+        self.fill(offset, &flipped);
+        self.shared.world.fault("corruption", format_args!("{} at {}", self.shared.name, offset.0));
+    }
+
+    /// Puts bytes on it before the story begins.
+    pub fn fill(&self, offset: Bytes, bytes: &[u8]) {
+        let mutation = Mutation::data(offset, block::Data::copy_of(bytes));
+        self.state().medium.apply(mutation.extent(), mutation.kind(), mutation.extent(), true, &self.shared.dice);
+    }
+
+    /// Looks at all bytes as reads see them.
+    pub fn inspect<T>(&self, look: impl FnOnce(&[u8]) -> T) -> T {
+        look(self.state().medium.bytes())
+    }
+
+    /// Calls `visit` with everything that a power loss now could leave in each sector that is not durable yet.
+    pub fn each_uncertain(&self, visit: impl FnMut(u64, &[u8])) {
+        self.state().medium.each_uncertain(visit);
+    }
+
+    /// Requests in flight, orphans included.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        let state = self.state();
+        state.in_flight + state.orphans
+    }
+
+    /// The most bytes that were in flight at once.
+    #[must_use]
+    pub fn in_flight_bytes_max(&self) -> Bytes {
+        Bytes(self.state().in_flight_bytes_max)
+    }
+
+    pub(crate) fn world(&self) -> &World {
+        &self.shared.world
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock()
+    }
+
+    /// When a request of `length` bytes that is asked now will be answered, and whether that is far too late.
+    fn schedule(&self, state: &mut State, length: u64) -> Moment {
+        let (timing, dice, world) = (&self.shared.timing, &self.shared.dice, &self.shared.world);
+        let now = world.now();
+        if dice.chance(state.faults.slow) {
+            state.slow_until = now + dice.up_to(Duration::from_millis(50));
+            world.fault("slow", format_args!("{}", self.shared.name));
+        }
+        let mut service =
+            timing.base + timing.per_kib * (length.min(1 << 20) / 1024) as u32 + dice.up_to(timing.jitter);
+        if now < state.slow_until {
+            service *= SLOW_FACTOR;
+        }
+        let channel = state.channels.iter_mut().min().expect("a disk has a channel");
+        *channel = (*channel).max(now) + service;
+        let mut done = *channel;
+        if dice.chance(state.faults.stuck) {
+            done = done + dice.up_to(STUCK_MAX);
+            world.fault("stuck", format_args!("{} until {:?}", self.shared.name, done.0));
+        }
+        done
+    }
+
+    fn refusal(&self, state: &State, what: &str) -> Option<Error> {
+        let gone = || Error::new(ErrorKind::Io, format!("{what}: {} is gone", self.shared.name));
+        state.is_lost.then(gone)
+    }
+
+    fn enter(&self, state: &mut State, length: u64) -> u64 {
+        state.requests += 1;
+        state.in_flight += 1;
+        state.in_flight_bytes += length;
+        state.in_flight_bytes_max = state.in_flight_bytes_max.max(state.in_flight_bytes);
+        state.requests
+    }
+
+    pub(crate) fn leave(&self, length: u64) {
+        let mut state = self.state();
+        state.in_flight -= 1;
+        state.in_flight_bytes -= length;
+    }
+
+    fn submit_write(&self, mutation: Mutation) -> Flight {
+        let (dice, world) = (&self.shared.dice, &self.shared.world);
+        let mut state = self.state();
+        if let Some(why) = state.fence {
+            world.violate(Invariant::OneWriter, format!("{} was written: {mutation:?}, but {why}", self.shared.name));
+        }
+        let extent = mutation.extent();
+        let done = self.schedule(&mut state, extent.length.0);
+        let number = self.enter(&mut state, extent.length.0);
+        let mut outcome = Ok(());
+        let mut landings = self.plan_landings(extent, matches!(mutation.kind(), block::MutationKind::Discard), done);
+        let is_data = matches!(mutation.kind(), block::MutationKind::Data(_));
+        let needed = Bytes(state.medium.blocks_needed(extent) * block::BLOCK_BYTES);
+        if let Some(error) = self.refusal(&state, "writing") {
+            landings.clear();
+            outcome = Err(error);
+        } else if is_data && state.space.is_some_and(|space| state.medium.allocated() + needed > space) {
+            world.fault("no-space", format_args!("{} write {extent:?}", self.shared.name));
+            landings.clear();
+            outcome = Err(Error::new(ErrorKind::NoSpace, format!("writing {extent}: {} is full", self.shared.name)));
+        } else if dice.chance(state.faults.write_errors) {
+            world.fault("write-error", format_args!("{} write {extent:?}", self.shared.name));
+            landings.retain(|_| dice.chance(0.5));
+            outcome = Err(Error::new(ErrorKind::Io, format!("writing {extent}: injected")));
+        } else if dice.chance(state.faults.lost_writes) {
+            world.fault("lost-write", format_args!("{} write {extent:?}", self.shared.name));
+            landings.clear();
+        }
+        let name = self.shared.name;
+        world.event(format_args!(
+            "{name} #{number} {:?}{}",
+            mutation_name(&mutation),
+            if mutation.fua { " fua" } else { "" }
+        ));
+        let power = state.power;
+        drop(state);
+        Flight::new(self.clone(), number, mutation, landings, done, outcome, power)
+    }
+
+    fn plan_landings(&self, extent: Extent, whole: bool, done: Moment) -> Vec<Landing> {
+        let dice = &self.shared.dice;
+        let now = self.shared.world.now();
+        let sectors = extent.length.0 / SECTOR_BYTES;
+        let early = now + dice.up_to(done - now);
+        if sectors < 2 || whole || dice.chance(0.7) {
+            let at = if dice.chance(0.5) { early } else { done };
+            return vec![Landing { at, extent }];
+        }
+        let middle = (extent.offset + Bytes(dice.within(1..=sectors - 1) * SECTOR_BYTES)).align_down(SECTOR_BYTES);
+        let middle = middle.max(extent.offset + Bytes(1));
+        let first = Landing { at: early, extent: Extent::between(extent.offset, middle) };
+        let second = Landing { at: done, extent: Extent::between(middle, extent.end()) };
+        if dice.chance(0.5) {
+            let (a, b) = (Landing { extent: second.extent, ..first }, Landing { extent: first.extent, ..second });
+            return vec![a, b];
+        }
+        vec![first, second]
+    }
+
+    /// Puts the part `extent` of `mutation` on the medium, unless the power has gone since it was asked for.
+    pub(crate) fn land(&self, mutation: &Mutation, extent: Extent, power: u32) {
+        let mut state = self.state();
+        if state.power == power {
+            state.medium.apply(mutation.extent(), mutation.kind(), extent, mutation.fua, &self.shared.dice);
+        }
+    }
+
+    /// Takes over what a dropped request has not landed yet.
+    pub(crate) fn orphan(&self, mutation: Mutation, landings: Vec<Landing>, power: u32) {
+        let mut state = self.state();
+        if state.power != power {
+            return;
+        }
+        state.orphans += 1;
+        drop(state);
+        let dice = &self.shared.dice;
+        let (lands, late) = (dice.chance(0.8), dice.up_to(LATE_MAX));
+        let disk = self.clone();
+        self.shared.world.spawn(async move {
+            let world = disk.world().clone();
+            for landing in landings {
+                world.sleep_until(landing.at.max(world.now()) + late).await;
+                if lands {
+                    world.fault("late-landing", format_args!("{} {:?}", disk.name(), landing.extent));
+                    disk.land(&mutation, landing.extent, power);
+                }
+            }
+            let mut state = disk.state();
+            if state.power == power {
+                state.orphans -= 1;
+            }
+            drop(state);
+            disk.shared.settled.notify_waiters();
+        });
+    }
+
+    async fn read(&self, offset: Bytes, mut buffer: Buffer, done: Moment, outcome: Result<()>) -> Result<Buffer> {
+        let world = &self.shared.world;
+        let extent = Extent::new(offset, buffer.len().into());
+        let guard = Leaving { disk: self, length: extent.length.0 };
+        // What a read sees was there at some moment of its life: often its first, so that whoever relies on the last
+        // one is found out.
+        let early = self.shared.dice.chance(0.5);
+        if early {
+            buffer.copy_from_slice(self.state().medium.read(extent));
+        }
+        world.sleep_until(done).await;
+        if !early {
+            buffer.copy_from_slice(self.state().medium.read(extent));
+        }
+        drop(guard);
+        outcome.map(|()| buffer)
+    }
+
+    async fn flush(&self, guard: FlushGuard<'_>, done: Moment, outcome: Result<()>) -> Result<()> {
+        self.shared.world.sleep_until(done).await;
+        guard.end(outcome.is_ok());
+        outcome
+    }
+}
+
+fn mutation_name(mutation: &Mutation) -> (&'static str, Extent) {
+    let name = match mutation.kind() {
+        block::MutationKind::Data(_) => "write",
+        block::MutationKind::Zeroes { .. } => "zeroes",
+        block::MutationKind::Discard => "discard",
+    };
+    (name, mutation.extent())
+}
+
+/// Counts a request out, however it ends.
+struct Leaving<'a> {
+    disk: &'a Disk,
+    length: u64,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.disk.leave(self.length);
+    }
+}
+
+/// A flush under way; one that is dropped has happened or not.
+struct FlushGuard<'a> {
+    disk: &'a Disk,
+    cut: u64,
+    power: u32,
+    ended: bool,
+}
+
+impl FlushGuard<'_> {
+    fn end(mut self, success: bool) {
+        self.finish(success);
+    }
+
+    fn finish(&mut self, success: bool) {
+        self.ended = true;
+        let mut state = self.disk.state();
+        if state.power == self.power {
+            state.medium.end_flush(self.cut, success);
+        }
+        drop(state);
+        self.disk.leave(0);
+    }
+}
+
+impl Drop for FlushGuard<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            let success = self.disk.shared.dice.chance(0.5);
+            self.finish(success);
+        }
+    }
+}
+
+/// The disk as a process sees it.
+struct SimDisk {
+    disk: Disk,
+}
+
+impl BlockDevice for SimDisk {
+    fn geometry(&self) -> Geometry {
+        self.disk.shared.geometry
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let disk = &self.disk;
+        let mut state = disk.state();
+        let length = buffer.len() as u64;
+        let done = disk.schedule(&mut state, length);
+        disk.enter(&mut state, length);
+        let mut outcome = Ok(());
+        if let Some(error) = disk.refusal(&state, "reading") {
+            outcome = Err(error);
+        } else if disk.shared.dice.chance(state.faults.read_errors) {
+            let name = disk.shared.name;
+            disk.shared.world.fault("read-error", format_args!("{name} read {}+{length}", offset.0));
+            outcome = Err(Error::new(ErrorKind::Io, format!("reading {length} bytes at {}: injected", offset.0)));
+        }
+        drop(state);
+        Box::pin(disk.read(offset, buffer, done, outcome))
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        let flight = self.disk.submit_write(mutation);
+        Box::pin(flight.finish())
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        let disk = &self.disk;
+        let mut state = disk.state();
+        let done = disk.schedule(&mut state, 0);
+        let number = disk.enter(&mut state, 0);
+        let name = disk.shared.name;
+        disk.shared.world.event(format_args!("{name} #{number} flush"));
+        let mut outcome = Ok(());
+        if let Some(error) = disk.refusal(&state, "flushing") {
+            outcome = Err(error);
+        } else if disk.shared.dice.chance(state.faults.flush_errors) {
+            disk.shared.world.fault("flush-error", format_args!("{name}"));
+            outcome = Err(Error::new(ErrorKind::Io, "flushing: injected"));
+        }
+        let guard = FlushGuard { disk, cut: state.medium.begin_flush(), power: state.power, ended: false };
+        drop(state);
+        Box::pin(disk.flush(guard, done, outcome))
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        let disk = &self.disk;
+        Box::pin(async move {
+            let timing = &disk.shared.timing;
+            disk.shared.world.sleep(timing.base / 8).await;
+            let mut pieces = disk.state().medium.extents(extent);
+            // The contract lets an answer end early.
+            if disk.shared.dice.chance(0.1) {
+                pieces.truncate(1);
+            }
+            Ok(pieces)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

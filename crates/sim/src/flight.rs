@@ -1,0 +1,63 @@
+//! A write on its way to a simulated disk.
+
+use block::{Extent, Mutation, Result};
+use env::Moment;
+
+use crate::disk::Disk;
+
+/// A part of a write and when it lands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Landing {
+    pub(crate) at: Moment,
+    pub(crate) extent: Extent,
+}
+
+/// A write that was submitted. Dropping it before its end leaves the rest of it to the world.
+pub(crate) struct Flight {
+    disk: Disk,
+    number: u64,
+    mutation: Mutation,
+    /// What has not landed yet, the next first.
+    landings: Vec<Landing>,
+    done: Moment,
+    outcome: Option<Result<()>>,
+    power: u32,
+}
+
+impl Flight {
+    pub(crate) const fn new(
+        disk: Disk,
+        number: u64,
+        mutation: Mutation,
+        landings: Vec<Landing>,
+        done: Moment,
+        outcome: Result<()>,
+        power: u32,
+    ) -> Self {
+        Self { disk, number, mutation, landings, done, outcome: Some(outcome), power }
+    }
+
+    pub(crate) async fn finish(mut self) -> Result<()> {
+        let world = self.disk.world().clone();
+        while let Some(landing) = self.landings.first().copied() {
+            world.sleep_until(landing.at).await;
+            self.disk.land(&self.mutation, landing.extent, self.power);
+            self.landings.remove(0);
+        }
+        world.sleep_until(self.done).await;
+        let outcome = self.outcome.take().expect("a flight ends once");
+        let word = if outcome.is_ok() { "done" } else { "failed" };
+        world.event(format_args!("{} #{} {word}", self.disk.name(), self.number));
+        outcome
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.disk.leave(self.mutation.extent().length.0);
+        if self.outcome.is_some() {
+            self.disk.world().event(format_args!("{} #{} orphaned", self.disk.name(), self.number));
+            self.disk.orphan(self.mutation.clone(), std::mem::take(&mut self.landings), self.power);
+        }
+    }
+}

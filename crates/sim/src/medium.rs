@@ -1,0 +1,312 @@
+//! What a simulated disk holds: the bytes that reads see, and for every sector that is not yet durable all that a power
+//! loss could leave there.
+
+use std::collections::BTreeMap;
+
+use block::{Bytes, Extent, ExtentState, ExtentStatus, MutationKind};
+
+use crate::dice::Dice;
+
+/// Power loss tears writes at this size.
+pub(crate) const SECTOR_BYTES: u64 = 512;
+
+/// Space is allocated in units of this.
+const BLOCK_BYTES: u64 = block::BLOCK_BYTES;
+
+/// A sector whose newest bytes are in a volatile cache.
+struct Unflushed {
+    /// What certainly survives.
+    durable: Box<[u8]>,
+    /// What was written since and not overwritten before a flush began, oldest first; the last is what reads see.
+    versions: Vec<Version>,
+}
+
+struct Version {
+    sequence: u64,
+    bytes: Box<[u8]>,
+    /// A flush of it failed: no later flush makes it durable, though it may be so by chance.
+    abandoned: bool,
+}
+
+/// Bytes, allocation and durability of one disk.
+pub(crate) struct Medium {
+    size: Bytes,
+    bytes: Vec<u8>,
+    allocated: Vec<bool>,
+    allocated_blocks: u64,
+    unflushed: BTreeMap<u64, Unflushed>,
+    sequence: u64,
+    /// Flushes under way: versions written before they began must be kept apart.
+    flushes: usize,
+}
+
+impl Medium {
+    pub(crate) fn new(size: Bytes) -> Self {
+        Self {
+            size,
+            bytes: vec![0; size.as_usize()],
+            allocated: vec![false; size.0.div_ceil(BLOCK_BYTES) as usize],
+            allocated_blocks: 0,
+            unflushed: BTreeMap::new(),
+            sequence: 0,
+            flushes: 0,
+        }
+    }
+
+    /// All bytes as reads see them.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The bytes of `extent` as reads see them.
+    pub(crate) fn read(&self, extent: Extent) -> &[u8] {
+        &self.bytes[extent.offset.as_usize()..extent.end().as_usize()]
+    }
+
+    /// How many new blocks data in `extent` would allocate.
+    pub(crate) fn blocks_needed(&self, extent: Extent) -> u64 {
+        blocks(extent).filter(|block| !self.allocated[*block as usize]).count() as u64
+    }
+
+    pub(crate) const fn allocated(&self) -> Bytes {
+        Bytes(self.allocated_blocks * BLOCK_BYTES)
+    }
+
+    fn allocate(&mut self, extent: Extent) {
+        for block in blocks(extent) {
+            let allocated = &mut self.allocated[block as usize];
+            self.allocated_blocks += u64::from(!*allocated);
+            *allocated = true;
+        }
+    }
+
+    /// The part of `extent` whose blocks it covers wholly (the volume's last block may be short).
+    fn whole_blocks(&self, extent: Extent) -> Option<Extent> {
+        let start = extent.offset.align_up(BLOCK_BYTES);
+        let end = if extent.end() == self.size { extent.end() } else { extent.end().align_down(BLOCK_BYTES) };
+        (start < end).then(|| Extent::between(start, end))
+    }
+
+    /// Carries out the part `part` of a mutation of `whole`. A discard may leave what no whole block covers.
+    pub(crate) fn apply(&mut self, whole: Extent, kind: &MutationKind, part: Extent, durable: bool, dice: &Dice) {
+        match kind {
+            MutationKind::Data(data) => {
+                self.allocate(part);
+                let from = (part.offset - whole.offset).as_usize();
+                self.store(part, Some(&data[from..from + part.length.as_usize()]), durable, dice);
+            }
+            MutationKind::Zeroes { may_unmap } => {
+                self.store(part, None, durable, dice);
+                match may_unmap {
+                    true => self.free(part),
+                    false => self.allocate(part),
+                }
+            }
+            MutationKind::Discard => {
+                if let Some(inner) = self.whole_blocks(part) {
+                    self.store(inner, None, durable, dice);
+                    self.free(inner);
+                }
+            }
+        }
+    }
+
+    fn free(&mut self, extent: Extent) {
+        let Some(inner) = self.whole_blocks(extent) else { return };
+        for block in blocks(inner) {
+            let allocated = &mut self.allocated[block as usize];
+            self.allocated_blocks -= u64::from(*allocated);
+            *allocated = false;
+        }
+    }
+
+    /// Puts `data` (or zeroes) in `extent`, remembering what a power loss could bring back.
+    fn store(&mut self, extent: Extent, data: Option<&[u8]>, durable: bool, dice: &Dice) {
+        let sectors = self.sectors(extent);
+        if !durable {
+            for sector in sectors.clone() {
+                let before = self.sector_bytes(sector).into();
+                let entry =
+                    self.unflushed.entry(sector).or_insert_with(|| Unflushed { durable: before, versions: Vec::new() });
+                // Without a flush under way the cache keeps one version of a sector, and may have written the last one
+                // back by itself.
+                if self.flushes == 0
+                    && let Some(last) = entry.versions.pop()
+                {
+                    if dice.chance(0.25) {
+                        entry.durable = last.bytes;
+                    }
+                    entry.versions.clear();
+                }
+            }
+        }
+        let place = &mut self.bytes[extent.offset.as_usize()..extent.end().as_usize()];
+        match data {
+            Some(data) => place.copy_from_slice(data),
+            None => place.fill(0),
+        }
+        self.sequence += 1;
+        for sector in sectors {
+            if durable {
+                self.unflushed.remove(&sector);
+                continue;
+            }
+            let bytes = self.sector_bytes(sector).into();
+            let version = Version { sequence: self.sequence, bytes, abandoned: false };
+            self.unflushed.get_mut(&sector).expect("it was entered above").versions.push(version);
+        }
+    }
+
+    /// Begins a flush of everything written so far.
+    pub(crate) const fn begin_flush(&mut self) -> u64 {
+        self.flushes += 1;
+        self.sequence
+    }
+
+    /// Ends a flush that began at `cut`. After a failure nobody will ever make durable what it covered.
+    pub(crate) fn end_flush(&mut self, cut: u64, success: bool) {
+        self.flushes -= 1;
+        self.unflushed.retain(|_, sector| {
+            if !success {
+                let covered = sector.versions.iter_mut().filter(|version| version.sequence <= cut);
+                covered.for_each(|version| version.abandoned = true);
+                return true;
+            }
+            let Some(last) = sector.versions.iter().rposition(|version| version.sequence <= cut) else { return true };
+            if sector.versions[last].abandoned {
+                return true;
+            }
+            sector.durable = std::mem::take(&mut sector.versions[last].bytes);
+            sector.versions.drain(..=last);
+            !sector.versions.is_empty()
+        });
+    }
+
+    /// Takes the power away: every sector keeps what is durable or anything that was written to it since.
+    pub(crate) fn lose_power(&mut self, dice: &Dice) -> usize {
+        let unflushed = std::mem::take(&mut self.unflushed);
+        let mut lost = 0;
+        for (sector, state) in unflushed {
+            let choice = dice.below(state.versions.len() as u64 + 1) as usize;
+            let bytes = if choice == 0 { &state.durable } else { &state.versions[choice - 1].bytes };
+            lost += usize::from(choice < state.versions.len());
+            let start = (sector * SECTOR_BYTES) as usize;
+            self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+        }
+        // The allocation follows the bytes: what reads as data has space.
+        for block in 0..self.allocated.len() {
+            let start = block * BLOCK_BYTES as usize;
+            let end = (start + BLOCK_BYTES as usize).min(self.bytes.len());
+            if !self.allocated[block] && self.bytes[start..end].iter().any(|byte| *byte != 0) {
+                self.allocated[block] = true;
+                self.allocated_blocks += 1;
+            }
+        }
+        self.flushes = 0;
+        lost
+    }
+
+    /// Calls `visit` with everything that a power loss now could leave in each sector that is not durable yet.
+    pub(crate) fn each_uncertain(&self, mut visit: impl FnMut(u64, &[u8])) {
+        for (sector, state) in &self.unflushed {
+            visit(*sector, &state.durable);
+            state.versions.iter().for_each(|version| visit(*sector, &version.bytes));
+        }
+    }
+
+    /// Describes `extent` in pieces of whole blocks.
+    pub(crate) fn extents(&self, extent: Extent) -> Vec<ExtentStatus> {
+        let mut pieces: Vec<ExtentStatus> = Vec::new();
+        for piece in extent.split_at_multiples(BLOCK_BYTES) {
+            let state = match self.allocated[(piece.offset.0 / BLOCK_BYTES) as usize] {
+                true => ExtentState::Data,
+                false => ExtentState::Hole,
+            };
+            match pieces.last_mut() {
+                Some(last) if last.state == state => last.extent.length += piece.length,
+                _ => pieces.push(ExtentStatus { extent: piece, state }),
+            }
+        }
+        pieces
+    }
+
+    fn sectors(&self, extent: Extent) -> std::ops::Range<u64> {
+        extent.offset.0 / SECTOR_BYTES..extent.end().0.div_ceil(SECTOR_BYTES)
+    }
+
+    fn sector_bytes(&self, sector: u64) -> &[u8] {
+        let start = (sector * SECTOR_BYTES) as usize;
+        let end = (start + SECTOR_BYTES as usize).min(self.bytes.len());
+        &self.bytes[start..end]
+    }
+}
+
+fn blocks(extent: Extent) -> std::ops::Range<u64> {
+    extent.offset.0 / BLOCK_BYTES..extent.end().0.div_ceil(BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Data;
+
+    fn write(medium: &mut Medium, offset: u64, byte: u8, durable: bool) {
+        let extent = Extent::new(Bytes(offset), Bytes(512));
+        let kind = MutationKind::Data(Data::copy_of(&[byte; 512]));
+        medium.apply(extent, &kind, extent, durable, &Dice::new(1, "medium"));
+    }
+
+    fn after_power_loss(setup: impl Fn(&mut Medium)) -> std::collections::BTreeSet<u8> {
+        let outcomes = (0..100).map(|seed| {
+            let mut medium = Medium::new(Bytes(8192));
+            setup(&mut medium);
+            medium.lose_power(&Dice::new(seed, "power"));
+            medium.bytes()[0]
+        });
+        outcomes.collect()
+    }
+
+    #[test]
+    fn a_power_loss_keeps_what_was_flushed_and_any_part_of_the_rest() {
+        let unflushed = after_power_loss(|medium| write(medium, 0, 1, false));
+        assert_eq!(unflushed, [0, 1].into());
+        let flushed = after_power_loss(|medium| {
+            write(medium, 0, 1, false);
+            let cut = medium.begin_flush();
+            write(medium, 0, 2, false);
+            medium.end_flush(cut, true);
+        });
+        assert_eq!(flushed, [1, 2].into());
+        assert_eq!(after_power_loss(|medium| write(medium, 0, 3, true)), [3].into());
+    }
+
+    #[test]
+    fn what_a_failed_flush_covered_is_not_saved_by_the_next_one() {
+        let outcomes = after_power_loss(|medium| {
+            write(medium, 0, 1, false);
+            for success in [false, true] {
+                let cut = medium.begin_flush();
+                medium.end_flush(cut, success);
+            }
+        });
+        assert_eq!(outcomes, [0, 1].into());
+    }
+
+    #[test]
+    fn discards_free_whole_blocks_and_leave_the_rest() {
+        let mut medium = Medium::new(Bytes(4096 + 700));
+        for offset in [0, 512, 4096] {
+            write(&mut medium, offset, 7, false);
+        }
+        assert_eq!(medium.allocated(), Bytes(8192));
+        let dice = Dice::new(1, "medium");
+        let partial = Extent::new(Bytes(0), Bytes(512));
+        medium.apply(partial, &MutationKind::Discard, partial, false, &dice);
+        assert_eq!(medium.bytes()[0], 7);
+        let tail = Extent::new(Bytes(4096), Bytes(700));
+        medium.apply(tail, &MutationKind::Discard, tail, false, &dice);
+        assert_eq!((medium.bytes()[4096], medium.allocated()), (0, Bytes(4096)));
+        let pieces = medium.extents(Extent::whole(Bytes(4096 + 700)));
+        assert_eq!(pieces.iter().map(|piece| piece.state).collect::<Vec<_>>(), [ExtentState::Data, ExtentState::Hole]);
+    }
+}

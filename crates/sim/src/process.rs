@@ -1,0 +1,174 @@
+//! A process of the world: the `Env` that the engine gets, and the power to kill it at any moment.
+//!
+//! Everything that a process runs is spawned through its [`SimEnv`]; killing it drops all of that at whatever await it
+//! stands. What it had submitted to disks goes on without it (see [`crate::disk`]).
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use env::{Env, EnvRef, Moment, Task};
+use futures::FutureExt;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::clock;
+use crate::dice::Dice;
+use crate::world::{Invariant, World};
+
+/// More tasks than this in one process are an unbounded queue.
+const TASKS_MAX: usize = 4096;
+
+/// One life of a process.
+#[derive(Clone)]
+pub struct Process {
+    env: Arc<SimEnv>,
+}
+
+/// What the process's code knows of the world.
+struct SimEnv {
+    world: World,
+    dice: Dice,
+    dead: AtomicBool,
+    tasks: Arc<Mutex<Tasks>>,
+}
+
+#[derive(Default)]
+struct Tasks {
+    next: u64,
+    running: BTreeMap<u64, JoinHandle<()>>,
+}
+
+impl Process {
+    /// Starts life number `life` of the process.
+    #[must_use]
+    pub fn start(world: &World, life: u32) -> Self {
+        let dice = world.dice(&format!("process {life}"));
+        let env = SimEnv { world: world.clone(), dice, dead: AtomicBool::new(false), tasks: Arc::default() };
+        Self { env: Arc::new(env) }
+    }
+
+    /// Its environment.
+    #[must_use]
+    pub fn env(&self) -> EnvRef {
+        Arc::clone(&self.env) as EnvRef
+    }
+
+    /// Runs `task` in it. The receiver learns nothing if the process dies first.
+    pub fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::sync::oneshot::Receiver<T> {
+        env::spawn_with_result(&*self.env, task)
+    }
+
+    /// Whether it was killed.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        self.env.dead.load(Ordering::Relaxed)
+    }
+
+    /// How many tasks it runs.
+    #[must_use]
+    pub fn tasks(&self) -> usize {
+        self.env.tasks.lock().running.len()
+    }
+
+    /// Ends it like SIGKILL: no task of it runs any further. Returns when all are gone.
+    pub async fn kill(&self) {
+        self.env.dead.store(true, Ordering::Relaxed);
+        let running = std::mem::take(&mut self.env.tasks.lock().running);
+        running.values().for_each(JoinHandle::abort);
+        for task in running.into_values() {
+            // An aborted task has nothing to say.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Env for SimEnv {
+    fn now(&self) -> Moment {
+        self.world.now()
+    }
+
+    fn sleep(&self, span: Duration) -> Task {
+        Box::pin(clock::sleep(span))
+    }
+
+    fn spawn(&self, task: Task) {
+        if self.dead.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut tasks = self.tasks.lock();
+        let number = tasks.next;
+        tasks.next += 1;
+        if tasks.running.len() >= TASKS_MAX {
+            self.world.violate(Invariant::Bounded, format!("a process with {TASKS_MAX} tasks"));
+        }
+        let (world, list) = (self.world.clone(), Arc::clone(&self.tasks));
+        let guarded = async move {
+            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
+                let words = panic.downcast_ref::<String>().map(String::as_str);
+                let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+                world.violate(Invariant::NoPanic, words.unwrap_or("a panic without words"));
+            }
+            list.lock().running.remove(&number);
+        };
+        let handle = tokio::spawn(guarded);
+        tasks.running.insert(number, handle);
+    }
+
+    fn random(&self) -> u64 {
+        self.dice.any()
+    }
+
+    fn wall_clock(&self) -> SystemTime {
+        // 2026-01-01: any fixed day will do, as long as every run has the same.
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600) + self.world.now().0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::Keep;
+
+    #[test]
+    fn a_killed_process_does_nothing_more() {
+        clock::run(async {
+            let world = World::new(1, Keep::Tail);
+            let process = Process::start(&world, 0);
+            let env = process.env();
+            let steps = Arc::new(Mutex::new(0));
+            let counter = Arc::clone(&steps);
+            let answer = process.run(async move {
+                for _ in 0..1000 {
+                    env.sleep(Duration::from_micros(10)).await;
+                    *counter.lock() += 1;
+                }
+            });
+            world.sleep(Duration::from_micros(35)).await;
+            process.kill().await;
+            world.sleep(Duration::from_secs(1)).await;
+            assert_eq!(*steps.lock(), 3);
+            assert!(answer.await.is_err(), "a dead process answered");
+            process.env().spawn(Box::pin(async { panic!("a dead process spawned") }));
+            world.sleep(Duration::from_secs(1)).await;
+            assert_eq!((process.tasks(), world.violation()), (0, None));
+        });
+    }
+
+    #[test]
+    fn a_panic_is_a_violation() {
+        clock::run(async {
+            let world = World::new(1, Keep::Tail);
+            let process = Process::start(&world, 0);
+            process.env().spawn(Box::pin(async { panic!("as planned") }));
+            world.violated().await;
+            assert_eq!(world.violation().expect("it was noted").invariant, Invariant::NoPanic);
+        });
+    }
+}

@@ -1,0 +1,208 @@
+//! The world: one thread, one seed, one virtual clock, one event log, and the first violation that anybody saw.
+//!
+//! The clock is that of tokio's paused runtime. Its timers are exact to a millisecond, so one millisecond there is one
+//! microsecond here: [`Moment`]s and [`Duration`]s that the engine sees are always simulated ones.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use env::Moment;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::clock;
+use crate::dice::Dice;
+use crate::log::{EventLog, Keep};
+
+/// What must always hold, by the names of ARCHITECTURE.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Invariant {
+    /// A write acknowledged to the guest is never lost while a copy that holds authority survives.
+    AckedWrite,
+    /// The guest never reads something older than what it has read or been acknowledged.
+    StableRead,
+    /// At the switchover the target equals the source, byte for byte.
+    EqualAtSwitch,
+    /// Only the holder of the newest epoch writes.
+    OneWriter,
+    /// Until the commit point a cancel or a failure of the target leaves the guest on the source.
+    CancelSafe,
+    /// After a crash at any moment the migration resumes or is cleanly undone.
+    CrashResume,
+    /// What was flushed is durable on every copy that may become the authority.
+    Flush,
+    /// Memory, queue depth and journal size hold their limits.
+    Bounded,
+    /// Reported progress never goes back.
+    Monotonic,
+    /// The mirror finishes under any guest load once faults stop.
+    Converges,
+    /// The engine does not panic.
+    NoPanic,
+}
+
+impl Invariant {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AckedWrite => "acked-write",
+            Self::StableRead => "stable-read",
+            Self::EqualAtSwitch => "equal-at-switch",
+            Self::OneWriter => "one-writer",
+            Self::CancelSafe => "cancel-safe",
+            Self::CrashResume => "crash-resume",
+            Self::Flush => "flush",
+            Self::Bounded => "bounded",
+            Self::Monotonic => "monotonic",
+            Self::Converges => "converges",
+            Self::NoPanic => "no-panic",
+        }
+    }
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// An invariant that did not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub invariant: Invariant,
+    /// What was seen.
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.invariant, self.what)
+    }
+}
+
+/// A handle of the world. Clones are the same world.
+#[derive(Clone)]
+pub struct World {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    seed: u64,
+    start: clock::Start,
+    log: Mutex<EventLog>,
+    violation: Mutex<Option<Violation>>,
+    violated: Notify,
+    faults: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl World {
+    /// The world of `seed`, beginning now. Call it within a runtime of [`clock::run`].
+    #[must_use]
+    pub fn new(seed: u64, keep: Keep) -> Self {
+        let shared = Shared {
+            seed,
+            start: clock::Start::now(),
+            log: Mutex::new(EventLog::new(keep)),
+            violation: Mutex::default(),
+            violated: Notify::new(),
+            faults: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The seed that everything here comes from.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// The dice of `label`.
+    #[must_use]
+    pub fn dice(&self, label: &str) -> Dice {
+        Dice::new(self.shared.seed, label)
+    }
+
+    /// The simulated time.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        self.shared.start.elapsed()
+    }
+
+    /// Waits for `span` of simulated time.
+    pub async fn sleep(&self, span: Duration) {
+        clock::sleep(span).await;
+    }
+
+    /// Waits until the clock shows `moment`.
+    pub async fn sleep_until(&self, moment: Moment) {
+        let span = moment - self.now();
+        if !span.is_zero() {
+            clock::sleep(span).await;
+        }
+    }
+
+    /// Runs `task` as a part of the world: no crash of a process ends it.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        tokio::spawn(task)
+    }
+
+    /// Writes down an event.
+    pub fn event(&self, event: fmt::Arguments<'_>) {
+        self.shared.log.lock().add(self.now(), event);
+    }
+
+    /// Writes down a fault and counts it.
+    pub fn fault(&self, class: &'static str, event: fmt::Arguments<'_>) {
+        *self.shared.faults.lock().entry(class).or_default() += 1;
+        self.event(format_args!("fault {class}: {event}"));
+    }
+
+    /// Says that an invariant does not hold. The first one ends the run.
+    pub fn violate(&self, invariant: Invariant, what: impl Into<String>) {
+        let violation = Violation { invariant, what: what.into() };
+        self.event(format_args!("VIOLATION {violation}"));
+        self.shared.violation.lock().get_or_insert(violation);
+        self.shared.violated.notify_waiters();
+    }
+
+    /// The first violation, if there was one.
+    #[must_use]
+    pub fn violation(&self) -> Option<Violation> {
+        self.shared.violation.lock().clone()
+    }
+
+    /// Waits for a violation.
+    pub async fn violated(&self) {
+        let violated = self.shared.violated.notified();
+        if self.violation().is_none() {
+            violated.await;
+        }
+    }
+
+    /// How many faults of each class there were.
+    #[must_use]
+    pub fn faults(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.faults.lock().clone()
+    }
+
+    /// The hash of all events so far, and how many there were.
+    #[must_use]
+    pub fn log_hash(&self) -> (u64, u64) {
+        let log = self.shared.log.lock();
+        (log.hash(), log.count())
+    }
+
+    /// The events that were kept, one a line, the virtual time first.
+    #[must_use]
+    pub fn log_lines(&self) -> Vec<String> {
+        self.shared.log.lock().lines()
+    }
+}
