@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use crate::executor::{Executor, read_cached, read_full, write_full};
 
+pub(crate) use open::direct_alignment_of;
 pub use open::{Access, OpenOptions};
 
 /// How a backend reaches its bytes.

@@ -8,8 +8,12 @@ mod executor;
 mod file;
 mod lock;
 mod qemu_locks;
+mod retire;
 mod spec;
+mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use qemu_locks::QemuLocks;
+pub use retire::{Retired, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
+pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target};

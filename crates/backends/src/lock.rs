@@ -17,7 +17,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 /// The byte that a server locks: `transhum` as a number, far behind the largest file.
-const SERVER_BYTE: i64 = i64::from_be_bytes(*b"transhum");
+pub(crate) const SERVER_BYTE: i64 = i64::from_be_bytes(*b"transhum");
 
 /// How often a lock that is held is asked for again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);

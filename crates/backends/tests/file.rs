@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use block::testing::conformance;
 use block::{Buffer, Bytes, Data, Device, ErrorKind, Extent, Mutation};
 use env::RealEnv;
 use tempfile::{TempDir, tempdir_in};
@@ -57,4 +58,25 @@ async fn what_is_written_is_read_on_every_engine() {
         assert!(read.iter().all(|&byte| byte == 0));
         assert_eq!(std::fs::metadata(backend.path()).expect("there").len(), 1_000_001);
     }
+}
+
+async fn conforms(directory: &TempDir, cache: CacheMode) {
+    for seed in 0..2 {
+        conformance(seed, async |size| device(&create(directory, cache, size).await)).await;
+    }
+}
+
+#[tokio::test]
+async fn files_in_memory_conform() {
+    conforms(&in_memory(), CacheMode::Auto).await;
+}
+
+#[tokio::test]
+async fn files_past_the_page_cache_conform() {
+    conforms(&on_disk(), CacheMode::Direct).await;
+}
+
+#[tokio::test]
+async fn files_through_the_page_cache_conform() {
+    conforms(&on_disk(), CacheMode::Page).await;
 }

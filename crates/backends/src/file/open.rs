@@ -157,6 +157,11 @@ impl FileBackend {
     }
 }
 
+/// What requests past the page cache must be multiples of; 1 where there is no way past it.
+pub(crate) fn direct_alignment_of(file: &File) -> u32 {
+    if is_in_memory(file).unwrap_or(false) { 1 } else { Alignment::of(file, false).request }
+}
+
 fn open_at(path: &Path, writable: bool, direct: bool) -> Result<File> {
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let attempt = File::options().read(true).write(writable).custom_flags(flags).open(path);

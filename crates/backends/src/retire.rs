@@ -1,0 +1,153 @@
+//! What becomes of the source after a move: it must not be found under its old name by whatever starts the guest
+//! tomorrow, and it is kept until somebody says otherwise.
+//!
+//! A file is renamed to `NAME.moved-EPOCH`. A block device has no name of its own, so its first and its last 4 KiB,
+//! where everything that would recognise a disk looks, are kept in a file and overwritten with a tombstone:
+//!
+//! ```text
+//! byte     0  "TRANSHUME MOVED\n"
+//! byte    16  the epoch, a little-endian 64-bit number
+//! byte    24  zeroes up to byte 4096
+//! ```
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::target::{TargetError, block_size_of, directory_of, sync_directory_of};
+
+const TOMBSTONE_MAGIC: &[u8; 16] = b"TRANSHUME MOVED\n";
+const TOMBSTONE_BYTES: usize = 4096;
+
+/// A source that was put out of the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Retired {
+    /// A file, renamed.
+    File {
+        /// Its name before.
+        from: PathBuf,
+        /// Its name now.
+        to: PathBuf,
+    },
+    /// A block device with a tombstone.
+    BlockDevice {
+        /// The block device.
+        path: PathBuf,
+        /// The file that keeps what the tombstone has overwritten.
+        kept: PathBuf,
+    },
+}
+
+/// Puts the source of a move out of the way, durably. `keep` is a directory for what a block device's tombstone
+/// overwrites. Nobody may have the source open for writing. Doing it again for the same epoch does no harm.
+///
+/// # Errors
+/// When something else has the new name, and what the operating system says.
+pub fn retire_source(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
+    let real = resolve(path)?;
+    let is_block_device = std::fs::metadata(&real).is_ok_and(|found| found.file_type().is_block_device());
+    if is_block_device {
+        return bury(&real, epoch, keep);
+    }
+    let mut name = real.clone().into_os_string();
+    name.push(format!(".moved-{epoch}"));
+    let to = PathBuf::from(name);
+    match rustix::fs::renameat_with(CWD, &real, CWD, &to, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        Err(Errno::NOENT) if to.exists() => {}
+        Err(error) => return Err(TargetError::os(&real, &format!("renaming to {} of", to.display()), error.into())),
+    }
+    sync_directory_of(&real)?;
+    Ok(Retired::File { from: real, to })
+}
+
+impl Retired {
+    /// Brings the source back as it was, under its old name.
+    ///
+    /// # Errors
+    /// When something else has its name now, and what the operating system says.
+    pub fn restore(&self) -> Result<(), TargetError> {
+        match self {
+            Self::File { from, to } => {
+                let renamed = rustix::fs::renameat_with(CWD, to, CWD, from, RenameFlags::NOREPLACE);
+                renamed.map_err(|error| {
+                    TargetError::os(to, &format!("renaming to {} of", from.display()), error.into())
+                })?;
+                sync_directory_of(from)
+            }
+            Self::BlockDevice { path, kept } => {
+                let blocks = std::fs::read(kept).map_err(|error| TargetError::os(kept, "reading", error))?;
+                let attempt = |error| TargetError::os(path, "restoring", error);
+                let file = File::options().read(true).write(true).open(path).map_err(attempt)?;
+                let last = block_size_of(&file).map_err(attempt)?.saturating_sub(TOMBSTONE_BYTES as u64);
+                let (first, end) = blocks.split_at(TOMBSTONE_BYTES.min(blocks.len()));
+                file.write_all_at(end, last).and_then(|()| file.write_all_at(first, 0)).map_err(attempt)?;
+                file.sync_all().map_err(attempt)
+            }
+        }
+    }
+
+    /// Deletes the source for good. A block device cannot be deleted and is left with its tombstone.
+    ///
+    /// # Errors
+    /// What the operating system says; it being gone already is none.
+    pub fn delete(&self) -> Result<(), TargetError> {
+        let Self::File { to, .. } = self else { return Ok(()) };
+        match std::fs::remove_file(to) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TargetError::os(to, "deleting", error)),
+            _ => sync_directory_of(to),
+        }
+    }
+}
+
+/// Follows links to where the file is, or was before it was renamed.
+fn resolve(path: &Path) -> Result<PathBuf, TargetError> {
+    const LINKS_MAX: usize = 40;
+    let mut next = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        if !next.is_symlink() {
+            return Ok(next);
+        }
+        let to = std::fs::read_link(&next).map_err(|error| TargetError::os(&next, "following", error))?;
+        next = directory_of(&next).join(to);
+    }
+    Err(TargetError::os(path, "following", Errno::LOOP.into()))
+}
+
+fn bury(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
+    let attempt = |error| TargetError::os(path, "marking", error);
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let kept = keep.join(format!("{name}.moved-{epoch}.blocks"));
+    let mut tombstone = [0; TOMBSTONE_BYTES];
+    tombstone[..16].copy_from_slice(TOMBSTONE_MAGIC);
+    tombstone[16..24].copy_from_slice(&epoch.to_le_bytes());
+
+    let file = File::options().read(true).write(true).open(path).map_err(attempt)?;
+    let last = block_size_of(&file).map_err(attempt)?.saturating_sub(TOMBSTONE_BYTES as u64);
+    let mut blocks = [0; 2 * TOMBSTONE_BYTES];
+    let (first, end) = blocks.split_at_mut(TOMBSTONE_BYTES);
+    file.read_exact_at(first, 0).and_then(|()| file.read_exact_at(end, last)).map_err(attempt)?;
+    let retired = Retired::BlockDevice { path: path.to_owned(), kept: kept.clone() };
+    if blocks[..TOMBSTONE_BYTES] == tombstone && kept.exists() {
+        return Ok(retired);
+    }
+    // What is overwritten is durable elsewhere first, once: a second try would find the half that is overwritten.
+    // The first block goes last: it says that all is done.
+    if !kept.exists() {
+        let partial = kept.with_extension("partial");
+        let saved = File::create(&partial).and_then(|mut file| file.write_all(&blocks).and_then(|()| file.sync_all()));
+        saved
+            .and_then(|()| std::fs::rename(&partial, &kept))
+            .map_err(|error| TargetError::os(&kept, "writing", error))?;
+        sync_directory_of(&kept)?;
+    }
+    file.write_all_at(&tombstone, last).and_then(|()| file.sync_all()).map_err(attempt)?;
+    file.write_all_at(&tombstone, 0).and_then(|()| file.sync_all()).map_err(attempt)?;
+    Ok(retired)
+}

@@ -1,0 +1,171 @@
+//! Why a target cannot be used: one line each, that says what is wrong and what to do.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use block::{Bytes, Error, ErrorKind};
+
+/// Why a target cannot be used.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum TargetError {
+    /// It is the source.
+    SameAsSource {
+        /// The target.
+        path: PathBuf,
+        /// The source.
+        source: PathBuf,
+    },
+    /// It holds something.
+    NotEmpty {
+        /// The target.
+        path: PathBuf,
+        /// How large it is.
+        size: Bytes,
+    },
+    /// The volume does not fit.
+    TooSmall {
+        /// The target.
+        path: PathBuf,
+        /// How large it is.
+        size: Bytes,
+        /// How large the volume is.
+        needed: Bytes,
+    },
+    /// It may not be written.
+    ReadOnly {
+        /// The target.
+        path: PathBuf,
+    },
+    /// Its file system is too full.
+    NoSpace {
+        /// The target.
+        path: PathBuf,
+        /// What the source has allocated.
+        needed: Bytes,
+        /// What is free.
+        available: Bytes,
+    },
+    /// Its sectors are larger than the guest's.
+    Sectors {
+        /// The target.
+        path: PathBuf,
+        /// What it takes multiples of.
+        target: u32,
+        /// What the guest sends multiples of.
+        guest: u32,
+    },
+    /// Somebody uses it.
+    InUse {
+        /// The target.
+        path: PathBuf,
+        /// Who.
+        holder: String,
+    },
+    /// Its directory does not exist.
+    NoDirectory {
+        /// The target.
+        path: PathBuf,
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// It is a link to nothing.
+    DanglingLink {
+        /// The target.
+        path: PathBuf,
+    },
+    /// It is neither a file nor a block device.
+    NoFile {
+        /// The target.
+        path: PathBuf,
+    },
+    /// The operating system failed.
+    Os(Error),
+}
+
+impl TargetError {
+    pub(crate) fn os(path: &Path, verb: &str, error: std::io::Error) -> Self {
+        Self::Os(Error::from_os(error, format!("{verb} {}", path.display())))
+    }
+
+    pub(crate) fn opening(path: &Path, error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { path: path.to_owned() },
+            _ => Self::os(path, "opening", error),
+        }
+    }
+
+    /// What went wrong, to match on.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::ReadOnly { .. } => ErrorKind::ReadOnly,
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::InUse { .. } => ErrorKind::Busy,
+            Self::NoDirectory { .. } => ErrorKind::NotFound,
+            Self::Sectors { .. } => ErrorKind::Misaligned,
+            Self::Os(error) => error.kind(),
+            Self::SameAsSource { .. }
+            | Self::NotEmpty { .. }
+            | Self::TooSmall { .. }
+            | Self::DanglingLink { .. }
+            | Self::NoFile { .. } => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl fmt::Display for TargetError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SameAsSource { path, source } => {
+                let (path, source) = (path.display(), source.display());
+                write!(out, "{path} is the source itself ({source}): name another target")
+            }
+            Self::NotEmpty { path, size } => {
+                let path = path.display();
+                write!(out, "{path} exists and holds {size}: name another target, or overwrite it with --overwrite")
+            }
+            Self::TooSmall { path, size, needed } => {
+                let path = path.display();
+                write!(out, "{path} has {size} and the volume has {needed}: use a target at least as large")
+            }
+            Self::ReadOnly { path } => {
+                write!(out, "{} is read-only: make it writable, or name another target", path.display())
+            }
+            Self::NoSpace { path, needed, available } => {
+                let path = path.display();
+                write!(out, "the file system of {path} has {available} free and the volume needs {needed}: make room")
+            }
+            Self::Sectors { path, target, guest } => {
+                let path = path.display();
+                write!(
+                    out,
+                    "{path} has sectors of {target} bytes and the guest writes sectors of {guest}: use a target with \
+                     sectors of {guest} bytes"
+                )
+            }
+            Self::InUse { path, holder } => write!(out, "{} is in use: {holder}", path.display()),
+            Self::NoDirectory { path, directory } => {
+                write!(out, "{} cannot be created: create {} first", path.display(), directory.display())
+            }
+            Self::DanglingLink { path } => {
+                write!(out, "{} is a link to nothing: remove it, or name another target", path.display())
+            }
+            Self::NoFile { path } => {
+                write!(out, "{} is neither a file nor a block device: name another target", path.display())
+            }
+            Self::Os(error) => out.write_str(&error.chain()),
+        }
+    }
+}
+
+impl std::error::Error for TargetError {}
+
+impl From<TargetError> for Error {
+    fn from(error: TargetError) -> Self {
+        match error {
+            TargetError::Os(error) => error,
+            other => Self::new(other.kind(), other.to_string()),
+        }
+    }
+}
