@@ -1,5 +1,6 @@
 //! Checks and chores of the repository: `cargo xtask COMMAND`.
 
+mod bench;
 mod setup;
 mod tidy;
 
@@ -21,12 +22,15 @@ enum Chore {
     Tidy,
     /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
     Setup(setup::Arguments),
+    /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
+    BenchLocal(bench::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy => tidy::run(),
         Chore::Setup(arguments) => setup::run(&arguments),
+        Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -120,14 +120,10 @@ impl Load {
     fn tell_interval(&self, now: Duration, length: Duration) {
         let taken = self.meter.take();
         say(&format!(
-            "interval at_ms={} length_ms={} reads={} writes={} p50_us={} p99_us={} max_us={} errors={} faults={}",
+            "interval at_ms={} length_ms={} {} errors={} faults={}",
             now.as_millis(),
             length.as_millis(),
-            taken.reads,
-            taken.writes,
-            taken.p50_us,
-            taken.p99_us,
-            taken.longest_us,
+            taken.fields(),
             self.errors.load(Ordering::Relaxed),
             self.faults.load(Ordering::Relaxed),
         ));

@@ -13,6 +13,7 @@ pub(crate) struct Meter {
     longest_us: AtomicU64,
     reads: AtomicU64,
     writes: AtomicU64,
+    total_us: AtomicU64,
 }
 
 /// What [`Meter::take`] took.
@@ -21,6 +22,8 @@ pub(crate) struct Taken {
     pub(crate) writes: u64,
     pub(crate) p50_us: u64,
     pub(crate) p99_us: u64,
+    pub(crate) p999_us: u64,
+    pub(crate) mean_us: u64,
     pub(crate) longest_us: u64,
 }
 
@@ -31,12 +34,14 @@ impl Meter {
             longest_us: AtomicU64::new(0),
             reads: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            total_us: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn note(&self, is_read: bool, latency: Duration) {
         let us = u64::try_from(latency.as_micros()).unwrap_or(u64::MAX);
         self.buckets[bucket_of(us)].fetch_add(1, Ordering::Relaxed);
+        self.total_us.fetch_add(us, Ordering::Relaxed);
         self.longest_us.fetch_max(us, Ordering::Relaxed);
         let count = if is_read { &self.reads } else { &self.writes };
         count.fetch_add(1, Ordering::Relaxed);
@@ -60,8 +65,21 @@ impl Meter {
             writes: self.writes.swap(0, Ordering::Relaxed),
             p50_us: percentile(0.5),
             p99_us: percentile(0.99),
+            p999_us: percentile(0.999),
+            mean_us: self.total_us.swap(0, Ordering::Relaxed).checked_div(counts.iter().sum()).unwrap_or(0),
             longest_us,
         }
+    }
+}
+
+impl Taken {
+    /// The fields of an `interval` line.
+    pub(crate) fn fields(&self) -> String {
+        let Self { reads, writes, p50_us, p99_us, p999_us, mean_us, longest_us } = self;
+        format!(
+            "reads={reads} writes={writes} mean_us={mean_us} p50_us={p50_us} p99_us={p99_us} p999_us={p999_us} \
+             max_us={longest_us}"
+        )
     }
 }
 

@@ -49,10 +49,14 @@ pub struct Interval {
     pub reads: u64,
     /// Writes answered.
     pub writes: u64,
+    /// The mean latency.
+    pub mean: Duration,
     /// The median latency.
     pub p50: Duration,
     /// The latency that one request of a hundred exceeded.
     pub p99: Duration,
+    /// The latency that one request of a thousand exceeded.
+    pub p999: Duration,
     /// The longest latency.
     pub longest: Duration,
     /// Requests that failed since the start.
@@ -103,8 +107,10 @@ impl Event {
                 length: Duration::from_millis(number("length_ms")?),
                 reads: number("reads")?,
                 writes: number("writes")?,
+                mean: Duration::from_micros(number("mean_us")?),
                 p50: Duration::from_micros(number("p50_us")?),
                 p99: Duration::from_micros(number("p99_us")?),
+                p999: Duration::from_micros(number("p999_us")?),
                 longest: Duration::from_micros(number("max_us")?),
                 errors: number("errors")?,
                 faults: number("faults")?,
@@ -128,8 +134,8 @@ mod tests {
         );
         assert_eq!(Event::parse("hello"), Event::Line("hello".into()));
         assert_eq!(Event::parse("@load interval reads=x"), Event::Line("@load interval reads=x".into()));
-        let line = "@load interval at_ms=400 length_ms=200 reads=70 writes=30 p50_us=100 p99_us=900 max_us=1500 \
-                    errors=0 faults=0";
+        let line = "@load interval at_ms=400 length_ms=200 reads=70 writes=30 mean_us=200 p50_us=100 p99_us=900 \
+                    p999_us=1200 max_us=1500 errors=0 faults=0";
         let Event::Interval(interval) = Event::parse(line) else { panic!("not read as an interval") };
         assert_eq!(interval.iops().round(), 500.0);
         assert_eq!(interval.p99, Duration::from_micros(900));

@@ -25,6 +25,7 @@ mod event;
 mod initramfs;
 pub mod pattern;
 mod qemu;
+mod qmp;
 mod spec;
 mod verified;
 
@@ -32,5 +33,6 @@ pub use acceleration::Acceleration;
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
 pub use qemu::{Guest, Verdict};
+pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
 pub use verified::{check_filled, create_filled};

@@ -1,0 +1,391 @@
+//! The verifying load over NBD, from outside any guest.
+//!
+//! It offers a fixed rate whatever the server does, and counts each latency from the moment the request was due, so a
+//! server that stops for a while is charged with every request that waited, not with one. Without a rate it keeps a
+//! fixed number of requests in flight. It speaks in the lines of the guest's load, takes `stop`, `rate N` and `mark` (an
+//! `interval` line for what was since the last one) on its input, and drives any NBD server the same way.
+
+mod connection;
+mod options;
+#[path = "../src/pattern.rs"]
+#[allow(dead_code, unreachable_pub, missing_docs)]
+mod pattern;
+#[path = "../load/report.rs"]
+mod report;
+
+use std::io::{self, Read, Write};
+use std::num::NonZeroU64;
+use std::time::{Duration, Instant};
+
+use connection::{Command, Connection};
+use options::Options;
+use pattern::BLOCK_BYTES;
+use report::Meter;
+use rustix::event::{PollFd, PollFlags, poll};
+
+const TOLD_MAX: u64 = 20;
+/// Requests that may wait in the server in offered-rate mode; beyond it they wait here, their clocks running.
+const IN_FLIGHT_MAX: usize = 4096;
+
+#[derive(Clone, Copy)]
+struct Request {
+    command: Command,
+    slot: usize,
+    due: Duration,
+}
+
+struct Load {
+    options: Options,
+    connections: Vec<Connection>,
+    /// Per connection, requests by cookie; free cookies.
+    in_flight: Vec<Vec<Option<Request>>>,
+    free: Vec<(usize, u64)>,
+    /// What each slot holds and whether a request is on it; empty unless the load verifies.
+    generations: Vec<u32>,
+    is_busy: Vec<bool>,
+    meter: Meter,
+    random: Random,
+    started: Instant,
+    /// Since when the present rate holds, and how many requests it has sent.
+    rate_from: Duration,
+    rate_sent: u64,
+    marked: Duration,
+    slots: usize,
+    writes: u64,
+    errors: u64,
+    faults: u64,
+    payload: Vec<u8>,
+}
+
+fn main() {
+    let outcome = options::parse(std::env::args().skip(1)).map_err(io::Error::other).and_then(run);
+    if let Err(error) = outcome {
+        say(&format!("broken {error}"));
+        std::process::exit(1);
+    }
+}
+
+fn run(options: Options) -> io::Result<()> {
+    // A thread that sleeps for tens of microseconds wants to be woken then, not 50 microseconds later.
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
+    rustix::io::ioctl_fionbio(io::stdin(), true)?;
+    let connections = (0..options.connections)
+        .map(|_| Connection::open(&options.socket, &options.export))
+        .collect::<io::Result<Vec<_>>>()?;
+    let size = connections.first().map_or(0, |connection| connection.size);
+    let region = if options.region_bytes == 0 { size } else { options.region_bytes.min(size) };
+    let slots = usize::try_from(region / u64::from(options.io_bytes)).expect("slots are counted in memory");
+    let depth = if options.rate > 0 { IN_FLIGHT_MAX } else { options.depth };
+    let per_connection = depth.div_ceil(connections.len().max(1));
+    let cookies = (0..per_connection as u64).rev();
+    let mut load = Load {
+        in_flight: vec![vec![None; per_connection]; connections.len()],
+        free: cookies.flat_map(|cookie| (0..connections.len()).map(move |index| (index, cookie))).collect(),
+        generations: if options.is_verifying { vec![1; slots] } else { Vec::new() },
+        is_busy: if options.is_verifying { vec![false; slots] } else { Vec::new() },
+        meter: Meter::new(),
+        random: Random(options.seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        started: Instant::now(),
+        rate_from: Duration::ZERO,
+        rate_sent: 0,
+        marked: Duration::ZERO,
+        slots,
+        writes: 0,
+        errors: 0,
+        faults: 0,
+        payload: vec![0x5a; options.io_bytes as usize],
+        connections,
+        options,
+    };
+    say(&format!("start slots={slots} io_bytes={}", load.options.io_bytes));
+    load.offer()?;
+    say("stopped");
+    let wrong = load.verify()?;
+    let is_right = wrong == 0 && load.errors == 0 && load.faults == 0;
+    say(&format!("done ok={} errors={}", u8::from(is_right), load.errors));
+    Ok(())
+}
+
+impl Load {
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Offers requests until told to stop, then waits for the last of them.
+    fn offer(&mut self) -> io::Result<()> {
+        let mut is_stopping = false;
+        let mut next_interval = Duration::from_millis(self.options.interval_ms);
+        loop {
+            let now = self.now();
+            if self.options.seconds > 0 && now >= Duration::from_secs(self.options.seconds) {
+                is_stopping = true;
+            }
+            if !is_stopping {
+                self.submit_due(now);
+            }
+            for connection in &mut self.connections {
+                connection.send()?;
+            }
+            if self.options.interval_ms > 0 && now >= next_interval {
+                self.tell_interval(now);
+                next_interval += Duration::from_millis(self.options.interval_ms);
+            }
+            let in_flight = self.in_flight_count();
+            if is_stopping && in_flight == 0 {
+                self.tell_interval(now);
+                return Ok(());
+            }
+            let limit = if is_stopping { Duration::from_millis(100) } else { self.until_next_due(now, next_interval) };
+            let has_orders = self.wait(limit)?;
+            for index in 0..self.connections.len() {
+                self.take_replies(index)?;
+            }
+            is_stopping |= has_orders && self.obey();
+        }
+    }
+
+    fn in_flight_count(&self) -> usize {
+        self.in_flight.iter().map(Vec::len).sum::<usize>() - self.free.len()
+    }
+
+    fn submit_due(&mut self, now: Duration) {
+        while !self.free.is_empty() {
+            let due = if self.options.rate == 0 { now } else { self.due_of(self.rate_sent + 1) };
+            if due > now {
+                return;
+            }
+            self.rate_sent += 1;
+            let is_read = self.random.below(100) < u64::from(self.options.read_percent);
+            let Some(slot) = self.free_slot() else { return };
+            let command = if is_read { Command::Read } else { Command::Write };
+            self.submit(Request { command, slot, due });
+            if !is_read {
+                self.writes += 1;
+                let every = self.options.flush_every;
+                if every > 0 && self.writes.is_multiple_of(every) && !self.free.is_empty() {
+                    self.submit(Request { command: Command::Flush, slot: 0, due });
+                }
+            }
+        }
+    }
+
+    fn due_of(&self, number: u64) -> Duration {
+        self.rate_from
+            + Duration::from_nanos((u128::from(number) * 1_000_000_000 / u128::from(self.options.rate)) as u64)
+    }
+
+    fn until_next_due(&self, now: Duration, next_interval: Duration) -> Duration {
+        let mut until = Duration::from_millis(100);
+        if self.options.rate > 0 && !self.free.is_empty() {
+            until = until.min(self.due_of(self.rate_sent + 1).saturating_sub(now));
+        }
+        if self.options.interval_ms > 0 {
+            until = until.min(next_interval.saturating_sub(now));
+        }
+        until
+    }
+
+    fn free_slot(&mut self) -> Option<usize> {
+        let tries = 1000;
+        (0..tries)
+            .map(|_| self.random.below(self.slots as u64) as usize)
+            .find(|slot| !self.is_busy.get(*slot).is_some_and(|busy| *busy))
+    }
+
+    fn submit(&mut self, request: Request) {
+        let Some((index, cookie)) = self.free.pop() else { return };
+        self.in_flight[index][cookie as usize] = Some(request);
+        let Request { command, slot, .. } = request;
+        if command == Command::Flush {
+            return self.connections[index].request(command, cookie, 0, 0, |_| {});
+        }
+        let io_bytes = self.options.io_bytes;
+        let generation = self.generations.get(slot).map(|generation| generation + 1);
+        if let Some(busy) = self.is_busy.get_mut(slot) {
+            *busy = true;
+        }
+        let payload = &self.payload;
+        self.connections[index].request(command, cookie, slot as u64 * u64::from(io_bytes), io_bytes, |out| {
+            match (command, generation) {
+                (Command::Write, Some(generation)) => append_slot(out, slot, io_bytes as usize, generation),
+                (Command::Write, None) => out.extend_from_slice(payload),
+                _ => {}
+            }
+        });
+    }
+
+    /// Waits until a socket or the input has something, or for `limit`; says whether the input has.
+    fn wait(&self, limit: Duration) -> io::Result<bool> {
+        let stdin = io::stdin();
+        let mut waited: Vec<PollFd<'_>> = Vec::with_capacity(1 + self.connections.len());
+        waited.push(PollFd::new(&stdin, PollFlags::IN));
+        for connection in &self.connections {
+            let wanted = if connection.has_outgoing() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+            waited.push(PollFd::new(connection.stream(), wanted));
+        }
+        let limit =
+            rustix::event::Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: i64::from(limit.subsec_nanos()) };
+        match poll(&mut waited, Some(&limit)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(!waited[0].revents().is_empty()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn take_replies(&mut self, index: usize) -> io::Result<()> {
+        self.connections[index].receive()?;
+        let io_bytes = self.options.io_bytes as usize;
+        loop {
+            let in_flight = &self.in_flight[index];
+            let read_bytes = |cookie: u64| match in_flight.get(cookie as usize) {
+                Some(Some(Request { command: Command::Read, .. })) => io_bytes,
+                _ => 0,
+            };
+            let Some((reply, data)) = self.connections[index].next_reply(read_bytes)? else { return Ok(()) };
+            let request = self.in_flight[index].get_mut(reply.cookie as usize).and_then(Option::take);
+            let request = request.ok_or_else(|| io::Error::other("a reply to a request that was not made"))?;
+            self.free.push((index, reply.cookie));
+            let now = self.now();
+            if request.command != Command::Flush {
+                self.meter.note(request.command == Command::Read, now.saturating_sub(request.due));
+                if let Some(busy) = self.is_busy.get_mut(request.slot) {
+                    *busy = false;
+                }
+            }
+            if reply.error != 0 {
+                self.tell_error(&request, reply.error);
+            } else if let Some(generation) = self.generations.get_mut(request.slot) {
+                match request.command {
+                    Command::Write => *generation += 1,
+                    Command::Read => {
+                        self.faults +=
+                            count_faults(self.connections[index].data(data), request.slot, *generation, self.faults)
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn tell_error(&mut self, request: &Request, error: u32) {
+        self.errors += 1;
+        if self.errors <= TOLD_MAX {
+            say(&format!("error {:?} slot={}: NBD error {error}", request.command, request.slot));
+        }
+    }
+
+    fn tell_interval(&mut self, now: Duration) {
+        let taken = self.meter.take();
+        let length = now - self.marked;
+        self.marked = now;
+        say(&format!(
+            "interval at_ms={} length_ms={} {} errors={} faults={}",
+            now.as_millis(),
+            length.as_millis(),
+            taken.fields(),
+            self.errors,
+            self.faults
+        ));
+    }
+
+    /// Takes the host's orders; true once told to stop or when nobody gives orders any more.
+    fn obey(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        let text = match io::stdin().read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(count) => String::from_utf8_lossy(&bytes[..count]).into_owned(),
+            Err(_) => return false,
+        };
+        let mut is_stopping = false;
+        for line in text.lines() {
+            match line.split_once(' ').unwrap_or((line, "")) {
+                ("stop", _) => is_stopping = true,
+                ("mark", _) => {
+                    let now = self.now();
+                    self.tell_interval(now);
+                }
+                ("rate", rate) => {
+                    self.options.rate = rate.trim().parse().unwrap_or(self.options.rate);
+                    self.rate_from = self.now();
+                    self.rate_sent = 0;
+                }
+                _ => {}
+            }
+        }
+        is_stopping
+    }
+
+    /// Reads every slot again, if the load verifies, and returns how many blocks are wrong.
+    fn verify(&mut self) -> io::Result<u64> {
+        if !self.options.is_verifying {
+            return Ok(0);
+        }
+        self.options.rate = 0;
+        let before = self.faults;
+        let mut next = 0;
+        while next < self.slots || self.in_flight_count() > 0 {
+            while next < self.slots && !self.free.is_empty() && self.in_flight_count() < 64 {
+                let due = self.now();
+                self.submit(Request { command: Command::Read, slot: next, due });
+                next += 1;
+            }
+            for connection in &mut self.connections {
+                connection.send()?;
+            }
+            self.wait(Duration::from_millis(100))?;
+            for index in 0..self.connections.len() {
+                self.take_replies(index)?;
+            }
+        }
+        for connection in &mut self.connections {
+            connection.request(Command::Disconnect, 0, 0, 0, |_| {});
+            connection.send()?;
+        }
+        let wrong = self.faults - before;
+        let blocks = self.slots * self.options.io_bytes as usize / BLOCK_BYTES;
+        let rewritten = self.generations.iter().filter(|generation| **generation > 1).count();
+        say(&format!("verified blocks={blocks} wrong={wrong} slots_rewritten={rewritten}"));
+        Ok(wrong)
+    }
+}
+
+fn append_slot(out: &mut Vec<u8>, slot: usize, io_bytes: usize, generation: u32) {
+    let start = out.len();
+    out.resize(start + io_bytes, 0);
+    let first = (slot * io_bytes / BLOCK_BYTES) as u64;
+    for (block, bytes) in (first..).zip(out[start..].chunks_exact_mut(BLOCK_BYTES)) {
+        pattern::fill(bytes, block, u64::from(generation));
+    }
+}
+
+fn count_faults(bytes: &[u8], slot: usize, generation: u32, told: u64) -> u64 {
+    let first = (slot * bytes.len() / BLOCK_BYTES) as u64;
+    let mut faults = 0;
+    for (block, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+        if let Err(fault) = pattern::check(bytes, block, u64::from(generation)) {
+            if told + faults < TOLD_MAX {
+                say(&format!("fault block={block} expected={generation} {fault:?}"));
+            }
+            faults += 1;
+        }
+    }
+    faults
+}
+
+/// xorshift64*: the order of requests needs no better.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
+        ((u128::from(value) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    // Whoever started the load may be gone; it has nobody else to tell.
+    let _ = writeln!(out, "@load {line}").and_then(|()| out.flush());
+}

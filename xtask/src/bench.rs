@@ -1,0 +1,161 @@
+//! `cargo xtask bench-local`: what is promised, measured beside the programs it is compared with, in one run, on the same
+//! files, taking turns. See docs/benchmarks.md for what each row means.
+
+mod adopt;
+mod figures;
+mod idle;
+mod load;
+mod memory;
+mod mirror;
+mod nbd;
+pub(crate) mod process;
+pub(crate) mod server;
+mod stall;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+use figures::Row;
+
+/// Arguments of `cargo xtask bench-local`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these groups: nbd, idle, mirror-memory, mirror-disk, stall, adopt, memory. May be given again.
+    #[arg(long, value_name = "GROUP")]
+    only: Vec<String>,
+    /// How often each figure is measured; its median is what counts.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Seconds of load for one figure of the NBD rows.
+    #[arg(long, default_value_t = 3)]
+    seconds: u32,
+    /// Migrations or adoptions whose longest stalls are counted.
+    #[arg(long, default_value_t = 100)]
+    repeats: usize,
+    /// MiB that the mirror rows move.
+    #[arg(long, default_value_t = 2048)]
+    mirror_mib: u64,
+    /// A folder in memory (tmpfs).
+    #[arg(long, default_value = "/dev/shm")]
+    memory_folder: PathBuf,
+    /// A folder on the machine's disk; `target/` unless said otherwise.
+    #[arg(long)]
+    disk_folder: Option<PathBuf>,
+    /// Where the JSON goes.
+    #[arg(long, default_value = "bench-results")]
+    results: PathBuf,
+}
+
+/// What a group needs to know.
+pub(crate) struct Bench {
+    pub(crate) runs: usize,
+    pub(crate) seconds: u32,
+    pub(crate) repeats: usize,
+    pub(crate) mirror_bytes: u64,
+    /// A private folder in memory.
+    pub(crate) memory: tempfile::TempDir,
+    /// A private folder on the machine's disk.
+    pub(crate) disk: tempfile::TempDir,
+    /// The release builds.
+    pub(crate) programs: PathBuf,
+}
+
+type Group = fn(&Bench) -> anyhow::Result<Vec<Row>>;
+
+const GROUPS: &[(&str, Group)] = &[
+    ("nbd", nbd::run),
+    ("idle", idle::run),
+    ("mirror-memory", mirror::run_in_memory),
+    ("mirror-disk", mirror::run_on_disk),
+    ("stall", stall::run),
+    ("adopt", adopt::run),
+    ("memory", memory::run),
+];
+
+/// Measures, prints a table and writes JSON.
+pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if let Some(unknown) = arguments.only.iter().find(|name| GROUPS.iter().all(|(group, _)| group != name)) {
+        let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
+        bail!("there is no group {unknown}; there are {}", names.join(", "));
+    }
+    let programs = build_programs()?;
+    let disk_folder = arguments.disk_folder.unwrap_or_else(|| programs.clone());
+    let bench = Bench {
+        runs: arguments.runs.max(1),
+        seconds: arguments.seconds.max(1),
+        repeats: arguments.repeats.max(1),
+        mirror_bytes: arguments.mirror_mib << 20,
+        memory: private_folder(&arguments.memory_folder)?,
+        disk: private_folder(&disk_folder)?,
+        programs,
+    };
+    let mut rows = Vec::new();
+    let mut failures = Vec::new();
+    for (name, group) in GROUPS {
+        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
+            continue;
+        }
+        eprintln!("measuring {name}");
+        match group(&bench) {
+            Ok(measured) => {
+                measured.iter().for_each(Row::print);
+                rows.extend(measured);
+            }
+            Err(error) => {
+                eprintln!("{name} was not measured: {error:#}");
+                failures.push(format!("{name}: {error:#}"));
+            }
+        }
+    }
+    figures::print_table(&rows);
+    write_results(&arguments.results, &rows, &failures)?;
+    if failures.is_empty() {
+        return Ok(());
+    }
+    bail!("not measured: {}", failures.join("; "))
+}
+
+/// Builds the release programs and returns where they are.
+pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo)
+        .args(["build", "--quiet", "--locked", "--release", "--bins"])
+        .args(["--package", "transhume-cli", "--package", "transhume-guest"])
+        .status()
+        .context("running cargo")?;
+    if !status.success() {
+        bail!("building the release programs: {status}");
+    }
+    let own = std::env::current_exe().context("asking where this program is")?;
+    let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
+    Ok(target.join("release"))
+}
+
+/// A folder that is removed at the end.
+pub(crate) fn private_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("transhume-")
+        .tempdir_in(parent)
+        .with_context(|| format!("creating a folder in {}", parent.display()))
+}
+
+fn write_results(folder: &Path, rows: &[Row], failures: &[String]) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    let now = std::time::SystemTime::now();
+    let seconds = now.duration_since(std::time::UNIX_EPOCH).context("the clock is before 1970")?.as_secs();
+    let path = folder.join(format!("bench-{seconds}.json"));
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let document = json!({
+        "unix_seconds": seconds,
+        "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
+        "cores": cores,
+        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
+        "not_measured": failures,
+    });
+    let text = serde_json::to_string_pretty(&document).context("writing JSON")?;
+    std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
+    println!("written to {}", path.display());
+    Ok(())
+}

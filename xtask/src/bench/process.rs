@@ -1,0 +1,113 @@
+//! Programs that are started for a measurement and never outlive it.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// A program that is killed when this is dropped, or when this process dies.
+pub(crate) struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts it; what it says on its error output goes to `log`.
+    pub(crate) fn start(program: &Path, words: &[String], log: &Path) -> anyhow::Result<Self> {
+        let name = program.display().to_string();
+        let out = std::fs::File::create(log).with_context(|| format!("creating {}", log.display()))?;
+        let child = guarded(program)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(out)
+            .spawn()
+            .with_context(|| format!("starting {name}"))?;
+        Ok(Self { child, name })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until `path` exists.
+    pub(crate) fn wait_for(&mut self, path: &Path, log: &Path) -> anyhow::Result<()> {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !path.exists() {
+            if self.child.try_wait().context("asking for a child")?.is_some() || Instant::now() > end {
+                let said = std::fs::read_to_string(log).unwrap_or_default();
+                bail!("{} did not come up: {}", self.name, said.trim());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Processor time that it has used.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        cpu_of(self.pid())
+    }
+
+    /// Asks it to end, and kills it if it does not.
+    pub(crate) fn stop(&mut self) {
+        let pid = self.pid().to_string();
+        // It may have ended already.
+        let _ = Command::new("kill").args(["-TERM", &pid]).stderr(Stdio::null()).status();
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.kill();
+    }
+
+    /// Kills it as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A command whose process dies with the thread that starts it.
+pub(crate) fn guarded(program: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
+
+/// User and system time of a process, with that of its threads that have ended: their sum is what the scheduler counted,
+/// told in hundredths of a second.
+fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
+    let text =
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
+    // The name of the program may hold anything, so fields are counted from behind it.
+    let fields = text.rsplit(')').next().unwrap_or_default();
+    let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum::<u64>();
+    Ok(Duration::from_millis(ticks * 10))
+}
+
+/// The most memory that a process ever had, in bytes.
+pub(crate) fn memory_peak_of(pid: u32) -> anyhow::Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).context("reading a process's status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("the kernel tells no VmHWM")?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().context("VmHWM is a number")?;
+    Ok(kib << 10)
+}
+
+/// Runs a program to its end and returns what it printed.
+pub(crate) fn output_of(program: &Path, words: &[String]) -> anyhow::Result<String> {
+    let name = program.display();
+    let output =
+        guarded(program).args(words).stdin(Stdio::null()).output().with_context(|| format!("starting {name}"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("{name} {}: {}: {}", words.join(" "), output.status, said.trim());
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{name} prints UTF-8"))
+}
