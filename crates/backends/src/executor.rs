@@ -10,20 +10,33 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
+use crate::ring::{Request, Rings};
+
 /// How many requests of one backend wait in threads at once.
-const POOL_DEPTH: usize = 64;
+const THREADS_MAX: usize = 64;
 
 /// Carries out requests off the worker. What a request needs stays with it until the kernel is done, even if nobody
 /// waits for the outcome any more.
-pub(crate) enum Executor {
-    /// The event loop's threads for blocking work.
-    Pool(Arc<Semaphore>),
+pub(crate) struct Executor {
+    /// `None` where the kernel has no io_uring for us: then the threads do everything.
+    rings: Option<Rings>,
+    /// How many threads this backend may keep waiting.
+    threads: Arc<Semaphore>,
 }
 
 impl Executor {
-    /// Threads.
-    pub(crate) fn pool() -> Self {
-        Self::Pool(Arc::new(Semaphore::new(POOL_DEPTH)))
+    /// Threads of the event loop only.
+    pub(crate) fn threads() -> Self {
+        Self { rings: None, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
+    }
+
+    /// io_uring where it may be used, and threads for what it has no request for.
+    pub(crate) fn rings() -> Self {
+        let rings = Rings::new();
+        if let Err(error) = &rings {
+            tracing::warn!(%error, "io_uring may not be used here: threads do its work at a higher cost");
+        }
+        Self { rings: rings.ok(), ..Self::threads() }
     }
 
     /// Runs `work` in a thread.
@@ -31,8 +44,7 @@ impl Executor {
         &self,
         work: impl FnOnce() -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let Self::Pool(depth) = self;
-        let permit = Arc::clone(depth).acquire_owned().await.expect("the pool's semaphore is never closed");
+        let permit = Arc::clone(&self.threads).acquire_owned().await.expect("the semaphore is never closed");
         let task = tokio::task::spawn_blocking(move || {
             let outcome = work();
             drop(permit);
@@ -48,33 +60,88 @@ impl Executor {
         file: &Arc<File>,
         offset: u64,
         mut buffer: Buffer,
-        start: usize,
+        mut start: usize,
     ) -> io::Result<(Buffer, usize)> {
-        let file = Arc::clone(file);
-        let work = move || {
-            let filled = start + read_full(&file, offset + start as u64, &mut buffer[start..])?;
-            Ok((buffer, filled))
+        let Some(rings) = &self.rings else {
+            let file = Arc::clone(file);
+            let work = move || {
+                let filled = start + read_full(&file, offset + start as u64, &mut buffer[start..])?;
+                Ok((buffer, filled))
+            };
+            return self.run(work).await;
         };
-        self.run(work).await
+        let begin = start;
+        while start < buffer.len() {
+            let (request, outcome) = rings.perform(file, Request::Read { offset, buffer, start }).await;
+            let Request::Read { buffer: back, .. } = request else { unreachable!("a request comes back as itself") };
+            buffer = back;
+            match outcome {
+                Ok(0) => break,
+                Ok(count) => start += count,
+                Err(error) if is_passing(&error) => {}
+                // Past the page cache only the end of the file is in the middle of a sector, and there is no asking on
+                // from there.
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput && start > begin => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((buffer, start))
     }
 
     /// Writes all of `data`, durably if `fua`.
-    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, data: Data, fua: bool) -> io::Result<()> {
-        let file = Arc::clone(file);
-        self.run(move || write_full(&file, offset, &data, fua)).await
+    pub(crate) async fn write(&self, file: &Arc<File>, offset: u64, mut data: Data, fua: bool) -> io::Result<()> {
+        let Some(rings) = &self.rings else {
+            let file = Arc::clone(file);
+            return self.run(move || write_full(&file, offset, &data, fua)).await;
+        };
+        let mut start = 0;
+        while start < data.len() {
+            let (request, outcome) = rings.perform(file, Request::Write { offset, data, start, fua }).await;
+            let Request::Write { data: back, .. } = request else { unreachable!("a request comes back as itself") };
+            data = back;
+            match outcome {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => start += count,
+                Err(error) if is_passing(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Makes durable what was written to `file`.
     pub(crate) async fn sync(&self, file: &Arc<File>) -> io::Result<()> {
-        let file = Arc::clone(file);
-        self.run(move || retry(|| Ok(rustix::fs::fdatasync(&file)?))).await
+        let Some(rings) = &self.rings else {
+            let file = Arc::clone(file);
+            return self.run(move || retry(|| Ok(rustix::fs::fdatasync(&file)?))).await;
+        };
+        loop {
+            match rings.perform(file, Request::Sync).await.1 {
+                Err(error) if is_passing(&error) => {}
+                outcome => return outcome.map(drop),
+            }
+        }
     }
 
     /// Changes the allocation of `extent`.
     pub(crate) async fn allocate(&self, file: &Arc<File>, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
-        let file = Arc::clone(file);
-        self.run(move || allocate(&file, mode, extent)).await
+        let Some(rings) = &self.rings else {
+            let file = Arc::clone(file);
+            return self.run(move || allocate(&file, mode, extent)).await;
+        };
+        let mode = mode.bits() as i32;
+        loop {
+            match rings.perform(file, Request::Allocate { mode, extent }).await.1 {
+                Err(error) if is_passing(&error) => {}
+                outcome => return outcome.map(drop),
+            }
+        }
     }
+}
+
+/// Errors that say to ask again.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }
 
 /// Calls until no signal interrupts.

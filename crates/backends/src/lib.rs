@@ -9,6 +9,7 @@ mod file;
 mod lock;
 mod qemu_locks;
 mod retire;
+mod ring;
 mod spec;
 mod target;
 

@@ -141,7 +141,7 @@ impl FileBackend {
         Ok(Self {
             path: path.to_owned(),
             engine,
-            executor: Executor::pool(),
+            executor: if engine == Engine::Memory { Executor::threads() } else { Executor::rings() },
             file: Arc::new(file),
             tail,
             is_block_device,
