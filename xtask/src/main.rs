@@ -1,6 +1,7 @@
 //! Checks and chores of the repository: `cargo xtask COMMAND`.
 
 mod bench;
+mod demo;
 mod setup;
 mod tidy;
 
@@ -22,6 +23,8 @@ enum Chore {
     Tidy,
     /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
     Setup(setup::Arguments),
+    /// Boot a real guest, move its disk while it works, and print the report.
+    Demo(demo::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -30,6 +33,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy => tidy::run(),
         Chore::Setup(arguments) => setup::run(&arguments),
+        Chore::Demo(arguments) => demo::run(arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

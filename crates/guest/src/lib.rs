@@ -27,12 +27,14 @@ pub mod pattern;
 mod qemu;
 mod qmp;
 mod spec;
+mod verdict;
 mod verified;
 
 pub use acceleration::Acceleration;
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
-pub use qemu::{Guest, Verdict};
+pub use qemu::Guest;
 pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
+pub use verdict::Verdict;
 pub use verified::{check_filled, create_filled};

@@ -13,6 +13,7 @@ use anyhow::{Context, bail};
 use crate::event::{Event, Interval};
 use crate::initramfs;
 use crate::spec::GuestSpec;
+use crate::verdict::Verdict;
 
 /// A running guest. Dropping it kills it and removes its files.
 pub struct Guest {
@@ -27,29 +28,6 @@ pub struct Guest {
     verdict: Verdict,
     folder: PathBuf,
     arguments: Vec<String>,
-}
-
-/// What the load found, all in all.
-#[derive(Clone, Debug, Default)]
-pub struct Verdict {
-    /// Blocks that the final verification read.
-    pub blocks: u64,
-    /// Blocks among them that held something else than they should.
-    pub wrong: u64,
-    /// Places that the load had written at least once.
-    pub slots_rewritten: u64,
-    /// What was told of wrong blocks and failed requests.
-    pub complaints: Vec<String>,
-    /// What the load itself says, once it is done.
-    pub is_done: Option<bool>,
-}
-
-impl Verdict {
-    /// Whether the load came to its end and everything was as it should be.
-    #[must_use]
-    pub fn is_right(&self) -> bool {
-        self.is_done == Some(true) && self.wrong == 0 && self.complaints.is_empty() && self.blocks > 0
-    }
 }
 
 enum Process {
@@ -277,18 +255,10 @@ impl Guest {
 
     fn receive(&mut self, limit: Duration) -> Result<(Instant, Event), RecvTimeoutError> {
         let (at, event) = self.events.recv_timeout(limit)?;
-        match &event {
-            Event::Interval(interval) => self.intervals.push((at, *interval)),
-            Event::Fault(fault) => self.verdict.complaints.push(fault.clone()),
-            Event::Error(error) => self.verdict.complaints.push(error.clone()),
-            Event::Verified { blocks, wrong, slots_rewritten } => {
-                self.verdict.blocks = *blocks;
-                self.verdict.wrong = *wrong;
-                self.verdict.slots_rewritten = *slots_rewritten;
-            }
-            Event::Done { is_right } => self.verdict.is_done = Some(*is_right),
-            _ => {}
+        if let Event::Interval(interval) = &event {
+            self.intervals.push((at, *interval));
         }
+        self.verdict.note(&event);
         Ok((at, event))
     }
 

@@ -49,18 +49,6 @@ impl Process {
         cpu_of(self.pid())
     }
 
-    /// Asks it to end, and kills it if it does not.
-    pub(crate) fn stop(&mut self) {
-        let pid = self.pid().to_string();
-        // It may have ended already.
-        let _ = Command::new("kill").args(["-TERM", &pid]).stderr(Stdio::null()).status();
-        let end = Instant::now() + Duration::from_secs(5);
-        while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.kill();
-    }
-
     /// Kills it as `kill -9` does.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
