@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod setup;
+mod sim;
 mod tidy;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum Chore {
     Setup(setup::Arguments),
     /// Boot a real guest, move its disk while it works, and print the report.
     Demo(demo::Arguments),
+    /// Play migrations in a simulated world and check what must always hold.
+    Sim(sim::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         Chore::Tidy => tidy::run(),
         Chore::Setup(arguments) => setup::run(&arguments),
         Chore::Demo(arguments) => demo::run(arguments),
+        Chore::Sim(arguments) => sim::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

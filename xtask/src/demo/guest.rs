@@ -14,8 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const NODE: &str = "data";
 const NAME: &str = "demo";
 /// What an emulated guest offers without being at its limit on a small machine.
-const RATE_EMULATED: u32 = 500;
-const RATE_KVM: u32 = 2_000;
+const RATE_EMULATED: u32 = 2_000;
+const RATE_KVM: u32 = 5_000;
 
 pub(super) fn play(scene: &Scene) -> anyhow::Result<Story> {
     let acceleration = Acceleration::probe();
