@@ -175,6 +175,13 @@ impl Disk {
         self.state().faults = faults;
     }
 
+    /// Whether anything may go wrong with it now.
+    #[must_use]
+    pub fn is_faulty(&self) -> bool {
+        let state = self.state();
+        state.faults != Faults::default() || state.space.is_some() || state.is_lost
+    }
+
     /// How many bytes may be allocated on it from now on.
     pub fn set_space(&self, space: Option<Bytes>) {
         self.state().space = space;

@@ -253,6 +253,12 @@ impl Ledger {
         self.flush_failed = 0;
     }
 
+    /// Whether a write to `sector` is under way.
+    #[must_use]
+    pub fn is_being_written(&self, sector: u64) -> bool {
+        self.sectors[sector as usize].iter().any(|version| version.answered.is_none())
+    }
+
     /// Whether a power loss now may leave `bytes` in `sector`.
     #[must_use]
     pub fn may_survive(&self, sector: u64, bytes: &[u8]) -> bool {

@@ -30,13 +30,20 @@
 //! what outlives it; [`ledger::Ledger`] what the guest may legally read. Randomness comes from [`dice::Dice`], so that
 //! the same seed is the same run to the last event.
 
+mod checks;
 pub mod clock;
 pub mod dice;
 pub mod disk;
 mod flight;
+pub mod guest;
+pub mod host;
 pub mod ledger;
 pub mod log;
 mod medium;
 pub mod pattern;
+pub mod port;
 pub mod process;
+mod record;
+pub mod scenarios;
+pub mod story;
 pub mod world;

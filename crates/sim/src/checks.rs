@@ -1,0 +1,84 @@
+//! Checks that look at the world from outside, at the moments that matter.
+
+use block::Bytes;
+use migrate::Progress;
+
+use crate::disk::Disk;
+use crate::ledger::Ledger;
+use crate::medium::SECTOR_BYTES;
+use crate::world::{Invariant, World};
+
+/// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight (a
+/// commit that is tried again while the guest runs); with nothing in flight they may not.
+pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledger: &Ledger) {
+    let busy = source.in_flight() + target.in_flight() > 0;
+    let difference = source.inspect(|source| {
+        target.inspect(|target| {
+            let target = &target[..source.len()];
+            if source == target {
+                return None;
+            }
+            let sectors = source.chunks(SECTOR_BYTES as usize).zip(target.chunks(SECTOR_BYTES as usize)).enumerate();
+            let mut different = sectors.filter(|(_, (source, target))| source != target);
+            let first = different.find(|(sector, _)| !busy || !ledger.is_being_written(*sector as u64));
+            first.map(|(sector, (source, target))| {
+                let sector = sector as u64;
+                let (source, target) = (ledger.describe(sector, source), ledger.describe(sector, target));
+                format!("sector {sector} is {source} on the source and {target} on the target")
+            })
+        })
+    });
+    if let Some(difference) = difference {
+        world.violate(Invariant::EqualAtSwitch, difference);
+    }
+}
+
+/// Whatever a power loss leaves on `disk`, nothing that the guest has flushed is missing. Bytes that nobody wrote are
+/// excused where corruption is part of the story.
+pub(crate) fn flushed(world: &World, disk: &Disk, ledger: &Ledger, is_promised: bool) {
+    let mut worst = None;
+    disk.each_uncertain(|sector, bytes| {
+        if worst.is_some() || sector >= ledger.sector_count() {
+            return;
+        }
+        let bytes = &bytes[..bytes.len().min(length_of(ledger, sector))];
+        if is_promised && !ledger.may_survive(sector, bytes) {
+            worst = Some(format!(
+                "a power loss may leave {} in sector {sector} of {}, but only {} may survive",
+                ledger.describe(sector, bytes),
+                disk.name(),
+                ledger.survivors(sector)
+            ));
+        }
+    });
+    if let Some(what) = worst {
+        world.violate(Invariant::Flush, what);
+    }
+}
+
+fn length_of(ledger: &Ledger, sector: u64) -> usize {
+    let bytes = ledger.bytes_of(&(sector..sector + 1));
+    Bytes(bytes.end - bytes.start).as_usize()
+}
+
+/// Nothing that is counted goes back.
+pub(crate) fn monotonic(world: &World, before: &Progress, now: &Progress) {
+    let counts = [
+        ("bytes_done", before.bytes_done, now.bytes_done),
+        ("bytes_copied", before.bytes_copied, now.bytes_copied),
+        ("bytes_zero", before.bytes_zero, now.bytes_zero),
+        ("bytes_mirrored", before.bytes_mirrored, now.bytes_mirrored),
+        ("bytes_verified", before.bytes_verified, now.bytes_verified),
+        ("stall_us_max", before.stall_us_max, now.stall_us_max),
+        ("target_losses", before.target_losses, now.target_losses),
+    ];
+    for (name, before, now) in counts {
+        if now < before {
+            world.violate(Invariant::Monotonic, format!("{name} went from {before} back to {now}"));
+        }
+    }
+    if now.bytes_done > now.bytes_total {
+        let what = format!("{} of {} bytes are done", now.bytes_done, now.bytes_total);
+        world.violate(Invariant::Monotonic, what);
+    }
+}

@@ -1,0 +1,325 @@
+//! Guests: loads that know what they wrote and check what they read.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use block::{BufferPool, Bytes, Extent, Mutation, Result};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::task::JoinHandle;
+
+use crate::dice::Dice;
+use crate::ledger::Ledger;
+use crate::medium::SECTOR_BYTES;
+use crate::pattern::{self, Content};
+use crate::port::Port;
+use crate::world::{Invariant, World};
+
+/// Where a load goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// Anywhere.
+    Uniform,
+    /// Nine of ten requests within this many sectors at one place.
+    Hot(u64),
+    /// From the start to the end, again and again.
+    Sequential,
+}
+
+/// What a guest does.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// How many requests it makes.
+    pub requests: u64,
+    /// How many it has outstanding at most.
+    pub outstanding: u64,
+    /// Which part of them reads.
+    pub reads: f64,
+    /// Which part flushes.
+    pub flushes: f64,
+    /// Which part of the writes are zeroes.
+    pub zeroes: f64,
+    /// Which part of the writes are discards.
+    pub discards: f64,
+    /// Which part of the writes is durable when answered.
+    pub fua: f64,
+    /// The longest request in sectors.
+    pub sectors_max: u64,
+    /// Where it goes.
+    pub pattern: Pattern,
+    /// Offsets and lengths are multiples of this many sectors.
+    pub granule: u64,
+    /// It waits up to this between two requests of one of its workers.
+    pub think: Duration,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self {
+            requests: 2000,
+            outstanding: 8,
+            reads: 0.5,
+            flushes: 0.02,
+            zeroes: 0.06,
+            discards: 0.04,
+            fua: 0.05,
+            sectors_max: 64,
+            pattern: Pattern::Uniform,
+            granule: 1,
+            think: Duration::from_micros(300),
+        }
+    }
+}
+
+/// A guest. Clones are the same guest.
+#[derive(Clone)]
+pub struct Guest {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    world: World,
+    dice: Dice,
+    port: Port,
+    pool: BufferPool,
+    load: Load,
+    ledger: Mutex<Ledger>,
+    asked: AtomicU64,
+    answered: AtomicU64,
+    errors: AtomicU64,
+    cursor: AtomicU64,
+    /// Set once a disk that holds or held the volume may have failed a request.
+    errors_allowed: AtomicBool,
+    longest: Mutex<Duration>,
+    workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What a guest has to say at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestReport {
+    /// Requests answered.
+    pub answered: u64,
+    /// Of those, the ones that failed.
+    pub errors: u64,
+    /// The longest of them.
+    pub longest: Duration,
+}
+
+impl Guest {
+    /// A guest with a disk behind `port` whose contents are known to `ledger`.
+    #[must_use]
+    pub fn new(world: &World, port: &Port, load: Load, ledger: Ledger) -> Self {
+        let shared = Shared {
+            world: world.clone(),
+            dice: world.dice("guest"),
+            port: port.clone(),
+            pool: BufferPool::new(Bytes::mib(64)),
+            load,
+            ledger: Mutex::new(ledger),
+            asked: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            cursor: AtomicU64::new(0),
+            errors_allowed: AtomicBool::new(false),
+            longest: Mutex::default(),
+            workers: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// What it knows of its disk.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.shared.ledger.lock()
+    }
+
+    /// From now on its requests may fail.
+    pub fn allow_errors(&self) {
+        self.shared.errors_allowed.store(true, Ordering::Relaxed);
+    }
+
+    /// Starts its workers.
+    pub fn start(&self) {
+        let mut workers = self.shared.workers.lock();
+        for _ in 0..self.shared.load.outstanding {
+            let guest = self.clone();
+            workers.push(self.shared.world.spawn(async move { guest.work().await }));
+        }
+    }
+
+    /// Waits until it has made all its requests.
+    pub async fn finish(&self) {
+        loop {
+            let worker = self.shared.workers.lock().pop();
+            let Some(worker) = worker else { return };
+            // A worker that was aborted by a power loss has been replaced by another.
+            let _ = worker.await;
+        }
+    }
+
+    /// Its host has lost its power.
+    pub async fn lose_power(&self) {
+        let workers = std::mem::take(&mut *self.shared.workers.lock());
+        workers.iter().for_each(JoinHandle::abort);
+        for worker in workers {
+            // It was aborted.
+            let _ = worker.await;
+        }
+        self.ledger().lose_power();
+    }
+
+    /// What it has seen.
+    #[must_use]
+    pub fn report(&self) -> GuestReport {
+        let shared = &self.shared;
+        GuestReport {
+            answered: shared.answered.load(Ordering::Relaxed),
+            errors: shared.errors.load(Ordering::Relaxed),
+            longest: *shared.longest.lock(),
+        }
+    }
+
+    /// Reads all of its disk and checks it.
+    pub async fn read_all(&self) {
+        let count = self.ledger().sector_count();
+        let mut first = 0;
+        while first < count {
+            let last = (first + 256).min(count);
+            // A read that fails where it may is tried again: the disk has to be looked at.
+            for _ in 0..20 {
+                if self.read(first..last).await {
+                    break;
+                }
+            }
+            first = last;
+        }
+    }
+
+    /// Flushes its disk. True if that succeeded.
+    pub async fn flush(&self) -> bool {
+        let ticket = self.ledger().ask_flush();
+        let answer = self.shared.port.request(|device| Box::pin(async move { device.flush().await })).await;
+        self.note("flush", &answer);
+        self.ledger().flush_done(&ticket, answer.is_ok());
+        answer.is_ok()
+    }
+
+    async fn work(&self) {
+        let (load, dice) = (&self.shared.load, &self.shared.dice);
+        while self.shared.asked.fetch_add(1, Ordering::Relaxed) < load.requests {
+            self.shared.world.sleep(dice.up_to(load.think)).await;
+            let began = self.shared.world.now();
+            if dice.chance(load.flushes) {
+                self.flush().await;
+            } else if dice.chance(load.reads) {
+                self.read(self.choose()).await;
+            } else {
+                self.write(self.choose()).await;
+            }
+            let took = self.shared.world.now() - began;
+            let mut longest = self.shared.longest.lock();
+            *longest = took.max(*longest);
+        }
+    }
+
+    fn choose(&self) -> std::ops::Range<u64> {
+        let (load, dice) = (&self.shared.load, &self.shared.dice);
+        let count = self.ledger().sector_count();
+        let granules = count.div_ceil(load.granule);
+        let longest = (load.sectors_max / load.granule).clamp(1, granules);
+        // Short requests are the most common ones.
+        let length = dice.within(1..=dice.within(1..=longest));
+        let last_start = granules - length;
+        let start = match load.pattern {
+            Pattern::Uniform => dice.within(0..=last_start),
+            Pattern::Hot(sectors) if dice.chance(0.9) => {
+                let place = granules / 3;
+                (place + dice.below((sectors / load.granule).max(1))).min(last_start)
+            }
+            Pattern::Hot(_) => dice.within(0..=last_start),
+            Pattern::Sequential => {
+                let next = self.shared.cursor.fetch_add(length, Ordering::Relaxed);
+                if next > last_start {
+                    self.shared.cursor.store(length, Ordering::Relaxed);
+                    0
+                } else {
+                    next
+                }
+            }
+        };
+        start * load.granule..((start + length) * load.granule).min(count)
+    }
+
+    async fn read(&self, sectors: std::ops::Range<u64>) -> bool {
+        let bytes = self.ledger().bytes_of(&sectors);
+        let ticket = self.ledger().ask_read(sectors);
+        let pool = &self.shared.pool;
+        let answer = self.shared.port.request(|device| {
+            let (pool, bytes) = (pool.clone(), bytes.clone());
+            Box::pin(async move {
+                let buffer = pool.acquire((bytes.end - bytes.start) as usize).await;
+                device.read(Bytes(bytes.start), buffer).await
+            })
+        });
+        let answer = answer.await;
+        self.note("read", &answer);
+        let mut ledger = self.ledger();
+        match answer {
+            Ok(buffer) => {
+                if let Err(violation) = ledger.read_done(&ticket, &buffer) {
+                    self.shared.world.violate(violation.invariant, violation.what);
+                }
+                true
+            }
+            Err(_) => {
+                ledger.read_failed(&ticket);
+                false
+            }
+        }
+    }
+
+    async fn write(&self, sectors: std::ops::Range<u64>) {
+        let (load, dice) = (&self.shared.load, &self.shared.dice);
+        let bytes = self.ledger().bytes_of(&sectors);
+        let extent = Extent::between(Bytes(bytes.start), Bytes(bytes.end));
+        let fua = dice.chance(load.fua);
+        let (zeroes, discard, may_unmap) = (dice.chance(load.zeroes), dice.chance(load.discards), dice.chance(0.5));
+        let (mutation, ticket) = if discard {
+            let ticket = self.ledger().ask_write(sectors, Content::Zero, true);
+            (Mutation::discard(extent), ticket)
+        } else if zeroes {
+            let ticket = self.ledger().ask_write(sectors, Content::Zero, false);
+            (Mutation::zeroes(extent, may_unmap), ticket)
+        } else {
+            let mut buffer = self.shared.pool.acquire(extent.length.as_usize()).await;
+            let mut ledger = self.ledger();
+            let number = ledger.next_write();
+            pattern::fill(number, bytes.start / SECTOR_BYTES, &mut buffer);
+            let first = sectors.start;
+            let ticket = ledger.ask_write(sectors, Content::Written(number), false);
+            self.shared.world.event(format_args!("guest write {number} at sector {first} {extent:?}"));
+            (Mutation::data(extent.offset, buffer.freeze()), ticket)
+        };
+        let mutation = mutation.with_fua(fua);
+        let answer = self.shared.port.request(|device| {
+            let mutation = mutation.clone();
+            Box::pin(async move { device.write(mutation).await })
+        });
+        let answer = answer.await;
+        self.note("write", &answer);
+        match answer {
+            Ok(()) => self.ledger().write_done(&ticket, fua),
+            Err(_) => self.ledger().write_failed(&ticket),
+        }
+    }
+
+    fn note<T>(&self, what: &str, answer: &Result<T>) {
+        self.shared.answered.fetch_add(1, Ordering::Relaxed);
+        let Err(error) = answer else { return };
+        self.shared.errors.fetch_add(1, Ordering::Relaxed);
+        self.shared.world.event(format_args!("guest {what} failed: {}", error.chain()));
+        if !self.shared.errors_allowed.load(Ordering::Relaxed) {
+            let what = format!("a guest's {what} failed though its disk did not: {}", error.chain());
+            self.shared.world.violate(Invariant::CancelSafe, what);
+        }
+    }
+}

@@ -1,0 +1,523 @@
+//! The host: what the daemon is on a real machine, in the least code that assembles the same stack over simulated disks.
+//!
+//! ```text
+//!            boot                      journal read, locks taken          the guest is connected
+//!   down ───────────▶ opening ────────────────────────────────▶ resuming ────────────────────────▶ serving
+//!    ▲                   │ a disk fails: again after 100 ms       │ a job on record                 │  ▲
+//!    │ crash or          ▼                                        ▼                          wanted │  │ outcome
+//!    └─ power loss ── any state                               migrating ◀───────────────────────────┘  │
+//!                                                                 └─────────────────────────────────────┘
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{BufferPool, Bytes, Device, Result, Slot};
+use filters::MeterState;
+use migrate::{
+    Control, JobRecord, Journal, MapIdentity, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap, Report,
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::checks;
+use crate::dice::Dice;
+use crate::disk::Disk;
+use crate::guest::Guest;
+use crate::port::Port;
+use crate::process::Process;
+use crate::record::{Document, Job, Record, StallMeter};
+use crate::world::{Invariant, World};
+
+/// Which device of the host a wrapper is asked to wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The journal.
+    Journal,
+    /// The progress map.
+    Map,
+    /// The side that holds the volume.
+    Source,
+    /// The side that it moves to.
+    Target,
+}
+
+/// Mistakes that a host or a device may be made to make, to prove that the checkers see them.
+#[derive(Clone, Default)]
+pub struct Mistakes {
+    /// Opens a disk without waiting for what a dead process has left on its way.
+    pub opens_at_once: bool,
+    /// Lets a new connection in before the requests of the old one are finished.
+    pub no_barrier: bool,
+    /// Connects the guest before the mirror is back in its path.
+    pub serves_before_resuming: bool,
+    /// Believes a progress map of another boot.
+    pub trusts_old_maps: bool,
+    /// Goes on writing to the source after the switchover.
+    pub writes_after_switch: bool,
+    /// Puts something between the host and a disk.
+    pub wrap: Option<Arc<Wrap>>,
+}
+
+/// See [`Mistakes::wrap`].
+pub type Wrap = dyn Fn(&World, Role, Device) -> Device + Send + Sync;
+
+/// How a host is set up.
+#[derive(Clone)]
+pub struct Setup {
+    /// How its moves are carried out.
+    pub options: MoveOptions,
+    /// How many bytes the copy's buffers may take.
+    pub pool: Bytes,
+    /// Whether a target that was lost is resumed, or the job cancelled.
+    pub resumes_lost_targets: bool,
+    /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
+    pub corrupts: bool,
+    /// See [`Mistakes`].
+    pub mistakes: Mistakes,
+}
+
+/// How the move stands.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Status {
+    /// None was asked for.
+    Idle,
+    /// It is under way.
+    Running,
+    /// The volume has moved. Without a report if the process died before it could make one.
+    Switched(Option<Box<Report>>),
+    /// It was cancelled.
+    Cancelled,
+    /// It failed, and says why.
+    Failed(String),
+}
+
+impl Status {
+    /// Its name.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Running => "running",
+            Self::Switched(_) => "switched",
+            Self::Cancelled => "cancelled",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
+/// A host with one volume. Clones are the same host.
+#[derive(Clone)]
+pub struct Host {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    world: World,
+    dice: Dice,
+    setup: Setup,
+    port: Port,
+    guest: Guest,
+    journal: Disk,
+    map: Disk,
+    sides: [Disk; 2],
+    lives: Mutex<u32>,
+    boots: Mutex<u8>,
+    /// The newest epoch whose store was answered.
+    epoch: Mutex<u64>,
+    now: Mutex<Life>,
+    wanted: Mutex<bool>,
+    asked: Notify,
+    status: Mutex<Status>,
+    changed: Notify,
+}
+
+/// The life of the process that serves now.
+#[derive(Clone, Default)]
+struct Life {
+    process: Option<Process>,
+    control: Option<Control>,
+    serving: Option<(Slot, MeterState)>,
+}
+
+impl Host {
+    /// A host that is down. `sides[0]` holds the volume.
+    #[must_use]
+    pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
+        let Disks { journal, map, sides } = disks;
+        let shared = Shared {
+            world: world.clone(),
+            dice: world.dice("host"),
+            setup,
+            port: port.clone(),
+            guest: guest.clone(),
+            journal,
+            map,
+            sides,
+            lives: Mutex::new(0),
+            boots: Mutex::new(1),
+            epoch: Mutex::new(0),
+            now: Mutex::default(),
+            wanted: Mutex::new(false),
+            asked: Notify::new(),
+            status: Mutex::new(Status::Idle),
+            changed: Notify::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Starts its process.
+    pub fn boot(&self) {
+        let life = {
+            let mut lives = self.shared.lives.lock();
+            *lives += 1;
+            *lives
+        };
+        let process = Process::start(&self.shared.world, life);
+        *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
+        let host = self.clone();
+        let serving = process.clone();
+        process.env().spawn(Box::pin(async move { host.live(&serving).await }));
+    }
+
+    /// Kills its process.
+    pub async fn crash(&self) {
+        let life = std::mem::take(&mut *self.shared.now.lock());
+        self.shared.world.fault("crash", format_args!("the process is killed"));
+        if let Some(process) = life.process {
+            process.kill().await;
+        }
+        // Futures of a dead process that hold the slot or a device are gone; only the port may still have a lane.
+        let _ = self.shared.port.cut();
+    }
+
+    /// Takes the power away from everything, the guest included.
+    pub async fn lose_power(&self) {
+        self.crash().await;
+        self.shared.guest.lose_power().await;
+        let Shared { journal, map, sides, boots, .. } = &*self.shared;
+        [journal, map, &sides[0], &sides[1]].into_iter().for_each(Disk::lose_power);
+        if !self.shared.setup.mistakes.trusts_old_maps {
+            *boots.lock() += 1;
+        }
+    }
+
+    /// Cuts the guest's connection and lets it come back.
+    pub async fn reconnect(&self) {
+        let Some((slot, meter)) = self.shared.now.lock().serving.clone() else { return };
+        let Some(leftover) = self.shared.port.cut() else { return };
+        self.shared.world.fault("reconnect", format_args!("the guest's connection is cut"));
+        if !self.shared.setup.mistakes.no_barrier {
+            leftover.finished().await;
+        }
+        let process = self.shared.now.lock().process.clone();
+        if let Some(process) = process.filter(|process| !process.is_dead()) {
+            self.plug(&process, &slot, &meter);
+        }
+    }
+
+    /// Asks for a move to the other side.
+    pub fn ask_for_move(&self) {
+        *self.shared.wanted.lock() = true;
+        self.shared.asked.notify_one();
+    }
+
+    /// Asks for another move after one that has ended.
+    pub fn move_again(&self) {
+        self.set_status(Status::Idle);
+        self.ask_for_move();
+    }
+
+    /// Steers the move that runs, if one does.
+    #[must_use]
+    pub fn control(&self) -> Option<Control> {
+        self.shared.now.lock().control.clone()
+    }
+
+    /// How the last move that was asked for stands.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.shared.status.lock().clone()
+    }
+
+    /// Waits until a move has ended.
+    pub async fn ended(&self) -> Status {
+        loop {
+            let changed = self.shared.changed.notified();
+            let status = self.status();
+            if !matches!(status, Status::Idle | Status::Running) {
+                return status;
+            }
+            changed.await;
+        }
+    }
+
+    /// The two sides.
+    #[must_use]
+    pub fn sides(&self) -> &[Disk; 2] {
+        &self.shared.sides
+    }
+
+    fn set_status(&self, status: Status) {
+        let why = if let Status::Failed(why) = &status { why } else { "" };
+        self.shared.world.event(format_args!("the move is {} {why}", status.name()));
+        *self.shared.status.lock() = status;
+        self.shared.changed.notify_waiters();
+    }
+
+    async fn live(&self, process: &Process) {
+        loop {
+            let Err(error) = self.serve(process).await;
+            self.shared.world.event(format_args!("the host cannot serve: {}", error.chain()));
+            process.env().sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn open(&self, disk: &Disk, role: Role) -> Device {
+        let device = match self.shared.setup.mistakes.opens_at_once {
+            true => disk.open_at_once(),
+            false => disk.open().await,
+        };
+        match &self.shared.setup.mistakes.wrap {
+            Some(wrap) => wrap(&self.shared.world, role, device),
+            None => device,
+        }
+    }
+
+    fn plug(&self, process: &Process, slot: &Slot, meter: &MeterState) {
+        let lane = Device::new("lane", slot.lane());
+        self.shared.port.plug(process, Device::new("meter", meter.filter(lane)));
+        self.shared.now.lock().serving = Some((slot.clone(), meter.clone()));
+    }
+
+    async fn serve(&self, process: &Process) -> Result<std::convert::Infallible> {
+        let shared = &self.shared;
+        let journal = self.open(&shared.journal, Role::Journal).await;
+        let (journal, document) = Journal::open(journal).await?;
+        let record = Arc::new(Record::new(&shared.world, journal, document, self.clone())?);
+        let mut document: Document = record.document();
+        let holder = self.open(&shared.sides[document.holder], Role::Source).await;
+        let other = &shared.sides[1 - document.holder];
+        shared.sides[document.holder].set_fence(None);
+        other.set_fence(document.job.is_none().then_some("the other side holds the volume"));
+        if document.job.as_ref().is_some_and(|job| job.from != document.holder) {
+            // The commit was durable and the process died before it could say so.
+            other.set_fence(Some("the volume has moved away from it"));
+            record.end_job().await;
+            self.set_status(Status::Switched(None));
+            document = record.document();
+        }
+        self.recall(&document);
+        let slot = Slot::new(holder);
+        let meter = MeterState::new(process.env());
+        let mut plugged = false;
+        if document.job.is_none() || shared.setup.mistakes.serves_before_resuming {
+            self.plug(process, &slot, &meter);
+            plugged = true;
+        }
+        loop {
+            let Some(job) = record.document().job else {
+                self.next_job(&record).await;
+                continue;
+            };
+            self.set_status(Status::Running);
+            match self.begin(process, &record, &job, &slot, &meter).await {
+                Ok((control, work)) => {
+                    if !plugged {
+                        self.plug(process, &slot, &meter);
+                        plugged = true;
+                    }
+                    shared.now.lock().control = Some(control.clone());
+                    self.watch_over(process, &control, 1 - job.from);
+                    let outcome = work.await;
+                    shared.now.lock().control = None;
+                    self.conclude(&record, &job, &slot, outcome).await;
+                }
+                Err(error) => {
+                    shared.world.event(format_args!("the move cannot begin: {}", error.chain()));
+                    // What the guest writes without the mirror is not tracked: the map is worth nothing then.
+                    record.forget_map().await;
+                    if !plugged {
+                        self.plug(process, &slot, &meter);
+                        plugged = true;
+                    }
+                    process.env().sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    async fn next_job(&self, record: &Record) {
+        loop {
+            let asked = self.shared.asked.notified();
+            if *self.shared.wanted.lock() {
+                break;
+            }
+            asked.await;
+        }
+        record
+            .begin_job(JobRecord {
+                phase: Phase::Preparing,
+                options: self.shared.setup.options.clone(),
+                sessions: 0,
+                started_unix_ms: 0,
+            })
+            .await;
+        *self.shared.wanted.lock() = false;
+    }
+
+    /// Takes up where the process before has died: what was asked for is done, what was done is known.
+    fn recall(&self, document: &Document) {
+        if document.job.is_some() {
+            *self.shared.wanted.lock() = false;
+        } else if self.status() == Status::Running {
+            self.set_status(if document.holder == 1 { Status::Switched(None) } else { Status::Cancelled });
+        }
+    }
+
+    async fn begin(
+        &self,
+        process: &Process,
+        record: &Arc<Record>,
+        job: &Job,
+        slot: &Slot,
+        meter: &MeterState,
+    ) -> Result<(Control, std::pin::Pin<Box<dyn Future<Output = Outcome> + Send>>)> {
+        let shared = &self.shared;
+        let target_disk = &shared.sides[1 - job.from];
+        target_disk.set_fence(None);
+        let target = self.open(target_disk, Role::Target).await;
+        let options = job.record.options.clone();
+        let source = slot.device();
+        let identity = MapIdentity {
+            boot: [*shared.boots.lock(); 16],
+            job: job.identity.to_le_bytes().repeat(2).try_into().expect("twice eight bytes"),
+            volume: source.size(),
+            chunk: options.chunk_size()?,
+        };
+        let map = ProgressMap::open(self.open(&shared.map, Role::Map).await, identity).await?;
+        let pool = BufferPool::new(shared.setup.pool);
+        let parts = Parts {
+            env: process.env(),
+            slot: slot.clone(),
+            source,
+            target,
+            journal: Arc::clone(record) as _,
+            progress_map: Some(map),
+            meter: Some(Arc::new(StallMeter::new(meter.clone()))),
+            comparison: None,
+            pool,
+        };
+        let (control, work) = Migration::start(parts, options).await?;
+        Ok((control, Box::pin(work)))
+    }
+
+    /// What an operator does: looks at the progress, and brings a lost target back or gives up.
+    fn watch_over(&self, process: &Process, control: &Control, target: usize) {
+        let (host, control, env) = (self.clone(), control.clone(), process.env());
+        let watching = async move {
+            let mut watch = control.watch();
+            let mut last = watch.borrow_and_update().clone();
+            let mut losses = 0;
+            loop {
+                let progress = watch.borrow_and_update().clone();
+                checks::monotonic(&host.shared.world, &last, &progress);
+                if progress.phase != last.phase {
+                    host.shared.world.event(format_args!("the move is {}", progress.phase));
+                }
+                let lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
+                last = progress;
+                if lost {
+                    losses += 1;
+                    env.sleep(host.shared.dice.up_to(Duration::from_millis(300))).await;
+                    host.after_loss(&control, target, losses).await;
+                }
+                if last.phase.is_final() || watch.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        process.env().spawn(Box::pin(watching));
+    }
+
+    async fn after_loss(&self, control: &Control, target: usize, losses: u32) {
+        let shared = &self.shared;
+        if losses > 20 || !shared.setup.resumes_lost_targets {
+            // It may have ended meanwhile.
+            let _ = control.cancel();
+            return;
+        }
+        if shared.dice.chance(0.5) {
+            control.resume();
+            return;
+        }
+        control.resume_session(self.open(&shared.sides[target], Role::Target).await, None);
+    }
+
+    async fn conclude(&self, record: &Record, job: &Job, slot: &Slot, outcome: Outcome) {
+        let shared = &self.shared;
+        let (source, target) = (&shared.sides[job.from], &shared.sides[1 - job.from]);
+        let world = &shared.world;
+        let holder = record.document().holder;
+        match outcome {
+            Outcome::Switched(report) => {
+                if holder == job.from || slot.device().name() != target.name() {
+                    world.violate(Invariant::OneWriter, "switched, but the guest or the journal is on the source");
+                }
+                if report.equal == Some(false) {
+                    world.violate(Invariant::EqualAtSwitch, "switched although a comparison found a difference");
+                }
+                if !shared.setup.mistakes.writes_after_switch {
+                    source.set_fence(Some("the volume has moved away from it"));
+                }
+                record.end_job().await;
+                self.set_status(Status::Switched(Some(Box::new(report))));
+            }
+            Outcome::Cancelled(_) | Outcome::Failed { .. } => {
+                if holder != job.from || slot.device().name() != source.name() {
+                    world.violate(Invariant::CancelSafe, "undone, but the guest or the journal is not on the source");
+                }
+                target.set_fence(Some("the move to it was undone"));
+                record.end_job().await;
+                self.set_status(match outcome {
+                    Outcome::Failed { error, .. } => Status::Failed(error.chain()),
+                    _ => Status::Cancelled,
+                });
+            }
+        }
+    }
+
+    pub(crate) fn newest_epoch(&self) -> u64 {
+        *self.shared.epoch.lock()
+    }
+
+    pub(crate) fn note_epoch(&self, epoch: u64) {
+        let mut newest = self.shared.epoch.lock();
+        *newest = epoch.max(*newest);
+    }
+
+    /// The checks at the commit point, while the record is about to be stored.
+    pub(crate) fn check_commit(&self, from: usize) {
+        let shared = &self.shared;
+        let (source, target) = (&shared.sides[from], &shared.sides[1 - from]);
+        let is_promised = !shared.setup.corrupts || shared.setup.options.verify == migrate::Verify::Full;
+        if target.is_faulty() {
+            shared.guest.allow_errors();
+        }
+        let ledger = shared.guest.ledger();
+        if is_promised {
+            checks::equal_at_switch(&shared.world, source, target, &ledger);
+        }
+        checks::flushed(&shared.world, target, &ledger, is_promised);
+    }
+}
+
+/// The disks of a host.
+pub struct Disks {
+    /// Holds the journal.
+    pub journal: Disk,
+    /// Holds the progress map.
+    pub map: Disk,
+    /// The two places of the volume.
+    pub sides: [Disk; 2],
+}

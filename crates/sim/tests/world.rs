@@ -1,0 +1,74 @@
+//! The world without a migration: what holds by itself, and that the checkers see it when it does not.
+
+use block::Bytes;
+use sim::disk::Faults;
+use sim::host::Mistakes;
+use sim::log::Keep;
+use sim::story::{Happening, Story};
+use transhume_sim as sim;
+
+fn still() -> Story {
+    Story::new().volume(Bytes(1_000_000)).without_move()
+}
+
+/// Plays `story` with seeds from 0 on until something is violated.
+fn first_violation(story: &Story, seeds: u64) -> Option<String> {
+    (0..seeds).find_map(|seed| story.play(seed, Keep::Tail).violation).map(|violation| violation.invariant.to_string())
+}
+
+fn holds(story: &Story, seeds: u64) {
+    for seed in 0..seeds {
+        let verdict = story.play(seed, Keep::Tail);
+        assert!(verdict.violation.is_none(), "seed {seed}: {:?}\n{}", verdict.violation, verdict.log.join("\n"));
+    }
+}
+
+#[test]
+fn a_guest_on_a_good_disk_sees_what_it_wrote() {
+    holds(&still(), 20);
+}
+
+#[test]
+fn a_guest_survives_crashes_power_losses_and_reconnects() {
+    let story = still().with(Happening::Crash, 3).with(Happening::PowerLoss, 2).with(Happening::Reconnect, 3);
+    holds(&story, 40);
+}
+
+#[test]
+fn a_guest_copes_with_a_disk_that_fails() {
+    let faults = Faults { read_errors: 0.02, write_errors: 0.02, flush_errors: 0.1, stuck: 0.001, ..Faults::default() };
+    holds(&still().source(faults).with(Happening::PowerLoss, 2).with(Happening::Crash, 2), 40);
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let story = still().with(Happening::Crash, 3).with(Happening::PowerLoss, 1);
+    for seed in 0..5 {
+        let (one, two) = (story.play(seed, Keep::Tail), story.play(seed, Keep::All));
+        assert_eq!((one.log_hash, one.events, one.simulated), (two.log_hash, two.events, two.simulated));
+        assert_ne!(one.log_hash, story.play(seed + 1, Keep::Tail).log_hash);
+    }
+}
+
+#[test]
+fn opening_a_disk_while_a_dead_process_still_writes_to_it_is_seen() {
+    let mistakes = Mistakes { opens_at_once: true, ..Mistakes::default() };
+    let story = still().with(Happening::Crash, 6).mistakes(mistakes);
+    let found = first_violation(&story, 200);
+    assert!(matches!(found.as_deref(), Some("acked-write" | "stable-read")), "{found:?}");
+}
+
+#[test]
+fn letting_a_new_connection_in_too_early_is_seen() {
+    let mistakes = Mistakes { no_barrier: true, ..Mistakes::default() };
+    let slow = Faults { slow: 0.05, ..Faults::default() };
+    let story = still().source(slow).with(Happening::Reconnect, 8).mistakes(mistakes);
+    let found = first_violation(&story, 200);
+    assert!(matches!(found.as_deref(), Some("acked-write" | "stable-read")), "{found:?}");
+}
+
+#[test]
+fn a_disk_that_forgets_what_was_flushed_is_seen() {
+    let forgets = Faults { lost_writes: 0.01, ..Faults::default() };
+    assert_eq!(first_violation(&still().source(forgets), 20).as_deref(), Some("acked-write"));
+}
