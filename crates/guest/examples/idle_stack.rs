@@ -33,7 +33,7 @@ fn main() {
             bare_ns.push(measure(&memory, is_read));
             stack_ns.push(measure(&stack, is_read));
         }
-        println!("{{\"what\":\"{what}\",\"has_goal\":true,\"bare\":{bare_ns:?},\"stack\":{stack_ns:?}}}");
+        println!("{{\"what\":\"{what}\",\"bare\":{bare_ns:?},\"stack\":{stack_ns:?}}}");
     }
 }
 

@@ -1,22 +1,62 @@
-//! What the stack costs while nothing migrates: processor per request on a device in memory, with the stack and without.
+//! What the stack costs while nothing migrates, on a device in memory: per request of a client, and per call of the device
+//! without any protocol.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::Value;
 
-use super::Bench;
 use super::figures::{Goal, Row, Samples};
-use super::process::output_of;
+use super::load::{NbdLoad, Offer};
+use super::process::{Process, output_of};
+use super::server::{Endpoint, path_word};
+use super::{Bench, private_folder};
+
+const PEER: &str = "bare backend";
 
 pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words =
-        ["build", "--quiet", "--locked", "--release", "--package", "transhume-guest", "--example", "idle_stack"];
+    let words = ["build", "--quiet", "--locked", "--release", "--package", "transhume-guest", "--examples"];
     output_of(Path::new(&cargo), &words.map(str::to_owned))?;
-    let program = bench.programs.join("examples/idle_stack");
     let mut rows = Vec::new();
+    for (what, read_percent) in [("reads", "read_percent=100"), ("writes", "read_percent=0")] {
+        let (mut stack, mut bare) = (Samples::default(), Samples::default());
+        for _ in 0..bench.runs {
+            stack.push(served(bench, "stack", read_percent)?);
+            bare.push(served(bench, "bare", read_percent)?);
+        }
+        let what = format!("idle stack, {what} of 4 KiB over NBD from memory, server CPU per request");
+        rows.push(Row::new(what, "us", stack, Goal::RatioAtMost(1.1)).against(PEER, bare));
+    }
+    rows.extend(called(bench)?);
+    Ok(rows)
+}
+
+/// Microseconds of the server's processor per request of a client with sixteen in flight.
+fn served(bench: &Bench, how: &str, read_percent: &str) -> anyhow::Result<f64> {
+    let folder = private_folder(bench.memory.path())?;
+    let (socket, log) = (folder.path().join("nbd.sock"), folder.path().join("log"));
+    let words = [path_word(&socket), "mem:64".into(), how.into()];
+    let mut server = Process::start(&bench.programs.join("examples/idle_server"), &words, &log)?;
+    server.wait_for(&socket, &log)?;
+    let endpoint = Endpoint { socket, export: "" };
+    let words = ["io_bytes=4096", read_percent];
+    let mut load = NbdLoad::start_with(&bench.programs, &endpoint, Offer::Depth(16), &words)?;
+    std::thread::sleep(Duration::from_millis(300));
+    load.mark()?;
+    let before = server.cpu()?;
+    std::thread::sleep(Duration::from_secs(u64::from(bench.seconds)));
+    let interval = load.mark()?;
+    let used = server.cpu()? - before;
+    Ok(used.as_secs_f64() * 1e6 / (interval.reads + interval.writes).max(1) as f64)
+}
+
+/// Nanoseconds of processor per call, as the program that measures both in turn tells them.
+fn called(bench: &Bench) -> anyhow::Result<Vec<Row>> {
+    let program = bench.programs.join("examples/idle_stack");
     let printed = output_of(&program, &[bench.runs.max(5).to_string()])?;
+    let mut rows = Vec::new();
     for line in printed.lines() {
         let measured: Value = serde_json::from_str(line).with_context(|| format!("not JSON: {line}"))?;
         let samples = |name: &str| {
@@ -24,9 +64,9 @@ pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
             measured[name].as_array().into_iter().flatten().filter_map(Value::as_f64).for_each(|ns| samples.push(ns));
             samples
         };
-        let what = format!("{} of 4 KiB on a device in memory", measured["what"].as_str().unwrap_or("?"));
-        let goal = if measured["has_goal"] == true { Goal::RatioAtMost(1.1) } else { Goal::None };
-        rows.push(Row::new(what, "ns CPU", samples("stack"), goal).against("bare backend", samples("bare")));
+        let what =
+            format!("idle stack, a bare call without NBD: {} of 4 KiB", measured["what"].as_str().unwrap_or("?"));
+        rows.push(Row::new(what, "ns", samples("stack"), Goal::None).against(PEER, samples("bare")));
     }
     Ok(rows)
 }

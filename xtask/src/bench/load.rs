@@ -29,6 +29,11 @@ pub(crate) struct NbdLoad {
 impl NbdLoad {
     /// Starts 8 KiB requests, 70 % reads, random: the ESX paper's OLTP mix.
     pub(crate) fn start(programs: &Path, server: &Endpoint, offer: Offer) -> anyhow::Result<Self> {
+        Self::start_with(programs, server, offer, &[])
+    }
+
+    /// Starts another mix; see crates/guest/nbd-load/options.rs.
+    pub(crate) fn start_with(programs: &Path, server: &Endpoint, offer: Offer, words: &[&str]) -> anyhow::Result<Self> {
         let offer = match offer {
             Offer::Rate(rate) => format!("rate={rate}"),
             Offer::Depth(depth) => format!("depth={depth}"),
@@ -37,6 +42,7 @@ impl NbdLoad {
             .arg(format!("socket={}", server.socket.display()))
             .arg(format!("export={}", server.export))
             .arg(offer)
+            .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
