@@ -1,9 +1,37 @@
 //! QEMU and libvirt: QMP, adoption and release of a running machine's disks.
 //!
-//! [`Qmp`] speaks to one QEMU.
+//! ```text
+//!  Qmp ── Graph ── Disk ── DiskOptions ──▶ Plan (data, journalled) ──▶ adopt / release / recover
+//!                   └──▶ inventory            └─ AdoptedDisk ──▶ VmEvents (what happens meanwhile), persist (afterwards)
+//! ```
+//!
+//! [`Qmp`] speaks to one QEMU. [`Graph`] is what it says of its block nodes, and the truth about where a disk stands. A
+//! [`Plan`] is a list of steps that can be begun again at any time. [`Surroundings`] is what a running plan needs of the
+//! daemon: the image's locks, and whether QEMU is connected to the export.
 
+mod check;
+mod disk;
 mod error;
+mod event;
+mod graph;
+mod options;
+mod persist;
+mod plan;
 mod qmp;
+mod run;
 
+pub use check::{DiskReport, Verdict, inventory};
+pub use disk::{Disk, Form};
 pub use error::{Error, ErrorKind, QemuError, Result};
+pub use event::{Outcome, VmEvent, VmEvents};
+pub use graph::{Edge, Frontend, Graph, Job, Node};
+pub use options::{CommandLine, DiskOptions, LibvirtDisk, LibvirtDomain, Origin, Remembered, Sources};
+pub use persist::{
+    Moved, Persist, PersistOutcome, Rewritten, RunOutput, Runner, SystemRunner, persist, rewrite_domain,
+};
+pub use plan::{
+    AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
+    RECONNECT_SECONDS, Step, node_name,
+};
 pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, owner_of_socket};
+pub use run::{Standing, Surroundings, Wish, adopt, forget, recover, release, standing};

@@ -47,11 +47,16 @@ fn parse_line(line: &str) -> Option<UnixSocket> {
 
 /// The inodes that clients of `path` may have: unnamed connected sockets beside QEMU's named connected ones.
 fn candidates(table: &[UnixSocket], path: &str) -> HashSet<u64> {
-    let unnamed: HashSet<u64> =
-        table.iter().filter(|socket| socket.is_connected && socket.path.is_empty()).map(|socket| socket.inode).collect();
+    let unnamed: HashSet<u64> = table
+        .iter()
+        .filter(|socket| socket.is_connected && socket.path.is_empty())
+        .map(|socket| socket.inode)
+        .collect();
     let served = table.iter().filter(|socket| socket.is_connected && socket.path == path);
     // The client's socket is made first, the server's end when the connection is made: within a few numbers.
-    served.filter_map(|socket| (1..=64).map(|step| socket.inode.wrapping_sub(step)).find(|it| unnamed.contains(it))).collect()
+    served
+        .filter_map(|socket| (1..=64).map(|step| socket.inode.wrapping_sub(step)).find(|it| unnamed.contains(it)))
+        .collect()
 }
 
 /// The process that most likely owns the monitor at `path`, if `/proc` tells; `qemu` and this process are not meant.

@@ -37,7 +37,10 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
     Greeting(Version),
-    Answer { id: Option<u64>, result: Result<Value, QemuError> },
+    Answer {
+        id: Option<u64>,
+        result: Result<Value, QemuError>,
+    },
     Event(Event),
     /// A JSON object of none of these kinds: a later QMP may have more.
     Unknown,

@@ -1,0 +1,246 @@
+//! The options of a disk's two nodes, gathered from everywhere, so that a reopen loses none.
+//!
+//! `blockdev-reopen` sets every option that it is not given to its default, silently, and QMP tells only some of them:
+//! the cache flags, `detect-zeroes` and `read-only`. The others come, in this order, from what we remember of an earlier
+//! adoption, from the command line of the QEMU process, and from the libvirt XML. What QMP tells is held against it: a
+//! difference means that somebody has changed options since, so the rest cannot be trusted either.
+
+mod command_line;
+mod known;
+mod libvirt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::disk::{Disk, Form};
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::Node;
+
+pub use command_line::CommandLine;
+pub use libvirt::{LibvirtDisk, LibvirtDomain};
+
+pub(crate) use libvirt::attributes;
+
+/// Where the options of a disk are known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Origin {
+    /// An earlier adoption of ours.
+    Remembered,
+    /// The command line of the QEMU process.
+    CommandLine,
+    /// The libvirt XML.
+    Libvirt,
+    /// Only what QMP tells.
+    QmpOnly,
+}
+
+/// The options of a disk, in `blockdev-add`'s form without driver, names and children.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskOptions {
+    /// Those of the format node; of no meaning where there is none.
+    pub format: Map<String, Value>,
+    /// Those of the file node.
+    pub file: Map<String, Value>,
+    /// Where they are known from.
+    pub origin: Origin,
+    /// What is not known or not understood, by name.
+    pub unknown: Vec<String>,
+}
+
+/// What we gave a disk's nodes at an earlier release.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Remembered {
+    /// The format node's name (the file node's, where there is no format node).
+    pub node: String,
+    /// The image's path.
+    pub image: String,
+    /// Its options.
+    pub options: DiskOptions,
+}
+
+/// Everything that may know the options of a VM's disks.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// The command line of the QEMU process.
+    pub command_line: Option<CommandLine>,
+    /// The libvirt domain.
+    pub libvirt: Option<LibvirtDomain>,
+    /// Earlier adoptions.
+    pub remembered: Vec<Remembered>,
+}
+
+type Found = (Map<String, Value>, Map<String, Value>, Vec<String>);
+
+impl DiskOptions {
+    /// Gathers the options of `disk`.
+    #[must_use]
+    pub fn gather(disk: &Disk, sources: &Sources) -> Self {
+        let remembered = sources
+            .remembered
+            .iter()
+            .rev()
+            .find(|known| known.node == disk.format.name && known.image == disk.file.filename);
+        if let Some(known) = remembered {
+            let options = &known.options;
+            let found = (options.format.clone(), options.file.clone(), options.unknown.clone());
+            return Self::reconcile(disk, found, Origin::Remembered);
+        }
+        if let Some(found) = sources.command_line.as_ref().and_then(|line| from_command_line(disk, line)) {
+            return Self::reconcile(disk, found, Origin::CommandLine);
+        }
+        let libvirt = sources.libvirt.as_ref().and_then(|domain| domain.disk(&disk.file.filename));
+        if let Some(found) = libvirt.map(LibvirtDisk::options) {
+            return Self::reconcile(disk, direct(disk, found), Origin::Libvirt);
+        }
+        let mut unknown: Vec<String> = ["discard", "aio", "locking"].map(str::to_owned).to_vec();
+        if disk.format_name() == "qcow2" {
+            unknown.extend(["cache-size", "l2-cache-size", "refcount-cache-size", "pass-discard-*"].map(str::to_owned));
+        }
+        if disk.form == Form::Reopen && disk.format_name() == "raw" {
+            unknown.extend(["offset", "size"].map(str::to_owned));
+        }
+        let elsewhere = sources.command_line.iter().flat_map(|line| line.elsewhere.iter().cloned());
+        unknown.extend(elsewhere.map(|place| format!("what {place} says")));
+        Self::reconcile(disk, (Map::new(), Map::new(), unknown), Origin::QmpOnly)
+    }
+
+    /// Fails if something would be lost.
+    ///
+    /// # Errors
+    /// `OptionLoss`, naming what.
+    pub fn require_complete(&self) -> Result<()> {
+        if self.unknown.is_empty() {
+            return Ok(());
+        }
+        let context = format!(
+            "options that a reopen would lose are not known: {} (--accept-option-loss goes on without them)",
+            self.unknown.join(", ")
+        );
+        Err(Error::new(ErrorKind::OptionLoss, context))
+    }
+
+    fn reconcile(disk: &Disk, found: Found, origin: Origin) -> Self {
+        let (mut format, mut file, mut unknown) = found;
+        if disk.form != Form::Direct {
+            reconcile_node(&mut format, &disk.format, &mut unknown);
+        }
+        reconcile_node(&mut file, &disk.file, &mut unknown);
+        Self { format, file, origin, unknown }
+    }
+}
+
+/// Puts what QMP tells into the options, and notes where they said something else.
+fn reconcile_node(options: &mut Map<String, Value>, node: &Node, unknown: &mut Vec<String>) {
+    let mut note = |name: &str, said: &Value, is: &Value| {
+        if !said.is_null() && said != is {
+            unknown.push(format!("those changed since the start ({}: {name} was {said}, is {is})", node.name));
+        }
+    };
+    let cache = json!({ "direct": node.cache_direct, "no-flush": node.cache_no_flush });
+    let said = options.get("cache").cloned().unwrap_or_default();
+    note("cache.direct", &said["direct"], &cache["direct"]);
+    note("cache.no-flush", &said["no-flush"], &cache["no-flush"]);
+    let detect_zeroes = Value::from(node.detect_zeroes.clone());
+    note("detect-zeroes", options.get("detect-zeroes").unwrap_or(&Value::Null), &detect_zeroes);
+    options.insert("cache".to_owned(), cache);
+    options.insert("detect-zeroes".to_owned(), detect_zeroes);
+    options.insert("read-only".to_owned(), node.read_only.into());
+}
+
+fn from_command_line(disk: &Disk, line: &CommandLine) -> Option<Found> {
+    let image = disk.file.filename.as_str();
+    match disk.form {
+        Form::Replace => {
+            if !disk.frontend.backend.is_empty() {
+                return from_drive(disk, line.drive(&disk.frontend.backend, image)?);
+            }
+            None
+        }
+        Form::Direct => {
+            let given = line.blockdev(&disk.file.name)?;
+            let is_same = given.get("filename").and_then(Value::as_str) == Some(image);
+            let (file, unknown) = known::typed(&disk.file.driver, given);
+            is_same.then_some((Map::new(), file, unknown))
+        }
+        Form::Reopen => {
+            let given = line.blockdev(&disk.format.name)?;
+            let below = match given.get("file")? {
+                Value::String(name) if *name == disk.file.name => line.blockdev(name)?,
+                Value::Object(inline) => inline,
+                _ => return None,
+            };
+            let is_same = below.get("filename").and_then(Value::as_str) == Some(image);
+            let (format, mut unknown) = known::typed(&disk.format.driver, given);
+            let (file, more) = known::typed(&disk.file.driver, below);
+            unknown.extend(more);
+            is_same.then_some((format, file, unknown))
+        }
+    }
+}
+
+/// Options of `-drive` that the device's backend keeps, or that say which device it is.
+const OF_THE_BACKEND: [&str; 18] = [
+    "if",
+    "id",
+    "index",
+    "bus",
+    "unit",
+    "media",
+    "format",
+    "driver",
+    "werror",
+    "rerror",
+    "serial",
+    "addr",
+    "group",
+    "stats-account-invalid",
+    "stats-account-failed",
+    "stats-intervals",
+    "throttling",
+    "boot",
+];
+
+fn from_drive(disk: &Disk, drive: &Map<String, Value>) -> Option<Found> {
+    if command_line::drive_image(drive)? != disk.file.filename {
+        return None;
+    }
+    let mut unknown = Vec::new();
+    let mut format = Map::new();
+    let mut file = drive.get("file").and_then(Value::as_object).cloned().unwrap_or_default();
+    for (key, value) in drive {
+        let text = value.as_str().unwrap_or_default();
+        let is_throttle = ["bps", "iops"].iter().any(|name| key.starts_with(name));
+        match key.as_str() {
+            "file" => {}
+            key if OF_THE_BACKEND.contains(&key) || is_throttle => {}
+            // The short names of the cache modes; QMP tells which flags they became.
+            "cache" if value.is_string() => {}
+            "aio" => drop(file.insert("aio".to_owned(), value.clone())),
+            "discard" => {
+                let discard = if ["unmap", "on"].contains(&text) { "unmap" } else { "ignore" };
+                format.insert(key.clone(), discard.into());
+                file.insert(key.clone(), discard.into());
+            }
+            "readonly" => {}
+            "copy-on-read" | "snapshot" if known::flag(value) == Some(false.into()) => {}
+            _ => drop(format.insert(key.clone(), value.clone())),
+        }
+    }
+    let (format, more) = known::typed(&disk.format.driver, &format);
+    unknown.extend(more);
+    let (file, more) = known::typed(&disk.file.driver, &file);
+    unknown.extend(more);
+    Some((format, file, unknown))
+}
+
+/// Without a format node its options are the file node's.
+fn direct(disk: &Disk, (format, mut file, unknown): Found) -> Found {
+    if disk.form == Form::Direct {
+        for (key, value) in format {
+            file.entry(key).or_insert(value);
+        }
+        return (Map::new(), file, unknown);
+    }
+    (format, file, unknown)
+}

@@ -1,0 +1,271 @@
+//! Runs plans: each step is passed over if QEMU's graph shows it done, and what fails before the decisive step is undone.
+
+use std::io;
+
+use futures::future::BoxFuture;
+use serde_json::{Value, json};
+
+use crate::disk::Form;
+use crate::error::{Error, ErrorKind, Result};
+use crate::graph::Graph;
+use crate::plan::{AdoptedDisk, Direction, ExpectedSize, Plan, Step};
+use crate::qmp::Qmp;
+
+/// What a running plan needs of whoever serves the export.
+pub trait Surroundings: Send {
+    /// Takes QEMU-compatible locks on the image, or keeps those that are held. While adopted no other program may open
+    /// it; QEMU itself holds none then.
+    fn take_locks(&mut self) -> BoxFuture<'_, io::Result<()>>;
+
+    /// Drops the locks, if they are held: QEMU is about to take its own.
+    fn drop_locks(&mut self) -> BoxFuture<'_, io::Result<()>>;
+
+    /// Whether QEMU is connected to our export. Commands that drain are not sent while it is not: they would block the
+    /// guest until `reconnect-delay` runs out.
+    fn is_export_connected(&mut self) -> bool;
+
+    /// Told before each step that is really carried out, and waited for. An error stops the plan there, without undoing:
+    /// what a crash would leave.
+    fn before(&mut self, _step: usize, _what: &Step) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+/// Where a disk stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// QEMU reads and writes the image itself, and no node of ours is there.
+    Outside,
+    /// QEMU reads and writes the image itself; nodes of a plan that was not finished are there.
+    Prepared,
+    /// QEMU goes through us.
+    Inside,
+    /// The guest's device is gone (hot-unplugged).
+    DeviceGone,
+}
+
+/// Which way a recovery should go where both are possible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// Finish the plan.
+    Forward,
+    /// Undo it, if its decisive step was not done.
+    Back,
+}
+
+/// Reads from the graph where a disk stands.
+#[must_use]
+pub fn standing(disk: &AdoptedDisk, graph: &Graph) -> Standing {
+    let names = &disk.nodes;
+    let Some(frontend) = graph.frontend(&disk.qom_path) else { return Standing::DeviceGone };
+    let is_inside = match disk.form {
+        Form::Reopen => graph.child(&names.format, "file").is_some_and(|child| child.name == names.nbd),
+        Form::Replace | Form::Direct => {
+            let root = frontend.root.as_deref();
+            let chain = root.map(|root| graph.chain(root)).unwrap_or_default();
+            chain.iter().any(|node| node.name == names.nbd)
+        }
+    };
+    if is_inside {
+        Standing::Inside
+    } else if graph.node(&names.nbd).is_some() {
+        Standing::Prepared
+    } else {
+        Standing::Outside
+    }
+}
+
+/// Runs an adoption.
+///
+/// # Errors
+/// What a step says. What was done before the decisive step has been undone then, unless the error leaves doubt
+/// ([`Error::leaves_doubt`]): then [`recover`] reads the truth from the graph once QEMU answers again.
+pub async fn adopt(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+    run(qmp, plan, surroundings).await
+}
+
+/// Runs a release.
+///
+/// # Errors
+/// As [`adopt`]; the locks are held again then.
+pub async fn release(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+    run(qmp, plan, surroundings).await
+}
+
+/// Reads where an interrupted plan stands and finishes it or undoes it. An adoption whose decisive step was done is
+/// finished, whatever the wish; the same holds for a release. Gives where the disk stands afterwards.
+///
+/// # Errors
+/// `ExportDisconnected` if QEMU must reach our export first; what a step says.
+pub async fn recover(qmp: &Qmp, plan: &Plan, wish: Wish, surroundings: &mut dyn Surroundings) -> Result<Standing> {
+    let graph = Graph::read(qmp).await?;
+    let now = standing(&plan.disk, &graph);
+    let is_decided = match (plan.direction, now) {
+        (_, Standing::DeviceGone) => {
+            forget(qmp, &plan.disk, surroundings).await?;
+            return Ok(Standing::DeviceGone);
+        }
+        (Direction::Adopt, Standing::Inside) | (Direction::Release, Standing::Outside | Standing::Prepared) => true,
+        (Direction::Adopt, Standing::Outside | Standing::Prepared) | (Direction::Release, Standing::Inside) => false,
+    };
+    tracing::info!(volume = plan.disk.volume, ?now, ?wish, is_decided, "recovering a plan");
+    if is_decided || wish == Wish::Forward {
+        run(qmp, plan, surroundings).await?;
+    } else {
+        undo(qmp, plan, surroundings).await?;
+    }
+    Ok(standing(&plan.disk, &Graph::read(qmp).await?))
+}
+
+/// Takes our nodes away after the device itself has gone, and drops the locks.
+///
+/// # Errors
+/// What QMP and the locks say.
+pub async fn forget(qmp: &Qmp, disk: &AdoptedDisk, surroundings: &mut dyn Surroundings) -> Result<()> {
+    let names = &disk.nodes;
+    for node in [&names.format, &names.nbd] {
+        let step = Step::DeleteNode { node: node.clone() };
+        let graph = Graph::read(qmp).await?;
+        // Whoever unplugged the device may have put the format node to another use: then it is theirs.
+        let is_held = graph.holders(node).next().is_some();
+        if !is_held && !is_done(&step, &graph) {
+            carry_out(qmp, &step, disk, &graph, surroundings).await?;
+        }
+    }
+    surroundings.drop_locks().await.map_err(|error| locks("dropped", error))
+}
+
+async fn run(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+    let decisive = plan.steps.iter().position(is_decisive).unwrap_or(plan.steps.len());
+    let mut graph = Graph::read(qmp).await?;
+    let mut passed = plan.steps.get(decisive).is_some_and(|step| is_done(step, &graph));
+    for (index, step) in plan.steps.iter().enumerate() {
+        let belongs_before = index < decisive && !matches!(step, Step::TakeLocks | Step::DropLocks);
+        if (passed && belongs_before) || is_done(step, &graph) {
+            continue;
+        }
+        if let Err(error) = surroundings.before(index, step).await {
+            let context = format!("stopped before {}", step.describe());
+            return Err(Error::new(ErrorKind::Disconnected, context).with_source(error));
+        }
+        tracing::info!(volume = plan.disk.volume, step = step.describe(), "running a plan");
+        if let Err(error) = carry_out(qmp, step, &plan.disk, &graph, surroundings).await {
+            if error.leaves_doubt() || passed {
+                return Err(error);
+            }
+            tracing::warn!(volume = plan.disk.volume, %error, "undoing a plan");
+            undo(qmp, plan, surroundings).await.map_err(|second| {
+                let context = format!("{error}; and undoing it failed");
+                Error::new(second.kind(), context).with_source(second)
+            })?;
+            return Err(error);
+        }
+        passed |= index == decisive;
+        graph = Graph::read(qmp).await?;
+    }
+    Ok(())
+}
+
+async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+    for step in &plan.undo {
+        let graph = Graph::read(qmp).await?;
+        if !is_done(step, &graph) {
+            carry_out(qmp, step, &plan.disk, &graph, surroundings).await?;
+        }
+    }
+    Ok(())
+}
+
+fn is_decisive(step: &Step) -> bool {
+    matches!(step, Step::Reopen { .. } | Step::SetDrive { .. })
+}
+
+/// Whether the graph shows that a step is done. Locks are not in the graph; whoever keeps them knows.
+fn is_done(step: &Step, graph: &Graph) -> bool {
+    match step {
+        Step::AddNode { node, .. } => graph.node(node).is_some(),
+        Step::SetIothread { node, .. } => graph.holders(node).next().is_some(),
+        Step::Reopen { format, to, .. } => graph.child(format, "file").is_some_and(|child| child.name == *to),
+        Step::SetDrive { qom_path, to, .. } => {
+            graph.frontend(qom_path).is_some_and(|frontend| frontend.root.as_deref() == Some(to))
+        }
+        Step::DeleteNode { node } => graph.node(node).is_none(),
+        Step::Pause => !graph.is_running,
+        Step::Resume => graph.is_running,
+        Step::TakeLocks | Step::DropLocks => false,
+    }
+}
+
+async fn carry_out(
+    qmp: &Qmp,
+    step: &Step,
+    disk: &AdoptedDisk,
+    graph: &Graph,
+    surroundings: &mut dyn Surroundings,
+) -> Result<()> {
+    let is_inside = standing(disk, graph) == Standing::Inside;
+    let is_command = !matches!(step, Step::TakeLocks | Step::DropLocks);
+    if is_command && is_inside && !surroundings.is_export_connected() {
+        let context = format!(
+            "QEMU is not connected to the export of {}: {} would block the guest; start the daemon or run rescue first",
+            disk.volume,
+            step.describe()
+        );
+        return Err(Error::new(ErrorKind::ExportDisconnected, context));
+    }
+    match step {
+        Step::AddNode { node, options, size } => {
+            qmp.execute("blockdev-add", options.clone()).await?;
+            check_size(qmp, node, *size).await
+        }
+        Step::SetIothread { node, iothread } => {
+            done(qmp.execute("x-blockdev-set-iothread", json!({ "node-name": node, "iothread": iothread })).await)
+        }
+        Step::Reopen { from, format, options, .. } => {
+            require(graph.child(format, "file").is_some_and(|child| child.name == *from), step)?;
+            done(qmp.execute("blockdev-reopen", json!({ "options": [options] })).await)
+        }
+        Step::SetDrive { qom_path, from, to } => {
+            let root = graph.frontend(qom_path).and_then(|frontend| frontend.root.as_deref());
+            require(root == Some(from), step)?;
+            done(qmp.execute("qom-set", json!({ "path": qom_path, "property": "drive", "value": to })).await)
+        }
+        Step::DeleteNode { node } => done(qmp.execute("blockdev-del", json!({ "node-name": node })).await),
+        Step::Pause => done(qmp.execute("stop", json!({})).await),
+        Step::Resume => done(qmp.execute("cont", json!({})).await),
+        Step::TakeLocks => surroundings.take_locks().await.map_err(|error| locks("taken", error)),
+        Step::DropLocks => surroundings.drop_locks().await.map_err(|error| locks("dropped", error)),
+    }
+}
+
+fn done(answer: Result<Value>) -> Result<()> {
+    answer.map(drop)
+}
+
+fn locks(what: &str, error: io::Error) -> Error {
+    Error::new(ErrorKind::Locks, format!("the image's locks could not be {what}")).with_source(error)
+}
+
+fn require(holds: bool, step: &Step) -> Result<()> {
+    if holds {
+        return Ok(());
+    }
+    let context = format!("somebody has changed QEMU's graph: {} does not find what it expects", step.describe());
+    Err(Error::new(ErrorKind::UnexpectedGraph, context))
+}
+
+async fn check_size(qmp: &Qmp, node: &str, expected: Option<ExpectedSize>) -> Result<()> {
+    let Some(expected) = expected else { return Ok(()) };
+    let graph = Graph::read(qmp).await?;
+    let shown = graph.node(node).and_then(|node| node.virtual_bytes);
+    let fits = match (shown, expected) {
+        (None, _) => true,
+        (Some(shown), ExpectedSize::Exactly(bytes)) => shown.next_multiple_of(512) == bytes.next_multiple_of(512),
+        (Some(shown), ExpectedSize::AtLeast(bytes)) => shown >= bytes,
+    };
+    if fits {
+        return Ok(());
+    }
+    let context = format!("the export shows {} bytes where the image has {expected:?}", shown.unwrap_or_default());
+    Err(Error::new(ErrorKind::Refused, context))
+}
