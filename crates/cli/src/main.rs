@@ -1,2 +1,41 @@
-//! transhume: placeholder.
-fn main() {}
+//! `transhume`: the command line of the daemon. It asks, waits and shows; what is done, the daemon does.
+
+mod args;
+mod commands;
+mod rate;
+mod report;
+mod show;
+mod watch;
+
+use std::process::ExitCode;
+
+use api::v1::Error;
+use clap::Parser;
+
+use crate::args::Cli;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.common.json;
+    let outcome = match cli.command {
+        args::Command::Rescue(rescue) => daemon::rescue(&rescue.state_dir, &rescue.name, json),
+        command => run(command, &cli.common),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if json {
+                println!("{}", serde_json::json!({ "error": error }));
+            }
+            eprintln!("transhume: {error}");
+            ExitCode::from(error.exit_code)
+        }
+    }
+}
+
+fn run(command: args::Command, common: &args::Common) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
+        Error::new(api::v1::ErrorCode::Internal, format!("the event loop cannot be started: {error}"))
+    })?;
+    runtime.block_on(commands::run(command, common))
+}

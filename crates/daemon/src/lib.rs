@@ -1,1 +1,44 @@
-//! Placeholder until the crate's first landing.
+//! `transhumed`: it serves volumes over NBD, moves them while they are used, and adopts the disks of running VMs.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `state_dir`, `journal`, `document` | what is durable, and where |
+//! | `workers`, `listeners`, `sockets`, `volume`, `held` | the data plane: threads, sockets, stacks, backends |
+//! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
+//! | `adopt` | disks of running VMs |
+//! | `recover`, `rescue` | a start after whatever happened; an export without the daemon |
+//! | `http`, `metrics`, `audit`, `problem` | the API, figures, who asked for what, errors as users see them |
+//!
+//! `docs/operations.md` is the page for those who run it.
+
+mod adopt;
+mod args;
+mod audit;
+mod config;
+mod daemon;
+mod document;
+mod gauge;
+mod held;
+mod http;
+mod jobs;
+mod journal;
+mod listeners;
+mod metrics;
+mod persist;
+mod problem;
+mod recover;
+mod rescue;
+mod run;
+mod sockets;
+mod state_dir;
+mod steer;
+mod volume;
+mod workers;
+
+pub use args::Args;
+pub use config::Config;
+pub use document::{
+    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, JobDocument, SocketOwner, VolumeDocument,
+};
+pub use rescue::rescue;
+pub use run::main;

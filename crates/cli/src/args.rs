@@ -1,0 +1,234 @@
+//! The command line: every command and flag, once, with its help and an example.
+
+use std::path::PathBuf;
+
+use api::v1::Verify;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::rate::Rate;
+
+/// Moves the disks of running virtual machines while they work.
+#[derive(Debug, Parser)]
+#[command(
+    name = "transhume",
+    version,
+    max_term_width = 100,
+    after_help = "Example: move the disk of a running VM in three commands\n  \
+        transhume adopt --qmp /run/qemu/web1.qmp --node disk0 --name web1\n  \
+        transhume move web1 --to file:/mnt/new/web1.img --verify full\n  \
+        transhume release web1"
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Common {
+    /// The daemon's socket
+    #[arg(long, global = true, value_name = "PATH", env = "TRANSHUME_API", default_value = api::DEFAULT_SOCKET)]
+    pub(crate) api: String,
+    /// Print JSON instead of words
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve files and block devices as volumes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Take over the disk of a running VM, or look which disks can be taken over
+    #[command(after_help = "Examples:\n  transhume adopt --check --qmp /run/qemu/web1.qmp\n  \
+        transhume adopt --qmp /run/qemu/web1.qmp --node disk0 --name web1\n  \
+        transhume adopt --libvirt web1 --node libvirt-1-format --name web1")]
+    Adopt(AdoptArgs),
+    /// Give an adopted disk back to its VM
+    #[command(after_help = "Example: transhume release web1")]
+    Release(NameArgs),
+    /// Move a volume to another place while it is used
+    #[command(after_help = "Examples:\n  transhume move web1 --to file:/mnt/new/web1.img --verify full\n  \
+        transhume move web1 --to file:/dev/vg0/web1 --overwrite --bandwidth 200MiB/s --detach")]
+    Move(MoveArgs),
+    /// Show the daemon, its volumes, and what is under way
+    #[command(after_help = "Example: transhume status")]
+    Status,
+    /// Watch moves: progress, time left, what the guests do and feel
+    #[command(after_help = "Example: transhume watch web1")]
+    Watch(WatchArgs),
+    /// Stop copying; the guest's writes still go to both sides
+    #[command(after_help = "Example: transhume pause web1")]
+    Pause(NameArgs),
+    /// Go on after a pause, or after the target was lost
+    #[command(after_help = "Example: transhume resume web1")]
+    Resume(NameArgs),
+    /// Undo a move: the guest stays on the source, the target is removed
+    #[command(after_help = "Example: transhume cancel web1")]
+    Cancel(NameArgs),
+    /// Change a move under way
+    #[command(after_help = "Example: transhume set web1 --bandwidth 50MiB/s")]
+    Set(SetArgs),
+    /// Say what a move would cost, and whether it would be refused
+    #[command(after_help = "Example: transhume plan web1 --to file:/mnt/new/web1.img --verify full")]
+    Plan(PlanArgs),
+    /// List moves
+    #[command(after_help = "Example: transhume jobs --all")]
+    Jobs(JobsArgs),
+    /// Bring a volume's export back from its journal alone, when the daemon cannot start
+    #[command(after_help = "Example: transhume rescue web1 --state-dir /var/lib/transhume\n\n\
+        Serves until it is stopped with Ctrl-C or SIGTERM. The daemon must not be running.")]
+    Rescue(RescueArgs),
+    /// Show the versions of this program and of the daemon
+    #[command(after_help = "Example: transhume version --json")]
+    Version,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Serve a file or block device over NBD
+    #[command(after_help = "Example: transhume volume attach web1 --backend file:/vm/web1.img \\\n  \
+        --export 'nbd+unix:///web1?socket=/run/transhume/web1.sock'")]
+    Attach(AttachArgs),
+    /// List volumes
+    #[command(after_help = "Example: transhume volume ls")]
+    Ls,
+    /// Show one volume
+    #[command(after_help = "Example: transhume volume show web1")]
+    Show(NameArgs),
+    /// Stop serving a volume; its bytes stay where they are
+    #[command(after_help = "Example: transhume volume detach web1")]
+    Detach(NameArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NameArgs {
+    /// The volume
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// What to call the volume
+    pub(crate) name: String,
+    /// What holds it: file:PATH[,format=raw][,cache=auto|direct|page]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: String,
+    /// Where to serve it: nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME
+    #[arg(long, value_name = "URI")]
+    pub(crate) export: String,
+    /// Refuse writes
+    #[arg(long)]
+    pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AdoptArgs {
+    /// The unix socket of a QMP monitor that nobody else uses; with --check several times
+    #[arg(long, value_name = "SOCKET", required_unless_present = "libvirt", conflicts_with = "libvirt")]
+    pub(crate) qmp: Vec<PathBuf>,
+    /// A libvirt domain; with --check several times
+    #[arg(long, value_name = "DOMAIN")]
+    pub(crate) libvirt: Vec<String>,
+    /// The block node of the disk, as --check shows it
+    #[arg(long, required_unless_present = "check")]
+    pub(crate) node: Option<String>,
+    /// What to call the volume
+    #[arg(long, required_unless_present = "check")]
+    pub(crate) name: Option<String>,
+    /// Only look: every disk of every VM given, whether it can be adopted, and if not, why
+    #[arg(long, conflicts_with_all = ["node", "name", "accept_option_loss"])]
+    pub(crate) check: bool,
+    /// Go on although options of the disk are unknown and fall back to QEMU's defaults
+    #[arg(long)]
+    pub(crate) accept_option_loss: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum VerifyArg {
+    /// Compare nothing
+    Off,
+    /// Compare a random sample, and all that something happened to
+    Sample,
+    /// Compare every chunk, and print the source's BLAKE3
+    Full,
+}
+
+impl From<VerifyArg> for Verify {
+    fn from(verify: VerifyArg) -> Self {
+        match verify {
+            VerifyArg::Off => Self::Off,
+            VerifyArg::Sample => Self::Sample,
+            VerifyArg::Full => Self::Full,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page]
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) to: String,
+    /// Copy at most so much: 200MiB/s, 1Gbit/s; what the guest writes does not count
+    #[arg(long, value_name = "RATE")]
+    pub(crate) bandwidth: Option<Rate>,
+    /// How much to compare before the switchover
+    #[arg(long, value_enum, default_value = "sample")]
+    pub(crate) verify: VerifyArg,
+    /// Replace what the target holds
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Of an adopted VM: do not tell its configuration of the new place
+    #[arg(long)]
+    pub(crate) no_persist: bool,
+    /// Of an adopted VM: the program that tells its configuration
+    #[arg(long, value_name = "PROGRAM", conflicts_with = "no_persist")]
+    pub(crate) persist_hook: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MoveArgs {
+    #[command(flatten)]
+    pub(crate) plan: PlanArgs,
+    /// Delete the source after the switchover instead of renaming it *.moved-EPOCH
+    #[arg(long)]
+    pub(crate) delete_source: bool,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct WatchArgs {
+    /// The volume; all moves under way if none is named
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// Copy at most so much: 200MiB/s, 1Gbit/s; 0 for no limit
+    #[arg(long, value_name = "RATE")]
+    pub(crate) bandwidth: Rate,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JobsArgs {
+    /// Those that are over, too
+    #[arg(long)]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RescueArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// The daemon's state directory
+    #[arg(long, value_name = "DIR", env = "TRANSHUME_STATE_DIR", default_value = "/var/lib/transhume")]
+    pub(crate) state_dir: PathBuf,
+}

@@ -1,0 +1,198 @@
+//! What each command asks of the daemon.
+
+use std::path::Path;
+
+use api::Client;
+use api::v1::{
+    AdoptRequest, AttachRequest, CheckRequest, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Result, SetRequest,
+};
+use serde::Serialize;
+
+use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, VolumeCommand};
+use crate::{report, show, watch};
+
+/// Carries out a command.
+pub(crate) async fn run(command: Command, common: &Common) -> Result<()> {
+    let client = Client::new(common.api.strip_prefix("unix:").unwrap_or(&common.api));
+    let json = common.json;
+    if let Command::Version = command {
+        return version(&client, json).await;
+    }
+    client.check_version().await?;
+    match command {
+        Command::Volume(command) => volume(&client, command, json).await,
+        Command::Adopt(args) if args.check => check(&client, &args, json).await,
+        Command::Adopt(args) => adopt(&client, args, json).await,
+        Command::Release(args) => {
+            let volume = client.release(&args.name).await?;
+            print(json, &volume, || format!("{} is back with its VM, on {}", volume.name, volume.backend))
+        }
+        Command::Move(args) => start_move(&client, args, json).await,
+        Command::Status => {
+            let status = client.status().await?;
+            print(json, &status, || show::status(&status))
+        }
+        Command::Watch(args) => watch::watch(&client, args.name.as_deref(), json).await,
+        Command::Pause(args) => steer(&client, &args.name, "pause", json).await,
+        Command::Resume(args) => steer(&client, &args.name, "resume", json).await,
+        Command::Cancel(args) => steer(&client, &args.name, "cancel", json).await,
+        Command::Set(args) => {
+            let job = client.set(&args.name, &SetRequest { bandwidth: Some(args.bandwidth.0) }).await?;
+            print(json, &job, || match job.request.bandwidth {
+                Some(rate) => format!("{} is copied at {} at most", job.volume, show::rate(rate as f64)),
+                None => format!("{} is copied without a limit", job.volume),
+            })
+        }
+        Command::Plan(args) => {
+            let request = PlanRequest { request: move_request(&args)? };
+            let plan = client.plan(&args.name, &request).await?;
+            print(json, &plan, || show::plan(&plan))
+        }
+        Command::Jobs(args) => {
+            let jobs = client.jobs(args.all).await?;
+            print(json, &jobs, || show::jobs(&jobs))
+        }
+        Command::Rescue(_) | Command::Version => Ok(()),
+    }
+}
+
+/// Prints a value as JSON, or in words.
+pub(crate) fn print(json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
+    let text = match json {
+        true => serde_json::to_string_pretty(value)
+            .map_err(|error| Error::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?,
+        false => words(),
+    };
+    println!("{}", text.trim_end());
+    Ok(())
+}
+
+async fn version(client: &Client, json: bool) -> Result<()> {
+    let daemon = client.version().await;
+    let value = serde_json::json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "api": api::API_VERSION,
+        "daemon": daemon.as_ref().ok(),
+    });
+    print(json, &value, || {
+        let ours = concat!("transhume ", env!("CARGO_PKG_VERSION"));
+        match &daemon {
+            Ok(daemon) => {
+                format!("{ours}\ntranshumed {} (process {}, API {})", daemon.version, daemon.pid, daemon.api.join(", "))
+            }
+            Err(error) => format!("{ours}\ntranshumed: {error}"),
+        }
+    })
+}
+
+async fn volume(client: &Client, command: VolumeCommand, json: bool) -> Result<()> {
+    match command {
+        VolumeCommand::Attach(args) => {
+            let request = AttachRequest {
+                name: args.name,
+                backend: absolute_backend(&args.backend)?,
+                export: args.export,
+                read_only: args.read_only,
+            };
+            let volume = client.attach(&request).await?;
+            print(json, &volume, || {
+                format!("{} ({}) is served at {}", volume.name, show::bytes(volume.size_bytes), volume.export)
+            })
+        }
+        VolumeCommand::Ls => {
+            let volumes = client.volumes().await?;
+            print(json, &volumes, || show::volumes(&volumes))
+        }
+        VolumeCommand::Show(args) => {
+            let volume = client.volume(&args.name).await?;
+            print(json, &volume, || show::volume(&volume))
+        }
+        VolumeCommand::Detach(args) => {
+            let volume = client.detach(&args.name).await?;
+            print(json, &volume, || format!("{} is no longer served; its bytes are in {}", volume.name, volume.backend))
+        }
+    }
+}
+
+fn monitors(args: &AdoptArgs) -> Result<Vec<Monitor>> {
+    let sockets = args.qmp.iter().map(|path| Ok(Monitor::Qmp(absolute(path)?)));
+    let domains = args.libvirt.iter().map(|domain| Ok(Monitor::Libvirt(domain.clone())));
+    sockets.chain(domains).collect()
+}
+
+async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<()> {
+    let mut disks = Vec::new();
+    for monitor in monitors(args)? {
+        disks.extend(client.check(&CheckRequest { monitor }).await?);
+    }
+    print(json, &disks, || show::checked_disks(&disks))
+}
+
+async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
+    let mut monitors = monitors(&args)?;
+    let (Some(monitor), true, Some(node), Some(name)) = (monitors.pop(), monitors.is_empty(), args.node, args.name)
+    else {
+        let error = Error::new(ErrorCode::Invalid, "one VM, one --node and one --name make an adoption");
+        return Err(error.with_hint("give each once, or use --check"));
+    };
+    let request = AdoptRequest { monitor, node, name, accept_option_loss: args.accept_option_loss };
+    let volume = client.adopt(&request).await?;
+    print(json, &volume, || {
+        format!("{} is adopted: its VM goes on through {}, on {}", volume.name, volume.export, volume.backend)
+    })
+}
+
+async fn steer(client: &Client, name: &str, action: &str, json: bool) -> Result<()> {
+    let job = client.steer(name, action).await?;
+    print(json, &job, || match action {
+        "cancel" => format!("the move of {name} is cancelled; the guest is on {}", job.source),
+        _ => format!("the move of {name} is {}", job.state.name()),
+    })
+}
+
+fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
+    Ok(MoveRequest {
+        to: absolute_backend(&args.to)?,
+        bandwidth: args.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
+        verify: args.verify.into(),
+        overwrite: args.overwrite,
+        delete_source: false,
+        no_persist: args.no_persist,
+        persist_hook: args.persist_hook.as_deref().map(absolute).transpose()?,
+    })
+}
+
+async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<()> {
+    let request = MoveRequest { delete_source: args.delete_source, ..move_request(&args.plan)? };
+    let job = client.start_move(&args.plan.name, &request).await?;
+    if args.detach {
+        return print(json, &job, || {
+            format!("job {}: {} moves to {}; see `transhume watch {}`", job.id, job.volume, job.target, job.volume)
+        });
+    }
+    let over = watch::wait(client, &job, json).await?;
+    print(json, &report::to_json(&over), || report::to_words(&over))?;
+    match over.error {
+        Some(error) => Err(error),
+        None => Ok(()),
+    }
+}
+
+/// The path as the daemon, which runs in another directory, understands it.
+fn absolute(path: impl AsRef<Path>) -> Result<String> {
+    let shown = path.as_ref().display();
+    let absolute = std::path::absolute(path.as_ref())
+        .map_err(|error| Error::new(ErrorCode::Invalid, format!("{shown} is no path: {error}")))?;
+    absolute
+        .into_os_string()
+        .into_string()
+        .map_err(|_| Error::new(ErrorCode::Invalid, format!("{shown} is no text")).with_hint("use a path in UTF-8"))
+}
+
+/// A backend with its path made absolute. The daemon says what is wrong with the rest.
+fn absolute_backend(text: &str) -> Result<String> {
+    match text.strip_prefix("file:") {
+        Some(rest) if !rest.is_empty() && !rest.starts_with(['/', ',']) => Ok(format!("file:{}", absolute(rest)?)),
+        _ => Ok(text.to_owned()),
+    }
+}

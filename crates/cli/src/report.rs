@@ -1,0 +1,137 @@
+//! The end of a move: a page for a person, a document for a program.
+
+use api::v1::{Job, JobState, Report};
+
+use crate::show::{bytes, rate, time, us};
+
+/// The report as JSON: its fields at the top, with what was moved where, and the error if there is one.
+pub(crate) fn to_json(job: &Job) -> serde_json::Value {
+    let mut value = serde_json::to_value(job.report.clone().unwrap_or_default()).unwrap_or_default();
+    if let Some(fields) = value.as_object_mut() {
+        fields.insert("job".to_owned(), job.id.into());
+        fields.insert("volume".to_owned(), job.volume.clone().into());
+        fields.insert("state".to_owned(), job.state.name().into());
+        fields.insert("source".to_owned(), job.source.clone().into());
+        fields.insert("target".to_owned(), job.target.clone().into());
+        fields.insert("error".to_owned(), serde_json::to_value(&job.error).unwrap_or_default());
+    }
+    value
+}
+
+/// The report for a person.
+pub(crate) fn to_words(job: &Job) -> String {
+    let moved = matches!(&job.report, Some(report) if report.source_kept.is_some()) || job.state == JobState::Done;
+    let mut text = match (job.state, moved) {
+        (JobState::Done, _) => format!("Moved {} to {}\n", job.volume, job.target),
+        (_, true) => format!("Moved {} to {}, but not everything after that was done\n", job.volume, job.target),
+        (JobState::Cancelled, _) => format!("Cancelled the move of {}: the guest is on {}\n", job.volume, job.source),
+        _ => format!("Did not move {}: the guest is on {}\n", job.volume, job.source),
+    };
+    if let Some(report) = &job.report {
+        for (key, value) in lines(report) {
+            text.push_str(&format!("\n  {key:<11} {value}"));
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn lines(report: &Report) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if report.bytes_total > 0 {
+        let copying = report.phases.get("copying").copied().unwrap_or(report.seconds).max(1e-6);
+        lines.push(("volume", bytes(report.bytes_total)));
+        lines.push(("time", time(report.seconds)));
+        lines.push((
+            "copied",
+            format!("{} at {}", bytes(report.bytes_copied), rate(report.bytes_copied as f64 / copying)),
+        ));
+        if report.bytes_zero > 0 {
+            lines.push(("holes", format!("{}, not copied", bytes(report.bytes_zero))));
+        }
+        if report.bytes_resumed > 0 {
+            lines.push(("resumed", format!("{} were there from before a restart", bytes(report.bytes_resumed))));
+        }
+        lines.push(("mirrored", format!("{} that the guest wrote meanwhile", bytes(report.bytes_mirrored))));
+        lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
+        lines.push(("compared", compared(report)));
+    }
+    if let Some(digest) = &report.digest {
+        lines.push(("BLAKE3", format!("{digest} (of the source; `b3sum` prints the same)")));
+    }
+    if report.target_losses > 0 {
+        lines.push(("losses", format!("the target was lost {} times and found again", report.target_losses)));
+    }
+    if let Some(kept) = &report.source_kept {
+        lines.push(("old source", format!("kept as {kept}")));
+    }
+    lines.extend(report.notes.iter().map(|note| ("note", note.clone())));
+    lines
+}
+
+fn compared(report: &Report) -> String {
+    let verification = &report.verification;
+    let what = match (report.verified, report.equal) {
+        (_, Some(false)) => "NOT EQUAL".to_owned(),
+        (true, Some(true)) => format!("{} ({} chunks), all equal", bytes(verification.bytes), verification.chunks),
+        _ => return format!("nothing; extents carried {}", checksum(report)),
+    };
+    let how = if verification.past_page_cache { "past the page cache" } else { "through the page cache" };
+    format!("{what}, read from both sides {how} in {}", time(verification.seconds))
+}
+
+fn checksum(report: &Report) -> &str {
+    match &*report.verification.checksum {
+        "" => "a checksum",
+        named => named,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use api::v1::{MoveRequest, Verification};
+
+    fn job(state: JobState, report: Option<Report>) -> Job {
+        Job {
+            id: 7,
+            volume: "web1".to_owned(),
+            state,
+            source: "file:/a".to_owned(),
+            target: "file:/b".to_owned(),
+            request: MoveRequest::default(),
+            requester: String::new(),
+            started_unix_ms: 0,
+            finished_unix_ms: None,
+            progress: None,
+            guest: None,
+            report,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn the_json_has_what_programs_rely_on() {
+        let value =
+            to_json(&job(JobState::Done, Some(Report { seconds: 1.5, equal: Some(true), ..Report::default() })));
+        for key in ["seconds", "bytes_copied", "bytes_mirrored", "stall_us_max", "verified", "equal", "digest"] {
+            assert!(value.get(key).is_some(), "{key} is missing");
+        }
+        assert_eq!(value["state"], "done");
+    }
+
+    #[test]
+    fn what_was_not_compared_is_not_called_equal() {
+        let words = to_words(&job(JobState::Done, Some(Report { bytes_total: 1, ..Report::default() })));
+        assert!(words.contains("compared") && !words.contains("all equal"), "{words}");
+        let unequal = Report {
+            bytes_total: 1,
+            verified: true,
+            equal: Some(false),
+            verification: Verification::default(),
+            ..Report::default()
+        };
+        let words = to_words(&job(JobState::Failed, Some(unequal)));
+        assert!(words.contains("NOT EQUAL") && words.contains("Did not move"), "{words}");
+    }
+}

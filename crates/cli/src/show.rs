@@ -1,0 +1,229 @@
+//! Answers in words and tables.
+
+use std::fmt::Write;
+
+use api::v1::{CheckedDisk, GuestIo, Job, JobState, Plan, Progress, Status, Volume, VolumeState};
+use comfy_table::{Table, presets};
+
+/// A count of bytes for people: `1.5 GiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    let power = (count.ilog2() / 10) as usize;
+    let (whole, unit) = (count as f64 / (1_u64 << (10 * power)) as f64, UNITS[power - 1]);
+    if whole.fract() == 0.0 { format!("{whole:.0} {unit}") } else { format!("{whole:.1} {unit}") }
+}
+
+/// Bytes a second for people.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    format!("{}/s", bytes(bytes_per_second.max(0.0) as u64))
+}
+
+/// A time for people: `850 us`, `1.3 ms`, `42 s`, `3 min 10 s`.
+pub(crate) fn time(seconds: f64) -> String {
+    match seconds {
+        short if short < 0.001 => format!("{:.0} us", short * 1e6),
+        short if short < 1.0 => format!("{:.1} ms", short * 1e3),
+        some if some < 100.0 => format!("{some:.1} s"),
+        long if long < 7200.0 => format!("{:.0} min {:.0} s", (long / 60.0).floor(), long % 60.0),
+        long => format!("{:.0} h {:.0} min", (long / 3600.0).floor(), (long % 3600.0) / 60.0),
+    }
+}
+
+/// Microseconds for people.
+pub(crate) fn us(microseconds: u64) -> String {
+    time(microseconds as f64 / 1e6)
+}
+
+/// What a guest does and feels, in a few words.
+pub(crate) fn guest(guest: &GuestIo) -> String {
+    if guest.iops < 0.5 {
+        return "guest idle".to_owned();
+    }
+    format!("guest {:.0} IOPS, p99 {}", guest.iops, us(guest.latency_us_p99))
+}
+
+fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    table
+}
+
+const fn state(state: VolumeState) -> &'static str {
+    match state {
+        VolumeState::Serving => "serving",
+        VolumeState::Moving => "moving",
+        VolumeState::Down => "down",
+        VolumeState::Unknown => "unknown",
+    }
+}
+
+/// Volumes as a table.
+pub(crate) fn volumes(volumes: &[Volume]) -> String {
+    if volumes.is_empty() {
+        return "no volumes; `transhume volume attach` or `transhume adopt` makes one".to_owned();
+    }
+    let mut table = table(&["NAME", "STATE", "SIZE", "CLIENTS", "IOPS", "VM", "BACKEND", "EXPORT"]);
+    for volume in volumes {
+        table.add_row([
+            volume.name.clone(),
+            state(volume.state).to_owned(),
+            bytes(volume.size_bytes),
+            volume.connections.to_string(),
+            format!("{:.0}", volume.guest.iops),
+            volume.vm.as_ref().map_or("-".to_owned(), |vm| vm.monitor.to_string()),
+            volume.backend.clone(),
+            volume.export.clone(),
+        ]);
+    }
+    let mut text = table.to_string();
+    for volume in volumes {
+        if let Some(problem) = &volume.problem {
+            write!(text, "\n{}: {problem}", volume.name).expect("a string takes everything");
+        }
+    }
+    text
+}
+
+/// One volume.
+pub(crate) fn volume(volume: &Volume) -> String {
+    let mut lines = vec![
+        ("name", volume.name.clone()),
+        ("state", state(volume.state).to_owned()),
+        ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
+        ("backend", volume.backend.clone()),
+        ("export", volume.export.clone()),
+        ("epoch", volume.epoch.to_string()),
+        ("clients", volume.connections.to_string()),
+        ("guest", guest(&volume.guest)),
+    ];
+    if volume.read_only {
+        lines.push(("writes", "refused".to_owned()));
+    }
+    if let Some(vm) = &volume.vm {
+        lines.push(("vm", format!("{}, node {}, {}", vm.monitor, vm.node, vm.format)));
+    }
+    if let Some(job) = volume.job {
+        lines.push(("job", job.to_string()));
+    }
+    if let Some(problem) = &volume.problem {
+        lines.push(("problem", problem.clone()));
+    }
+    lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
+}
+
+/// The daemon as a whole.
+pub(crate) fn status(status: &Status) -> String {
+    let mut text = format!(
+        "transhumed {} (process {}), up {}, state in {}\n\n{}\n",
+        status.daemon.version,
+        status.daemon.pid,
+        time(status.uptime_seconds),
+        status.state_dir,
+        volumes(&status.volumes)
+    );
+    if !status.jobs.is_empty() {
+        write!(text, "\n{}", jobs(&status.jobs)).expect("a string takes everything");
+    }
+    text
+}
+
+/// How far a move has come, in percent of everything that it does.
+pub(crate) fn percent(progress: &Progress) -> f64 {
+    let all = (progress.bytes_total + progress.bytes_to_verify).max(1);
+    100.0 * (progress.bytes_done + progress.bytes_verified).min(all) as f64 / all as f64
+}
+
+/// Moves as a table.
+pub(crate) fn jobs(jobs: &[Job]) -> String {
+    if jobs.is_empty() {
+        return "no moves under way".to_owned();
+    }
+    let mut table = table(&["JOB", "VOLUME", "STATE", "DONE", "RATE", "LEFT", "GUEST", "TO"]);
+    for job in jobs {
+        let progress = job.progress.as_ref().filter(|_| !job.state.is_over());
+        let dash = || "-".to_owned();
+        table.add_row([
+            job.id.to_string(),
+            job.volume.clone(),
+            match (progress, job.state) {
+                (Some(progress), JobState::Running) => progress.phase.clone(),
+                _ => job.state.name().to_owned(),
+            },
+            progress.map_or_else(dash, |progress| format!("{:.0} %", percent(progress))),
+            progress.map_or_else(dash, |progress| rate(progress.rate as f64)),
+            progress.and_then(|progress| progress.eta_seconds).map_or_else(dash, |eta| time(eta as f64)),
+            job.guest.as_ref().filter(|_| progress.is_some()).map_or_else(dash, guest),
+            job.target.clone(),
+        ]);
+    }
+    let mut text = table.to_string();
+    for job in jobs {
+        if let Some(error) = &job.error {
+            write!(text, "\njob {}: {error}", job.id).expect("a string takes everything");
+        }
+    }
+    text
+}
+
+/// What a move would cost.
+pub(crate) fn plan(plan: &Plan) -> String {
+    let mut text = format!(
+        "Moving {} from {} to {}\n\n  to copy     {} of {} ({} of holes are not copied)\n  at          {}\n  \
+         guest       writes {}, which go to both sides\n  time        about {}\n  stall       about {} at the switchover\n",
+        plan.volume,
+        plan.source,
+        plan.target,
+        bytes(plan.bytes_to_copy),
+        bytes(plan.bytes_total),
+        bytes(plan.bytes_zero),
+        rate(plan.copy_bytes_per_second as f64),
+        rate(plan.guest_write_bytes_per_second),
+        time(plan.seconds),
+        us(plan.stall_us),
+    );
+    for note in &plan.notes {
+        write!(text, "  note        {note}\n").expect("a string takes everything");
+    }
+    match &plan.refusal {
+        Some(refusal) => write!(text, "\nIt would be refused now: {refusal}\n").expect("a string takes everything"),
+        None => text.push_str("\nNothing stands in its way.\n"),
+    }
+    text
+}
+
+/// Disks that were looked at.
+pub(crate) fn checked_disks(disks: &[CheckedDisk]) -> String {
+    if disks.is_empty() {
+        return "no disks".to_owned();
+    }
+    let mut text = String::new();
+    for disk in disks {
+        let verdict = if disk.adoptable { "can be adopted" } else { "cannot be adopted" };
+        writeln!(text, "{}  node {}  {}  {}  {}", disk.vm, disk.node, disk.format, bytes(disk.size_bytes), disk.file)
+            .and_then(|()| writeln!(text, "    {verdict} ({})", disk.device))
+            .expect("a string takes everything");
+        for line in disk.reasons.iter().chain(&disk.notes) {
+            writeln!(text, "    - {line}").expect("a string takes everything");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_counts_are_short_and_right() {
+        assert_eq!(time(0.00085), "850 us");
+        assert_eq!(time(0.0013), "1.3 ms");
+        assert_eq!(time(42.0), "42.0 s");
+        assert_eq!(time(190.0), "3 min 10 s");
+        assert_eq!(time(7260.0), "2 h 1 min");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(2 << 30), "2 GiB");
+    }
+}

@@ -1,0 +1,130 @@
+//! The configuration file.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, Result};
+use serde::Deserialize;
+
+/// What may be configured; `docs/operations.md` lists it. The defaults suit most machines.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Config {
+    /// Threads that serve volumes; 0 for one a core.
+    pub workers: usize,
+    /// Moves that run at once; the others wait in a queue.
+    pub running_jobs_max: usize,
+    /// Memory for guest requests in flight, in MiB.
+    pub request_pool_mib: u64,
+    /// Memory for copies in flight of one move, in MiB.
+    pub copy_pool_mib: u64,
+    /// How long to wait for the lock of a backend that a dead process still holds, in seconds.
+    pub lock_wait_seconds: u64,
+    /// Where the sockets of adopted disks are; the directory of the API's socket if nothing is said.
+    pub socket_dir: Option<PathBuf>,
+    /// What is run to tell an adopted VM's configuration of a disk's new place.
+    pub persist_hook: Option<PathBuf>,
+    /// How many seconds QEMU waits for a daemon that is away before the guest sees errors.
+    pub reconnect_delay_seconds: u32,
+    /// How many jobs that are over are remembered.
+    pub history_max: usize,
+    /// What is logged: error, warn, info, debug or trace, or a filter like `info,transhume_vm=debug`.
+    pub log: String,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            workers: 0,
+            running_jobs_max: 2,
+            request_pool_mib: 256,
+            copy_pool_mib: 64,
+            lock_wait_seconds: 30,
+            socket_dir: None,
+            persist_hook: None,
+            reconnect_delay_seconds: 3600,
+            history_max: 1000,
+            log: "info".to_owned(),
+        }
+    }
+}
+
+impl Config {
+    /// Reads the file, or gives the defaults if there is none.
+    ///
+    /// # Errors
+    /// It cannot be read, has an unknown key, or a value that makes no sense.
+    pub fn load(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Error::new(ErrorCode::ConfigInvalid, format!("the configuration {shown} cannot be read: {error}"))
+                .with_hint("name another file with --config, or leave it out")
+        })?;
+        let config: Self = toml::from_str(&text).map_err(|error| {
+            let line = error.span().map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            Error::new(ErrorCode::ConfigInvalid, format!("{shown}:{line}: {}", error.message()))
+                .with_hint("correct or remove that line; docs/operations.md lists the keys")
+        })?;
+        config.check().map_err(|line| {
+            Error::new(ErrorCode::ConfigInvalid, format!("{shown}: {line}")).with_hint("correct that value")
+        })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let within = |key: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
+            true => Ok(()),
+            false => Err(format!("{key} is {value}, it must be between {low} and {high}")),
+        };
+        within("workers", self.workers as u64, 0, 1024)?;
+        within("running-jobs-max", self.running_jobs_max as u64, 1, 1024)?;
+        within("request-pool-mib", self.request_pool_mib, 64, 1 << 20)?;
+        within("copy-pool-mib", self.copy_pool_mib, 8, 1 << 20)?;
+        within("lock-wait-seconds", self.lock_wait_seconds, 0, 3600)?;
+        within("reconnect-delay-seconds", self.reconnect_delay_seconds.into(), 1, u32::MAX.into())?;
+        within("history-max", self.history_max as u64, 1, 1_000_000)
+    }
+
+    /// How many threads serve volumes.
+    #[must_use]
+    pub fn worker_count(&self) -> usize {
+        match self.workers {
+            0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            count => count,
+        }
+    }
+
+    /// How long to wait for a dead process's lock.
+    #[must_use]
+    pub const fn lock_wait(&self) -> Duration {
+        Duration::from_secs(self.lock_wait_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(text: &str) -> Result<Config> {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let path = directory.path().join("config.toml");
+        std::fs::write(&path, text).expect("written");
+        Config::load(Some(&path))
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let error = load("workers = 2\nworkerz = 3\n").expect_err("accepted");
+        assert_eq!(error.code, ErrorCode::ConfigInvalid);
+        assert!(error.message.contains(":2: unknown field `workerz`"), "{}", error.message);
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused_and_good_ones_kept() {
+        assert!(load("running-jobs-max = 0").expect_err("accepted").message.contains("between 1 and"));
+        assert!(load("workers = \"two\"").is_err());
+        let config = load("workers = 3\nlog = \"debug\"").expect("good");
+        assert_eq!((config.worker_count(), config.running_jobs_max), (3, 2));
+    }
+}

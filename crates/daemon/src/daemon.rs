@@ -1,0 +1,257 @@
+//! What the daemon is made of, and what it does with volumes as a whole.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::v1::{self, AttachRequest, Error, ErrorCode};
+use block::{BufferPool, Bytes};
+use env::{EnvRef, Moment};
+use migrate::Journal;
+use parking_lot::RwLock;
+use tokio::sync::Semaphore;
+
+use crate::audit::{Audit, Peer, unix_ms};
+use crate::config::Config;
+use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
+use crate::held::{Held, HoldOptions};
+use crate::jobs::{History, JobHandle};
+use crate::journal::VolumeJournal;
+use crate::listeners::Listeners;
+use crate::problem::{Result, no_volume, of_backend, of_state};
+use crate::state_dir::{Layout, StateDir, check_name};
+use crate::volume::{Volume, parse_export};
+use crate::workers::Workers;
+
+/// A running daemon.
+pub(crate) struct Daemon {
+    pub(crate) env: EnvRef,
+    pub(crate) config: Config,
+    pub(crate) state: StateDir,
+    pub(crate) layout: Layout,
+    pub(crate) audit: Audit,
+    pub(crate) history: History,
+    pub(crate) listeners: Listeners,
+    /// Where guest requests live.
+    pub(crate) pool: BufferPool,
+    /// One permit a running job.
+    pub(crate) places: Arc<Semaphore>,
+    /// This boot of the machine.
+    pub(crate) boot: [u8; 16],
+    pub(crate) started: Moment,
+    pub(crate) socket_dir: PathBuf,
+    volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Held while a volume comes or goes.
+    membership: tokio::sync::Mutex<()>,
+}
+
+/// A volume that is about to be.
+pub(crate) struct NewVolume {
+    pub(crate) name: String,
+    pub(crate) backend: backends::BackendSpec,
+    pub(crate) export: String,
+    pub(crate) read_only: bool,
+    pub(crate) socket_owner: Option<SocketOwner>,
+    pub(crate) adoption: Option<AdoptionDocument>,
+}
+
+impl Daemon {
+    /// A daemon without volumes.
+    pub(crate) fn new(env: EnvRef, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
+        let workers = Arc::new(Workers::start(config.worker_count())?);
+        let layout = state.layout();
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+            .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
+        let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
+        Ok(Self {
+            audit: Audit::open(&layout.audit())?,
+            history: History::open(layout.jobs(), config.history_max),
+            listeners: Listeners::new(Arc::clone(&env), workers),
+            pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
+            places: Arc::new(Semaphore::new(config.running_jobs_max)),
+            boot: *boot.as_bytes(),
+            started: env.now(),
+            socket_dir: config.socket_dir.clone().unwrap_or(socket_dir),
+            volumes: RwLock::default(),
+            membership: tokio::sync::Mutex::default(),
+            layout,
+            env,
+            config,
+            state,
+        })
+    }
+
+    /// The volume `name`.
+    pub(crate) fn volume(&self, name: &str) -> Result<Arc<Volume>> {
+        self.volumes.read().get(name).cloned().ok_or_else(|| no_volume(name))
+    }
+
+    /// All volumes, by name.
+    pub(crate) fn volumes(&self) -> Vec<Arc<Volume>> {
+        self.volumes.read().values().cloned().collect()
+    }
+
+    /// A volume that recovery has found.
+    pub(crate) fn admit(&self, volume: Arc<Volume>) {
+        self.volumes.write().insert(volume.name.clone(), volume);
+    }
+
+    /// Job `id`, if it is not over.
+    pub(crate) fn job(&self, id: u64) -> Option<(Arc<Volume>, Arc<JobHandle>)> {
+        self.volumes().into_iter().find_map(|volume| {
+            let job = volume.job().filter(|job| job.id == id)?;
+            Some((volume, job))
+        })
+    }
+
+    /// Serves a backend.
+    pub(crate) async fn attach(&self, request: AttachRequest) -> Result<v1::Volume> {
+        let volume = NewVolume {
+            backend: crate::jobs::parse_backend(&request.backend)?,
+            name: request.name,
+            export: request.export,
+            read_only: request.read_only,
+            socket_owner: None,
+            adoption: None,
+        };
+        let hold = HoldOptions { read_only: volume.read_only, ..HoldOptions::default() };
+        Ok(self.make_volume(volume, hold).await?.show())
+    }
+
+    /// Makes a volume, brings it up and offers it. When this fails nothing is left behind.
+    pub(crate) async fn make_volume(&self, new: NewVolume, hold: HoldOptions) -> Result<Arc<Volume>> {
+        check_name(&new.name)?;
+        let uri = parse_export(&new.export)?;
+        let _membership = self.membership.lock().await;
+        self.refuse_known(&new)?;
+        let held = Held::open(&new.backend, &hold, &*self.env).await;
+        let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+
+        let name = new.name.clone();
+        let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
+        let owner = new.socket_owner;
+        let document = VolumeDocument {
+            version: DOCUMENT_VERSION,
+            name: new.name,
+            // Later volumes of the same files have later epochs, and so other names for what is retired.
+            epoch: unix_ms(self.env.wall_clock()) / 1000,
+            backend: new.backend,
+            export: new.export,
+            socket_owner: owner,
+            read_only: new.read_only,
+            adoption: new.adoption,
+            job: None,
+        };
+        let journal = VolumeJournal::create(&directory.join("journal"), document, &*self.env).await;
+        let journal = journal.map_err(|error| {
+            self.state.abandon_volume(&name);
+            of_backend(&error, "the new volume's journal")
+        })?;
+        let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
+        let (_, export) = volume.bring_up(held, self.pool.clone());
+        if let Err(error) = self.listeners.offer(&uri, export, owner).await {
+            self.state.abandon_volume(&name);
+            return Err(error);
+        }
+        if let Err(error) = self.state.finish_volume(&name) {
+            self.listeners.withdraw(&uri).await;
+            self.state.abandon_volume(&name);
+            return Err(error);
+        }
+        self.admit(Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    fn refuse_known(&self, new: &NewVolume) -> Result<()> {
+        for volume in self.volumes() {
+            let document = volume.document();
+            let what = if volume.name == new.name {
+                format!("there is a volume {} already", new.name)
+            } else if document.backend.path() == new.backend.path() {
+                format!("{} is the volume {} already", new.backend.path().display(), volume.name)
+            } else {
+                continue;
+            };
+            let hint = format!("choose another one, or `transhume volume detach {}` first", volume.name);
+            return Err(Error::new(ErrorCode::AlreadyExists, what).with_hint(hint));
+        }
+        Ok(())
+    }
+
+    /// Stops serving a volume that nobody uses.
+    pub(crate) async fn detach(&self, name: &str) -> Result<v1::Volume> {
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        if volume.document().adoption.is_some() {
+            let message = format!("{name} is the disk of a running VM");
+            return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
+        }
+        self.remove_volume(&volume).await
+    }
+
+    /// Withdraws a volume, takes it down and forgets it.
+    pub(crate) async fn remove_volume(&self, volume: &Volume) -> Result<v1::Volume> {
+        let _membership = self.membership.lock().await;
+        let name = &volume.name;
+        if let Some(job) = volume.job() {
+            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id))
+                .with_hint(format!("wait for it, or `transhume cancel {name}` first")));
+        }
+        let connections = volume.connections();
+        if connections > 0 {
+            let clients = if connections == 1 { "client is" } else { "clients are" };
+            return Err(Error::new(ErrorCode::InUse, format!("{connections} {clients} connected to {name}"))
+                .with_hint("let them disconnect first"));
+        }
+        let shown = volume.show();
+        if let Ok(uri) = volume.uri() {
+            self.listeners.withdraw(&uri).await;
+        }
+        volume.bring_down().await;
+        self.volumes.write().remove(name);
+        self.state.remove_volume(name)?;
+        Ok(shown)
+    }
+
+    /// Who answers.
+    pub(crate) fn version(&self) -> v1::Version {
+        v1::Version {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            api: vec![api::API_VERSION.to_owned()],
+            pid: std::process::id(),
+        }
+    }
+
+    /// The daemon as a whole.
+    pub(crate) fn status(&self) -> v1::Status {
+        v1::Status {
+            daemon: self.version(),
+            state_dir: self.layout.root().display().to_string(),
+            uptime_seconds: self.env.now().since(self.started).as_secs_f64(),
+            volumes: self.volumes().iter().map(|volume| volume.show()).collect(),
+            jobs: self.jobs(false),
+        }
+    }
+
+    /// Jobs, newest first.
+    pub(crate) fn jobs(&self, all: bool) -> Vec<v1::Job> {
+        let mut jobs: Vec<v1::Job> = self.volumes().iter().filter_map(|volume| show_job(volume)).collect();
+        jobs.sort_by_key(|job| std::cmp::Reverse(job.id));
+        if all {
+            jobs.extend(self.history.list());
+        }
+        jobs
+    }
+
+    /// Notes in the audit log that `peer` asked for `action`.
+    pub(crate) fn note(&self, peer: &Peer, action: (&str, &str), request: serde_json::Value, outcome: Option<&Error>) {
+        self.audit.record(self.env.wall_clock(), peer, action, request, outcome);
+    }
+}
+
+/// The job of a volume, with what its clients feel beside it.
+pub(crate) fn show_job(volume: &Volume) -> Option<v1::Job> {
+    let mut job = volume.job()?.show();
+    job.guest = Some(volume.gauge.guest_io());
+    Some(job)
+}

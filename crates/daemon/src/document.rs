@@ -1,0 +1,139 @@
+//! What a volume's journal holds: the only authority on which backend holds the volume, and what is being done to it.
+//!
+//! ```text
+//!   attach           move             commit (one store)          source retired, hook run
+//!  ────────▶ idle ─────────▶ moving ──────────────────▶ finishing ────────────────────────▶ idle
+//!             ▲                │  cancelled, failed
+//!             └────────────────┘
+//! ```
+//!
+//! *Idle* has no job; *moving* has one whose `committed` is empty; *finishing* has one whose `committed` says what
+//! became of the source. A restart reads this and goes on from there.
+
+use api::v1::MoveRequest;
+use backends::{BackendSpec, PreparedTarget};
+use migrate::{JobRecord, Phase};
+use serde::{Deserialize, Serialize};
+
+/// The layout of this document.
+pub const DOCUMENT_VERSION: u32 = 1;
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeDocument {
+    /// The layout, [`DOCUMENT_VERSION`].
+    pub version: u32,
+    /// What the volume is called.
+    pub name: String,
+    /// Counts changes of what holds it.
+    pub epoch: u64,
+    /// What holds it.
+    pub backend: BackendSpec,
+    /// Where it is served.
+    pub export: String,
+    /// Who may connect besides the daemon's own user: the owner of the unix socket.
+    #[serde(default)]
+    pub socket_owner: Option<SocketOwner>,
+    /// Whether writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The running VM that it was adopted from.
+    #[serde(default)]
+    pub adoption: Option<AdoptionDocument>,
+    /// What is being done to it.
+    #[serde(default)]
+    pub job: Option<JobDocument>,
+}
+
+/// The owner that a unix socket is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOwner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// How a volume came from a running VM, and all that it takes to give it back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct AdoptionDocument {
+    /// How the VM is reached.
+    pub monitor: api::v1::Monitor,
+    /// The node that was named.
+    pub node: String,
+    /// The image's format.
+    pub format: String,
+    /// The size that the export shows, for a container that may grow.
+    pub size_advertised: Option<u64>,
+    /// Which way the adoption is going.
+    pub direction: AdoptionDirection,
+    /// What the crate `vm` needs for it.
+    pub plan: serde_json::Value,
+}
+
+/// Which way an adoption is going: QEMU's graph says how far it has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AdoptionDirection {
+    /// The disk is being taken over.
+    Adopting,
+    /// The disk is ours.
+    Adopted,
+    /// The disk is being given back.
+    Releasing,
+}
+
+/// A move.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobDocument {
+    /// Its number.
+    pub id: u64,
+    /// What the progress map calls it.
+    pub uuid: uuid::Uuid,
+    /// How it was asked for.
+    pub request: MoveRequest,
+    /// Who asked.
+    pub requester: String,
+    /// What the migration keeps.
+    pub record: JobRecord,
+    /// Where to, and how to take that back.
+    pub target: PreparedTarget,
+    /// Whether it was told to wait.
+    #[serde(default)]
+    pub paused: bool,
+    /// What the commit left to be done, once it is committed.
+    #[serde(default)]
+    pub committed: Option<Committed>,
+}
+
+/// What is to be done after the commit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Committed {
+    /// What held the volume before.
+    pub source: BackendSpec,
+    /// The epoch that ended with it.
+    pub epoch: u64,
+    /// Whether the VM's configuration was told of the new place.
+    #[serde(default)]
+    pub persisted: bool,
+    /// What it was, as far as it is known.
+    #[serde(default)]
+    pub report: Option<api::v1::Report>,
+}
+
+impl VolumeDocument {
+    /// This document after the commit of its job: the target holds the volume.
+    ///
+    /// # Panics
+    /// If there is no job.
+    #[must_use]
+    pub fn after_commit(&self) -> Self {
+        let mut document = self.clone();
+        let job = document.job.as_mut().expect("a commit belongs to a job");
+        let source = std::mem::replace(&mut document.backend, job.target.spec.clone());
+        job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, report: None });
+        job.record.phase = Phase::Committed;
+        document.epoch += 1;
+        document
+    }
+}

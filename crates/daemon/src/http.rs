@@ -1,0 +1,207 @@
+//! The HTTP API: paths to operations. What an operation is, the other modules say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{self, Error, ErrorCode};
+use axum::body::Bytes;
+use axum::extract::connect_info::Connected;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, patch, post};
+use axum::serve::IncomingStream;
+use axum::{Json, Router};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::audit::Peer;
+use crate::daemon::Daemon;
+use crate::metrics;
+use crate::problem::Result;
+
+/// The largest request that is read.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+
+type Shared = State<Arc<Daemon>>;
+type Who = ConnectInfo<Peer>;
+
+impl Connected<IncomingStream<'_, tokio::net::UnixListener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, tokio::net::UnixListener>) -> Self {
+        Self::of(stream.io())
+    }
+}
+
+/// The paths.
+pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/v1/version", get(async |State(daemon): Shared| Json(daemon.version())))
+        .route("/v1/status", get(async |State(daemon): Shared| Json(daemon.status())))
+        .route("/v1/volumes", get(volumes).post(attach))
+        .route("/v1/volumes/{name}", get(volume).delete(detach))
+        .route("/v1/volumes/{name}/move", post(start_move))
+        .route("/v1/volumes/{name}/plan", post(plan))
+        .route("/v1/volumes/{name}/job", patch(set))
+        .route("/v1/volumes/{name}/job/{action}", post(steer))
+        .route("/v1/adoptions/check", post(check))
+        .route("/v1/adoptions", post(adopt))
+        .route("/v1/adoptions/{name}/release", post(release))
+        .route("/v1/jobs", get(jobs))
+        .route("/v1/jobs/{id}", get(job))
+        .route("/metrics", get(render_metrics))
+        .fallback(async || Failure(Error::new(ErrorCode::NotFound, "the API has no such path")))
+        .method_not_allowed_fallback(async || Failure(Error::new(ErrorCode::Invalid, "this path takes another method")))
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .with_state(daemon)
+}
+
+/// An error as an answer.
+struct Failure(Error);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match self.0.code {
+            ErrorCode::NotFound => StatusCode::NOT_FOUND,
+            ErrorCode::Invalid => StatusCode::BAD_REQUEST,
+            ErrorCode::Internal | ErrorCode::Io => StatusCode::INTERNAL_SERVER_ERROR,
+            ErrorCode::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::CONFLICT,
+        };
+        (status, Json(self.0)).into_response()
+    }
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+/// What a request says.
+fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T> {
+    serde_json::from_slice(body).map_err(|error| {
+        Error::new(ErrorCode::Invalid, format!("the request cannot be read: {error}"))
+            .with_hint("send the JSON that docs/cli.md and the crate transhume-api describe")
+    })
+}
+
+/// Carries out something that changes something: to its end, even if whoever asked goes away meanwhile, and noted in
+/// the audit log.
+async fn audited<T, Work>(
+    daemon: Arc<Daemon>,
+    peer: Peer,
+    (action, subject): (&'static str, String),
+    request: &impl Serialize,
+    work: impl FnOnce(Arc<Daemon>, Peer) -> Work + Send + 'static,
+) -> Answer<T>
+where
+    T: Send + 'static,
+    Work: Future<Output = Result<T>> + Send + 'static,
+{
+    let request = serde_json::to_value(request).unwrap_or_default();
+    let task = tokio::spawn(async move {
+        let outcome = work(Arc::clone(&daemon), peer.clone()).await;
+        daemon.note(&peer, (action, &subject), request, outcome.as_ref().err());
+        outcome
+    });
+    let outcome = task.await.unwrap_or_else(|panic| {
+        Err(Error::new(ErrorCode::Internal, format!("a defect of the daemon: {panic}")).with_hint("please report it"))
+    });
+    Ok(Json(outcome?))
+}
+
+async fn volumes(State(daemon): Shared) -> Json<Vec<v1::Volume>> {
+    Json(daemon.volumes().iter().map(|volume| volume.show()).collect())
+}
+
+async fn volume(State(daemon): Shared, Path(name): Path<String>) -> Answer<v1::Volume> {
+    Ok(Json(daemon.volume(&name)?.show()))
+}
+
+async fn attach(State(daemon): Shared, ConnectInfo(peer): Who, body: Bytes) -> Answer<v1::Volume> {
+    let request: v1::AttachRequest = parse(&body)?;
+    let action = ("volume.attach", request.name.clone());
+    audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.attach(request).await).await
+}
+
+async fn detach(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>) -> Answer<v1::Volume> {
+    let action = ("volume.detach", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.detach(&name).await).await
+}
+
+async fn start_move(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Path(name): Path<String>,
+    body: Bytes,
+) -> Answer<v1::Job> {
+    let request: v1::MoveRequest = parse(&body)?;
+    let action = ("move.start", name.clone());
+    let work = async move |daemon: Arc<Daemon>, peer: Peer| daemon.start_move(&peer, &name, request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn plan(State(daemon): Shared, Path(name): Path<String>, body: Bytes) -> Answer<v1::Plan> {
+    Ok(Json(daemon.plan(&name, parse(&body)?).await?))
+}
+
+async fn set(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>, body: Bytes) -> Answer<v1::Job> {
+    let request: v1::SetRequest = parse(&body)?;
+    let action = ("move.set", name.clone());
+    audited(daemon, peer, action, &request.clone(), async move |daemon, _| daemon.set(&name, request).await).await
+}
+
+async fn steer(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Path((name, action)): Path<(String, String)>,
+) -> Answer<v1::Job> {
+    let noted = match &*action {
+        "pause" => "move.pause",
+        "resume" => "move.resume",
+        _ => "move.cancel",
+    };
+    let work = async move |daemon: Arc<Daemon>, _| daemon.steer(&name, &action).await;
+    audited(daemon, peer, (noted, String::new()), &(), work).await
+}
+
+async fn check(State(daemon): Shared, body: Bytes) -> Answer<Vec<v1::CheckedDisk>> {
+    Ok(Json(daemon.check_adoption(parse(&body)?).await?))
+}
+
+async fn adopt(State(daemon): Shared, ConnectInfo(peer): Who, body: Bytes) -> Answer<v1::Volume> {
+    let request: v1::AdoptRequest = parse(&body)?;
+    let action = ("adopt", request.name.clone());
+    audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.adopt(request).await).await
+}
+
+async fn release(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>) -> Answer<v1::Volume> {
+    let action = ("release", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.release(&name).await).await
+}
+
+#[derive(Deserialize)]
+struct JobsQuery {
+    #[serde(default)]
+    all: bool,
+}
+
+async fn jobs(State(daemon): Shared, Query(query): Query<JobsQuery>) -> Json<Vec<v1::Job>> {
+    Json(daemon.jobs(query.all))
+}
+
+#[derive(Deserialize)]
+struct JobQuery {
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+async fn job(State(daemon): Shared, Path(id): Path<u64>, Query(query): Query<JobQuery>) -> Answer<v1::Job> {
+    Ok(Json(daemon.show_job_after(id, Duration::from_millis(query.wait_ms)).await?))
+}
+
+async fn render_metrics(State(daemon): Shared) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::render(&daemon)).into_response()
+}

@@ -1,0 +1,82 @@
+//! From the migration's types to the API's, whose meaning does not change when the migration's do.
+
+use api::v1;
+use migrate::Verify;
+
+pub(crate) const fn of_api_verify(verify: v1::Verify) -> Verify {
+    match verify {
+        v1::Verify::Off => Verify::Off,
+        v1::Verify::Sample => Verify::Sample,
+        v1::Verify::Full => Verify::Full,
+    }
+}
+
+const fn to_api_verify(verify: Verify) -> v1::Verify {
+    match verify {
+        Verify::Off => v1::Verify::Off,
+        Verify::Sample => v1::Verify::Sample,
+        Verify::Full => v1::Verify::Full,
+    }
+}
+
+pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
+    v1::Progress {
+        phase: progress.phase.name().to_owned(),
+        bytes_total: progress.bytes_total,
+        bytes_done: progress.bytes_done,
+        bytes_left: progress.bytes_left,
+        bytes_copied: progress.bytes_copied,
+        bytes_zero: progress.bytes_zero,
+        bytes_mirrored: progress.bytes_mirrored,
+        bytes_verified: progress.bytes_verified,
+        bytes_to_verify: progress.bytes_to_verify,
+        rate: progress.rate,
+        eta_seconds: progress.eta_seconds,
+        stall_us_max: progress.stall_us_max,
+        seconds: progress.seconds,
+        target_losses: progress.target_losses,
+        last_error: progress.error.as_ref().map(|failure| failure.message.clone()),
+    }
+}
+
+pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Report {
+    let verification = &report.verification;
+    let switchover = &report.switchover;
+    v1::Report {
+        seconds: report.seconds,
+        bytes_total: report.bytes_total,
+        bytes_copied: report.bytes_copied,
+        bytes_zero: report.bytes_zero,
+        bytes_mirrored: report.bytes_mirrored,
+        bytes_resumed: report.bytes_resumed,
+        stall_us_max: report.stall_us_max,
+        verified: report.verified,
+        equal: report.equal,
+        digest: report.digest.clone(),
+        verification: v1::Verification {
+            mode: to_api_verify(verification.mode),
+            chunks: verification.chunks,
+            bytes: verification.bytes,
+            suspects: verification.suspects,
+            conflicts: verification.conflicts,
+            past_page_cache: verification.past_page_cache,
+            seconds: verification.seconds,
+            digest_seconds: verification.digest_seconds,
+            checksum: verification.checksum.clone(),
+        },
+        switchover: v1::Switchover {
+            flush_us: switchover.flush_us,
+            quiesce_us: switchover.quiesce_us,
+            commit_us: switchover.commit_us,
+            window_us: switchover.window_us,
+            retries: switchover.quiesce_retries,
+        },
+        phases: report.phases.clone(),
+        redos: report.redos,
+        retries: report.retries,
+        target_losses: report.target_losses,
+        sessions,
+        source_kept: None,
+        notes: Vec::new(),
+    }
+}

@@ -1,0 +1,211 @@
+//! What comes after a migration: forward once the commit is on record, back before it.
+
+use api::v1::{Error, ErrorCode, JobState, Report};
+use backends::retire_source;
+
+use super::{JobHandle, convert, start};
+use crate::audit::{Peer, unix_ms};
+use crate::daemon::Daemon;
+use crate::document::{Committed, JobDocument};
+use crate::held::Held;
+use crate::problem::of_backend;
+use crate::volume::Volume;
+
+/// How a migration ended.
+pub(crate) enum Ending {
+    /// The target holds the volume.
+    Switched(migrate::Report),
+    /// The source does, as somebody wished.
+    Cancelled(Option<migrate::Report>),
+    /// The source does, because of an error.
+    Failed(block::Error, Option<migrate::Report>),
+}
+
+/// Does what is to be done after the migration, and tells who waits.
+pub(crate) async fn finish(daemon: &Daemon, volume: &Volume, job: &JobHandle, ending: Ending, target: Held) {
+    let sessions = volume.document().job.as_ref().map_or(1, |job| job.record.sessions);
+    let convert = |report: &migrate::Report| convert::to_api_report(report, sessions);
+    match ending {
+        Ending::Switched(report) => {
+            job.finishing();
+            // The source is let go of: nobody of us writes to it any more.
+            drop(volume.replace_held(target));
+            note_report(volume, convert(&report)).await;
+            complete(daemon, volume, job).await;
+        }
+        Ending::Cancelled(report) => {
+            let report = report.as_ref().map(convert);
+            let (state, error) = match job.failure() {
+                Some(failure) => (JobState::Failed, failure),
+                None => {
+                    let message = format!("the move of {} was cancelled; the guest is on the source", volume.name);
+                    (JobState::Cancelled, Error::new(ErrorCode::MoveCancelled, message))
+                }
+            };
+            undo(daemon, volume, job, target, (state, error), report).await;
+        }
+        Ending::Failed(error, report) => {
+            let is_unequal = report.as_ref().is_some_and(|report| report.equal == Some(false));
+            let code = match error.kind() {
+                _ if is_unequal => ErrorCode::NotEqual,
+                block::ErrorKind::NoSpace => ErrorCode::NoSpace,
+                _ => ErrorCode::MoveFailed,
+            };
+            let message = format!("the move of {} failed: {}", volume.name, error.chain());
+            let error = Error::new(code, message)
+                .with_hint("the guest is on the source and goes on; remove the cause and move again");
+            undo(daemon, volume, job, target, (JobState::Failed, error), report.as_ref().map(convert)).await;
+        }
+    }
+}
+
+/// The source holds the volume: nothing of the move stays behind.
+async fn undo(
+    daemon: &Daemon,
+    volume: &Volume,
+    job: &JobHandle,
+    target: Held,
+    (state, error): (JobState, Error),
+    report: Option<Report>,
+) {
+    // The map first: without a target nothing that it says is true. The journal last: a crash before it does all of
+    // this again.
+    daemon.state.drop_progress(&volume.name);
+    drop(target);
+    if let Some(document) = &volume.document().job {
+        start::discard(&document.target);
+    }
+    clear_job(volume).await;
+    end(daemon, volume, job, state, report, Some(error));
+}
+
+/// A job that a restart found and that cannot go on: the source holds the volume.
+pub(crate) async fn undo_without_target(daemon: &Daemon, volume: &Volume, job: &JobHandle, error: Error) {
+    daemon.state.drop_progress(&volume.name);
+    if let Some(document) = &volume.document().job {
+        start::discard(&document.target);
+    }
+    clear_job(volume).await;
+    end(daemon, volume, job, JobState::Failed, None, Some(error));
+}
+
+/// The target holds the volume: what is left is done, and done again after a crash until all of it is.
+pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) {
+    let document = volume.document();
+    let Some(record) = document.job.as_ref() else { return };
+    let Some(committed) = record.committed.as_ref() else { return };
+    let mut report = committed.report.clone().unwrap_or_else(|| Report {
+        sessions: record.record.sessions,
+        notes: vec!["the daemon was restarted right after the switchover: figures and digest are lost".to_owned()],
+        ..Report::default()
+    });
+    let mut problem = None;
+    match daemon.persist(volume, record).await {
+        Ok(None) => {}
+        Ok(Some(note)) => report.notes.push(note),
+        Err(error) => problem = Some(error),
+    }
+    match retire(daemon, record, committed) {
+        Ok(Retirement { kept, note }) => {
+            report.source_kept = kept;
+            report.notes.extend(note);
+        }
+        Err(error) => problem = problem.or(Some(error)),
+    }
+    daemon.state.drop_progress(&volume.name);
+    clear_job(volume).await;
+    // The volume is on the target whatever went wrong afterwards; the job says so and what is left to do.
+    let state = if problem.is_some() { JobState::Failed } else { JobState::Done };
+    end(daemon, volume, job, state, Some(report), problem);
+}
+
+/// What became of the source.
+struct Retirement {
+    kept: Option<String>,
+    note: Option<String>,
+}
+
+fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Result<Retirement, Error> {
+    let path = committed.source.path();
+    let unfinished = |what: &str, error: &dyn std::fmt::Display| {
+        let message =
+            format!("the volume is on {}, but the old {} {what}: {error}", record.target.spec, path.display());
+        Error::new(ErrorCode::MoveUnfinished, message)
+            .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
+    };
+    let retired = retire_source(path, committed.epoch, &daemon.layout.retired())
+        .map_err(|error| unfinished("could not be renamed", &error))?;
+    if record.request.delete_source {
+        retired.delete().map_err(|error| unfinished("could not be deleted", &error))?;
+    }
+    Ok(match retired {
+        backends::Retired::File { .. } if record.request.delete_source => {
+            Retirement { kept: None, note: Some("the source was deleted".to_owned()) }
+        }
+        backends::Retired::File { to, .. } => Retirement { kept: Some(to.display().to_string()), note: None },
+        backends::Retired::BlockDevice { path, kept } => Retirement {
+            kept: Some(path.display().to_string()),
+            note: Some(format!(
+                "{} carries a tombstone; its first and last 4 KiB are kept in {}",
+                path.display(),
+                kept.display()
+            )),
+        },
+    })
+}
+
+async fn note_report(volume: &Volume, report: Report) {
+    let stored = volume.journal.update(|document| {
+        let mut document = document.clone();
+        if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
+            committed.report = Some(report);
+        }
+        document
+    });
+    if let Err(error) = stored.await {
+        tracing::warn!(volume = volume.name, error = error.chain(), "the move's report could not be stored");
+    }
+}
+
+async fn clear_job(volume: &Volume) {
+    let stored = volume.journal.update(|document| {
+        let mut document = document.clone();
+        document.job = None;
+        document
+    });
+    if let Err(error) = stored.await {
+        // The next start finds the job and ends it once more.
+        tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
+    }
+}
+
+fn end(
+    daemon: &Daemon,
+    volume: &Volume,
+    job: &JobHandle,
+    state: JobState,
+    report: Option<Report>,
+    error: Option<Error>,
+) {
+    let now = daemon.env.wall_clock();
+    let over = job.end(|job| {
+        job.state = state;
+        job.finished_unix_ms = Some(unix_ms(now));
+        job.report = report;
+        job.error.clone_from(&error);
+    });
+    if let Err(error) = daemon.history.keep(&over) {
+        tracing::error!(job = job.id, %error, "the move could not be remembered");
+    }
+    let request = serde_json::json!({ "job": job.id, "state": state.name(), "target": over.target });
+    daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
+    tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
+    volume.set_job(None);
+    job.announce_end();
+}
+
+/// An error about the target of a job that was found at a restart.
+pub(crate) fn cannot_resume(volume: &Volume, error: &block::Error) -> Error {
+    let error = of_backend(error, &format!("the move of {} could not be resumed after a restart", volume.name));
+    Error::new(ErrorCode::MoveFailed, error.message).with_hint("the guest is on the source; move it again")
+}

@@ -1,0 +1,189 @@
+//! Moves: asked for, queued, run, finished, remembered.
+//!
+//! ```text
+//!            a place is free           every chunk is on both sides, the commit record is durable
+//!  queued ───────────────────▶ running ─────────────────────────────────────────────────────────▶ finishing
+//!    │                          ▲  │ pause, or the target was lost                                    │
+//!    │                   resume │  ▼                                                                  │
+//!    │ cancel                  paused                                   source retired, hook run       │
+//!    ▼                          │ cancel, failure                                                      ▼
+//!  cancelled ◀──────────────────┴──▶ failed                                            done, or failed (unfinished)
+//! ```
+
+mod convert;
+mod finish;
+mod history;
+mod plan;
+mod run;
+mod start;
+
+use api::v1::{self, Error, ErrorCode, JobState};
+use migrate::{Control, Phase};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+pub(crate) use convert::of_api_verify;
+pub(crate) use finish::{cannot_resume, complete, undo_without_target};
+pub(crate) use history::History;
+pub(crate) use run::{Started, drive, run, start_migration};
+pub(crate) use start::{parse_backend, show};
+
+use crate::problem::Result;
+
+/// A job that is not over, as the daemon holds it.
+pub(crate) struct JobHandle {
+    pub(crate) id: u64,
+    inner: Mutex<Inner>,
+    /// Becomes true when the job is over.
+    over: watch::Sender<bool>,
+    /// Becomes true when it shall not begin, or end.
+    cancel: watch::Sender<bool>,
+}
+
+struct Inner {
+    /// What does not change, and what is known at the end.
+    job: v1::Job,
+    control: Option<Control>,
+    /// Why the daemon itself cancelled it.
+    failure: Option<Error>,
+    paused: bool,
+}
+
+impl JobHandle {
+    pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
+        let inner = Inner { control: None, failure: None, paused, job };
+        let id = inner.job.id;
+        Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
+    }
+
+    /// How the API shows it.
+    pub(crate) fn show(&self) -> v1::Job {
+        let inner = self.inner.lock();
+        let mut job = inner.job.clone();
+        let Some(control) = inner.control.as_ref().filter(|_| !job.state.is_over()) else { return job };
+        let progress = control.snapshot();
+        if job.state == JobState::Running {
+            job.state = match progress.phase {
+                _ if progress.paused => JobState::Paused,
+                Phase::TargetLost => JobState::Paused,
+                phase if phase.is_committed() => JobState::Finishing,
+                _ => JobState::Running,
+            };
+        }
+        job.progress = Some(convert::to_api_progress(&progress));
+        job
+    }
+
+    /// Whether it has left the queue.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.inner.lock().job.state != JobState::Queued
+    }
+
+    /// The migration has begun, steered by `control`.
+    pub(crate) fn begin(&self, control: Control) {
+        let mut inner = self.inner.lock();
+        if inner.paused {
+            control.pause();
+        }
+        inner.job.state = JobState::Running;
+        inner.control = Some(control);
+    }
+
+    /// The target holds the volume; what is left is to tidy up.
+    pub(crate) fn finishing(&self) {
+        self.inner.lock().job.state = JobState::Finishing;
+    }
+
+    /// It is over; `change` says how.
+    pub(crate) fn end(&self, change: impl FnOnce(&mut v1::Job)) -> v1::Job {
+        let mut inner = self.inner.lock();
+        if let Some(control) = &inner.control {
+            inner.job.progress = Some(convert::to_api_progress(&control.snapshot()));
+        }
+        change(&mut inner.job);
+        let job = inner.job.clone();
+        drop(inner);
+        job
+    }
+
+    /// Tells those who wait that it is over.
+    pub(crate) fn announce_end(&self) {
+        self.over.send_replace(true);
+    }
+
+    /// Waits until it is over.
+    pub(crate) async fn wait(&self) {
+        // The sender lives as long as this handle.
+        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    }
+
+    /// Waits until somebody cancels it.
+    pub(crate) async fn cancelled(&self) {
+        let _ = self.cancel.subscribe().wait_for(|cancel| *cancel).await;
+    }
+
+    /// Whether it was told to wait.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.inner.lock().paused
+    }
+
+    pub(crate) fn pause(&self) -> Result<()> {
+        self.refuse_when_committed("paused")?;
+        let mut inner = self.inner.lock();
+        inner.paused = true;
+        if let Some(control) = &inner.control {
+            control.pause();
+        }
+        drop(inner);
+        Ok(())
+    }
+
+    pub(crate) fn resume(&self) {
+        let mut inner = self.inner.lock();
+        inner.paused = false;
+        if let Some(control) = &inner.control {
+            control.resume();
+        }
+    }
+
+    pub(crate) fn cancel(&self) -> Result<()> {
+        self.refuse_when_committed("cancelled")?;
+        let control = self.inner.lock().control.clone();
+        if let Some(control) = control {
+            control.cancel().map_err(|error| Error::new(ErrorCode::WrongState, error.chain()))?;
+        }
+        self.cancel.send_replace(true);
+        Ok(())
+    }
+
+    /// Cancels it because of `error`, which it then ends with.
+    pub(crate) fn fail(&self, error: Error) {
+        self.inner.lock().failure = Some(error);
+        // If it is too late for that, the commit has won and there is nothing to fail.
+        let _ = self.cancel();
+    }
+
+    /// Why the daemon cancelled it, if it did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.inner.lock().failure.clone()
+    }
+
+    pub(crate) fn set_bandwidth(&self, bandwidth: Option<u64>) {
+        let mut inner = self.inner.lock();
+        inner.job.request.bandwidth = bandwidth;
+        if let Some(control) = &inner.control {
+            control.set_bandwidth(bandwidth.map(block::Bytes));
+        }
+    }
+
+    fn refuse_when_committed(&self, what: &str) -> Result<()> {
+        match self.show().state {
+            JobState::Queued | JobState::Running | JobState::Paused => Ok(()),
+            _ => Err(Error::new(
+                ErrorCode::WrongState,
+                format!("the volume is on its target: it cannot be {what} any more"),
+            )
+            .with_hint("to go back, move it again once this is done")),
+        }
+    }
+}

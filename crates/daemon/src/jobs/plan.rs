@@ -1,0 +1,138 @@
+//! What a move would cost, said before it begins.
+
+use std::time::Duration;
+
+use api::v1::{Plan, PlanRequest, Verify};
+use block::{Buffer, Bytes, Device, Extent};
+
+use super::start::{discard, parse_backend};
+use crate::daemon::Daemon;
+use crate::problem::{Result, of_backend};
+
+/// Looking for holes takes this long at most; what is not seen counts as data.
+const LOOKING_LIMIT: Duration = Duration::from_secs(3);
+/// How much is read to see how fast the source is.
+const PROBE_BYTES: u64 = 64 << 20;
+/// In requests of this size, as the copy does it.
+const PROBE_PIECE: u64 = 1 << 20;
+/// How long that may take.
+const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// What is expected of the switchover when no move has shown it yet.
+const STALL_US_EXPECTED: u64 = 2_000;
+
+impl Daemon {
+    /// What the move would cost. Nothing is changed, and nothing is left behind.
+    pub(crate) async fn plan(&self, name: &str, request: PlanRequest) -> Result<Plan> {
+        let volume = self.volume(name)?;
+        let source = volume.require_up()?.device();
+        let request = request.request;
+        let spec = parse_backend(&request.to)?;
+        let mut notes = Vec::new();
+
+        // A target that may be overwritten is not prepared just to see whether that works.
+        let refusal = match (self.check_persistence(&volume, &request), request.overwrite && spec.path().exists()) {
+            (Err(error), _) => Some(error),
+            (Ok(()), true) => None,
+            (Ok(()), false) => match self.prepare(&volume, spec.clone(), false).await {
+                Ok(prepared) => {
+                    discard(&prepared);
+                    None
+                }
+                Err(error) => Some(error),
+            },
+        };
+        let total = source.size();
+        let (data, complete) = self.count_data(&source).await?;
+        if !complete {
+            notes.push("the volume has too many holes to look at all of them: the rest counts as data".to_owned());
+        }
+        let guest = volume.gauge.guest_io();
+        let rate = self.copy_rate(&source, request.bandwidth, &mut notes).await?;
+        let compared = match request.verify {
+            Verify::Full => data.get(),
+            Verify::Sample | Verify::Off => 0,
+        };
+        // While it is mirrored, what the guest writes takes its share of the disks.
+        let left = (rate as f64 - guest.write_bytes_per_second).max(rate as f64 / 4.0).max(1.0);
+        let seconds = data.get() as f64 / left + compared as f64 / left;
+        let earlier =
+            self.history.list().into_iter().filter_map(|job| job.report).filter(|report| report.stall_us_max > 0);
+        let stall_us = earlier.take(20).map(|report| report.stall_us_max).max();
+        notes.push(match stall_us {
+            Some(_) => "the stall is the longest of the last moves of this daemon".to_owned(),
+            None => "the stall is an estimate: this daemon has not moved anything yet".to_owned(),
+        });
+        Ok(Plan {
+            volume: volume.name.clone(),
+            source: volume.document().backend.to_string(),
+            target: spec.to_string(),
+            bytes_total: total.get(),
+            bytes_to_copy: data.get(),
+            bytes_zero: total.saturating_sub(data).get(),
+            guest_write_bytes_per_second: guest.write_bytes_per_second,
+            copy_bytes_per_second: rate,
+            seconds,
+            stall_us: stall_us.unwrap_or(STALL_US_EXPECTED),
+            notes,
+            refusal,
+        })
+    }
+
+    /// How many bytes must be read to be known, and whether all of the volume was looked at.
+    async fn count_data(&self, source: &Device) -> Result<(Bytes, bool)> {
+        let (size, start) = (source.size(), self.env.now());
+        let (mut next, mut data) = (Bytes::ZERO, Bytes::ZERO);
+        while next < size {
+            if self.env.now().since(start) > LOOKING_LIMIT {
+                return Ok((data + (size - next), false));
+            }
+            let pieces = source.extents(Extent::between(next, size)).await;
+            for piece in pieces.map_err(|error| of_backend(&error, "the source"))? {
+                if !piece.state.reads_zero() {
+                    data += piece.extent.length;
+                }
+                next = piece.extent.end();
+            }
+        }
+        Ok((data, true))
+    }
+
+    async fn copy_rate(&self, source: &Device, bandwidth: Option<u64>, notes: &mut Vec<String>) -> Result<u64> {
+        let measured = self.read_rate(source).await?;
+        match bandwidth.filter(|limit| *limit > 0) {
+            Some(limit) if limit <= measured => {
+                notes.push("the time follows from the bandwidth that was given".to_owned());
+                Ok(limit)
+            }
+            _ => {
+                notes.push(format!(
+                    "the source was read at {}/s for a moment; a slower target makes the move slower",
+                    Bytes(measured)
+                ));
+                Ok(measured)
+            }
+        }
+    }
+
+    /// Reads a little from places over all of the volume.
+    async fn read_rate(&self, source: &Device) -> Result<u64> {
+        let (size, start) = (source.size().get(), self.env.now());
+        let piece = PROBE_PIECE.min(source.geometry().transfer_bytes_max.into());
+        let pieces = (PROBE_BYTES / piece).min(size / piece);
+        if pieces == 0 {
+            return Ok(PROBE_BYTES);
+        }
+        let mut read = 0;
+        let mut buffer = Buffer::unpooled(piece as usize);
+        for number in 0..pieces {
+            let offset = (size / pieces * number).next_multiple_of(4096).min(size - piece) / 4096 * 4096;
+            buffer =
+                source.read(Bytes(offset), buffer).await.map_err(|error| of_backend(&error, "reading the source"))?;
+            read += piece;
+            if self.env.now().since(start) > PROBE_LIMIT {
+                break;
+            }
+        }
+        Ok((read as f64 / self.env.now().since(start).as_secs_f64().max(1e-6)) as u64)
+    }
+}

@@ -1,0 +1,171 @@
+//! A job's life from its place in the queue to the migration's outcome.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions};
+use block::{BufferPool, Bytes, Device};
+use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
+
+use super::JobHandle;
+use super::finish::{Ending, finish};
+use crate::daemon::Daemon;
+use crate::document::JobDocument;
+use crate::gauge::MigrationMeter;
+use crate::held::Held;
+use crate::volume::Volume;
+use crate::workers::Worker;
+
+/// How long a lost target is left alone before the copy tries it again; after the last one somebody must say so.
+const LOST_TARGET_RESTS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(20)];
+
+/// A migration whose mirror is in the guest's path.
+pub(crate) struct Started {
+    control: Control,
+    work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    /// Copies run on a worker of their own.
+    worker: Worker,
+}
+
+/// Waits for the job's turn, runs it, and tidies up.
+pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHandle>, target: Held) {
+    let place = tokio::select! {
+        biased;
+        () = job.cancelled() => None,
+        place = Arc::clone(&daemon.places).acquire_owned() => Some(place.expect("the queue is never closed")),
+    };
+    let Some(_place) = place else {
+        finish(&daemon, &volume, &job, Ending::Cancelled(None), target).await;
+        return;
+    };
+    match start_migration(&daemon, &volume, &target).await {
+        Ok(started) => drive(daemon, volume, job, target, started).await,
+        Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
+    }
+}
+
+/// Puts the mirror into the guest's path. When this fails nothing has changed.
+pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &Held) -> block::Result<Started> {
+    let slot = volume
+        .slot()
+        .ok_or_else(|| block::Error::new(block::ErrorKind::Internal, "a volume that is down was to be moved"))?;
+    volume
+        .journal
+        .update(|document| {
+            let mut document = document.clone();
+            if let Some(job) = &mut document.job {
+                job.record.sessions += 1;
+            }
+            document
+        })
+        .await?;
+    let document = volume.document();
+    let Some(job) = &document.job else {
+        return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
+    };
+    let source = slot.device();
+    let hold = volume.hold_options(daemon.config.lock_wait());
+    let comparison = comparison(daemon, volume, target, &hold).await;
+    let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
+    let parts = Parts {
+        env: Arc::clone(&daemon.env),
+        slot,
+        source,
+        target: target.device.clone(),
+        journal: Arc::clone(&volume.journal) as _,
+        progress_map,
+        meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
+        comparison,
+        pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
+    };
+    let options = job.record.options.clone();
+    let worker = Worker::start(&format!("copy-{}", job.id))
+        .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
+    let (control, work) = worker.run(async move { Migration::start(parts, options).await }).await?;
+    Ok(Started { control, work: Box::pin(work), worker })
+}
+
+async fn comparison(
+    daemon: &Daemon,
+    volume: &Volume,
+    target: &Held,
+    hold: &crate::held::HoldOptions,
+) -> Option<Comparison> {
+    let source = volume.with_held(|held| held.comparison_spec())?;
+    let source = source.open(hold, &*daemon.env).await?;
+    let target = target.comparison_spec().open(hold, &*daemon.env).await?;
+    Some(Comparison { source, target })
+}
+
+async fn open_progress(daemon: &Daemon, volume: &Volume, job: &JobDocument, size: Bytes) -> block::Result<ProgressMap> {
+    let chunk = job.record.options.chunk_size()?;
+    let path = daemon
+        .state
+        .make_progress(&volume.name, ProgressMap::bytes_needed(size, chunk))
+        .map_err(|error| block::Error::new(block::ErrorKind::Io, error.message))?;
+    let spec = BackendSpec::file(&path).with_cache(CacheMode::Page);
+    let backend = FileBackend::open(&spec, &OpenOptions::default(), &*daemon.env).await?;
+    let identity = MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk };
+    ProgressMap::open(Device::new(&path.display().to_string(), backend), identity).await
+}
+
+/// Drives a migration to its end and tidies up.
+pub(crate) async fn drive(
+    daemon: Arc<Daemon>,
+    volume: Arc<Volume>,
+    job: Arc<JobHandle>,
+    target: Held,
+    started: Started,
+) {
+    let Started { control, work, worker } = started;
+    job.begin(control.clone());
+    let mut driving = worker.handle().spawn(work);
+    let outcome = {
+        let mut watching = std::pin::pin!(watch(&daemon, &job, &control));
+        tokio::select! {
+            outcome = &mut driving => outcome,
+            never = &mut watching => match never {},
+        }
+    };
+    let Ok(outcome) = outcome else {
+        // The mirror is in the guest's path and nobody drives it any more. A new process resumes what a half-dead one
+        // cannot.
+        tracing::error!(volume = volume.name, "the migration panicked; the daemon ends, and resumes it when it starts");
+        std::process::abort();
+    };
+    let ending = match outcome {
+        Outcome::Switched(report) => Ending::Switched(report),
+        Outcome::Cancelled(report) => Ending::Cancelled(Some(report)),
+        Outcome::Failed { error, report } => Ending::Failed(error, Some(report)),
+    };
+    finish(&daemon, &volume, &job, ending, target).await;
+}
+
+/// Sees to a target that is lost: a full one ends the job, another one is tried again a few times.
+async fn watch(daemon: &Daemon, job: &JobHandle, control: &Control) -> std::convert::Infallible {
+    let mut progress = control.watch();
+    let mut rests = LOST_TARGET_RESTS.iter();
+    loop {
+        let lost = progress.wait_for(|progress| progress.phase == Phase::TargetLost).await.map(|seen| seen.clone());
+        let Ok(lost) = lost else { return std::future::pending().await };
+        let failure = lost.error.clone();
+        let message =
+            failure.as_ref().map_or_else(|| "the target was lost".to_owned(), |failure| failure.message.clone());
+        tracing::warn!(job = job.id, message, "the target is lost; the guest goes on with the source");
+        if failure.is_some_and(|failure| failure.kind == block::ErrorKind::NoSpace.name()) {
+            let error = Error::new(ErrorCode::NoSpace, format!("the target ran out of space: {message}"));
+            job.fail(error.with_hint("the guest is on the source; free some space there, or choose another target"));
+        } else if let Some(rest) = rests.next() {
+            daemon.env.sleep(*rest).await;
+            if !job.is_paused() && control.snapshot().phase == Phase::TargetLost {
+                control.resume();
+            }
+        }
+        let back = progress.wait_for(|progress| progress.phase != Phase::TargetLost).await.map(drop);
+        if back.is_err() {
+            return std::future::pending().await;
+        }
+    }
+}

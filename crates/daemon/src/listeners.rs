@@ -1,0 +1,211 @@
+//! The sockets on which volumes are served. Several volumes may share one, under different names.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use env::EnvRef;
+use nbd::server::{Export, Exports, Limits, serve_connection};
+use nbd::{NbdUri, Transport};
+use parking_lot::RwLock;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
+use tokio::task::AbortHandle;
+
+use crate::document::SocketOwner;
+use crate::problem::Result;
+use crate::sockets::{UnixSocket, listen_tcp, listen_unix};
+use crate::workers::Workers;
+
+/// How many clients one socket serves at once; further ones are hung up on.
+const CONNECTIONS_MAX: usize = 256;
+
+/// How long accepting rests after it failed (no file descriptors are left, most likely).
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// The volumes of one socket.
+#[derive(Default)]
+struct Offered {
+    exports: RwLock<BTreeMap<String, Arc<Export>>>,
+}
+
+impl Exports for Offered {
+    fn find(&self, name: &str) -> Option<Arc<Export>> {
+        self.exports.read().find(name)
+    }
+
+    fn list(&self) -> Vec<Arc<Export>> {
+        self.exports.read().values().cloned().collect()
+    }
+}
+
+/// Looking an export up among those of one socket.
+trait Find {
+    fn find(&self, name: &str) -> Option<Arc<Export>>;
+}
+
+impl Find for BTreeMap<String, Arc<Export>> {
+    /// The empty name means the only export, if there is only one.
+    fn find(&self, name: &str) -> Option<Arc<Export>> {
+        let only = self.values().next().filter(|_| name.is_empty() && self.len() == 1);
+        self.get(name).or(only).cloned()
+    }
+}
+
+struct Listener {
+    offered: Arc<Offered>,
+    accepting: AbortHandle,
+    socket: Option<UnixSocket>,
+}
+
+/// All sockets.
+pub(crate) struct Listeners {
+    acceptor: Acceptor,
+    listeners: Mutex<BTreeMap<String, Listener>>,
+}
+
+/// What accepting a connection takes.
+#[derive(Clone)]
+struct Acceptor {
+    env: EnvRef,
+    workers: Arc<Workers>,
+    limits: Limits,
+}
+
+impl Listeners {
+    pub(crate) fn new(env: EnvRef, workers: Arc<Workers>) -> Self {
+        let acceptor = Acceptor { env, workers, limits: Limits::default() };
+        Self { acceptor, listeners: Mutex::default() }
+    }
+
+    /// Offers `export` at `uri`, listening there if nobody of us does yet.
+    pub(crate) async fn offer(&self, uri: &NbdUri, export: Arc<Export>, owner: Option<SocketOwner>) -> Result<()> {
+        let mut listeners = self.listeners.lock().await;
+        let listener = match listeners.entry(key(&uri.transport)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(self.acceptor.listen(&uri.transport, owner).await?),
+        };
+        match listener.offered.exports.write().entry(uri.export.clone()) {
+            Entry::Occupied(_) => Err(Error::new(ErrorCode::AlreadyExists, format!("{uri} is served already"))
+                .with_hint("choose another name or socket")),
+            Entry::Vacant(entry) => {
+                entry.insert(export);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes back what was offered at `uri`; the last one closes the socket. Connections that are there stay.
+    pub(crate) async fn withdraw(&self, uri: &NbdUri) {
+        let mut listeners = self.listeners.lock().await;
+        let key = key(&uri.transport);
+        let Some(listener) = listeners.get(&key) else { return };
+        let is_last = {
+            let mut exports = listener.offered.exports.write();
+            exports.remove(&uri.export);
+            exports.is_empty()
+        };
+        if is_last && let Some(listener) = listeners.remove(&key) {
+            listener.accepting.abort();
+            if let Some(socket) = listener.socket {
+                socket.remove();
+            }
+        }
+    }
+
+    /// Accepts nobody any more. The sockets' files stay, so that clients wait for the next daemon.
+    pub(crate) async fn close(&self) {
+        for listener in std::mem::take(&mut *self.listeners.lock().await).into_values() {
+            listener.accepting.abort();
+        }
+    }
+}
+
+impl Acceptor {
+    async fn listen(&self, transport: &Transport, owner: Option<SocketOwner>) -> Result<Listener> {
+        let offered = Arc::new(Offered::default());
+        let acceptor = self.clone();
+        match transport {
+            Transport::Unix(path) => {
+                let (listener, socket) = listen_unix(&absolute(path), owner, &*self.env).await?;
+                let accepting = tokio::spawn(acceptor.accept_unix(listener, Arc::clone(&offered)));
+                Ok(Listener { offered, accepting: accepting.abort_handle(), socket: Some(socket) })
+            }
+            Transport::Tcp(host, port) => {
+                let listener = listen_tcp(host, *port).await?;
+                let accepting = tokio::spawn(acceptor.accept_tcp(listener, Arc::clone(&offered)));
+                Ok(Listener { offered, accepting: accepting.abort_handle(), socket: None })
+            }
+        }
+    }
+
+    async fn accept_unix(self, listener: tokio::net::UnixListener, offered: Arc<Offered>) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let stream = match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a client could not be accepted");
+                    self.env.sleep(ACCEPT_REST).await;
+                    continue;
+                }
+            };
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+            self.serve(place, Arc::clone(&offered), move || tokio::net::UnixStream::from_std(stream));
+        }
+    }
+
+    async fn accept_tcp(self, listener: tokio::net::TcpListener, offered: Arc<Offered>) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let accepted = listener.accept().await.and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                stream.into_std()
+            });
+            let stream = match accepted {
+                Ok(stream) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a client could not be accepted");
+                    self.env.sleep(ACCEPT_REST).await;
+                    continue;
+                }
+            };
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+            self.serve(place, Arc::clone(&offered), move || tokio::net::TcpStream::from_std(stream));
+        }
+    }
+
+    /// Serves one connection on the worker whose turn it is; `register` makes it that worker's.
+    fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
+        &self,
+        place: OwnedSemaphorePermit,
+        offered: Arc<Offered>,
+        register: impl FnOnce() -> std::io::Result<S> + Send + 'static,
+    ) {
+        let (env, limits) = (Arc::clone(&self.env), self.limits);
+        self.workers.next().handle().spawn(async move {
+            let _place = place;
+            match register() {
+                Ok(stream) => {
+                    let summary = serve_connection(stream, offered, env, limits).await;
+                    tracing::debug!(?summary, "a client has gone");
+                }
+                Err(error) => tracing::warn!(%error, "a client could not be served"),
+            }
+        });
+    }
+}
+
+fn absolute(path: &std::path::Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+fn key(transport: &Transport) -> String {
+    match transport {
+        Transport::Unix(path) => format!("unix:{}", absolute(path).display()),
+        Transport::Tcp(host, port) => format!("tcp:{host}:{port}"),
+    }
+}

@@ -1,0 +1,127 @@
+//! `/metrics` in Prometheus' text format.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use filters::{DirectionWindow, LatencyHistogram};
+
+use crate::daemon::Daemon;
+use crate::volume::Volume;
+
+/// The upper bounds of the latency buckets, in microseconds.
+const BUCKETS_US: [u64; 14] =
+    [50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 1_000_000, 10_000_000];
+
+/// All metrics as they are now.
+pub(crate) fn render(daemon: &Daemon) -> String {
+    let mut out = String::new();
+    let volumes = daemon.volumes();
+    family(&mut out, "transhume_up_seconds", "gauge", "Seconds since the daemon came up.");
+    line(&mut out, "transhume_up_seconds", "", daemon.env.now().since(daemon.started).as_secs_f64());
+    family(&mut out, "transhume_request_pool_bytes", "gauge", "Memory of guest requests in flight.");
+    line(&mut out, "transhume_request_pool_bytes", "", daemon.pool.in_use().get() as f64);
+
+    family(&mut out, "transhume_volume_up", "gauge", "Whether the volume is served.");
+    for volume in &volumes {
+        line(&mut out, "transhume_volume_up", &labels(volume, &[]), f64::from(u8::from(volume.slot().is_some())));
+    }
+    family(&mut out, "transhume_volume_connections", "gauge", "Clients connected.");
+    for volume in &volumes {
+        line(&mut out, "transhume_volume_connections", &labels(volume, &[]), volume.connections() as f64);
+    }
+    let snapshots: Vec<_> = volumes.iter().map(|volume| (volume, volume.meter.snapshot())).collect();
+    let directions = || {
+        snapshots.iter().flat_map(|(volume, snapshot)| {
+            [("read", &snapshot.read), ("write", &snapshot.write), ("flush", &snapshot.flush)]
+                .map(|(verb, window)| (*volume, verb, window))
+        })
+    };
+    family(&mut out, "transhume_volume_bytes_total", "counter", "Bytes asked for.");
+    for (volume, verb, window) in directions() {
+        line(&mut out, "transhume_volume_bytes_total", &labels(volume, &[("verb", verb)]), window.bytes as f64);
+    }
+    family(&mut out, "transhume_volume_errors_total", "counter", "Requests that failed.");
+    for (volume, verb, window) in directions() {
+        line(&mut out, "transhume_volume_errors_total", &labels(volume, &[("verb", verb)]), window.errors as f64);
+    }
+    family(&mut out, "transhume_volume_request_seconds", "histogram", "How long requests took.");
+    for (volume, verb, window) in directions() {
+        histogram(&mut out, volume, verb, window);
+    }
+    render_jobs(&mut out, daemon);
+    out
+}
+
+fn histogram(out: &mut String, volume: &Volume, verb: &str, window: &DirectionWindow) {
+    let name = "transhume_volume_request_seconds";
+    for bound in BUCKETS_US {
+        let below = at_most(&window.latency, Duration::from_micros(bound));
+        let seconds = (bound as f64 / 1e6).to_string();
+        line(out, &format!("{name}_bucket"), &labels(volume, &[("verb", verb), ("le", &seconds)]), below as f64);
+    }
+    let count = window.requests() as f64;
+    line(out, &format!("{name}_bucket"), &labels(volume, &[("verb", verb), ("le", "+Inf")]), count);
+    line(out, &format!("{name}_count"), &labels(volume, &[("verb", verb)]), count);
+}
+
+/// How many requests took at most `bound`, from the quantiles that the histogram knows.
+fn at_most(latency: &LatencyHistogram, bound: Duration) -> u64 {
+    let count = latency.count();
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        match latency.quantile(middle as f64 / count as f64) <= bound {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    low
+}
+
+fn render_jobs(out: &mut String, daemon: &Daemon) {
+    let jobs = daemon.jobs(false);
+    let labels = |job: &api::v1::Job, extra: &str| format!("{{volume=\"{}\",job=\"{}\"{extra}}}", job.volume, job.id);
+    family(out, "transhume_job_state", "gauge", "1 for the state that the job is in.");
+    for job in &jobs {
+        line(out, "transhume_job_state", &labels(job, &format!(",state=\"{}\"", job.state.name())), 1.0);
+    }
+    type Figure = fn(&api::v1::Progress) -> u64;
+    let figures: [(&str, &str, &str, Figure); 6] = [
+        ("transhume_job_bytes", "gauge", "The volume's size.", |progress| progress.bytes_total),
+        ("transhume_job_done_bytes", "gauge", "What is in step on both sides.", |progress| progress.bytes_done),
+        ("transhume_job_copied_bytes_total", "counter", "Data copied.", |progress| progress.bytes_copied),
+        ("transhume_job_mirrored_bytes_total", "counter", "Guest writes to both sides.", |progress| {
+            progress.bytes_mirrored
+        }),
+        ("transhume_job_verified_bytes_total", "counter", "Bytes compared.", |progress| progress.bytes_verified),
+        ("transhume_job_target_losses_total", "counter", "How often the target was lost.", |progress| {
+            progress.target_losses
+        }),
+    ];
+    for (name, kind, help, figure) in figures {
+        family(out, name, kind, help);
+        for job in &jobs {
+            if let Some(progress) = &job.progress {
+                line(out, name, &labels(job, ""), figure(progress) as f64);
+            }
+        }
+    }
+}
+
+fn family(out: &mut String, name: &str, kind: &str, help: &str) {
+    writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}").expect("a string takes everything");
+}
+
+fn line(out: &mut String, name: &str, labels: &str, value: f64) {
+    writeln!(out, "{name}{labels} {value}").expect("a string takes everything");
+}
+
+/// Names of volumes need no escaping: they are letters, digits, `.`, `_` and `-`.
+fn labels(volume: &Volume, more: &[(&str, &str)]) -> String {
+    let mut text = format!("{{volume=\"{}\"", volume.name);
+    for (key, value) in more {
+        write!(text, ",{key}=\"{value}\"").expect("a string takes everything");
+    }
+    text.push('}');
+    text
+}

@@ -1,0 +1,70 @@
+//! Telling an adopted VM's configuration where its disk is now, so that nobody starts it on the stale one tomorrow.
+
+use api::v1::{Error, ErrorCode, Monitor, MoveRequest};
+
+use crate::daemon::Daemon;
+use crate::document::JobDocument;
+use crate::problem::Result;
+use crate::volume::Volume;
+
+impl Daemon {
+    /// Refuses a move of an adopted VM's disk that nobody would tell the VM's configuration of.
+    pub(crate) fn check_persistence(&self, volume: &Volume, request: &MoveRequest) -> Result<()> {
+        let document = volume.document();
+        let Some(adoption) = &document.adoption else { return Ok(()) };
+        let has_hook = request.persist_hook.is_some() || self.config.persist_hook.is_some();
+        if has_hook || request.no_persist || matches!(adoption.monitor, Monitor::Libvirt(_)) {
+            return Ok(());
+        }
+        let message =
+            format!("nobody would tell the configuration of {}'s VM where the disk is after the move", volume.name);
+        Err(Error::new(ErrorCode::PersistMissing, message).with_hint(
+            "name a program with --persist-hook (or persist-hook in the daemon's configuration), or say --no-persist and \
+             change the VM's configuration yourself",
+        ))
+    }
+
+    /// Tells the configuration of an adopted VM the new place; gives a note for the report, if there is one.
+    pub(crate) async fn persist(&self, volume: &Volume, job: &JobDocument) -> Result<Option<String>> {
+        let document = volume.document();
+        let Some(adoption) = &document.adoption else { return Ok(None) };
+        let Some(committed) = &job.committed else { return Ok(None) };
+        let (from, to) = (committed.source.path().to_owned(), job.target.spec.path().to_owned());
+        if job.request.no_persist {
+            let note =
+                format!("the VM's configuration was not told: change {} to {} there", from.display(), to.display());
+            return Ok(Some(note));
+        }
+        let hook = job.request.persist_hook.clone().map(Into::into).or_else(|| self.config.persist_hook.clone());
+        let failed = |what: String| {
+            let message = format!("the volume is on {}, but the VM's configuration was not told: {what}", to.display());
+            Error::new(ErrorCode::PersistFailed, message).with_hint(format!(
+                "change {} to {} in the VM's configuration yourself",
+                from.display(),
+                to.display()
+            ))
+        };
+        match (hook, &adoption.monitor) {
+            (Some(hook), monitor) => {
+                let output = tokio::process::Command::new(&hook)
+                    .env("TRANSHUME_VOLUME", &volume.name)
+                    .env("TRANSHUME_VM", monitor.to_string())
+                    .env("TRANSHUME_NODE", &adoption.node)
+                    .env("TRANSHUME_FORMAT", &adoption.format)
+                    .env("TRANSHUME_SOURCE", &from)
+                    .env("TRANSHUME_TARGET", &to)
+                    .stdin(std::process::Stdio::null())
+                    .output()
+                    .await
+                    .map_err(|error| failed(format!("{} could not be run: {error}", hook.display())))?;
+                if !output.status.success() {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    return Err(failed(format!("{} ended with {}: {said}", hook.display(), output.status)));
+                }
+                Ok(Some(format!("{} told the VM's configuration", hook.display())))
+            }
+            (None, Monitor::Libvirt(domain)) => crate::adopt::persist_libvirt(domain, &from, &to).await.map_err(failed),
+            (None, Monitor::Qmp(_)) => Err(failed("there is no hook".to_owned())),
+        }
+    }
+}

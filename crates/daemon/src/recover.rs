@@ -1,0 +1,128 @@
+//! After a start: every volume's journal is read, and what it says is made true again.
+//!
+//! ```text
+//!  journal ──▶ locks, waiting for a dead process's ──▶ stack ──▶ mirror, if a move was under way ──▶ socket
+//!                                                                  │ commit on record
+//!                                                                  └──▶ finished forward, after the socket is back
+//! ```
+//!
+//! A guest waits meanwhile, so volumes come back beside each other and none waits for another's trouble.
+
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use futures::future::join_all;
+
+use crate::daemon::Daemon;
+use crate::held::Held;
+use crate::jobs::{self, JobHandle};
+use crate::journal::VolumeJournal;
+use crate::problem::{Result, of_backend};
+use crate::volume::Volume;
+
+/// Brings back every volume. One that cannot be brought back is shown as down, with the reason.
+pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
+    let names = daemon.state.volume_names()?;
+    join_all(names.iter().map(|name| recover_volume(daemon, name))).await;
+    Ok(())
+}
+
+async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
+    let path = daemon.layout.journal(name);
+    let journal = match VolumeJournal::open(&path, &*daemon.env).await {
+        Ok(journal) => journal,
+        Err(error) => {
+            let error = Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
+                .with_hint("restore it from a copy; the volume's bytes are untouched");
+            tracing::error!(volume = name, %error, "a volume cannot be brought back");
+            return;
+        }
+    };
+    let volume = Arc::new(Volume::new(name, journal, Arc::clone(&daemon.env)));
+    daemon.admit(Arc::clone(&volume));
+    if let Some(job) = &volume.document().job {
+        daemon.history.note(job.id);
+    }
+    let _operation = volume.operation.lock().await;
+    if let Err(error) = bring_back(daemon, &volume).await {
+        volume.set_problem(error);
+    }
+}
+
+async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
+    let document = volume.document();
+    let mut hold = volume.hold_options(daemon.config.lock_wait());
+    // A QEMU that was being adopted or released may have the image open, too.
+    hold.beside_qemu = document.adoption.is_some();
+    let held = Held::open(&document.backend, &hold, &*daemon.env).await;
+    let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+    let (_, export) = volume.bring_up(held, daemon.pool.clone());
+
+    let handle = document.job.as_ref().map(|job| {
+        let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused));
+        volume.set_job(Some(Arc::clone(&handle)));
+        handle
+    });
+    let next = match (&document.job, &handle) {
+        (Some(job), Some(handle)) => resume(daemon, volume, job, handle).await,
+        _ => Next::Nothing,
+    };
+    let offered = daemon.listeners.offer(&volume.uri()?, export, document.socket_owner).await;
+    if offered.is_ok() {
+        tracing::info!(volume = volume.name, backend = %document.backend, "the volume is back");
+    }
+    if let (Some(handle), next) = (handle, next) {
+        let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
+        tokio::spawn(async move { next.carry_out(daemon, volume, handle).await });
+    }
+    offered?;
+    crate::adopt::recover(daemon, volume).await
+}
+
+/// What is left to be done for a volume's job once the volume is served.
+enum Next {
+    Nothing,
+    /// It is in the queue, as it was.
+    Queue(Held),
+    /// The mirror is in place.
+    Drive(Held, jobs::Started),
+    /// It was committed.
+    Complete,
+    /// It cannot go on.
+    Undo(Error),
+}
+
+async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocument, handle: &JobHandle) -> Next {
+    if job.committed.is_some() {
+        handle.finishing();
+        return Next::Complete;
+    }
+    let hold = volume.hold_options(daemon.config.lock_wait()).for_writing();
+    let target = match Held::open(&job.target.spec, &hold, &*daemon.env).await {
+        Ok(target) => target,
+        Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),
+    };
+    if job.record.sessions == 0 {
+        return Next::Queue(target);
+    }
+    match jobs::start_migration(daemon, volume, &target).await {
+        Ok(started) => Next::Drive(target, started),
+        Err(error) => Next::Undo(jobs::cannot_resume(volume, &error)),
+    }
+}
+
+impl Next {
+    async fn carry_out(self, daemon: Arc<Daemon>, volume: Arc<Volume>, handle: Arc<JobHandle>) {
+        match self {
+            Self::Nothing => {}
+            Self::Queue(target) => jobs::run(daemon, volume, handle, target).await,
+            Self::Drive(target, started) => {
+                // It had its place before the restart; others wait until there is one again.
+                let _place = Arc::clone(&daemon.places).try_acquire_owned();
+                jobs::drive(daemon, volume, handle, target, started).await;
+            }
+            Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
+            Self::Undo(error) => jobs::undo_without_target(&daemon, &volume, &handle, error).await,
+        }
+    }
+}

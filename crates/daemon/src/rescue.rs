@@ -1,0 +1,92 @@
+//! Bringing an export back without the daemon, from the volume's journal alone.
+//!
+//! It serves the backend that the journal names as the authority, on the socket that clients know, under the same
+//! locks. It does nothing else: no move goes on, no API answers. When a move was under way, what is written now reaches
+//! the source only, so the record of what the target has is removed first, and the daemon's next start copies anew.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use block::{BufferPool, Bytes};
+use env::{EnvRef, RealEnv};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::Config;
+use crate::held::Held;
+use crate::journal::VolumeJournal;
+use crate::listeners::Listeners;
+use crate::problem::{Result, no_volume, of_backend, of_state};
+use crate::state_dir::{Layout, StateDir, check_name};
+use crate::volume::Volume;
+use crate::workers::Workers;
+
+/// Serves the volume `name` of the state directory `state_dir` until it is told to end.
+///
+/// # Errors
+/// A daemon uses the state directory, there is no such volume, or its backend cannot be served.
+pub fn rescue(state_dir: &Path, name: &str, json: bool) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|error| of_state(error, "starting the event loop"))?;
+    runtime.block_on(serve(state_dir, name, json))
+}
+
+async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
+    let env: EnvRef = Arc::new(RealEnv::new());
+    let config = Config::default();
+    check_name(name)?;
+    let state_dir = std::path::absolute(state_dir)
+        .map_err(|error| of_state(error, format!("looking at {}", state_dir.display())))?;
+    // Nothing is created in a directory that is named by mistake.
+    if !Layout::new(&state_dir).volumes().is_dir() {
+        let message = format!("{} is no state directory of transhumed", state_dir.display());
+        return Err(Error::new(ErrorCode::NotFound, message).with_hint("name the daemon's with --state-dir"));
+    }
+    // One rescue of each volume may run beside others, but none beside a daemon.
+    let _lock = StateDir::share(&state_dir)?;
+    let layout = Layout::new(&state_dir);
+    if !layout.volume(name).is_dir() {
+        return Err(no_volume(name));
+    }
+    let journal = VolumeJournal::open(&layout.journal(name), &*env).await;
+    let journal = journal.map_err(|error| {
+        Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
+            .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
+    })?;
+    let volume = Volume::new(name, journal, Arc::clone(&env));
+    let document = volume.document();
+    if document.job.as_ref().is_some_and(|job| job.committed.is_none()) {
+        // Before the first write is taken: from here on the target misses what is written.
+        layout.forget_progress(name)?;
+    }
+    let mut hold = volume.hold_options(config.lock_wait());
+    hold.beside_qemu = document.adoption.is_some();
+    let held = Held::open(&document.backend, &hold, &*env).await;
+    let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+    let (slot, export) = volume.bring_up(held, BufferPool::new(Bytes::mib(config.request_pool_mib)));
+    let workers = Arc::new(Workers::start(config.worker_count())?);
+    let listeners = Listeners::new(Arc::clone(&env), workers);
+    let uri = volume.uri()?;
+    let failed = |error| of_state(error, "listening to signals");
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    listeners.offer(&uri, export, document.socket_owner).await?;
+    match json {
+        true => println!(
+            "{}",
+            serde_json::json!({ "volume": name, "backend": document.backend, "export": document.export })
+        ),
+        false => println!("{name} is served at {} from {}; Ctrl-C ends it", document.export, document.backend),
+    }
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    listeners.close().await;
+    // What is in flight is answered, what comes after waits for the daemon.
+    std::mem::forget(slot.quiesce().await);
+    Ok(())
+}

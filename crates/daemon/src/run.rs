@@ -1,0 +1,134 @@
+//! The daemon's life: up, serving, and politely down.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use env::{EnvRef, RealEnv};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::Args;
+use crate::audit::Peer;
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::problem::{Result, invalid, of_state};
+use crate::sockets::{listen_unix, make_parent};
+use crate::state_dir::StateDir;
+use crate::{http, recover};
+
+/// How long requests in flight may take when the daemon goes down.
+const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// Threads of the control plane.
+const CONTROL_THREADS: usize = 2;
+
+/// Runs the daemon until it is told to end, and gives what the process exits with.
+#[must_use]
+pub fn main(args: &Args) -> ExitCode {
+    match start(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("transhumed: {error}");
+            ExitCode::from(error.exit_code)
+        }
+    }
+}
+
+fn start(args: &Args) -> Result<()> {
+    let config = Config::load(args.config.as_deref())?;
+    start_log(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .map_err(|error| of_state(error, "starting the control plane"))?;
+    let outcome = runtime.block_on(serve(args, config));
+    // What still runs is driven by nobody any more; the journal knows of it.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn start_log(config: &Config) -> Result<()> {
+    let filter = tracing_subscriber::EnvFilter::builder().parse(&config.log).map_err(|error| {
+        Error::new(ErrorCode::ConfigInvalid, format!("log is \"{}\": {error}", config.log))
+            .with_hint("write error, warn, info, debug or trace")
+    })?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // A program that embeds the daemon may have a log of its own.
+    let _ = log.try_init();
+    Ok(())
+}
+
+fn listen_path(listen: &str) -> Result<PathBuf> {
+    let path = listen.strip_prefix("unix:").filter(|path| !path.is_empty()).ok_or_else(|| {
+        invalid(
+            format!("--listen {listen} is no unix socket"),
+            "write unix:PATH; the API is for the users of this machine, whom the kernel names",
+        )
+    })?;
+    std::path::absolute(path).map_err(|error| of_state(error, format!("looking at {path}")))
+}
+
+async fn serve(args: &Args, config: Config) -> Result<()> {
+    let env: EnvRef = Arc::new(RealEnv::new());
+    let api_path = listen_path(&args.listen)?;
+    let state_dir = std::path::absolute(&args.state_dir)
+        .map_err(|error| of_state(error, format!("looking at {}", args.state_dir.display())))?;
+    std::fs::create_dir_all(&state_dir)
+        .map_err(|error| of_state(error, format!("creating {}", state_dir.display())))?;
+    let state = StateDir::open(&state_dir, &*env).await?;
+    make_parent(&api_path)?;
+    // Taken before anything is served: a second daemon of the same socket has no effect at all.
+    let (listener, socket) = listen_unix(&api_path, None, &*env).await?;
+    let socket_dir = api_path.parent().map(std::path::Path::to_owned).unwrap_or_default();
+    let daemon = Arc::new(Daemon::new(Arc::clone(&env), config, state, socket_dir)?);
+    recover::recover(&daemon).await?;
+
+    let mut terminate = on_signal(SignalKind::terminate())?;
+    let mut interrupt = on_signal(SignalKind::interrupt())?;
+    let end = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let router = http::router(Arc::clone(&daemon)).into_make_service_with_connect_info::<Peer>();
+    tracing::info!(api = %api_path.display(), state = %state_dir.display(), "transhumed is up");
+    // Without a service manager there is nobody to tell.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    tokio::select! {
+        served = async { axum::serve(listener, router).await } => {
+            served.map_err(|error| of_state(error, "serving the API"))?;
+        }
+        () = end => {}
+    }
+    go_down(&daemon).await;
+    socket.remove();
+    Ok(())
+}
+
+fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
+    signal(kind).map_err(|error| of_state(error, "listening to signals"))
+}
+
+/// Goes away so that the next start can take over: nobody is accepted any more, every request in flight is answered,
+/// and those that come after are left in their sockets for their clients to send again.
+async fn go_down(daemon: &Daemon) {
+    tracing::info!("transhumed goes down; clients wait for the next one");
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    daemon.listeners.close().await;
+    let volumes = daemon.volumes();
+    let drained = futures::future::join_all(volumes.iter().map(|volume| async {
+        let Some(slot) = volume.slot() else { return };
+        match env::timeout(&*daemon.env, DRAIN_LIMIT, slot.quiesce()).await {
+            // Held until the process is gone: a request that is let through now would die half-way.
+            Some(quiesced) => std::mem::forget(quiesced),
+            None => tracing::warn!(volume = volume.name, "requests in flight did not end in time"),
+        }
+    }));
+    drained.await;
+    daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);
+    tracing::info!("transhumed is down");
+}

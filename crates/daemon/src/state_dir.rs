@@ -1,0 +1,335 @@
+//! The state directory: what is where, and the lock that keeps a second daemon out.
+//!
+//! ```text
+//! STATE/lock                     held while a daemon runs
+//! STATE/audit.jsonl              who asked for what
+//! STATE/jobs/ID.json             moves that are over
+//! STATE/retired/                 what a block device's tombstone has overwritten
+//! STATE/volumes/NAME/journal     the volume's journal (docs/journal.md)
+//! STATE/volumes/NAME/progress    which chunks a move has copied, for a restart within this boot
+//! STATE/volumes/.NAME.new        a volume that is being made; removed at the next start
+//! STATE/volumes/.NAME.gone       a volume that is being removed; removed at the next start
+//! ```
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use block::Bytes;
+use env::Env;
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, fallocate, flock};
+
+use crate::problem::{Result, invalid, of_state};
+
+/// How long the lock of a process that is already dead is waited for.
+const DEAD_OWNER_WAIT: Duration = Duration::from_secs(20);
+
+/// The state directory, locked.
+pub(crate) struct StateDir {
+    root: PathBuf,
+    /// Held for the daemon's life.
+    _lock: File,
+}
+
+/// Where things are below a state directory, for those who may only look.
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned() }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.root.join("volumes")
+    }
+
+    pub(crate) fn jobs(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
+    pub(crate) fn retired(&self) -> PathBuf {
+        self.root.join("retired")
+    }
+
+    pub(crate) fn audit(&self) -> PathBuf {
+        self.root.join("audit.jsonl")
+    }
+
+    pub(crate) fn volume(&self, name: &str) -> PathBuf {
+        self.volumes().join(name)
+    }
+
+    pub(crate) fn journal(&self, name: &str) -> PathBuf {
+        self.volume(name).join("journal")
+    }
+
+    pub(crate) fn progress(&self, name: &str) -> PathBuf {
+        self.volume(name).join("progress")
+    }
+
+    /// Forgets, durably, which chunks a move has copied.
+    pub(crate) fn forget_progress(&self, name: &str) -> Result<()> {
+        let path = self.progress(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(of_state(error, format!("removing {}", path.display())))
+            }
+            _ => sync_directory(&self.volume(name)),
+        }
+    }
+}
+
+impl StateDir {
+    /// Creates the directory if needed and locks it, waiting for a daemon that was killed a moment ago.
+    pub(crate) async fn open(root: &Path, env: &dyn Env) -> Result<Self> {
+        let layout = Layout::new(root);
+        for directory in [layout.volumes(), layout.jobs(), layout.retired()] {
+            create_directory(&directory)?;
+        }
+        // Volumes' contents may be seen through sockets below it.
+        let private = rustix::fs::chmod(root, Mode::from_raw_mode(0o700));
+        private.map_err(|error| of_state(error.into(), format!("protecting {}", root.display())))?;
+        let lock = lock_root(root, env).await?;
+        let state = Self { root: root.to_owned(), _lock: lock };
+        state.sweep()?;
+        Ok(state)
+    }
+
+    /// Keeps daemons out while volumes are rescued, beside others who do the same.
+    pub(crate) fn share(root: &Path) -> Result<File> {
+        let path = root.join("lock");
+        let attempt = |error: std::io::Error| of_state(error, format!("locking {}", path.display()));
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(attempt)?;
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let message = format!("a transhumed uses {}", root.display());
+                Err(Error::new(ErrorCode::StateLocked, message)
+                    .with_hint("it serves the volume itself; rescue is for when it cannot start"))
+            }
+            Err(error) => Err(attempt(error.into())),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout::new(&self.root)
+    }
+
+    /// The volumes that there are.
+    pub(crate) fn volume_names(&self) -> Result<Vec<String>> {
+        let mut names: Vec<String> = Vec::new();
+        for entry in list(&self.layout().volumes())? {
+            match entry.file_name().and_then(|name| name.to_str()) {
+                Some(name) if check_name(name).is_ok() => names.push(name.to_owned()),
+                _ => tracing::warn!(path = %entry.display(), "is no volume and is left alone"),
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Begins a volume: the directory with a preallocated journal of `journal_bytes` zeroes, under a name that does
+    /// not count yet.
+    pub(crate) fn begin_volume(&self, name: &str, journal_bytes: Bytes) -> Result<PathBuf> {
+        let directory = self.layout().volumes().join(format!(".{name}.new"));
+        remove_tree(&directory)?;
+        create_directory(&directory)?;
+        let journal = directory.join("journal");
+        let attempt = |error: std::io::Error| of_state(error, format!("creating {}", journal.display()));
+        let mut file = File::create_new(&journal).map_err(attempt)?;
+        // Real zeroes, not an unwritten extent: a store must not need the file system's own journal.
+        let zeroes = vec![0; 65536];
+        for _ in 0..journal_bytes.get().div_ceil(zeroes.len() as u64) {
+            file.write_all(&zeroes).map_err(attempt)?;
+        }
+        file.sync_all().map_err(attempt)?;
+        sync_directory(&directory)?;
+        Ok(directory)
+    }
+
+    /// Makes the volume begun by [`begin_volume`](Self::begin_volume) count.
+    pub(crate) fn finish_volume(&self, name: &str) -> Result<()> {
+        let volumes = self.layout().volumes();
+        let new = volumes.join(format!(".{name}.new"));
+        std::fs::rename(&new, self.layout().volume(name))
+            .map_err(|error| of_state(error, format!("making {} count", new.display())))?;
+        sync_directory(&volumes)
+    }
+
+    /// Drops a volume that was begun and does not count yet.
+    pub(crate) fn abandon_volume(&self, name: &str) {
+        let new = self.layout().volumes().join(format!(".{name}.new"));
+        if let Err(error) = remove_tree(&new) {
+            tracing::warn!(%error, "what a failed attach left could not be removed; the next start tries again");
+        }
+    }
+
+    /// Removes a volume: from here on it does not count, crash or not.
+    pub(crate) fn remove_volume(&self, name: &str) -> Result<()> {
+        let volumes = self.layout().volumes();
+        let gone = volumes.join(format!(".{name}.gone"));
+        remove_tree(&gone)?;
+        std::fs::rename(self.layout().volume(name), &gone)
+            .map_err(|error| of_state(error, format!("removing the volume {name}")))?;
+        sync_directory(&volumes)?;
+        remove_tree(&gone)
+    }
+
+    /// Makes the file of a progress map of `bytes`.
+    pub(crate) fn make_progress(&self, name: &str, bytes: Bytes) -> Result<PathBuf> {
+        let path = self.layout().progress(name);
+        let attempt = |error: std::io::Error| of_state(error, format!("creating {}", path.display()));
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(attempt)?;
+        file.set_len(bytes.get()).map_err(attempt)?;
+        match fallocate(&file, FallocateFlags::empty(), 0, bytes.get()) {
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(path),
+            Err(error) => Err(attempt(error.into())),
+        }
+    }
+
+    /// Removes the progress map, if there is one.
+    pub(crate) fn drop_progress(&self, name: &str) {
+        drop_file(&self.layout().progress(name));
+    }
+
+    fn sweep(&self) -> Result<()> {
+        for entry in list(&self.layout().volumes())? {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with('.') && (name.ends_with(".new") || name.ends_with(".gone")) {
+                remove_tree(&entry)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Removes a file that is only good while a job runs.
+pub(crate) fn drop_file(path: &Path) {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!(%error, path = %path.display(), "could not be removed");
+        }
+        _ => {}
+    }
+}
+
+/// Replaces the file at `path` by `text`, whole or not at all.
+pub(crate) fn write_atomically(path: &Path, text: &str) -> Result<()> {
+    let attempt = |error: std::io::Error| of_state(error, format!("writing {}", path.display()));
+    let new = path.with_extension("new");
+    let mut file = File::create(&new).map_err(attempt)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(attempt)?;
+    std::fs::rename(&new, path).map_err(attempt)?;
+    sync_directory(path.parent().expect("a file of the state directory has a parent"))
+}
+
+/// Whether `name` may be a volume's name; it becomes a file's name, a part of paths of the API and of QEMU's node names.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let good = name.chars().all(|character| character.is_ascii_alphanumeric() || "._-".contains(character));
+    let starts_well = name.chars().next().is_some_and(|first| first.is_ascii_alphanumeric());
+    if good && starts_well && name.len() <= 64 {
+        return Ok(());
+    }
+    Err(invalid(
+        format!("\"{}\" cannot be the name of a volume", name.escape_default()),
+        "use up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
+    ))
+}
+
+async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
+    let path = root.join("lock");
+    let attempt = |error: std::io::Error| of_state(error, format!("locking {}", path.display()));
+    let mut file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(attempt)?;
+    let start = env.now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(attempt(error.into())),
+        }
+        let mut owner = String::new();
+        std::io::Seek::rewind(&mut file).and_then(|()| file.read_to_string(&mut owner)).map_err(attempt)?;
+        let owner = owner.trim();
+        let is_dead = !owner.is_empty() && !Path::new("/proc").join(owner).exists();
+        if !is_dead || env.now().since(start) > DEAD_OWNER_WAIT {
+            let message = format!("another transhumed (process {owner}) uses {}", root.display());
+            return Err(Error::new(ErrorCode::StateLocked, message)
+                .with_hint("stop that one first, or give this one another --state-dir"));
+        }
+        env.sleep(Duration::from_millis(20)).await;
+    }
+    std::io::Seek::rewind(&mut file)
+        .and_then(|()| file.set_len(0))
+        .and_then(|()| writeln!(file, "{}", std::process::id()))
+        .map_err(attempt)?;
+    Ok(file)
+}
+
+fn create_directory(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).map_err(|error| of_state(error, format!("creating {}", path.display())))
+}
+
+fn sync_directory(path: &Path) -> Result<()> {
+    File::open(path)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|error| of_state(error, format!("syncing {}", path.display())))
+}
+
+fn remove_tree(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(of_state(error, format!("removing {}", path.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn list(path: &Path) -> Result<Vec<PathBuf>> {
+    let attempt = |error: std::io::Error| of_state(error, format!("listing {}", path.display()));
+    let entries = std::fs::read_dir(path).map_err(attempt)?;
+    entries.map(|entry| entry.map(|entry| entry.path()).map_err(attempt)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_second_daemon_is_kept_out_and_half_made_volumes_are_swept() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let env = env::RealEnv::new();
+        let state = StateDir::open(directory.path(), &env).await.expect("the first gets it");
+        let error = StateDir::open(directory.path(), &env).await.err().expect("a second got it");
+        assert_eq!(error.code, ErrorCode::StateLocked);
+
+        state.begin_volume("whole", Bytes::kib(192)).expect("begun");
+        state.finish_volume("whole").expect("counts");
+        state.begin_volume("half", Bytes::kib(192)).expect("begun");
+        assert_eq!(state.layout().journal("whole").metadata().expect("there").len(), 192 << 10);
+        drop(state);
+        let state = StateDir::open(directory.path(), &env).await.expect("free again");
+        assert_eq!(state.volume_names().expect("listed"), ["whole"]);
+        assert!(!state.layout().volumes().join(".half.new").exists());
+        state.remove_volume("whole").expect("removed");
+        assert_eq!(state.volume_names().expect("listed").len(), 0);
+    }
+
+    #[test]
+    fn names_that_would_be_paths_are_refused() {
+        for name in ["web1", "a", "A.b_c-9"] {
+            assert!(check_name(name).is_ok(), "{name} was refused");
+        }
+        for name in ["", ".", "..", ".hidden", "a/b", "a b", "-x", "ä", &"x".repeat(65)] {
+            assert!(check_name(name).is_err(), "{name} was accepted");
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Pausing, resuming, cancelling and changing a move that is under way.
+
+use std::time::Duration;
+
+use api::v1::{self, Error, ErrorCode, Job, SetRequest};
+
+use crate::daemon::{Daemon, show_job};
+use crate::document::JobDocument;
+use crate::problem::{Result, invalid, of_backend};
+use crate::volume::Volume;
+
+/// A request that waits for a job is answered after this long at most.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+impl Daemon {
+    /// Pauses, resumes or cancels the move of a volume.
+    pub(crate) async fn steer(&self, name: &str, action: &str) -> Result<Job> {
+        let volume = self.volume(name)?;
+        let job = volume.job().ok_or_else(|| no_job(name))?;
+        match action {
+            "pause" => {
+                job.pause()?;
+                change(&volume, |job| job.paused = true).await?;
+            }
+            "resume" => {
+                job.resume();
+                change(&volume, |job| job.paused = false).await?;
+            }
+            "cancel" => {
+                job.cancel()?;
+                job.wait().await;
+                let over = job.show();
+                return match over.state {
+                    v1::JobState::Cancelled => Ok(over),
+                    _ => Err(Error::new(
+                        ErrorCode::WrongState,
+                        format!("the cancel came too late: the move of {name} is {}", over.state.name()),
+                    )),
+                };
+            }
+            _ => return Err(invalid(format!("a move cannot {action}"), "use pause, resume or cancel")),
+        }
+        Ok(show_job(&volume).unwrap_or_else(|| job.show()))
+    }
+
+    /// Changes a running move.
+    pub(crate) async fn set(&self, name: &str, request: SetRequest) -> Result<Job> {
+        let volume = self.volume(name)?;
+        let job = volume.job().ok_or_else(|| no_job(name))?;
+        let Some(bandwidth) = request.bandwidth else {
+            return Err(invalid("nothing is to be changed", "give --bandwidth"));
+        };
+        let bandwidth = Some(bandwidth).filter(|rate| *rate > 0);
+        job.set_bandwidth(bandwidth);
+        change(&volume, |job| {
+            job.request.bandwidth = bandwidth;
+            job.record.options.bandwidth = bandwidth;
+        })
+        .await?;
+        Ok(show_job(&volume).unwrap_or_else(|| job.show()))
+    }
+
+    /// One job, after `wait` or as soon as it is over.
+    pub(crate) async fn show_job_after(&self, id: u64, wait: Duration) -> Result<Job> {
+        let Some((volume, job)) = self.job(id) else {
+            return self.history.find(id).ok_or_else(|| {
+                Error::new(ErrorCode::NotFound, format!("there is no job {id}"))
+                    .with_hint("`transhume jobs` shows those that there are")
+            });
+        };
+        env::timeout(&*self.env, wait.min(WAIT_MAX), job.wait()).await;
+        let mut shown = job.show();
+        shown.guest = Some(volume.gauge.guest_io());
+        Ok(shown)
+    }
+}
+
+async fn change(volume: &Volume, change: impl FnOnce(&mut JobDocument) + Send) -> Result<()> {
+    let stored = volume.journal.update(|document| {
+        let mut document = document.clone();
+        if let Some(job) = &mut document.job {
+            change(job);
+        }
+        document
+    });
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
+}
+
+fn no_job(name: &str) -> Error {
+    Error::new(ErrorCode::WrongState, format!("{name} is not being moved"))
+        .with_hint("`transhume status` shows what is under way")
+}

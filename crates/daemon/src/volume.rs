@@ -1,0 +1,224 @@
+//! A volume while the daemon runs: its journal, its stack, and its export.
+//!
+//! ```text
+//!  connection ─▶ Meter ─▶ lane ─┐
+//!  connection ─▶ Meter ─▶ lane ─┴▶ Slot ─▶ [mirror, while a move runs] ─▶ FileBackend
+//! ```
+
+use std::sync::Arc;
+
+use api::v1::{self, Error, ErrorCode, VolumeState};
+use block::{BlockDevice, Buffer, BufferPool, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Slot};
+use env::EnvRef;
+use filters::MeterState;
+use nbd::NbdUri;
+use nbd::server::Export;
+use parking_lot::Mutex;
+
+use crate::document::VolumeDocument;
+use crate::gauge::Gauge;
+use crate::held::{Held, HoldOptions};
+use crate::jobs::JobHandle;
+use crate::journal::VolumeJournal;
+use crate::problem::Result;
+
+/// A volume.
+pub(crate) struct Volume {
+    pub(crate) name: String,
+    pub(crate) journal: Arc<VolumeJournal>,
+    pub(crate) meter: MeterState,
+    pub(crate) gauge: Gauge,
+    /// One thing that changes the volume at a time: a move being started, a detach, an adoption.
+    pub(crate) operation: tokio::sync::Mutex<()>,
+    live: Mutex<Option<Live>>,
+    job: Mutex<Option<Arc<JobHandle>>>,
+    problem: Mutex<Option<Error>>,
+}
+
+/// What a volume has while it is up.
+struct Live {
+    slot: Slot,
+    held: Held,
+    export: Arc<Export>,
+}
+
+impl Volume {
+    /// A volume that is not up yet.
+    pub(crate) fn new(name: &str, journal: VolumeJournal, env: EnvRef) -> Self {
+        let meter = MeterState::new(env);
+        Self {
+            name: name.to_owned(),
+            journal: Arc::new(journal),
+            gauge: Gauge::new(meter.clone()),
+            meter,
+            operation: tokio::sync::Mutex::default(),
+            live: Mutex::new(None),
+            job: Mutex::new(None),
+            problem: Mutex::new(None),
+        }
+    }
+
+    /// What its journal says.
+    pub(crate) fn document(&self) -> Arc<VolumeDocument> {
+        self.journal.document()
+    }
+
+    /// Where it is served.
+    pub(crate) fn uri(&self) -> Result<NbdUri> {
+        let document = self.document();
+        parse_export(&document.export)
+    }
+
+    /// How its backends are opened.
+    pub(crate) fn hold_options(&self, lock_wait: std::time::Duration) -> HoldOptions {
+        let document = self.document();
+        let size_advertised = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
+        HoldOptions { read_only: document.read_only, size_advertised, lock_wait, beside_qemu: false }
+    }
+
+    /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.
+    pub(crate) fn bring_up(&self, held: Held, pool: BufferPool) -> (Slot, Arc<Export>) {
+        let document = self.document();
+        let slot = Slot::new(held.device.clone());
+        let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
+        let open = move || {
+            let lane = Device::new(&name, lanes.lane());
+            Device::new(&name, meter.filter(lane))
+        };
+        let size = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
+        let export_name = parse_export(&document.export).map_or_else(|_| self.name.clone(), |uri| uri.export);
+        let export = Export::new(export_name, pool, open)
+            .with_description(format!("volume {}", self.name))
+            .with_read_only(document.read_only)
+            .with_size_advertised(size);
+        let export = Arc::new(export);
+        *self.live.lock() = Some(Live { slot: slot.clone(), held, export: Arc::clone(&export) });
+        *self.problem.lock() = None;
+        (slot, export)
+    }
+
+    /// Takes the stack down: requests that still come are refused, and the backend is let go once those in flight are
+    /// done.
+    pub(crate) async fn bring_down(&self) {
+        let Some(slot) = self.slot() else { return };
+        let quiesced = slot.quiesce().await;
+        quiesced.swap(Device::new("gone", Gone(slot.device().geometry())));
+        *self.live.lock() = None;
+    }
+
+    /// The joint of its stack, while it is up.
+    pub(crate) fn slot(&self) -> Option<Slot> {
+        self.live.lock().as_ref().map(|live| live.slot.clone())
+    }
+
+    /// The export, while it is up.
+    pub(crate) fn export(&self) -> Option<Arc<Export>> {
+        self.live.lock().as_ref().map(|live| Arc::clone(&live.export))
+    }
+
+    /// Does something with the backend that holds it, while it is up.
+    pub(crate) fn with_held<T>(&self, work: impl FnOnce(&mut Held) -> T) -> Option<T> {
+        self.live.lock().as_mut().map(|live| work(&mut live.held))
+    }
+
+    /// Puts `held` in the place of the backend that held it, and gives that back.
+    pub(crate) fn replace_held(&self, held: Held) -> Option<Held> {
+        self.live.lock().as_mut().map(|live| std::mem::replace(&mut live.held, held))
+    }
+
+    /// How many clients are connected.
+    pub(crate) fn connections(&self) -> usize {
+        self.live.lock().as_ref().map_or(0, |live| live.export.connections())
+    }
+
+    /// The job under way or waiting.
+    pub(crate) fn job(&self) -> Option<Arc<JobHandle>> {
+        self.job.lock().clone()
+    }
+
+    /// Notes the job under way or waiting, or that there is none.
+    pub(crate) fn set_job(&self, job: Option<Arc<JobHandle>>) {
+        *self.job.lock() = job;
+    }
+
+    /// Notes why it could not be brought up.
+    pub(crate) fn set_problem(&self, problem: Error) {
+        tracing::error!(volume = self.name, problem = %problem, "the volume is down");
+        *self.problem.lock() = Some(problem);
+    }
+
+    /// Refuses what needs a volume that is up.
+    pub(crate) fn require_up(&self) -> Result<Slot> {
+        self.slot().ok_or_else(|| {
+            let problem = self.problem.lock().as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
+            Error::new(ErrorCode::WrongState, format!("the volume {} is down{problem}", self.name))
+                .with_hint("remove the cause and restart the daemon, or use `transhume rescue`")
+        })
+    }
+
+    /// How the API shows it.
+    pub(crate) fn show(&self) -> v1::Volume {
+        let document = self.document();
+        let job = self.job();
+        let size = self.slot().map_or(Bytes::ZERO, |slot| slot.device().size());
+        let problem = self.problem.lock().as_ref().map(ToString::to_string);
+        let state = match (&problem, &job) {
+            _ if self.slot().is_none() => VolumeState::Down,
+            (_, Some(job)) if job.has_begun() => VolumeState::Moving,
+            _ => VolumeState::Serving,
+        };
+        v1::Volume {
+            name: self.name.clone(),
+            state,
+            backend: document.backend.to_string(),
+            export: document.export.clone(),
+            size_bytes: size.get(),
+            read_only: document.read_only,
+            epoch: document.epoch,
+            connections: self.connections() as u64,
+            guest: self.gauge.guest_io(),
+            vm: document.adoption.as_ref().map(|adoption| v1::AdoptedVm {
+                monitor: adoption.monitor.clone(),
+                node: adoption.node.clone(),
+                format: adoption.format.clone(),
+            }),
+            job: job.map(|job| job.id),
+            problem,
+        }
+    }
+}
+
+/// An export's address as a user writes it.
+pub(crate) fn parse_export(text: &str) -> Result<NbdUri> {
+    text.parse::<NbdUri>().map_err(|error| {
+        Error::new(ErrorCode::Invalid, format!("\"{text}\" is no address of an export: {error}"))
+            .with_hint("write nbd+unix:///NAME?socket=/PATH or nbd://HOST:PORT/NAME")
+    })
+}
+
+/// What is left of a volume that was detached: a client that came too late is refused.
+struct Gone(Geometry);
+
+impl Gone {
+    fn refuse<T: Send + 'static>(&self) -> IoFuture<'_, T> {
+        block::ready(Err(block::Error::new(block::ErrorKind::Disconnected, "the volume was detached")))
+    }
+}
+
+impl BlockDevice for Gone {
+    fn geometry(&self) -> Geometry {
+        self.0
+    }
+    fn read(&self, _: Bytes, _: Buffer) -> IoFuture<'_, Buffer> {
+        self.refuse()
+    }
+    fn write(&self, _: Mutation) -> IoFuture<'_, ()> {
+        self.refuse()
+    }
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.refuse()
+    }
+    fn extents(&self, _: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.refuse()
+    }
+}

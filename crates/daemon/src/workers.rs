@@ -1,0 +1,73 @@
+//! The data plane: one thread a core, each with an event loop of its own. A connection stays on its worker.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use crate::problem::{Result, of_state};
+
+/// One thread with its event loop; it ends when this is dropped, and what runs on it is torn down.
+pub(crate) struct Worker {
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a worker whose thread is called `name`.
+    pub(crate) fn start(name: &str) -> Result<Self> {
+        let failed = |error| of_state(error, format!("starting the worker {name}"));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            // The sender is never used: it is dropped when the worker shall end.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        });
+        Ok(Self { handle, stop: Some(stop), thread: Some(thread.map_err(failed)?) })
+    }
+
+    /// Its event loop.
+    pub(crate) const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Runs `work` on it and gives what that gives.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        self.handle.spawn(work).await.expect("work on a worker neither panics nor is aborted while it is awaited")
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            // A panic on the thread was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The workers that serve volumes.
+pub(crate) struct Workers {
+    workers: Vec<Worker>,
+    next: AtomicUsize,
+}
+
+impl Workers {
+    /// Starts `count` of them.
+    pub(crate) fn start(count: usize) -> Result<Self> {
+        let workers =
+            (0..count.max(1)).map(|number| Worker::start(&format!("data-{number}"))).collect::<Result<_>>()?;
+        Ok(Self { workers, next: AtomicUsize::new(0) })
+    }
+
+    /// The worker whose turn it is to take a connection.
+    pub(crate) fn next(&self) -> &Worker {
+        &self.workers[self.next.fetch_add(1, Ordering::Relaxed) % self.workers.len()]
+    }
+}
