@@ -1,13 +1,15 @@
 //! NBD: how guests reach a volume, and how a volume is reached elsewhere.
 //!
-//! [`protocol`] is the wire format as values, without IO. [`server`] serves exports to any NBD client over any stream.
-//! [`NbdUri`] names an export.
+//! [`protocol`] is the wire format as values, without IO. [`server`] serves exports to any NBD client over any stream;
+//! [`client`] is a [`block::BlockDevice`] over somebody's export. [`NbdUri`] names an export.
 //!
 //! The server owns no listener and no task: whoever accepts a connection runs [`server::serve_connection`] on it.
 
+pub mod client;
 pub mod protocol;
 pub mod server;
 mod uri;
 
+pub use client::NbdDevice;
 pub use server::{Export, Exports, Limits, serve_connection};
 pub use uri::{NbdUri, Transport, UriError};

@@ -34,6 +34,10 @@ use crate::protocol::{Command, REQUEST_BYTES, Request};
 /// Writes up to this size are taken from the inbox; the payload of larger ones is read straight into its buffer.
 const INBOX_WRITE_BYTES_MAX: usize = 64 << 10;
 
+/// When so many replies wait to be sent, they are sent before more requests are started: a client that digests the first
+/// replies while the next are made is never idle.
+const BATCH_REPLIES: usize = 16;
+
 /// When this much waits to be sent, it is sent before more requests are started.
 const BATCH_BYTES: usize = 512 << 10;
 
@@ -247,7 +251,11 @@ where
             self.admission = None;
         }
         let mut has_moved = false;
-        while self.end.is_none() && self.outbox.bytes() < BATCH_BYTES && self.advance(task) {
+        while self.end.is_none()
+            && self.outbox.bytes() < BATCH_BYTES
+            && self.outbox.len() < BATCH_REPLIES
+            && self.advance(task)
+        {
             has_moved = true;
         }
         has_moved

@@ -107,6 +107,11 @@ impl Outbox {
         self.replies.is_empty()
     }
 
+    /// How many replies wait.
+    pub(crate) fn len(&self) -> usize {
+        self.replies.len()
+    }
+
     /// How many bytes wait.
     pub(crate) const fn bytes(&self) -> usize {
         self.bytes
