@@ -190,6 +190,15 @@ pub(crate) fn read_cached(file: &File, offset: u64, into: &mut [u8]) -> io::Resu
     }
 }
 
+/// Writes what the page cache takes at once; `None` if it takes nothing, an error if it never does.
+pub(crate) fn write_cached(file: &File, offset: u64, data: &[u8]) -> io::Result<Option<usize>> {
+    match rustix::io::pwritev2(file, &[io::IoSlice::new(data)], offset, ReadWriteFlags::NOWAIT) {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Changes the allocation of `extent`.
 pub(crate) fn allocate(file: &File, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
     retry(|| Ok(rustix::fs::fallocate(file, mode, extent.offset.0, extent.length.0)?))

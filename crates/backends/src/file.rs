@@ -24,7 +24,7 @@ use block::{
 };
 use parking_lot::Mutex;
 
-use crate::executor::{Executor, read_cached, read_full, write_full};
+use crate::executor::{Executor, read_cached, read_full, write_cached, write_full};
 
 pub(crate) use open::direct_alignment_of;
 pub use open::{Access, OpenOptions};
@@ -58,6 +58,8 @@ pub struct FileBackend {
     size: AtomicU64,
     /// A container may grow up to this: reads past its end give zeroes, writes past its end extend it.
     advertised: Option<Bytes>,
+    /// The volume ends here even if the file is larger.
+    limit: Option<Bytes>,
     trim: bool,
     geometry: Geometry,
     /// What addresses of buffers must be multiples of.
@@ -231,6 +233,21 @@ impl FileBackend {
         if data.as_ptr().addr().is_multiple_of(self.memory_alignment) { data } else { Data::copy_of(&data) }
     }
 
+    /// How much of `data` the page cache took at once, where it is asked at all.
+    fn write_in_place(&self, extent: Extent, data: &Data) -> usize {
+        if self.engine != Engine::PageCache || extent.length.0 > IN_PLACE_BYTES_MAX || !self.can.write_at_once() {
+            return 0;
+        }
+        match write_cached(&self.file, extent.offset.0, data) {
+            Ok(written) => written.unwrap_or(0),
+            // It cannot be asked (ext4), or it failed: then the proper write says why.
+            Err(error) => {
+                self.can.note_write_at_once(&error);
+                0
+            }
+        }
+    }
+
     /// Writes data in the way of the engine.
     async fn write_data(&self, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         match self.engine {
@@ -250,7 +267,8 @@ impl FileBackend {
 impl BlockDevice for FileBackend {
     fn geometry(&self) -> Geometry {
         let size = Bytes(self.size.load(Ordering::Acquire));
-        Geometry { size: self.advertised.map_or(size, |advertised| advertised.max(size)), ..self.geometry }
+        let size = self.advertised.map_or(size, |advertised| advertised.max(size));
+        Geometry { size: self.limit.map_or(size, |limit| limit.min(size)), ..self.geometry }
     }
 
     fn read(&self, offset: Bytes, mut buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -283,12 +301,17 @@ impl BlockDevice for FileBackend {
                 ready(outcome.map_err(|error| self.failed(error, "writing", extent)))
             }
             MutationKind::Data(data) => {
-                let data = data.clone();
+                let written = if mutation.fua { 0 } else { self.write_in_place(extent, data) };
+                if written == data.len() {
+                    return ready(Ok(()));
+                }
+                let offset = extent.offset + Bytes::from(written);
+                let data = data.slice(written..data.len());
                 Box::pin(async move {
                     if mutation.fua {
                         self.sync_failure.check(&self.path)?;
                     }
-                    self.write_data(extent.offset, data, mutation.fua).await
+                    self.write_data(offset, data, mutation.fua).await
                 })
             }
             MutationKind::Zeroes { may_unmap } => {
@@ -317,3 +340,6 @@ impl std::fmt::Debug for FileBackend {
         write!(out, "FileBackend({}, {:?})", self.path.display(), self.engine)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -104,7 +104,7 @@ impl Rings {
     /// Rings, if the kernel has them and this process may use them.
     pub(crate) fn new() -> io::Result<Self> {
         // Tried once, so that who opens a backend learns it and not who reads from it.
-        drop(IoUring::new(DEPTH)?);
+        drop(new_uring()?);
         Ok(Self { rings: Mutex::default(), depth: Arc::new(Semaphore::new(DEPTH as usize)) })
     }
 
@@ -153,25 +153,28 @@ impl Drop for Rings {
 }
 
 /// The ring's file descriptor, valid as long as the ring.
-struct RingFd(Arc<Ring>, RawFd);
+struct RingFd {
+    descriptor: RawFd,
+    _ring: Arc<Ring>,
+}
 
 impl AsRawFd for RingFd {
     fn as_raw_fd(&self) -> RawFd {
-        self.1
+        self.descriptor
     }
 }
 
 impl Ring {
     /// A ring with its task on the caller's event loop.
     fn start() -> io::Result<Arc<Self>> {
-        let uring = IoUring::new(DEPTH)?;
+        let uring = new_uring()?;
         let descriptor = uring.as_raw_fd();
         let queue = Queue { uring, pending: Vec::new(), free: Vec::new(), is_orphaned: false };
         let ring = Arc::new(Self { queue: Mutex::new(queue), wake: Notify::new(), is_closing: AtomicBool::new(false) });
-        let descriptor = RingFd(Arc::clone(&ring), descriptor);
+        let descriptor = RingFd { descriptor, _ring: Arc::clone(&ring) };
         // SAFETY: the descriptor is the ring's own, which `RingFd` keeps open for as long as it is registered.
         let readiness = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? };
-        tokio::spawn(Arc::clone(&ring).serve(readiness));
+        tokio::spawn(Server { readiness, last_will: LastWill(Arc::clone(&ring)) }.serve());
         Ok(ring)
     }
 
@@ -191,26 +194,6 @@ impl Ring {
         Ok(())
     }
 
-    async fn serve(self: Arc<Self>, readiness: AsyncFd<RingFd>) {
-        let _last_will = LastWill(&readiness.get_ref().0);
-        loop {
-            let is_idle = self.advance();
-            if is_idle && self.is_closing.load(Ordering::Acquire) {
-                return;
-            }
-            tokio::select! {
-                biased;
-                () = self.wake.notified() => {}
-                ready = readiness.readable() => match ready {
-                    // Completions that come after this wake the task again; those before it are reaped next.
-                    Ok(mut ready) => ready.clear_ready(),
-                    // The event loop is ending; the last will sees to the rest.
-                    Err(_) => return,
-                },
-            }
-        }
-    }
-
     /// Submits what is queued and answers what is done; true if nothing is left.
     fn advance(&self) -> bool {
         let mut queue = self.queue.lock();
@@ -226,10 +209,39 @@ impl Ring {
     }
 }
 
-/// What is to be done when a ring's task ends, for whatever reason.
-struct LastWill<'a>(&'a Ring);
+/// A ring's task.
+struct Server {
+    readiness: AsyncFd<RingFd>,
+    /// Here and not made by the task: an event loop may end before the task has begun.
+    last_will: LastWill,
+}
 
-impl Drop for LastWill<'_> {
+impl Server {
+    async fn serve(self) {
+        let ring = &self.last_will.0;
+        loop {
+            let is_idle = ring.advance();
+            if is_idle && ring.is_closing.load(Ordering::Acquire) {
+                return;
+            }
+            tokio::select! {
+                biased;
+                () = ring.wake.notified() => {}
+                ready = self.readiness.readable() => match ready {
+                    // Completions that come after this wake the task again; those before it are reaped next.
+                    Ok(mut ready) => ready.clear_ready(),
+                    // The event loop is ending; the last will sees to the rest.
+                    Err(_) => return,
+                },
+            }
+        }
+    }
+}
+
+/// What is to be done when a ring's task ends, for whatever reason.
+struct LastWill(Arc<Ring>);
+
+impl Drop for LastWill {
     fn drop(&mut self) {
         self.0.queue.lock().is_orphaned = true;
         while !self.0.advance() {
@@ -239,6 +251,11 @@ impl Drop for LastWill<'_> {
             }
         }
     }
+}
+
+/// A ring whose completions need not interrupt the worker, where the kernel can do that (since 5.19).
+fn new_uring() -> io::Result<IoUring> {
+    IoUring::builder().setup_coop_taskrun().build(DEPTH).or_else(|_| IoUring::new(DEPTH))
 }
 
 /// Errors of entering a ring that go away by themselves.

@@ -1,73 +1,18 @@
 //! Where a volume may move to, and what becomes of where it was.
 
+mod support;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use block::{Bytes, ErrorKind};
 use env::RealEnv;
-use tempfile::{TempDir, tempdir_in};
 use transhume_backends::{
     BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, TargetError, TargetOrigin,
     TargetRequest, prepare_target, retire_source,
 };
 
-fn directory() -> TempDir {
-    tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory")
-}
-
-fn file_of(path: &Path, size: u64) {
-    std::fs::File::create(path).and_then(|file| file.set_len(size)).expect("a file");
-}
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.unwrap_or_else(|error| panic!("{program} does not run ({error}): run `make setup`"));
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text").trim().to_owned()
-}
-
-/// A loop device that goes away with this.
-struct Loop {
-    path: PathBuf,
-}
-
-impl Loop {
-    fn over(file: &Path, arguments: &[&str]) -> Self {
-        let file = file.to_str().expect("a plain name");
-        let path = run("losetup", &[&["--find", "--show"], arguments, &[file]].concat());
-        Self { path: path.into() }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        run("losetup", &["--detach", self.path.to_str().expect("a plain name")]);
-    }
-}
-
-/// A file system of 8 MiB that goes away with this.
-struct SmallFileSystem {
-    directory: TempDir,
-}
-
-impl SmallFileSystem {
-    fn new() -> Self {
-        let directory = directory();
-        run("mount", &["-t", "tmpfs", "-o", "size=8M", "tmpfs", directory.path().to_str().expect("a plain name")]);
-        Self { directory }
-    }
-
-    fn remount(&self, option: &str) {
-        run("mount", &["-o", &format!("remount,{option}"), self.directory.path().to_str().expect("a plain name")]);
-    }
-}
-
-impl Drop for SmallFileSystem {
-    fn drop(&mut self) {
-        run("umount", &["--lazy", self.directory.path().to_str().expect("a plain name")]);
-    }
-}
+use support::{Loop, SmallFileSystem, directory, file_of};
 
 async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
     let spec = BackendSpec::file(path);
@@ -150,7 +95,7 @@ async fn targets_that_can_never_be_are_refused_with_nothing_left_behind() {
 
 #[tokio::test]
 async fn a_file_system_that_is_full_or_read_only_is_refused() {
-    let small = SmallFileSystem::new();
+    let small = SmallFileSystem::in_memory();
     let source = directory().path().join("source");
     std::fs::create_dir_all(source.parent().expect("it has one")).expect("a directory");
     std::fs::write(&source, vec![1; 9 << 20]).expect("9 MiB");

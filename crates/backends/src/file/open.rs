@@ -47,6 +47,8 @@ pub struct OpenOptions {
     /// Let the volume appear larger than the file, so that a container in it can grow: reads past the file's end give
     /// zeroes, writes there extend the file.
     pub advertised_size: Option<Bytes>,
+    /// Let the volume end here even if the file is larger, as a block device may be that a volume was moved to.
+    pub size_limit: Option<Bytes>,
     /// Whether discards, and zeroes that may unmap, give space back. Without it discards do nothing.
     pub trim: bool,
     /// How long to wait for the lock of a server that may be dead with requests still on their way. `None` takes no
@@ -56,7 +58,13 @@ pub struct OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { access: Access::ReadWrite, advertised_size: None, trim: true, lock_wait: Some(LOCK_WAIT) }
+        Self {
+            access: Access::ReadWrite,
+            advertised_size: None,
+            size_limit: None,
+            trim: true,
+            lock_wait: Some(LOCK_WAIT),
+        }
     }
 }
 
@@ -147,6 +155,7 @@ impl FileBackend {
             is_block_device,
             size: AtomicU64::new(size),
             advertised: options.advertised_size,
+            limit: options.size_limit,
             trim: options.trim,
             geometry,
             memory_alignment: alignment.memory as usize,

@@ -20,9 +20,22 @@ const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
 pub(super) struct Abilities {
     refused_punch: AtomicBool,
     refused_zero_range: AtomicBool,
+    refused_write_at_once: AtomicBool,
 }
 
 impl Abilities {
+    /// Whether the page cache may be asked to take a write at once.
+    pub(super) fn write_at_once(&self) -> bool {
+        !self.refused_write_at_once.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it answered with `error`.
+    pub(super) fn note_write_at_once(&self, error: &io::Error) {
+        if is_refusal(error) {
+            self.refused_write_at_once.store(true, Ordering::Relaxed);
+        }
+    }
+
     fn refused(&self, mode: FallocateFlags) -> &AtomicBool {
         if mode.contains(FallocateFlags::PUNCH_HOLE) { &self.refused_punch } else { &self.refused_zero_range }
     }

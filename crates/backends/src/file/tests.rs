@@ -1,0 +1,103 @@
+//! What only this module can reach: threads in the place of io_uring, and what becomes of requests whose waiter or
+//! whose event loop is gone.
+
+use std::time::Duration;
+
+use block::Device;
+use block::testing::conformance;
+use env::RealEnv;
+use tempfile::NamedTempFile;
+
+use super::*;
+use crate::BackendSpec;
+
+async fn open(path: &Path) -> FileBackend {
+    let spec = BackendSpec::file(path).with_cache(crate::CacheMode::Direct);
+    FileBackend::open(&spec, &OpenOptions::default(), &RealEnv::new()).await.expect("it opens")
+}
+
+fn file_of(size: u64) -> NamedTempFile {
+    let file = NamedTempFile::new_in("/var/tmp").expect("a file on disk");
+    file.as_file().set_len(size).expect("it is extended");
+    file
+}
+
+#[tokio::test]
+async fn without_io_uring_threads_do_its_work() {
+    let make = async |size: Bytes| {
+        let (_, path) = file_of(size.0).keep().expect("it is kept");
+        let mut backend = open(&path).await;
+        std::fs::remove_file(&path).expect("open files may be removed");
+        backend.executor = Executor::threads();
+        Device::new("file", backend)
+    };
+    conformance(1, make).await;
+}
+
+#[tokio::test]
+async fn a_write_that_nobody_waits_for_any_more_is_carried_out() {
+    let file = file_of(1 << 20);
+    let backend = open(file.path()).await;
+    {
+        let data = Buffer::copy_of(&[7; 65536]).freeze();
+        let mut write = BlockDevice::write(&backend, Mutation::data(Bytes(4096), data));
+        // Polled once: submitted. Then dropped.
+        assert!(futures::poll!(&mut write).is_pending());
+    }
+    backend.flush().await.expect("flushed");
+    drop(backend);
+    // The lock is free when the requests are done.
+    let again = open(file.path()).await;
+    let read = again.read(Bytes(4096), Buffer::unpooled(65536)).await.expect("read");
+    assert!(read.iter().all(|&byte| byte == 7));
+}
+
+#[test]
+fn a_backend_outlives_the_event_loops_that_use_it() {
+    let file = file_of(1 << 20);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    let backend = runtime().block_on(open(file.path()));
+    for round in 1..=5 {
+        let data = Buffer::copy_of(&[round; 8192]).freeze();
+        let ending = runtime();
+        ending.block_on(async {
+            let mut write = BlockDevice::write(&backend, Mutation::data(Bytes::ZERO, data));
+            assert!(futures::poll!(&mut write).is_pending());
+        });
+        drop(ending);
+        let read = runtime().block_on(async { backend.read(Bytes::ZERO, Buffer::unpooled(8192)).await });
+        assert!(read.expect("read").iter().all(|&byte| byte == round), "round {round} was lost with its event loop");
+    }
+}
+
+#[tokio::test]
+async fn once_a_sync_has_failed_nothing_durable_is_promised() {
+    let file = file_of(1 << 20);
+    let backend = open(file.path()).await;
+    backend.flush().await.expect("all is well");
+    drop(backend.sync_failed(std::io::Error::from_raw_os_error(libc::EIO)));
+    let error = backend.flush().await.expect_err("a sync has failed");
+    assert!(error.context().contains("open it again"), "{error}");
+    let data = Buffer::copy_of(&[1; 4096]).freeze();
+    let durable = Mutation::data(Bytes::ZERO, data.clone()).with_fua(true);
+    backend.write(durable).await.expect_err("it would have to be durable");
+    let zeroes = Mutation::zeroes(Extent::new(Bytes::ZERO, Bytes(4096)), true).with_fua(true);
+    backend.write(zeroes).await.expect_err("they would have to be durable");
+    backend.write(Mutation::data(Bytes::ZERO, data)).await.expect("nothing was promised of it");
+}
+
+#[tokio::test]
+async fn requests_deeper_than_the_ring_wait_their_turn() {
+    let file = file_of(4 << 20);
+    let device = Device::new("file", open(file.path()).await);
+    let writes = (0..1024_u64).map(|number| {
+        let data = Buffer::copy_of(&[(number % 251) as u8; 4096]).freeze();
+        device.write(Mutation::data(Bytes(number * 4096), data))
+    });
+    let all = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(writes));
+    assert!(all.await.expect("nothing hangs").iter().all(Result::is_ok));
+    for number in 0..1024_u64 {
+        let read = device.read(Bytes(number * 4096), Buffer::unpooled(4096)).await.expect("read");
+        assert!(read.iter().all(|&byte| byte == (number % 251) as u8), "block {number}");
+    }
+}
