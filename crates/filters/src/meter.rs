@@ -30,6 +30,8 @@ struct Shared {
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What connections that are gone have counted.
     gone: Mutex<MeterSnapshot>,
+    /// The longest request that a connection now gone answered since the stall was last watched, in nanoseconds.
+    gone_longest_ns: AtomicU64,
 }
 
 /// The counters of one connection.
@@ -146,7 +148,8 @@ impl MeterState {
     /// The meters of a volume, at zero.
     #[must_use]
     pub fn new(env: EnvRef) -> Self {
-        let shared = Shared { env, lanes: Mutex::default(), gone: Mutex::default() };
+        let shared =
+            Shared { env, lanes: Mutex::default(), gone: Mutex::default(), gone_longest_ns: AtomicU64::new(0) };
         Self { shared: Arc::new(shared) }
     }
 
@@ -174,6 +177,7 @@ impl MeterState {
     /// Begins to watch for the longest request. One watch at a time: a second one takes over the counters of the first.
     #[must_use]
     pub fn watch_stall(&self) -> StallWatch {
+        self.shared.gone_longest_ns.store(0, Ordering::Relaxed);
         for lane in self.shared.lanes.lock().iter() {
             lane.longest_ns.store(0, Ordering::Relaxed);
         }
@@ -198,7 +202,8 @@ impl StallWatch {
             let waiting = oldest.map_or(0, |began| now.saturating_sub(began - 1));
             waiting.max(lane.longest_ns.load(Ordering::Relaxed))
         });
-        Duration::from_nanos(longest.max().unwrap_or(0))
+        let gone = self.state.shared.gone_longest_ns.load(Ordering::Relaxed);
+        Duration::from_nanos(longest.max().unwrap_or(0).max(gone))
     }
 }
 
@@ -298,6 +303,7 @@ impl Drop for Meter {
     fn drop(&mut self) {
         let mut lanes = self.shared.lanes.lock();
         lanes.retain(|lane| !Arc::ptr_eq(lane, &self.lane));
+        self.shared.gone_longest_ns.fetch_max(self.lane.longest_ns.load(Ordering::Relaxed), Ordering::Relaxed);
         let mut last = MeterSnapshot::default();
         self.lane.add_to(&mut last);
         let mut gone = self.shared.gone.lock();

@@ -5,19 +5,20 @@ use std::time::{Duration, SystemTime};
 
 use block::{Data, Device, ErrorKind, Extent, MemDevice, Mutation};
 use env::{Env, Moment, Task};
+use tokio::time::Instant as PausedClock;
 
 use super::*;
 use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen, Throttle};
 
 /// The paused clock of tokio as an environment; randomness is a counter.
 pub(crate) struct PausedEnv {
-    start: tokio::time::Instant,
+    start: PausedClock,
     drawn: AtomicU64,
 }
 
 impl PausedEnv {
     pub(crate) fn shared() -> EnvRef {
-        Arc::new(Self { start: tokio::time::Instant::now(), drawn: AtomicU64::new(0) })
+        Arc::new(Self { start: PausedClock::now(), drawn: AtomicU64::new(0) })
     }
 }
 
@@ -106,6 +107,8 @@ async fn a_stall_is_seen_while_the_request_still_waits_and_after_it_was_answered
     writing.await.expect("no panic").expect("the write is only slow");
     env.sleep(Duration::from_millis(20)).await;
     assert_eq!(watch.longest(), Duration::from_millis(50));
+    drop(device);
+    assert_eq!(watch.longest(), Duration::from_millis(50), "the stall went with its connection");
     assert_eq!(state.watch_stall().longest(), Duration::ZERO);
 }
 
