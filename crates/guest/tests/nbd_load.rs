@@ -1,0 +1,110 @@
+//! The load over NBD, against nbdkit: it verifies, it finds what is wrong, and it holds the rate that was offered.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use transhume_guest::{Event, Verdict, create_filled};
+
+const SIZE: u64 = 8 << 20;
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn serve(file: &Path, socket: &Path) -> Killed {
+    let nbdkit = Command::new("setpriv")
+        .args(["--pdeathsig", "KILL", "nbdkit", "-f", "-U"])
+        .args([socket.as_os_str(), "file".as_ref(), file.as_os_str()])
+        .spawn()
+        .expect("nbdkit is there: run `make setup`");
+    let nbdkit = Killed(nbdkit);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !socket.exists() {
+        assert!(Instant::now() < end, "nbdkit does not come up");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    nbdkit
+}
+
+/// Runs the load; `between` is called when it has sent its first interval; returns what it told.
+fn run(socket: &Path, words: &[&str], between: impl FnOnce()) -> (Vec<Event>, Verdict) {
+    let load = Command::new(env!("CARGO_BIN_EXE_nbd-load"))
+        .arg(format!("socket={}", socket.display()))
+        .args(words)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut load = Killed(load);
+    let mut lines = BufReader::new(load.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let (mut events, mut verdict) = (Vec::new(), Verdict::default());
+    let mut between = Some(between);
+    for line in &mut lines {
+        let event = Event::parse(&line);
+        verdict.note(&event);
+        if matches!(event, Event::Interval(_))
+            && let Some(between) = between.take()
+        {
+            between();
+            writeln!(load.0.stdin.as_mut().unwrap(), "stop").unwrap();
+        }
+        events.push(event);
+    }
+    assert!(load.0.wait().unwrap().success(), "{events:?}");
+    (events, verdict)
+}
+
+#[test]
+fn the_load_verifies_a_volume_and_says_that_all_is_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
+    create_filled(&file, SIZE).unwrap();
+    let _server = serve(&file, &socket);
+    let (_, verdict) = run(&socket, &["verify=1", "depth=8", "interval_ms=200", "flush_every=16"], || {});
+    assert!(verdict.is_right(), "{verdict:?}");
+    assert_eq!(verdict.blocks, SIZE / 4096);
+    assert!(verdict.slots_rewritten > 0);
+}
+
+#[test]
+fn a_write_that_was_lost_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
+    create_filled(&file, SIZE).unwrap();
+    let old = std::fs::read(&file).unwrap();
+    let _server = serve(&file, &socket);
+    // The whole volume falls back to what it was, as if every write had gone elsewhere.
+    let lose = || {
+        let disk = std::fs::File::options().write(true).open(&file).unwrap();
+        disk.write_all_at(&old, 0).unwrap();
+    };
+    let (_, verdict) = run(&socket, &["verify=1", "read_percent=0", "rate=2000", "interval_ms=200"], lose);
+    assert!(!verdict.is_right());
+    assert!(verdict.complaints.iter().any(|told| told.contains("Stale")), "{verdict:?}");
+}
+
+#[test]
+fn an_offered_rate_is_what_is_delivered() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
+    create_filled(&file, SIZE).unwrap();
+    let _server = serve(&file, &socket);
+    let (events, _) = run(&socket, &["rate=500", "interval_ms=1000"], || {});
+    let told: u64 = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Interval(interval) => Some(interval.reads + interval.writes),
+            _ => None,
+        })
+        .sum();
+    // Requests that wait are sent later, none is left out: the count depends on the clock alone.
+    assert!((400..5_000).contains(&told), "{told} requests at 500 a second");
+}
