@@ -42,7 +42,7 @@ impl Default for Config {
             lock_wait_seconds: 30,
             socket_dir: None,
             persist_hook: None,
-            reconnect_delay_seconds: 3600,
+            reconnect_delay_seconds: vm::RECONNECT_SECONDS,
             history_max: 1000,
             log: "info".to_owned(),
         }

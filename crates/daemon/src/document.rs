@@ -67,11 +67,11 @@ pub struct AdoptionDocument {
     pub size_advertised: Option<u64>,
     /// Which way the adoption is going.
     pub direction: AdoptionDirection,
-    /// What the crate `vm` needs for it.
-    pub plan: serde_json::Value,
+    /// The plan that leads there: QEMU's graph says how far it has come.
+    pub plan: vm::Plan,
 }
 
-/// Which way an adoption is going: QEMU's graph says how far it has come.
+/// Which way an adoption is going.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdoptionDirection {

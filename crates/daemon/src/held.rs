@@ -15,8 +15,20 @@ pub(crate) struct HoldOptions {
     pub(crate) size_advertised: Option<Bytes>,
     /// How long to wait for the lock of a dead process.
     pub(crate) lock_wait: Duration,
-    /// A QEMU has the image open, and that is as it should be: it is about to let go of it, or to take it again.
-    pub(crate) beside_qemu: bool,
+    /// How programs of QEMU's are kept out.
+    pub(crate) qemu: QemuRule,
+}
+
+/// How QEMU's programs are kept out of an image that is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum QemuRule {
+    /// None may have it, and none gets it.
+    #[default]
+    Exclude,
+    /// Further ones do not get it; the one whose disk was adopted may still have it for a moment.
+    Beside,
+    /// An adoption or a release is under way: its steps take and drop the locks.
+    Later,
 }
 
 /// A backend with its locks: as long as this lives, no other server and no QEMU program writes to it.
@@ -29,9 +41,10 @@ pub(crate) struct Held {
 }
 
 impl HoldOptions {
-    /// The same for a target, which is written even if the volume is not.
-    pub(crate) const fn for_writing(mut self) -> Self {
+    /// The same for a target, which is written even if the volume is not, and which no QEMU has.
+    pub(crate) const fn for_target(mut self) -> Self {
         self.read_only = false;
+        self.qemu = QemuRule::Exclude;
         self
     }
 }
@@ -48,11 +61,12 @@ impl Held {
         }
         options.lock_wait = Some(hold.lock_wait);
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
-        let qemu_locks = match (hold.read_only, hold.beside_qemu) {
+        let qemu_locks = match hold.qemu {
             // A read-only export may stand beside others that read.
-            (true, _) => None,
-            (false, true) => Some(QemuLocks::take_beside(spec.path())?),
-            (false, false) => Some(QemuLocks::take(spec.path())?),
+            _ if hold.read_only => None,
+            QemuRule::Exclude => Some(QemuLocks::take(spec.path())?),
+            QemuRule::Beside => Some(QemuLocks::take_beside(spec.path())?),
+            QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
         Ok(Self { spec: spec.clone(), device, backend, qemu_locks })
@@ -79,7 +93,9 @@ impl Held {
 
     /// Keeps QEMU's programs out again, beside a QEMU that may still have the image.
     pub(crate) fn retake_qemu_locks(&mut self) -> block::Result<()> {
-        self.qemu_locks = Some(QemuLocks::take_beside(self.spec.path())?);
+        if self.qemu_locks.is_none() {
+            self.qemu_locks = Some(QemuLocks::take_beside(self.spec.path())?);
+        }
         Ok(())
     }
 }

@@ -163,8 +163,9 @@ async fn steer(
         "resume" => "move.resume",
         _ => "move.cancel",
     };
+    let subject = name.clone();
     let work = async move |daemon: Arc<Daemon>, _| daemon.steer(&name, &action).await;
-    audited(daemon, peer, (noted, String::new()), &(), work).await
+    audited(daemon, peer, (noted, subject), &(), work).await
 }
 
 async fn check(State(daemon): Shared, body: Bytes) -> Answer<Vec<v1::CheckedDisk>> {

@@ -42,12 +42,6 @@ impl VolumeJournal {
         Ok(Self { journal, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
     }
 
-    /// What the journal at `path` says, without writing anything.
-    pub(crate) async fn peek(path: &Path, env: &dyn Env) -> block::Result<VolumeDocument> {
-        let device = journal_device(path, env).await?;
-        check(path, Journal::<VolumeDocument>::peek(&device).await?)
-    }
-
     /// What was last stored.
     pub(crate) fn document(&self) -> Arc<VolumeDocument> {
         Arc::clone(&self.current.lock())

@@ -2,6 +2,7 @@
 
 use api::v1::{Error, ErrorCode, Monitor, MoveRequest};
 
+use crate::adopt;
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
 use crate::problem::Result;
@@ -36,35 +37,33 @@ impl Daemon {
             return Ok(Some(note));
         }
         let hook = job.request.persist_hook.clone().map(Into::into).or_else(|| self.config.persist_hook.clone());
-        let failed = |what: String| {
-            let message = format!("the volume is on {}, but the VM's configuration was not told: {what}", to.display());
+        let how = match (hook, &adoption.monitor) {
+            (Some(program), _) => vm::Persist::Script { program },
+            (None, Monitor::Libvirt(domain)) => vm::Persist::Libvirt { domain: domain.clone() },
+            (None, Monitor::Qmp(_)) => vm::Persist::No,
+        };
+        let disk = &adoption.plan.disk;
+        let moved = vm::Moved {
+            volume: volume.name.clone(),
+            source: from.clone(),
+            target_is_block_device: adopt::is_block_device(&to),
+            target: to.clone(),
+            format: adoption.format.clone(),
+            node: disk.nodes.format.clone(),
+            device: disk.device.clone(),
+            process_id: disk.process_id,
+        };
+        adopt::persist(&how, &moved).await.map_err(|error| {
+            let message = format!(
+                "the volume is on {}, but the VM's configuration was not told: {}",
+                to.display(),
+                error.message
+            );
             Error::new(ErrorCode::PersistFailed, message).with_hint(format!(
                 "change {} to {} in the VM's configuration yourself",
                 from.display(),
                 to.display()
             ))
-        };
-        match (hook, &adoption.monitor) {
-            (Some(hook), monitor) => {
-                let output = tokio::process::Command::new(&hook)
-                    .env("TRANSHUME_VOLUME", &volume.name)
-                    .env("TRANSHUME_VM", monitor.to_string())
-                    .env("TRANSHUME_NODE", &adoption.node)
-                    .env("TRANSHUME_FORMAT", &adoption.format)
-                    .env("TRANSHUME_SOURCE", &from)
-                    .env("TRANSHUME_TARGET", &to)
-                    .stdin(std::process::Stdio::null())
-                    .output()
-                    .await
-                    .map_err(|error| failed(format!("{} could not be run: {error}", hook.display())))?;
-                if !output.status.success() {
-                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                    return Err(failed(format!("{} ended with {}: {said}", hook.display(), output.status)));
-                }
-                Ok(Some(format!("{} told the VM's configuration", hook.display())))
-            }
-            (None, Monitor::Libvirt(domain)) => crate::adopt::persist_libvirt(domain, &from, &to).await.map_err(failed),
-            (None, Monitor::Qmp(_)) => Err(failed("there is no hook".to_owned())),
-        }
+        })
     }
 }

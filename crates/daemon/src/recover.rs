@@ -51,9 +51,7 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
 
 async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     let document = volume.document();
-    let mut hold = volume.hold_options(daemon.config.lock_wait());
-    // A QEMU that was being adopted or released may have the image open, too.
-    hold.beside_qemu = document.adoption.is_some();
+    let hold = volume.hold_options(daemon.config.lock_wait());
     let held = Held::open(&document.backend, &hold, &*daemon.env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let (_, export) = volume.bring_up(held, daemon.pool.clone());
@@ -76,7 +74,12 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
         tokio::spawn(async move { next.carry_out(daemon, volume, handle).await });
     }
     offered?;
-    crate::adopt::recover(daemon, volume).await
+    if document.adoption.is_some() {
+        // QEMU reaches the export in its own time; nobody else waits for that.
+        let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
+        tokio::spawn(async move { crate::adopt::recover(&daemon, &volume).await });
+    }
+    Ok(())
 }
 
 /// What is left to be done for a volume's job once the volume is served.
@@ -97,7 +100,7 @@ async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocu
         handle.finishing();
         return Next::Complete;
     }
-    let hold = volume.hold_options(daemon.config.lock_wait()).for_writing();
+    let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
     let target = match Held::open(&job.target.spec, &hold, &*daemon.env).await {
         Ok(target) => target,
         Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),

@@ -62,8 +62,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         // Before the first write is taken: from here on the target misses what is written.
         layout.forget_progress(name)?;
     }
-    let mut hold = volume.hold_options(config.lock_wait());
-    hold.beside_qemu = document.adoption.is_some();
+    let hold = volume.hold_options(config.lock_wait());
     let held = Held::open(&document.backend, &hold, &*env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let (slot, export) = volume.bring_up(held, BufferPool::new(Bytes::mib(config.request_pool_mib)));

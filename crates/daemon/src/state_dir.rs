@@ -3,6 +3,7 @@
 //! ```text
 //! STATE/lock                     held while a daemon runs
 //! STATE/audit.jsonl              who asked for what
+//! STATE/remembered.json          options of disks that were released, for their next adoption
 //! STATE/jobs/ID.json             moves that are over
 //! STATE/retired/                 what a block device's tombstone has overwritten
 //! STATE/volumes/NAME/journal     the volume's journal (docs/journal.md)
@@ -58,6 +59,10 @@ impl Layout {
 
     pub(crate) fn retired(&self) -> PathBuf {
         self.root.join("retired")
+    }
+
+    pub(crate) fn remembered(&self) -> PathBuf {
+        self.root.join("remembered.json")
     }
 
     pub(crate) fn audit(&self) -> PathBuf {

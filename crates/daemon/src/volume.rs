@@ -15,9 +15,9 @@ use nbd::NbdUri;
 use nbd::server::Export;
 use parking_lot::Mutex;
 
-use crate::document::VolumeDocument;
+use crate::document::{AdoptionDirection, VolumeDocument};
 use crate::gauge::Gauge;
-use crate::held::{Held, HoldOptions};
+use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
 use crate::problem::Result;
@@ -73,7 +73,12 @@ impl Volume {
     pub(crate) fn hold_options(&self, lock_wait: std::time::Duration) -> HoldOptions {
         let document = self.document();
         let size_advertised = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
-        HoldOptions { read_only: document.read_only, size_advertised, lock_wait, beside_qemu: false }
+        let qemu = match document.adoption.as_ref().map(|adoption| adoption.direction) {
+            None => QemuRule::Exclude,
+            Some(AdoptionDirection::Adopted) => QemuRule::Beside,
+            Some(AdoptionDirection::Adopting | AdoptionDirection::Releasing) => QemuRule::Later,
+        };
+        HoldOptions { read_only: document.read_only, size_advertised, lock_wait, qemu }
     }
 
     /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.
@@ -109,11 +114,6 @@ impl Volume {
     /// The joint of its stack, while it is up.
     pub(crate) fn slot(&self) -> Option<Slot> {
         self.live.lock().as_ref().map(|live| live.slot.clone())
-    }
-
-    /// The export, while it is up.
-    pub(crate) fn export(&self) -> Option<Arc<Export>> {
-        self.live.lock().as_ref().map(|live| Arc::clone(&live.export))
     }
 
     /// Does something with the backend that holds it, while it is up.

@@ -123,10 +123,10 @@ pub(crate) async fn drive(
     job.begin(control.clone());
     let mut driving = worker.handle().spawn(work);
     let outcome = {
-        let mut watching = std::pin::pin!(watch(&daemon, &job, &control));
         tokio::select! {
             outcome = &mut driving => outcome,
-            never = &mut watching => match never {},
+            never = watch(&daemon, &job, &control) => match never {},
+            never = crate::adopt::watch(&daemon, &volume, &job) => match never {},
         }
     };
     let Ok(outcome) = outcome else {

@@ -57,7 +57,7 @@ impl Daemon {
         request: MoveRequest,
         target: PreparedTarget,
     ) -> Result<Job> {
-        let held = Held::open(&target.spec, &volume.hold_options(self.config.lock_wait()).for_writing(), &*self.env)
+        let held = Held::open(&target.spec, &volume.hold_options(self.config.lock_wait()).for_target(), &*self.env)
             .await
             .map_err(|error| of_backend(&error, "the target"))?;
         let options = MoveOptions {

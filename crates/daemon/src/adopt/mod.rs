@@ -1,0 +1,268 @@
+//! Disks of running VMs: adopting them, releasing them, and finding out after a restart how far that had come.
+//!
+//! ```text
+//!                    the plan is on record, the export listens         QEMU goes through us
+//!  (no volume) ─────────────────────────────▶ adopting ─────────────────────────▶ adopted
+//!       ▲                                        │ refused, undone                  │ release: the plan is on record
+//!       │                                        ▼                                  ▼
+//!       └──────────────────────────────── the volume is removed ◀──────────── releasing
+//!                                                         QEMU has its own file again
+//! ```
+//!
+//! The journal says which way it goes; how far it has come, QEMU's graph says (crate `vm`).
+
+mod monitor;
+mod surroundings;
+mod watch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{self, AdoptRequest, CheckRequest, CheckedDisk, Error, ErrorCode};
+use backends::BackendSpec;
+use vm::{AdoptionRequest, ExportAddress, Plan, Standing, Verdict, Wish};
+
+use crate::daemon::{Daemon, NewVolume};
+use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
+use crate::held::{HoldOptions, QemuRule};
+use crate::problem::{Result, of_backend};
+use crate::state_dir::check_name;
+use crate::volume::Volume;
+use monitor::of_vm;
+use surroundings::VolumeSurroundings;
+
+pub(crate) use monitor::{is_block_device, persist};
+pub(crate) use watch::watch;
+
+/// How long QEMU may take to let go of a connection whose node it has deleted.
+const HANG_UP_LIMIT: Duration = Duration::from_secs(10);
+/// How long QEMU may take to reach us again after a restart, before somebody must look.
+const RECONNECT_LIMIT: Duration = Duration::from_secs(120);
+/// How often that is looked at.
+const INTERVAL: Duration = Duration::from_millis(50);
+
+impl Daemon {
+    /// Every disk of a VM, and whether it can be adopted.
+    pub(crate) async fn check_adoption(&self, request: CheckRequest) -> Result<Vec<CheckedDisk>> {
+        let vm = self.reach(&request.monitor).await?;
+        let reports = vm::inventory(&vm.qmp, &vm.sources).await.map_err(|error| of_vm(&error))?;
+        let shown = request.monitor.to_string();
+        Ok(reports.into_iter().map(|report| show(&shown, report)).collect())
+    }
+
+    /// Adopts a running VM's disk. When this fails, the VM is as it was and nothing is left behind.
+    pub(crate) async fn adopt(self: &Arc<Self>, request: AdoptRequest) -> Result<v1::Volume> {
+        check_name(&request.name)?;
+        let vm = self.reach(&request.monitor).await?;
+        std::fs::create_dir_all(&self.socket_dir)
+            .map_err(|error| crate::problem::of_state(error, format!("creating {}", self.socket_dir.display())))?;
+        let socket = self.socket_dir.join(format!("{}.sock", request.name));
+        let wanted = AdoptionRequest {
+            node: request.node.clone(),
+            volume: request.name.clone(),
+            export: ExportAddress { socket: socket.clone(), name: request.name.clone() },
+            accept_option_loss: request.accept_option_loss,
+            reconnect_seconds: self.config.reconnect_delay_seconds,
+        };
+        let plan = Plan::adopt(&vm.qmp, &vm.sources, &wanted).await.map_err(|error| of_vm(&error))?;
+        let size_advertised = room_to_grow(&plan);
+        let new = NewVolume {
+            name: request.name.clone(),
+            backend: BackendSpec::file(&plan.disk.image),
+            export: format!("nbd+unix:///{}?socket={}", request.name, socket.display()),
+            read_only: false,
+            socket_owner: vm.owner,
+            adoption: Some(AdoptionDocument {
+                monitor: request.monitor.clone(),
+                node: request.node.clone(),
+                format: plan.disk.format.clone(),
+                size_advertised,
+                direction: AdoptionDirection::Adopting,
+                plan: plan.clone(),
+            }),
+        };
+        let hold = HoldOptions {
+            size_advertised: size_advertised.map(block::Bytes),
+            qemu: QemuRule::Later,
+            ..HoldOptions::default()
+        };
+        let volume = self.make_volume(new, hold).await?;
+        let _operation = volume.operation.lock().await;
+        let mut surroundings = VolumeSurroundings::new(&volume);
+        match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
+            Ok(()) => {
+                turn(&volume, AdoptionDirection::Adopted, None).await?;
+                Ok(volume.show())
+            }
+            Err(error) => {
+                let answer = of_vm(&error);
+                if error.leaves_doubt() {
+                    self.settle_later(&volume);
+                } else {
+                    self.drop_volume(&volume).await?;
+                }
+                Err(answer)
+            }
+        }
+    }
+
+    /// Gives a disk back to its VM. When this fails, it stays adopted.
+    pub(crate) async fn release(self: &Arc<Self>, name: &str) -> Result<v1::Volume> {
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        let document = volume.document();
+        let Some(adoption) = &document.adoption else {
+            let message = format!("{name} was not adopted from a VM");
+            return Err(
+                Error::new(ErrorCode::WrongState, message).with_hint(format!("use `transhume volume detach {name}`"))
+            );
+        };
+        if let Some(job) = volume.job() {
+            let hint = format!("wait for it, or `transhume cancel {name}` first");
+            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id)).with_hint(hint));
+        }
+        volume.require_up()?;
+        let shown = volume.show();
+        let vm = match self.reach(&adoption.monitor).await {
+            Ok(vm) => vm,
+            // A VM that has gone has nothing to be given back to.
+            Err(error) if error.code == ErrorCode::QmpUnreachable && volume.connections() == 0 => {
+                self.remove_volume(&volume).await?;
+                return Ok(shown);
+            }
+            Err(error) => return Err(error),
+        };
+        let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
+        let driver = if is_block_device { "host_device" } else { "file" };
+        let plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver));
+        turn(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
+        let mut surroundings = VolumeSurroundings::new(&volume);
+        if let Err(error) = vm::release(&vm.qmp, &plan, &mut surroundings).await {
+            if error.leaves_doubt() {
+                self.settle_later(&volume);
+            } else {
+                turn(&volume, AdoptionDirection::Adopted, None).await?;
+            }
+            return Err(of_vm(&error));
+        }
+        self.remember(&plan);
+        self.drop_volume(&volume).await?;
+        Ok(shown)
+    }
+
+    /// Removes a volume that QEMU has just let go of.
+    async fn drop_volume(&self, volume: &Volume) -> Result<()> {
+        let start = self.env.now();
+        while volume.connections() > 0 && self.env.now().since(start) < HANG_UP_LIMIT {
+            self.env.sleep(INTERVAL).await;
+        }
+        self.remove_volume(volume).await.map(drop)
+    }
+
+    /// Finds out in the background what a plan has come to whose end is in doubt.
+    fn settle_later(self: &Arc<Self>, volume: &Arc<Volume>) {
+        let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
+        tokio::spawn(async move { recover(&daemon, &volume).await });
+    }
+}
+
+/// Looks where an adopted disk stands and finishes what was begun: an adoption is undone if QEMU does not go through us
+/// yet, a release is finished.
+pub(crate) async fn recover(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+    let _operation = volume.operation.lock().await;
+    let Some(adoption) = volume.document().adoption.clone() else { return };
+    let (wish, settled) = match adoption.direction {
+        AdoptionDirection::Adopted => return,
+        AdoptionDirection::Adopting => (Wish::Back, "the adoption is undone"),
+        AdoptionDirection::Releasing => (Wish::Forward, "the release is finished"),
+    };
+    let start = daemon.env.now();
+    let standing = loop {
+        match attempt(daemon, volume, &adoption, wish).await {
+            Ok(standing) => break Ok(standing),
+            Err(error) if is_passing(&error) && daemon.env.now().since(start) < RECONNECT_LIMIT => {
+                daemon.env.sleep(INTERVAL * 10).await;
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    let outcome = match standing {
+        Ok(Standing::Inside) => turn(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted"),
+        Ok(_) => {
+            if adoption.direction == AdoptionDirection::Releasing {
+                daemon.remember(&adoption.plan);
+            }
+            daemon.drop_volume(volume).await.map(|()| settled)
+        }
+        // QEMU is gone, and with it the question.
+        Err(error) if error.code == ErrorCode::QmpUnreachable && volume.connections() == 0 => {
+            daemon.drop_volume(volume).await.map(|()| "its VM is gone")
+        }
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(words) => tracing::info!(volume = volume.name, "{words}"),
+        Err(error) => volume.set_problem(error),
+    }
+}
+
+fn is_passing(error: &Error) -> bool {
+    matches!(error.code, ErrorCode::WrongState | ErrorCode::QmpBusy)
+}
+
+async fn attempt(daemon: &Daemon, volume: &Arc<Volume>, adoption: &AdoptionDocument, wish: Wish) -> Result<Standing> {
+    let vm = daemon.reach(&adoption.monitor).await?;
+    let mut surroundings = VolumeSurroundings::new(volume);
+    vm::recover(&vm.qmp, &adoption.plan, wish, &mut surroundings).await.map_err(|error| of_vm(&error))
+}
+
+/// Records which way it goes, and by which plan if that is another one.
+async fn turn(volume: &Volume, direction: AdoptionDirection, plan: Option<Plan>) -> Result<()> {
+    let change = |document: &VolumeDocument| {
+        let mut document = document.clone();
+        if let Some(adoption) = &mut document.adoption {
+            adoption.direction = direction;
+            if let Some(plan) = plan {
+                adoption.plan = plan;
+            }
+        }
+        document
+    };
+    volume.journal.update(change).await.map_err(|error| of_backend(&error, "the volume's journal"))
+}
+
+/// How large a container may become: all of its disk written, its metadata, and as much again for snapshots in it. A
+/// raw image does not grow.
+fn room_to_grow(plan: &Plan) -> Option<u64> {
+    (plan.disk.format != "raw").then(|| {
+        let disk = plan.disk.disk_bytes.unwrap_or_default().max(plan.disk.image_bytes.unwrap_or_default());
+        (2 * disk + (1 << 30)).next_multiple_of(1 << 20)
+    })
+}
+
+fn show(vm: &str, report: vm::DiskReport) -> CheckedDisk {
+    let (adoptable, reasons, mut notes) = match report.verdict {
+        Verdict::Adoptable { form, options_from } => {
+            (true, Vec::new(), vec![format!("by {form}; its options are known from {options_from:?}")])
+        }
+        Verdict::LosesOptions { unknown, .. } => {
+            (false, vec![format!("with --accept-option-loss only; not known: {}", unknown.join(", "))], Vec::new())
+        }
+        Verdict::Refused { reason } => (false, vec![reason], Vec::new()),
+        Verdict::Adopted => (false, vec!["it is adopted already".to_owned()], Vec::new()),
+    };
+    notes.extend(report.iothread.map(|iothread| format!("served by the iothread {iothread}")));
+    notes.extend(report.throttle_group.map(|group| format!("in the throttle group {group}")));
+    CheckedDisk {
+        vm: vm.to_owned(),
+        node: report.node,
+        device: format!("{}, {}", report.device, report.device_type),
+        format: report.format,
+        file: PathBuf::from(&report.image).display().to_string(),
+        size_bytes: report.bytes.unwrap_or_default(),
+        adoptable,
+        reasons,
+        notes,
+    }
+}

@@ -1,0 +1,157 @@
+//! Reaching a running QEMU, and all that is known of it besides.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode, Monitor};
+use vm::{CommandLine, LibvirtDomain, Plan, Qmp, Remembered, Sources};
+
+use crate::daemon::Daemon;
+use crate::document::SocketOwner;
+use crate::problem::Result;
+use crate::state_dir::write_atomically;
+
+/// How many released disks are remembered.
+const REMEMBERED_MAX: usize = 200;
+
+/// A QEMU that answers.
+pub(super) struct Vm {
+    pub(super) qmp: Qmp,
+    pub(super) sources: Sources,
+    /// Who QEMU runs as: it must be able to connect to our export.
+    pub(super) owner: Option<SocketOwner>,
+}
+
+impl Daemon {
+    /// Connects to a VM and gathers what is known of its disks' options.
+    pub(super) async fn reach(&self, monitor: &Monitor) -> Result<Vm> {
+        let (path, libvirt) = match monitor {
+            Monitor::Qmp(path) => (PathBuf::from(path), None),
+            Monitor::Libvirt(domain) => {
+                let (path, domain) = find_domain(domain).await?;
+                (path, Some(domain))
+            }
+        };
+        let qmp = Qmp::connect(&path, Arc::clone(&self.env)).await.map_err(|error| of_vm(&error))?;
+        let pid = qmp.process_id();
+        let command_line = pid.and_then(|pid| CommandLine::of_process(pid).ok().flatten());
+        let owner = pid.and_then(|pid| std::fs::metadata(format!("/proc/{pid}")).ok());
+        let owner = owner.map(|process| SocketOwner { uid: process.uid(), gid: process.gid() });
+        Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered() }, owner })
+    }
+
+    fn remembered(&self) -> Vec<Remembered> {
+        let Ok(text) = std::fs::read_to_string(self.layout.remembered()) else { return Vec::new() };
+        serde_json::from_str(&text).unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was remembered of released disks cannot be read");
+            Vec::new()
+        })
+    }
+
+    /// Keeps the options of a released disk: its node was made by us, so no command line tells them.
+    pub(super) fn remember(&self, plan: &Plan) {
+        let new = plan.remembered();
+        let mut all = self.remembered();
+        all.retain(|known| known.node != new.node || known.image != new.image);
+        all.push(new);
+        let surplus = all.len().saturating_sub(REMEMBERED_MAX);
+        all.drain(..surplus);
+        let text = serde_json::to_string_pretty(&all).expect("plain data serialises");
+        if let Err(error) = write_atomically(&self.layout.remembered(), &text) {
+            tracing::warn!(%error, "the options of a released disk could not be remembered");
+        }
+    }
+}
+
+/// The XML of a running libvirt domain, and a monitor of it that libvirt itself does not use.
+async fn find_domain(domain: &str) -> Result<(PathBuf, LibvirtDomain)> {
+    let refused = |what: String| {
+        Error::new(ErrorCode::QmpUnreachable, format!("the libvirt domain {domain}: {what}"))
+            .with_hint("docs/libvirt.md says what the domain needs")
+    };
+    let output =
+        tokio::process::Command::new("virsh").args(["dumpxml", "--security-info", "--", domain]).output().await;
+    let output = output.map_err(|error| refused(format!("virsh could not be run: {error}")))?;
+    if !output.status.success() {
+        return Err(refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let xml = String::from_utf8_lossy(&output.stdout);
+    let parsed = LibvirtDomain::parse(&xml).map_err(|error| refused(error.to_string()))?;
+    let path = second_monitor(&xml)
+        .ok_or_else(|| refused("it has no second QMP monitor; libvirt's own takes one client only".to_owned()))?;
+    Ok((path, parsed))
+}
+
+/// The socket of a `-qmp unix:PATH,...` in the domain's `<qemu:commandline>`.
+fn second_monitor(xml: &str) -> Option<PathBuf> {
+    let arguments: Vec<&str> = xml
+        .split("<qemu:arg")
+        .skip(1)
+        .filter_map(|rest| {
+            let value = rest.split_once("value=")?.1;
+            let quote = value.chars().next().filter(|quote| ['\'', '"'].contains(quote))?;
+            value[1..].split(quote).next()
+        })
+        .collect();
+    arguments.windows(2).find_map(|pair| {
+        let is_monitor = matches!(pair[0], "-qmp" | "--qmp");
+        let path = pair[1].strip_prefix("unix:").filter(|_| is_monitor)?;
+        Some(PathBuf::from(path.split(',').next()?))
+    })
+}
+
+/// An error of the crate `vm`, as users see it.
+pub(crate) fn of_vm(error: &vm::Error) -> Error {
+    use vm::ErrorKind;
+    let (code, hint) = match error.kind() {
+        ErrorKind::NoMonitor => (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs"),
+        ErrorKind::Disconnected => (ErrorCode::QmpUnreachable, "QEMU has gone; `transhume status` shows what is left"),
+        ErrorKind::MonitorBusy => (ErrorCode::QmpBusy, "let that one disconnect, or give QEMU a second monitor"),
+        ErrorKind::Refused | ErrorKind::NotFound => {
+            (ErrorCode::NotAdoptable, "`transhume adopt --check` shows every disk of the VM")
+        }
+        ErrorKind::OptionLoss => (ErrorCode::OptionLoss, "say --accept-option-loss if QEMU's defaults will do"),
+        ErrorKind::ExportDisconnected => (ErrorCode::WrongState, "wait until QEMU has connected again"),
+        ErrorKind::Locks => (ErrorCode::BackendLocked, "stop the program that uses the image"),
+        ErrorKind::Hook => (ErrorCode::PersistFailed, "change the VM's configuration yourself"),
+        ErrorKind::Invalid => (ErrorCode::Invalid, "`transhume adopt --help` shows an example"),
+        _ => (
+            ErrorCode::QmpRefused,
+            "if it speaks of permissions: QEMU's user (or its AppArmor or SELinux profile) must reach the socket and the image",
+        ),
+    };
+    Error::new(code, error.to_string()).with_hint(hint)
+}
+
+/// Tells libvirt's or the operator's configuration where a disk is now.
+pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved) -> Result<Option<String>> {
+    match vm::persist(how, moved, &vm::SystemRunner).await {
+        Ok(vm::PersistOutcome::Done { what }) => Ok(Some(what)),
+        Ok(vm::PersistOutcome::AlreadyDone) => {
+            Ok(Some("the VM's configuration names the new place already".to_owned()))
+        }
+        Ok(vm::PersistOutcome::Skipped) => Ok(None),
+        Err(error) => Err(of_vm(&error)),
+    }
+}
+
+/// Whether `path` is a block device, for whoever writes configurations.
+pub(crate) fn is_block_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_monitor_of_a_domain_is_found() {
+        let xml = "<domain><qemu:commandline>\n<qemu:arg value='-qmp'/>\n\
+                   <qemu:arg value='unix:/run/transhume-web1.qmp,server=on,wait=off'/></qemu:commandline></domain>";
+        assert_eq!(second_monitor(xml), Some(PathBuf::from("/run/transhume-web1.qmp")));
+        assert_eq!(second_monitor("<domain/>"), None);
+        assert_eq!(second_monitor("<qemu:arg value='-m'/><qemu:arg value='unix:/x'/>"), None);
+    }
+}

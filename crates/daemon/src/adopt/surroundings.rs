@@ -1,0 +1,46 @@
+//! What a plan of adoption or release needs of the volume.
+
+use std::io;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use vm::{Step, Surroundings};
+
+use crate::volume::Volume;
+
+/// The locks and the export of one volume.
+pub(super) struct VolumeSurroundings {
+    volume: Arc<Volume>,
+}
+
+impl VolumeSurroundings {
+    pub(super) fn new(volume: &Arc<Volume>) -> Self {
+        Self { volume: Arc::clone(volume) }
+    }
+}
+
+impl Surroundings for VolumeSurroundings {
+    fn take_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
+        let outcome = match self.volume.with_held(|held| held.retake_qemu_locks()) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => Err(io::Error::other(error.chain())),
+            None => Err(io::Error::other("the volume is down")),
+        };
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn drop_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
+        // A volume that is down holds none.
+        let _ = self.volume.with_held(|held| held.drop_qemu_locks());
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn is_export_connected(&mut self) -> bool {
+        self.volume.connections() > 0
+    }
+
+    fn before(&mut self, index: usize, step: &Step) -> BoxFuture<'_, io::Result<()>> {
+        tracing::info!(volume = self.volume.name, index, step = step.describe(), "next step");
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
