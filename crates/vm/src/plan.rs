@@ -53,12 +53,16 @@ pub enum Step {
         /// The image's size that it must show, so that a wrong export is never put below a guest.
         size: Option<ExpectedSize>,
     },
-    /// `x-blockdev-set-iothread`. Done if the node has a parent already.
+    /// `x-blockdev-set-iothread`, so that a new node runs where the node runs that it comes beside. Done if the node has
+    /// a parent already.
     SetIothread {
         /// The node.
         node: String,
         /// The iothread that serves the device.
         iothread: String,
+        /// The node that is in the device's path now. It runs in the iothread while the guest's driver runs, and in the
+        /// main loop otherwise.
+        like: String,
     },
     /// `blockdev-reopen` of the format node over another file node. Done if `to` is its child.
     Reopen {
@@ -101,7 +105,7 @@ impl Step {
     pub fn describe(&self) -> String {
         match self {
             Self::AddNode { node, .. } => format!("blockdev-add {node}"),
-            Self::SetIothread { node, iothread } => format!("x-blockdev-set-iothread {node} {iothread}"),
+            Self::SetIothread { node, iothread, .. } => format!("x-blockdev-set-iothread {node} {iothread}"),
             Self::Reopen { format, to, .. } => format!("blockdev-reopen {format} over {to}"),
             Self::SetDrive { qom_path, to, .. } => format!("qom-set {qom_path} drive {to}"),
             Self::DeleteNode { node } => format!("blockdev-del {node}"),
@@ -346,9 +350,10 @@ fn format_node(disk: &AdoptedDisk, file: &str) -> Value {
     node(&disk.format, &disk.nodes.format, &disk.options.format, &more)
 }
 
-fn set_iothread(disk: &AdoptedDisk, node: &str) -> Option<Step> {
-    // Without it a reopen that fails brings QEMU 7.2 down: it unlocks an iothread's context that it has not locked.
-    disk.iothread.clone().map(|iothread| Step::SetIothread { node: node.to_owned(), iothread })
+fn set_iothread(disk: &AdoptedDisk, node: &str, like: &str) -> Option<Step> {
+    // QEMU 7.2 unlocks contexts that it has not locked, and dies, if a reopen brings two contexts together and fails, or
+    // meets a child in an iothread below a parent in the main loop.
+    disk.iothread.clone().map(|iothread| Step::SetIothread { node: node.to_owned(), iothread, like: like.to_owned() })
 }
 
 fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) -> (Vec<Step>, Vec<Step>) {
@@ -368,11 +373,11 @@ fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) 
         options: node("nbd", &names.nbd, &generic_only(&disk.options.file), &server),
         size,
     }];
-    steps.extend(set_iothread(disk, &names.nbd));
     let mut undo = Vec::new();
     let delete = |node: &String| Step::DeleteNode { node: node.clone() };
     match disk.form {
         Form::Reopen => {
+            steps.extend(set_iothread(disk, &names.nbd, &names.format));
             steps.push(Step::TakeLocks);
             steps.push(Step::Reopen {
                 format: names.format.clone(),
@@ -391,9 +396,9 @@ fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) 
             if disk.form == Form::Replace {
                 let options = format_node(disk, &names.nbd);
                 steps.push(Step::AddNode { node: names.format.clone(), options, size: None });
-                steps.extend(set_iothread(disk, &names.format));
                 undo.push(delete(&names.format));
             }
+            steps.extend(set_iothread(disk, &names.format, &names.format_before));
             steps.push(Step::TakeLocks);
             let (from, to) = (names.format_before.clone(), names.format.clone());
             steps.push(Step::SetDrive { qom_path: disk.qom_path.clone(), from, to });
@@ -415,7 +420,8 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
     let more = json!({ "filename": image });
     let options = node(driver, &names.file_after, &disk.options.file, &more);
     let mut steps = vec![Step::AddNode { node: names.file_after.clone(), options, size: None }];
-    steps.extend(set_iothread(disk, &names.file_after));
+    let inside = if disk.form == Form::Direct { &names.nbd } else { &names.format };
+    steps.extend(set_iothread(disk, &names.file_after, inside));
     steps.push(Step::DropLocks);
     if disk.form == Form::Direct {
         let (from, to) = (names.nbd.clone(), names.file_after.clone());

@@ -218,7 +218,8 @@ async fn carry_out(
             qmp.execute("blockdev-add", options.clone()).await?;
             check_size(qmp, node, *size).await
         }
-        Step::SetIothread { node, iothread } => {
+        Step::SetIothread { node, iothread, like } => {
+            let iothread = if runs_in_main_loop(qmp, like).await? { Value::Null } else { iothread.as_str().into() };
             done(qmp.execute("x-blockdev-set-iothread", json!({ "node-name": node, "iothread": iothread })).await)
         }
         Step::Reopen { from, format, options, .. } => {
@@ -235,6 +236,17 @@ async fn carry_out(
         Step::Resume => done(qmp.execute("cont", json!({})).await),
         Step::TakeLocks => surroundings.take_locks().await.map_err(|error| locks("taken", error)),
         Step::DropLocks => surroundings.drop_locks().await.map_err(|error| locks("dropped", error)),
+    }
+}
+
+/// Whether a node that a device uses runs in the main loop. QMP does not tell, but it refuses to move such a node, and
+/// takes a move to where it is already as done.
+async fn runs_in_main_loop(qmp: &Qmp, node: &str) -> Result<bool> {
+    let arguments = json!({ "node-name": node, "iothread": null, "force": true });
+    match qmp.execute("x-blockdev-set-iothread", arguments).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::Qemu => Ok(false),
+        Err(error) => Err(error),
     }
 }
 

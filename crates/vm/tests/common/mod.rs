@@ -1,0 +1,355 @@
+//! A real QEMU without an operating system, an export of ours, and the daemon's part of an adoption.
+
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use backends::{BackendSpec, FileBackend, OpenOptions, QemuLocks};
+use block::{BufferPool, Bytes, Device};
+use env::{EnvRef, RealEnv};
+use futures::future::BoxFuture;
+use nbd::{Export, Exports, Limits, serve_connection};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use transhume_vm::{AdoptionRequest, CommandLine, ExportAddress, Graph, Plan, Qmp, Sources, Step, Surroundings};
+
+/// How long anything may take before the test counts as hung.
+pub const HANG: Duration = Duration::from_secs(30);
+
+pub const DISK_BYTES: u64 = 16 << 20;
+
+/// A boot sector that for ever writes a counter to sector `64 + counter % 1024`, reads it back, and sends `.` to port
+/// 0xe9 if it is the same and `E` if it is not or the BIOS reports an error.
+const LOAD: [u8; 138] = [
+    0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, 0x8e, 0xd0, 0xbc, 0x00, 0x7c, 0x88, 0x16, 0xf0, 0x7d, 0x66, 0x31, 0xed, 0x66,
+    0x45, 0x66, 0x89, 0x2e, 0x00, 0x80, 0x66, 0x89, 0xe8, 0x66, 0x25, 0xff, 0x03, 0x00, 0x00, 0x66, 0x83, 0xc0, 0x40,
+    0x66, 0xa3, 0xe8, 0x7d, 0x66, 0xc7, 0x06, 0xec, 0x7d, 0x00, 0x00, 0x00, 0x00, 0x66, 0xc7, 0x06, 0xe0, 0x7d, 0x10,
+    0x00, 0x01, 0x00, 0x66, 0xc7, 0x06, 0xe4, 0x7d, 0x00, 0x80, 0x00, 0x00, 0x8a, 0x16, 0xf0, 0x7d, 0xbe, 0xe0, 0x7d,
+    0xb8, 0x00, 0x43, 0xcd, 0x13, 0x72, 0x31, 0x66, 0xc7, 0x06, 0xe0, 0x7d, 0x10, 0x00, 0x01, 0x00, 0x66, 0xc7, 0x06,
+    0xe4, 0x7d, 0x00, 0x90, 0x00, 0x00, 0x8a, 0x16, 0xf0, 0x7d, 0xbe, 0xe0, 0x7d, 0xb8, 0x00, 0x42, 0xcd, 0x13, 0x72,
+    0x11, 0x66, 0xa1, 0x00, 0x90, 0x66, 0x39, 0x06, 0x00, 0x80, 0x75, 0x06, 0xb0, 0x2e, 0xe6, 0xe9, 0xeb, 0x8e, 0xb0,
+    0x45, 0xe6, 0xe9, 0xeb, 0x88,
+];
+
+pub fn real_env() -> EnvRef {
+    Arc::new(RealEnv::new())
+}
+
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.unwrap_or_else(|error| panic!("{program}: {error}: run `make setup`"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// How the disk is given to QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// `-blockdev` for file and format.
+    Blockdev,
+    /// `-drive`.
+    Drive,
+    /// `-blockdev` of the file alone.
+    FileAlone,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    pub given: Given,
+    pub format: &'static str,
+    pub iothread: bool,
+}
+
+pub const KINDS: [Kind; 10] = [
+    Kind { given: Given::Blockdev, format: "raw", iothread: false },
+    Kind { given: Given::Blockdev, format: "raw", iothread: true },
+    Kind { given: Given::Blockdev, format: "qcow2", iothread: false },
+    Kind { given: Given::Blockdev, format: "qcow2", iothread: true },
+    Kind { given: Given::Drive, format: "raw", iothread: false },
+    Kind { given: Given::Drive, format: "raw", iothread: true },
+    Kind { given: Given::Drive, format: "qcow2", iothread: false },
+    Kind { given: Given::Drive, format: "qcow2", iothread: true },
+    Kind { given: Given::FileAlone, format: "raw", iothread: false },
+    Kind { given: Given::FileAlone, format: "raw", iothread: true },
+];
+
+/// A QEMU that is killed when the test is done with it.
+pub struct Vm {
+    pub directory: TempDir,
+    pub child: Child,
+    pub monitor: PathBuf,
+    pub image: PathBuf,
+    pub kind: Kind,
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        // Killing fails only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Vm {
+    pub fn start(kind: Kind) -> Self {
+        Self::start_with(kind, &[])
+    }
+
+    pub fn start_with(kind: Kind, more: &[&str]) -> Self {
+        let directory = tempfile::Builder::new().prefix("vm-test-").tempdir().expect("a temporary directory");
+        let raw = directory.path().join("boot.raw");
+        let mut bytes = vec![0_u8; DISK_BYTES as usize];
+        bytes[..LOAD.len()].copy_from_slice(&LOAD);
+        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+        std::fs::write(&raw, bytes).expect("the image is written");
+        let image = directory.path().join(format!("disk.{}", kind.format));
+        let (from, to) = (raw.display().to_string(), image.display().to_string());
+        run("qemu-img", &["convert", "-f", "raw", "-O", kind.format, &from, &to]);
+        std::fs::remove_file(raw).expect("the boot image goes");
+        let monitor = directory.path().join("qmp");
+        let iothread = if kind.iothread { ",iothread=io0" } else { "" };
+        let mut arguments: Vec<String> =
+            ["-accel", "tcg", "-machine", "q35", "-nodefaults", "-display", "none"].map(str::to_owned).to_vec();
+        let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
+        add("-qmp", format!("unix:{},server=on,wait=off", monitor.display()));
+        add("-object", "iothread,id=io0".to_owned());
+        add("-device", "pcie-root-port,id=port0".to_owned());
+        match kind.given {
+            Given::Blockdev => {
+                let file = json!({
+                    "driver": "file", "node-name": "file0", "filename": to, "discard": "unmap", "aio": "threads",
+                    "cache": { "direct": false, "no-flush": true }, "auto-read-only": true, "read-only": false,
+                });
+                let more = if kind.format == "qcow2" { ",l2-cache-size=1048576,pass-discard-other=on" } else { "" };
+                add("-blockdev", file.to_string());
+                add(
+                    "-blockdev",
+                    format!(
+                        "driver={},node-name=disk0,file=file0,discard=unmap,detect-zeroes=unmap,cache.no-flush=on{more}",
+                        kind.format
+                    ),
+                );
+                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
+            }
+            Given::Drive => {
+                let options =
+                    "if=none,id=disk0,cache=unsafe,discard=unmap,detect-zeroes=on,throttling.iops-total=20000";
+                add("-drive", format!("file={to},format={},{options}", kind.format));
+                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
+            }
+            Given::FileAlone => {
+                add(
+                    "-blockdev",
+                    format!("file,node-name=disk0,filename={to},discard=unmap,detect-zeroes=unmap,cache.no-flush=on"),
+                );
+                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
+            }
+        }
+        add("-chardev", format!("file,id=console,path={}", directory.path().join("console").display()));
+        add("-device", "isa-debugcon,iobase=0xe9,chardev=console".to_owned());
+        arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
+        let log = std::fs::File::create(directory.path().join("log")).expect("a log");
+        let child = Command::new("qemu-system-x86_64")
+            .args(&arguments)
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("qemu-system-x86_64 runs: run `make setup`");
+        Self { directory, child, monitor, image, kind }
+    }
+
+    pub async fn qmp(&self) -> Qmp {
+        let started = Instant::now();
+        loop {
+            match Qmp::connect(&self.monitor, real_env()).await {
+                Ok(qmp) => return qmp,
+                Err(error) => assert!(started.elapsed() < HANG, "{error}; QEMU says: {}", self.log()),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+
+    pub fn sources(&self) -> Sources {
+        let command_line = CommandLine::of_process(self.child.id()).expect("QEMU lives");
+        Sources { command_line, ..Sources::default() }
+    }
+
+    /// What the guest has said of its load.
+    pub fn console(&self) -> String {
+        std::fs::read_to_string(self.directory.path().join("console")).unwrap_or_default()
+    }
+
+    /// Waits until the guest has done more of its load, and fails if it saw an error.
+    pub async fn load_goes_on(&self) {
+        let before = self.console().len();
+        let started = Instant::now();
+        while self.console().len() < before + 20 {
+            assert!(started.elapsed() < HANG, "the guest's load stands still; QEMU says: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(!self.console().contains('E'), "the guest saw an error or stale data");
+    }
+
+    pub fn request(&self, server: &Server) -> AdoptionRequest {
+        AdoptionRequest {
+            node: "disk0".to_owned(),
+            volume: "web".to_owned(),
+            export: server.address.clone(),
+            accept_option_loss: false,
+            reconnect_seconds: 60,
+        }
+    }
+}
+
+struct One(Arc<Export>);
+
+impl Exports for One {
+    fn find(&self, name: &str) -> Option<Arc<Export>> {
+        (name == self.0.name()).then(|| Arc::clone(&self.0))
+    }
+    fn list(&self) -> Vec<Arc<Export>> {
+        vec![Arc::clone(&self.0)]
+    }
+}
+
+/// An export of an image over our NBD server.
+pub struct Server {
+    pub address: ExportAddress,
+    pub export: Arc<Export>,
+    task: JoinHandle<()>,
+    connections: Arc<std::sync::Mutex<Vec<JoinHandle<()>>>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Server {
+    pub async fn start(vm: &Vm) -> Self {
+        Self::start_at(&vm.image, &vm.directory.path().join("nbd"), vm.kind.format == "qcow2").await
+    }
+
+    pub async fn start_at(image: &Path, socket: &Path, grows: bool) -> Self {
+        let env = real_env();
+        let spec: BackendSpec = format!("file:{}", image.display()).parse().expect("a backend's name");
+        let options = if grows { OpenOptions::growing(Bytes::gib(1)) } else { OpenOptions::default() };
+        let backend = FileBackend::open(&spec, &options, &*env).await.expect("the image opens");
+        let device = Device::new("image", backend);
+        let pool = BufferPool::new(Bytes::mib(64));
+        let export = Export::new("web", pool, move || device.clone());
+        let export = Arc::new(export);
+        // The socket of an earlier server, if there was one.
+        let _ = std::fs::remove_file(socket);
+        let listener = UnixListener::bind(socket).expect("the socket is free");
+        let exports: Arc<dyn Exports> = Arc::new(One(Arc::clone(&export)));
+        let connections = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let opened = Arc::clone(&connections);
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (exports, env) = (Arc::clone(&exports), Arc::clone(&env));
+                let serving = tokio::spawn(async move {
+                    serve_connection(stream, exports, env, Limits::default()).await;
+                });
+                opened.lock().expect("no panic").push(serving);
+            }
+        });
+        let address = ExportAddress { socket: socket.to_owned(), name: "web".to_owned() };
+        Self { address, export, task, connections }
+    }
+
+    /// What a killed daemon leaves: a socket that nobody listens on.
+    pub fn stop(&self) {
+        self.task.abort();
+        for connection in self.connections.lock().expect("no panic").drain(..) {
+            connection.abort();
+        }
+    }
+}
+
+/// The daemon's part: the locks and the state of the export.
+pub struct Daemon {
+    pub image: PathBuf,
+    pub locks: Option<QemuLocks>,
+    pub is_connected: bool,
+    /// Dies before this step.
+    pub dies_before: Option<usize>,
+    pub taken: Vec<String>,
+}
+
+impl Daemon {
+    pub fn new(image: &Path) -> Self {
+        Self { image: image.to_owned(), locks: None, is_connected: true, dies_before: None, taken: Vec::new() }
+    }
+
+    pub fn dying_before(image: &Path, step: usize) -> Self {
+        Self { dies_before: Some(step), ..Self::new(image) }
+    }
+}
+
+impl Surroundings for Daemon {
+    fn take_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(async {
+            if self.locks.is_none() {
+                self.locks = Some(QemuLocks::take_beside(&self.image).map_err(io::Error::other)?);
+            }
+            Ok(())
+        })
+    }
+
+    fn drop_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
+        self.locks = None;
+        Box::pin(async { Ok(()) })
+    }
+
+    fn is_export_connected(&mut self) -> bool {
+        self.is_connected
+    }
+
+    fn before(&mut self, step: usize, what: &Step) -> BoxFuture<'_, io::Result<()>> {
+        self.taken.push(what.describe());
+        let dies = self.dies_before == Some(step);
+        Box::pin(async move { if dies { Err(io::Error::other("killed by the test")) } else { Ok(()) } })
+    }
+}
+
+/// The nodes of a disk with every option that QMP tells, in an order of their own; names only where somebody gave them.
+pub async fn options_shown(qmp: &Qmp, plan: &Plan) -> Vec<Value> {
+    let nodes = qmp.execute("query-named-block-nodes", json!({})).await.expect("QEMU answers");
+    let is_ours = |name: &str| name.starts_with("th-") || name.starts_with('#');
+    let mut shown: Vec<Value> = Vec::new();
+    for node in nodes.as_array().expect("a list") {
+        let mut node = node.clone();
+        let object = node.as_object_mut().expect("an object");
+        // The image grows, and nodes without names have new names afterwards.
+        object.remove("image");
+        let name = object["node-name"].as_str().unwrap_or_default().to_owned();
+        if is_ours(&name) {
+            object.remove("node-name");
+        }
+        // The legacy limits of a backend are shown with its root node, and stay with the backend.
+        shown.push(node);
+    }
+    shown.sort_by_key(Value::to_string);
+    let _ = plan;
+    shown
+}
+
+pub async fn node_names(qmp: &Qmp) -> Vec<String> {
+    let graph = Graph::read(qmp).await.expect("QEMU answers");
+    let mut names: Vec<String> = graph.nodes.into_iter().map(|node| node.name).collect();
+    names.sort();
+    names
+}
