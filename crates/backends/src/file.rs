@@ -144,8 +144,19 @@ impl FileBackend {
         Ok(self.geometry().size)
     }
 
+    pub(crate) const fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    pub(crate) async fn in_a_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+    ) -> std::io::Result<T> {
+        self.executor.run(work).await
+    }
+
     /// Where the bytes begin that are reached through the page cache although the others are not.
-    fn tail_start(&self) -> u64 {
+    pub(crate) fn tail_start(&self) -> u64 {
         match self.tail {
             Some(_) => self.geometry().size.align_down(BLOCK_BYTES).0,
             None => u64::MAX,
@@ -252,6 +263,10 @@ impl FileBackend {
     async fn write_data(&self, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         match self.engine {
             Engine::Direct => self.write_direct(offset, data, fua).await,
+            Engine::Memory if data.len() as u64 <= IN_PLACE_BYTES_MAX => {
+                let extent = Extent::new(offset, data.len().into());
+                write_full(&self.file, offset.0, &data, false).map_err(|error| self.failed(error, "writing", extent))
+            }
             Engine::PageCache | Engine::Memory => self.write_slowly(&self.file, offset, data, fua).await,
         }
     }

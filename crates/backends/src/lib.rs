@@ -7,6 +7,7 @@
 mod executor;
 mod file;
 mod lock;
+mod offload;
 mod qemu_locks;
 mod retire;
 mod ring;
@@ -14,6 +15,7 @@ mod spec;
 mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
+pub use offload::{CopyOffload, copy_extent};
 pub use qemu_locks::QemuLocks;
 pub use retire::{Retired, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};

@@ -22,6 +22,11 @@ pub(crate) const SERVER_BYTE: i64 = i64::from_be_bytes(*b"transhum");
 /// How often a lock that is held is asked for again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
+/// A holder that is still seen after this long is alive, and no waiting helps. Looking for it costs a walk over all
+/// processes, so from then on the lock is asked for less often.
+const ALIVE_AFTER: Duration = Duration::from_secs(1);
+const LATE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
 /// What a lock keeps others from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Strength {
@@ -61,7 +66,7 @@ pub(crate) fn is_locked_by_others(file: &File, byte: i64) -> io::Result<bool> {
     Ok(i32::from(answer.l_type) != libc::F_UNLCK)
 }
 
-/// Takes the lock of a server, waiting up to `limit` for the requests of a dead one.
+/// Takes the lock of a server, waiting up to `limit` for the requests of a dead one, and less for a living one.
 pub(crate) async fn lock_for_serving(
     file: &File,
     path: &Path,
@@ -76,11 +81,13 @@ pub(crate) async fn lock_for_serving(
         if locked {
             return Ok(());
         }
-        if env.now() - start >= limit {
+        let waited = env.now() - start;
+        let is_alive = waited >= ALIVE_AFTER && find_holder(file, SERVER_BYTE).is_some();
+        if is_alive || waited >= limit {
             let context = format!("{} is being served already, {}", path.display(), describe_holder(file, SERVER_BYTE));
             return Err(Error::new(ErrorKind::Busy, context));
         }
-        env.sleep(RETRY_INTERVAL).await;
+        env.sleep(if waited < ALIVE_AFTER { RETRY_INTERVAL } else { LATE_RETRY_INTERVAL }).await;
     }
 }
 

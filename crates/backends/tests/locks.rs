@@ -103,3 +103,47 @@ async fn whoever_waits_gets_the_lock_when_its_holder_lets_go() {
     let (second, ()) = tokio::join!(FileBackend::open(&spec, &options, &env), letting_go);
     second.expect("the holder let go within the limit");
 }
+
+/// Set in a process that serves the file named here, as hard as it can, until it is killed.
+const SERVED: &str = "TRANSHUME_TEST_SERVED";
+
+/// No test by itself: the other process of the next one.
+#[tokio::test]
+async fn serve_until_killed() {
+    let Some(path) = std::env::var_os(SERVED) else { return };
+    let spec = BackendSpec::file(path);
+    let backend = FileBackend::open(&spec, &OpenOptions::default(), &RealEnv::new()).await.expect("nobody has it");
+    let device = block::Device::new("served", backend);
+    let writers = (0..64_u64).map(async |lane| {
+        for byte in 1.. {
+            let data = block::Data::copy_of(&vec![byte as u8; 256 << 10]);
+            device.write(block::Mutation::data(Bytes(lane * (256 << 10)), data)).await.expect("written");
+        }
+    });
+    futures::future::join_all(writers).await;
+}
+
+#[tokio::test]
+async fn whoever_gets_the_lock_of_a_killed_server_sees_no_late_write() {
+    let (_directory, path) = image();
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(16 << 20)).expect("extended");
+    for _ in 0..5 {
+        let this = std::env::current_exe().expect("it has a name");
+        let mut server = Command::new(this);
+        let server = server.args(["--exact", "serve_until_killed"]).env(SERVED, &path);
+        let mut server = server.stdout(std::process::Stdio::null()).spawn().expect("it runs");
+        let written = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&path).expect("there")) >= 32768;
+        while !written() {
+            assert!(server.try_wait().expect("it is ours").is_none(), "the server ended by itself");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.kill().and_then(|()| server.wait()).expect("it dies");
+        let backend = FileBackend::open(&BackendSpec::file(&path), &OpenOptions::default(), &RealEnv::new()).await;
+        let device = block::Device::new("served", backend.expect("the lock comes free"));
+        let read = async || device.read(Bytes::ZERO, block::Buffer::unpooled(16 << 20)).await.expect("read");
+        let first = read().await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(first[..] == read().await[..], "a dead server's write landed after its lock came free");
+        device.write(block::Mutation::discard(block::Extent::whole(Bytes::mib(16)))).await.expect("emptied");
+    }
+}
