@@ -103,9 +103,9 @@ async fn liar(answer: Vec<u8>) -> Device {
         let mut heard = vec![0; 4 + 16];
         far.read_exact(&mut heard).await?;
         far.write_all(&OptionReplyWriter::new(8).acknowledge()).await?;
-        far.read_exact(&mut vec![0; 16 + 4 + 4 + 4 + 4 + 15]).await?;
+        far.read_exact(&mut [0; 16 + 4 + 4 + 4 + 4 + 15]).await?;
         far.write_all(&OptionReplyWriter::new(10).acknowledge()).await?;
-        far.read_exact(&mut vec![0; 16 + 4 + 4 + 2 + 2]).await?;
+        far.read_exact(&mut [0; 16 + 4 + 4 + 2 + 2]).await?;
         let mut replies = OptionReplyWriter::new(7);
         replies.export(transhume_nbd::protocol::ExportInfo { size: Bytes(4096), flags: 1 });
         far.write_all(&replies.acknowledge()).await?;
