@@ -9,15 +9,21 @@
 //! source afterwards and who is told about it is the caller's.
 
 mod control;
+mod driver;
+mod guest;
 mod journal;
 mod machine;
 mod migration;
 mod options;
+mod pace;
 mod parts;
 mod progress_map;
 mod report;
+mod strategy;
+mod upkeep;
 
 pub use control::Control;
+pub use guest::VolumeMeter;
 pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};
 pub use migration::Migration;

@@ -1,17 +1,27 @@
 //! Where a migration begins.
 
 use std::future::Future;
+use std::time::Duration;
 
-use block::{Error, ErrorKind, Result};
+use block::{Bytes, Device, Error, ErrorKind, Result};
 
-use crate::{Control, MoveOptions, Outcome, Parts};
+use crate::control::Control;
+use crate::driver::{Driver, DriverParts};
+use crate::strategy::mirror::Mirror;
+use crate::strategy::mirror::tracker::Tracker;
+use crate::{MoveOptions, Outcome, Parts, Phase, Progress};
+
+/// How long the guest's requests may take to drain before the mirror is in their path.
+const ENTER_LIMIT: Duration = Duration::from_secs(30);
+/// The smallest pool that copies and compares at a reasonable size.
+const POOL_MIN: Bytes = Bytes::mib(4);
 
 /// A migration of one volume.
 pub struct Migration;
 
 impl Migration {
     /// Puts the mirror into the guest's path and gives the handle that steers the migration and the work itself, which
-    /// the caller must drive to its end (dropping it is what a crash is). Once this has returned every guest write is
+    /// the caller drives to its end (dropping it is what a crash is). Once this has returned every guest write is
     /// tracked: whoever resumes after a crash serves the volume only then.
     ///
     /// # Errors
@@ -20,11 +30,100 @@ impl Migration {
     pub async fn start(
         parts: Parts,
         options: MoveOptions,
-    ) -> Result<(Control, impl Future<Output = Outcome> + Send + use<>)> {
-        let _ = (parts, options);
-        Err::<(Control, std::future::Pending<Outcome>), _>(Error::new(
-            ErrorKind::Unsupported,
-            "no strategy has landed yet",
-        ))
+    ) -> Result<(Control, impl Future<Output = Outcome> + Send + 'static)> {
+        let Parts { env, slot, source, target, journal, progress_map, meter, comparison, pool } = parts;
+        let chunk = options.chunk_size()?;
+        check_target(&source, &target)?;
+        if pool.limit() < POOL_MIN {
+            let context = format!("a pool of {} is too small to copy with; it takes {POOL_MIN}", pool.limit());
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let mut tracker = Tracker::new(source.size(), chunk, target.clone(), progress_map.is_some());
+        if let Some(map) = &progress_map {
+            let identity = map.identity();
+            if identity.volume != source.size() || identity.chunk != chunk {
+                return Err(Error::new(ErrorKind::Invalid, "the progress map is one of another volume or chunk size"));
+            }
+            tracker.adopt(&map.had_runs().await);
+        }
+        let bytes_resumed = tracker.bytes_had();
+        let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);
+        let mirror = Mirror::new(
+            env.clone(),
+            source.clone(),
+            tracker,
+            chunk,
+            progress_map,
+            options.target_limit(),
+            control.clone(),
+        );
+        let quiesced = env::timeout(&*env, ENTER_LIMIT, slot.quiesce()).await.ok_or_else(|| {
+            let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
+            Error::new(ErrorKind::Busy, context)
+        })?;
+        let before = quiesced.swap(Device::new("mirror", mirror.clone()));
+        if !before.is_same(&source) {
+            quiesced.swap(before);
+            let context = format!("{} is not what the volume is served from", source.name());
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        drop(quiesced);
+        let parts = DriverParts { env, slot, source, target, comparison, journal, meter, pool };
+        let driver = Driver::new(parts, options, control.clone(), &mirror, bytes_resumed);
+        Ok((control, driver.run()))
+    }
+}
+
+/// Whether the guest could go on on `target` with what it does on `source`.
+pub(crate) fn check_target(source: &Device, target: &Device) -> Result<()> {
+    let (from, to) = (source.geometry(), target.geometry());
+    let refuse = |kind, context: String| Err(Error::new(kind, context));
+    if source.is_same(target) {
+        return refuse(ErrorKind::Invalid, format!("{} is source and target at once", source.name()));
+    }
+    if to.read_only {
+        return refuse(ErrorKind::ReadOnly, format!("the target {} is read-only", target.name()));
+    }
+    if to.size < from.size {
+        let context = format!("the target {} has {}, the volume {}", target.name(), to.size, from.size);
+        return refuse(ErrorKind::Invalid, context);
+    }
+    if to.request_alignment > from.request_alignment {
+        let context = format!(
+            "the target {} takes multiples of {} bytes, and the guest may write {}",
+            target.name(),
+            to.request_alignment,
+            from.request_alignment
+        );
+        return refuse(ErrorKind::Invalid, context);
+    }
+    if to.size != from.size && !from.size.is_multiple_of(u64::from(to.request_alignment)) {
+        let context = format!(
+            "a volume of {} bytes does not end on a multiple of the target's {} bytes",
+            from.size.0, to.request_alignment
+        );
+        return refuse(ErrorKind::Invalid, context);
+    }
+    Ok(())
+}
+
+fn first_progress(size: Bytes, resumed: Bytes) -> Progress {
+    Progress {
+        phase: Phase::Preparing,
+        paused: false,
+        bytes_total: size.0,
+        bytes_done: resumed.0,
+        bytes_left: (size - resumed).0,
+        bytes_copied: 0,
+        bytes_zero: 0,
+        bytes_mirrored: 0,
+        bytes_verified: 0,
+        bytes_to_verify: 0,
+        rate: 0,
+        eta_seconds: None,
+        stall_us_max: 0,
+        seconds: 0.0,
+        target_losses: 0,
+        error: None,
     }
 }

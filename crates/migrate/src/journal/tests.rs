@@ -89,7 +89,7 @@ async fn a_new_journal_is_empty_and_then_gives_what_was_stored_last() {
 #[tokio::test]
 async fn a_torn_store_leaves_the_document_before_it_wherever_it_was_torn() {
     let long = "x".repeat(9000);
-    for length in [0, 1, 8, 27, 28, 31, 32, 40, 4095, 4096, 8192, 9000] {
+    for length in [1, 8, 27, 28, 31, 32, 40, 4095, 4096, 8192, 9000] {
         let disk = Disk::new();
         let (journal, _) = Journal::<Document>::open(disk.device()).await.expect("opens");
         for number in 0..5 {

@@ -1,0 +1,321 @@
+//! The driver of a migration: it does what the machine's phase asks for, awaits, and tells the machine what came of it.
+//!
+//! Each phase is one activity that ends with one event. What people wish and what fails below the guest's feet ends
+//! every activity early; copies and comparisons under way are always driven to their end first.
+
+mod copier;
+mod statistics;
+mod switchover;
+mod verifier;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{BufferPool, Bytes, Device, Error, ErrorKind, Quiesced, Result, Slot};
+use env::EnvRef;
+use filters::TokenBucket;
+use futures::future::{BoxFuture, Either, select};
+use parking_lot::Mutex;
+use std::pin::pin;
+
+use crate::control::{Control, TargetWish};
+use crate::pace::{Governor, Window};
+use crate::strategy::mirror::Mirror;
+use crate::strategy::mirror::filter::Shared;
+use crate::strategy::mirror::tracker::Mode;
+use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Phase};
+
+use statistics::Statistics;
+
+/// How often progress is published and the guest's latency looked at.
+const TICK: Duration = Duration::from_millis(50);
+/// How long a cancelled migration waits for the guest's requests to drain before it leaves the idle mirror in place.
+const CLEAN_UP_LIMIT: Duration = Duration::from_secs(30);
+/// How long it waits for late writes to the target.
+const LATE_LIMIT: Duration = Duration::from_secs(5);
+
+pub(crate) struct Driver {
+    pub(crate) env: EnvRef,
+    pub(crate) slot: Slot,
+    pub(crate) source: Device,
+    pub(crate) target: Device,
+    pub(crate) comparison: Option<Comparison>,
+    pub(crate) journal: Arc<dyn JobJournal>,
+    pub(crate) meter: Option<Arc<dyn GuestMeter>>,
+    pub(crate) pool: BufferPool,
+    pub(crate) options: MoveOptions,
+    pub(crate) control: Control,
+    pub(crate) mirror: Arc<Shared>,
+    pub(crate) machine: Machine,
+    pub(crate) window: Window,
+    pub(crate) governor: Governor,
+    pub(crate) bucket: TokenBucket,
+    pub(crate) statistics: Statistics,
+    /// What ended it, or the last thing that it survived.
+    pub(crate) error: Option<Error>,
+    /// The slot while the guest is held.
+    pub(crate) quiesced: Option<Quiesced>,
+    /// A store of the commit that has not answered in its time. (A mutex only because futures cannot be shared.)
+    pub(crate) pending_commit: Mutex<Option<BoxFuture<'static, Result<()>>>>,
+    /// Where the copy goes on.
+    pub(crate) cursor: u64,
+}
+
+impl Driver {
+    pub(crate) fn new(
+        parts: DriverParts,
+        options: MoveOptions,
+        control: Control,
+        mirror: &Mirror,
+        bytes_resumed: Bytes,
+    ) -> Self {
+        let DriverParts { env, slot, source, target, comparison, journal, meter, pool } = parts;
+        let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
+        let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
+        Self {
+            window: Window::new(options.window_bytes_max.min(pool.limit().0 / 2)),
+            governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
+            bucket,
+            statistics,
+            env,
+            slot,
+            source,
+            target,
+            comparison,
+            journal,
+            meter,
+            pool,
+            options,
+            control,
+            mirror: Arc::clone(&mirror.shared),
+            machine: Machine::default(),
+            error: None,
+            quiesced: None,
+            pending_commit: Mutex::default(),
+            cursor: 0,
+        }
+    }
+
+    /// Drives the migration to its end.
+    pub(crate) async fn run(mut self) -> Outcome {
+        let mirror = Arc::clone(&self.mirror);
+        // The upkeep never ends by itself.
+        match select(pin!(self.work()), pin!(mirror.keep_up())).await {
+            Either::Left(((), _)) | Either::Right(((), _)) => {}
+        }
+        self.outcome()
+    }
+
+    async fn work(&mut self) {
+        loop {
+            self.publish();
+            let event = match self.machine.phase() {
+                Phase::Preparing => self.prepare().await,
+                Phase::Copying => self.copy().await,
+                Phase::Verifying => self.verify().await,
+                Phase::PreSwitch => self.pre_switch().await,
+                Phase::Quiescing => self.quiesce().await,
+                Phase::Committing => self.commit().await,
+                Phase::InDoubt => self.settle_doubt().await,
+                Phase::Reverting => self.revert().await,
+                Phase::Committed => self.swap().await,
+                Phase::Switched => self.finish().await,
+                Phase::TargetLost => self.await_target().await,
+                Phase::Cancelling => self.clean_up().await,
+                Phase::Done | Phase::Cancelled | Phase::Failed => return,
+            };
+            self.apply(event).await;
+        }
+    }
+
+    async fn apply(&mut self, event: Event) {
+        let before = self.machine.phase();
+        let actions = self.machine.apply(event);
+        let after = self.machine.phase();
+        if before != after {
+            tracing::info!(from = %before, to = %after, ?event, "the migration goes on");
+            self.statistics.enter(self.env.now(), before);
+        }
+        for action in actions {
+            match action {
+                Action::Record(phase) => self.record(phase).await,
+                Action::FlushBoth(true) => self.mirror.set_mode(Mode::FlushBoth),
+                Action::FlushBoth(false) => self.mirror.set_mode(Mode::SourceHolds),
+                Action::HoldDoubt => {
+                    self.statistics.switchover.doubts += 1;
+                    self.mirror.set_mode(Mode::InDoubt);
+                }
+                Action::DropMirror => {
+                    self.statistics.target_losses += 1;
+                    self.mirror.drop_session();
+                }
+                Action::TargetHolds => self.mirror.set_mode(Mode::TargetHolds),
+                Action::LetGo => self.quiesced = None,
+            }
+        }
+    }
+
+    /// What somebody wishes or what has failed, if that ends the current activity. A pause ends nothing: whoever copies
+    /// or compares looks at the machine.
+    fn demand(&mut self) -> Option<Event> {
+        let failures = self.mirror.take_failures();
+        if let Some(error) = failures.map {
+            self.error = Some(error);
+            return Some(Event::Broken);
+        }
+        if let Some(error) = failures.target {
+            self.error = Some(error);
+            return Some(Event::TargetFailed);
+        }
+        let wishes = self.control.wishes();
+        if wishes.cancel && self.machine.phase().can_cancel() {
+            return Some(Event::Cancel);
+        }
+        if wishes.paused != self.machine.paused() {
+            self.machine.apply(if wishes.paused { Event::Pause } else { Event::Resume });
+        }
+        self.statistics.set_bandwidth(wishes.bandwidth, &self.bucket);
+        if self.source.size() != self.mirror.size && !self.machine.phase().is_committed() {
+            let context = format!("the volume was resized from {} while it was moved", self.mirror.size);
+            self.error = Some(Error::new(ErrorKind::Invalid, context));
+            return Some(Event::Broken);
+        }
+        None
+    }
+
+    /// Waits for a change or for `limit`.
+    async fn wait(&self, limit: Duration) {
+        select(pin!(self.control.shared.signal.notified()), self.env.sleep(limit)).await;
+    }
+
+    /// Publishes progress and looks at what the guest feels.
+    fn tick(&mut self) {
+        if let Some(meter) = &self.meter {
+            self.governor.look(meter.take_window());
+        }
+        self.publish();
+    }
+
+    async fn record(&self, phase: Phase) {
+        // Whether this is on record or not, the source holds the volume.
+        if let Err(error) = self.journal.record(phase).await {
+            tracing::warn!(%phase, error = error.chain(), "the phase could not be recorded");
+        }
+    }
+
+    async fn prepare(&mut self) -> Event {
+        if let Some(event) = self.demand() {
+            return event;
+        }
+        match self.journal.record(Phase::Copying).await {
+            Ok(()) => Event::Prepared,
+            Err(error) => {
+                self.error = Some(error.wrap("recording the job"));
+                Event::Broken
+            }
+        }
+    }
+
+    async fn await_target(&mut self) -> Event {
+        // A wish from before the loss was for something else.
+        drop(self.control.take_target());
+        loop {
+            self.publish();
+            if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
+                return event;
+            }
+            match self.control.take_target() {
+                None => self.wait(TICK * 20).await,
+                Some(wish) => {
+                    if let Some(event) = self.resume_target(wish).await {
+                        return event;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn resume_target(&mut self, wish: TargetWish) -> Option<Event> {
+        let empty = match wish {
+            TargetWish::Same => false,
+            TargetWish::Other { device, comparison, empty } => {
+                if let Err(error) = crate::migration::check_target(&self.source, &device) {
+                    self.error = Some(error);
+                    return None;
+                }
+                self.target = device;
+                self.statistics.set_past_page_cache(comparison.is_some());
+                self.comparison = comparison;
+                empty
+            }
+        };
+        // What the lost session still has under way must not land on what the new one writes.
+        while self.mirror.has_late_writes() {
+            if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
+                return Some(event);
+            }
+            self.wait(TICK).await;
+        }
+        if let (true, Some(map)) = (empty, &self.mirror.map)
+            && let Err(error) = map.forget().await
+        {
+            self.error = Some(error);
+            return Some(Event::Broken);
+        }
+        let _ = self.mirror.take_failures();
+        self.cursor = 0;
+        self.mirror.begin_session(self.target.clone(), empty);
+        Some(Event::TargetResumed)
+    }
+
+    async fn clean_up(&mut self) -> Event {
+        // Guest writes that could not be made safe against a crash wait for this record: it must be there.
+        while let Err(error) = self.journal.record(Phase::Cancelling).await {
+            tracing::warn!(error = error.chain(), "the end of the migration could not be recorded");
+            self.env.sleep(TICK * 4).await;
+        }
+        self.mirror.drop_session();
+        self.mirror.set_mode(Mode::Detached);
+        let until = self.env.now() + CLEAN_UP_LIMIT;
+        while self.env.now() < until {
+            match env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await {
+                Some(quiesced) => {
+                    quiesced.swap(self.source.clone());
+                    break;
+                }
+                None => self.env.sleep(TICK).await,
+            }
+        }
+        let until = self.env.now() + LATE_LIMIT;
+        while self.mirror.has_late_writes() && self.env.now() < until {
+            self.env.sleep(TICK).await;
+        }
+        Event::Cleaned
+    }
+
+    fn outcome(mut self) -> Outcome {
+        self.statistics.stop(self.env.now(), self.machine.phase());
+        self.publish();
+        let report = self.report();
+        match self.machine.phase() {
+            Phase::Done => Outcome::Switched(report),
+            Phase::Cancelled => Outcome::Cancelled(report),
+            phase => {
+                let unknown = || Error::new(ErrorKind::Internal, format!("the migration ended in {phase}"));
+                Outcome::Failed { error: self.error.take().unwrap_or_else(unknown), report }
+            }
+        }
+    }
+}
+
+/// The parts that the driver keeps.
+pub(crate) struct DriverParts {
+    pub(crate) env: EnvRef,
+    pub(crate) slot: Slot,
+    pub(crate) source: Device,
+    pub(crate) target: Device,
+    pub(crate) comparison: Option<Comparison>,
+    pub(crate) journal: Arc<dyn JobJournal>,
+    pub(crate) meter: Option<Arc<dyn GuestMeter>>,
+    pub(crate) pool: BufferPool,
+}

@@ -1,0 +1,254 @@
+//! Copying: runs of absent chunks in order of the volume, many in flight, within the window, the guest's share and the
+//! bandwidth.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Buffer, Bytes, Error, ErrorKind, Extent};
+use env::Moment;
+use futures::StreamExt;
+use futures::future::{BoxFuture, Either, select};
+use futures::stream::FuturesUnordered;
+use std::pin::pin;
+
+use super::{Driver, TICK};
+use crate::Event;
+use crate::strategy::mirror::copy::{Copied, CopyError};
+
+/// Adjacent chunks are merged into copies of this size at most.
+pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
+/// While the guest leaves room, copies are not smaller than this.
+const COPY_BYTES_MIN: u64 = 256 << 10;
+/// Holes are brought into step in runs of this size.
+const HOLE_BYTES_MAX: u64 = 256 << 20;
+/// So often a copy is tried again after an error of the source.
+const RETRIES_MAX: u8 = 3;
+/// Before the first retry; it doubles.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a copy under way ends with.
+struct Ended {
+    run: Range<u64>,
+    bytes: u64,
+    began: Moment,
+    outcome: Result<Copied, CopyError>,
+    /// Holes say nothing of the device's speed.
+    is_hole: bool,
+}
+
+/// A run that is to be copied next.
+enum Next {
+    Data(Range<u64>),
+    Hole(Range<u64>),
+}
+
+/// The copies under way and what steers the next one.
+struct Copies {
+    in_flight: FuturesUnordered<BoxFuture<'static, Ended>>,
+    bytes: u64,
+    /// Nothing more is begun before this, for the bandwidth's or a retry's sake.
+    not_before: Moment,
+    /// What the source said of an extent when it was asked last.
+    hint: Option<(Extent, bool)>,
+    retries: BTreeMap<u64, u8>,
+}
+
+impl Driver {
+    pub(super) async fn copy(&mut self) -> Event {
+        let in_flight = FuturesUnordered::new();
+        let mut copies =
+            Copies { in_flight, bytes: 0, not_before: Moment::default(), hint: None, retries: BTreeMap::new() };
+        let mut stop = None;
+        let mut next_tick = self.env.now();
+        loop {
+            let now = self.env.now();
+            if now >= next_tick {
+                next_tick = now + TICK;
+                self.tick();
+            }
+            stop = stop.or_else(|| self.demand());
+            if stop.is_none() && !self.machine.paused() {
+                self.begin_copies(&mut copies).await;
+            }
+            if copies.in_flight.is_empty() {
+                if let Some(event) = stop {
+                    return event;
+                }
+                let complete = self.mirror.tracker(|tracker| tracker.is_complete());
+                if complete && !self.machine.paused() {
+                    return Event::Copied;
+                }
+            }
+            let now = self.env.now();
+            let mut limit = next_tick.since(now);
+            if copies.not_before > now {
+                limit = limit.min(copies.not_before.since(now));
+            }
+            let ended = self.next_ended(&mut copies, limit).await;
+            for ended in ended {
+                copies.bytes -= ended.bytes;
+                if let Some(event) = self.take_ended(&mut copies, ended) {
+                    stop.get_or_insert(event);
+                }
+            }
+        }
+    }
+
+    /// The copies that end next: one, and all that have ended with it. None when something else wants to be looked at.
+    async fn next_ended(&self, copies: &mut Copies, limit: Duration) -> Vec<Ended> {
+        let mut all = Vec::new();
+        if copies.in_flight.is_empty() {
+            self.wait(limit).await;
+            return all;
+        }
+        let first = match select(copies.in_flight.next(), pin!(self.wait(limit))).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(_) => None,
+        };
+        all.extend(first);
+        all
+    }
+
+    /// Begins copies until the window is full or something else stands in the way.
+    async fn begin_copies(&mut self, copies: &mut Copies) {
+        loop {
+            let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
+            if self.env.now() < copies.not_before || (copies.bytes > 0 && copies.bytes >= allowed) {
+                return;
+            }
+            let size = (allowed / 4).clamp(COPY_BYTES_MIN.min(allowed), COPY_BYTES_MAX);
+            let chunks = (size / self.options.chunk_bytes).max(1);
+            let Some(next) = self.next_run(copies, chunks).await else { return };
+            let (Next::Data(run) | Next::Hole(run)) = &next;
+            let length = self.mirror.tracker(|tracker| tracker.run_extent(run)).length;
+            let buffer = match next {
+                Next::Hole(_) => None,
+                // Acquired before anything is claimed or locked. Waiting here is waiting for copies under way.
+                Next::Data(_) => match self.pool.try_acquire(length.as_usize()) {
+                    Some(buffer) => Some(buffer),
+                    None if copies.in_flight.is_empty() => Some(self.pool.acquire(length.as_usize()).await),
+                    None => return,
+                },
+            };
+            let run = run.clone();
+            if buffer.is_some() {
+                let wait = self.bucket.take(length.0);
+                copies.not_before = copies.not_before.max(self.env.now() + wait);
+            }
+            self.begin_copy(copies, run, length, buffer);
+        }
+    }
+
+    fn begin_copy(&mut self, copies: &mut Copies, run: Range<u64>, length: Bytes, buffer: Option<Buffer>) {
+        self.mirror.tracker(|tracker| tracker.claim(run.clone()));
+        self.cursor = run.end;
+        let (mirror, env) = (Arc::clone(&self.mirror), Arc::clone(&self.env));
+        let began = env.now();
+        // A hole counts as one small copy, so that many cannot be under way at once.
+        let is_hole = buffer.is_none();
+        let bytes = if is_hole { COPY_BYTES_MIN } else { length.0 };
+        copies.bytes += bytes;
+        copies.in_flight.push(Box::pin(async move {
+            // Devices that answer at once would otherwise never let anybody else run.
+            crate::pace::yield_now().await;
+            let outcome = match buffer {
+                Some(buffer) => mirror.copy_run(run.clone(), buffer).await,
+                None => mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()),
+            };
+            Ended { run, bytes, began, outcome, is_hole }
+        }));
+    }
+
+    /// Which chunks to copy next, as data or as a hole.
+    async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
+        let unit = self.options.chunk_bytes;
+        let cursor = self.cursor;
+        let run = self.mirror.tracker(|tracker| {
+            tracker.session()?;
+            let longest = HOLE_BYTES_MAX / unit;
+            tracker.next_absent(cursor, longest).or_else(|| tracker.next_absent(0, longest))
+        })?;
+        let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
+        let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));
+        let (hint, is_hole) = match known {
+            Some(known) => known,
+            None => {
+                let pieces = self.source.extents(extent).await;
+                // A source that cannot tell is read.
+                let known = pieces.map_or((extent, false), |pieces| {
+                    let is_hole = pieces[0].state.reads_zero();
+                    let end = pieces.iter().take_while(|piece| piece.state.reads_zero() == is_hole).last();
+                    let end = end.map_or(extent.end(), |piece| piece.extent.end());
+                    (Extent::between(extent.offset, end), is_hole)
+                });
+                copies.hint = Some(known);
+                known
+            }
+        };
+        let end = hint.end().min(extent.end());
+        if is_hole {
+            let chunks = match end == extent.end() {
+                true => run.end - run.start,
+                false => (end - extent.offset).0 / unit,
+            };
+            if chunks > 0 {
+                return Some(Next::Hole(run.start..run.start + chunks));
+            }
+        }
+        // Up to where the data ends, in whole chunks, but never less than one.
+        let data_end = if is_hole { extent.offset + Bytes(1) } else { end };
+        let chunks = (data_end - extent.offset).0.div_ceil(unit).min(chunks_max).min(run.end - run.start);
+        Some(Next::Data(run.start..run.start + chunks.max(1)))
+    }
+
+    /// Draws conclusions from a copy that has ended.
+    fn take_ended(&mut self, copies: &mut Copies, ended: Ended) -> Option<Event> {
+        let now = self.env.now();
+        let error = match ended.outcome {
+            Ok(_) => {
+                copies.retries.remove(&ended.run.start);
+                if ended.is_hole {
+                    copies.hint = None;
+                } else {
+                    let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
+                    let full = copies.bytes + 2 * ended.bytes >= allowed && self.governor.share() >= 1.0
+                        || copies.bytes + 2 * ended.bytes >= self.window.bytes();
+                    self.window.record(now, ended.bytes, now.since(ended.began), full);
+                }
+                return None;
+            }
+            Err(CopyError::Target(session, error)) => {
+                self.mirror.fail_target(session, error);
+                return None;
+            }
+            Err(CopyError::Source(error)) => error,
+        };
+        copies.hint = None;
+        self.statistics.retries += 1;
+        let retries = copies.retries.entry(ended.run.start).or_default();
+        *retries += 1;
+        if *retries <= RETRIES_MAX && may_pass(&error) {
+            tracing::warn!(run = ?ended.run, error = error.chain(), "a copy failed and is tried again");
+            let pause = RETRY_PAUSE * (1 << (*retries - 1));
+            copies.not_before = copies.not_before.max(now + pause);
+            self.cursor = self.cursor.min(ended.run.start);
+            return None;
+        }
+        self.error = Some(error.wrap("the source cannot be read"));
+        Some(Event::Broken)
+    }
+}
+
+/// Whether trying again could help.
+fn may_pass(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::OutOfRange
+            | ErrorKind::Misaligned
+            | ErrorKind::TooLarge
+            | ErrorKind::Unsupported
+            | ErrorKind::Fenced
+    )
+}

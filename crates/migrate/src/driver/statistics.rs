@@ -1,0 +1,192 @@
+//! What is counted on the way, and what is made of it: progress and the report.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use block::Bytes;
+use env::Moment;
+use filters::TokenBucket;
+
+use super::Driver;
+use crate::{Failure, MoveOptions, Phase, Progress, Report, Switchover, Verification, Verify};
+
+/// How long the rate looks back.
+const RATE_SPAN: Duration = Duration::from_secs(2);
+
+pub(crate) struct Statistics {
+    began: Moment,
+    /// When the guest was on the target, or it was over.
+    ended: Option<Moment>,
+    phase_since: Moment,
+    phases: BTreeMap<Phase, Duration>,
+    size: Bytes,
+    bytes_resumed: Bytes,
+    bytes_done: u64,
+    /// The current phase's work at an earlier moment, for the rate.
+    rate_from: (Moment, Phase, u64),
+    rate: u64,
+    bandwidth: Option<u64>,
+    pub(crate) bytes_to_verify: u64,
+    pub(crate) retries: u64,
+    pub(crate) target_losses: u64,
+    pub(crate) stall: Duration,
+    pub(crate) verified: bool,
+    pub(crate) equal: Option<bool>,
+    pub(crate) digest: Option<String>,
+    pub(crate) verification: Verification,
+    pub(crate) switchover: Switchover,
+}
+
+impl Statistics {
+    pub(crate) fn new(
+        now: Moment,
+        size: Bytes,
+        bytes_resumed: Bytes,
+        options: &MoveOptions,
+        past_page_cache: bool,
+    ) -> Self {
+        let verification = Verification {
+            mode: options.verify,
+            past_page_cache,
+            checksum: "xxh3-64".to_owned(),
+            ..Verification::default()
+        };
+        Self {
+            began: now,
+            ended: None,
+            phase_since: now,
+            phases: BTreeMap::new(),
+            size,
+            bytes_resumed,
+            bytes_done: 0,
+            rate_from: (now, Phase::Preparing, 0),
+            rate: 0,
+            bandwidth: options.bandwidth,
+            bytes_to_verify: 0,
+            retries: 0,
+            target_losses: 0,
+            stall: Duration::ZERO,
+            verified: false,
+            equal: None,
+            digest: None,
+            verification,
+            switchover: Switchover::default(),
+        }
+    }
+
+    /// `before` ends now.
+    pub(crate) fn enter(&mut self, now: Moment, before: Phase) {
+        *self.phases.entry(before).or_default() += now.since(self.phase_since);
+        self.phase_since = now;
+    }
+
+    /// The time that the report gives ends now, if it has not yet.
+    pub(crate) fn stop(&mut self, now: Moment, phase: Phase) {
+        self.enter(now, phase);
+        self.ended.get_or_insert(now);
+    }
+
+    /// The guest is on the target.
+    pub(crate) fn switched(&mut self, now: Moment) {
+        self.ended.get_or_insert(now);
+    }
+
+    pub(crate) fn set_bandwidth(&mut self, wanted: Option<u64>, bucket: &TokenBucket) {
+        if self.bandwidth != wanted {
+            self.bandwidth = wanted;
+            bucket.set_rate(wanted);
+        }
+    }
+
+    pub(crate) const fn set_past_page_cache(&mut self, past: bool) {
+        self.verification.past_page_cache = past;
+    }
+
+    fn seconds(&self, now: Moment) -> f64 {
+        self.ended.unwrap_or(now).since(self.began).as_secs_f64()
+    }
+
+    fn update_rate(&mut self, now: Moment, phase: Phase, done: u64) {
+        let (since, of, from) = self.rate_from;
+        if of != phase || done < from {
+            self.rate_from = (now, phase, done);
+            self.rate = 0;
+            return;
+        }
+        let span = now.since(since);
+        if span < Duration::from_millis(200) {
+            return;
+        }
+        self.rate = ((done - from) as f64 / span.as_secs_f64()) as u64;
+        if span > RATE_SPAN {
+            self.rate_from = (now, phase, done);
+        }
+    }
+}
+
+impl Driver {
+    pub(crate) fn publish(&mut self) {
+        let now = self.env.now();
+        let phase = self.machine.phase();
+        let (counts, had) = self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_had().0));
+        let statistics = &mut self.statistics;
+        let verified = statistics.verification.bytes;
+        let (done, left) = match phase {
+            Phase::Verifying => (verified, statistics.bytes_to_verify.saturating_sub(verified)),
+            _ => (counts.copied + counts.zero, statistics.size.0.saturating_sub(had)),
+        };
+        statistics.update_rate(now, phase, done);
+        statistics.bytes_done = statistics.bytes_done.max(had);
+        let is_moving = matches!(phase, Phase::Copying | Phase::Verifying) && !self.machine.paused();
+        let progress = Progress {
+            phase,
+            paused: self.machine.paused(),
+            bytes_total: statistics.size.0,
+            bytes_done: statistics.bytes_done,
+            bytes_left: statistics.size.0.saturating_sub(had),
+            bytes_copied: counts.copied,
+            bytes_zero: counts.zero,
+            bytes_mirrored: counts.mirrored,
+            bytes_verified: verified,
+            bytes_to_verify: statistics.bytes_to_verify,
+            rate: if is_moving { statistics.rate } else { 0 },
+            eta_seconds: (is_moving && statistics.rate > 0).then(|| left.div_ceil(statistics.rate)),
+            stall_us_max: statistics.stall.as_micros() as u64,
+            seconds: statistics.seconds(now),
+            target_losses: statistics.target_losses,
+            error: self.error.as_ref().map(Failure::from),
+        };
+        self.control.shared.progress.send_if_modified(|known| {
+            let changed = *known != progress;
+            *known = progress;
+            changed
+        });
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let statistics = &self.statistics;
+        let counts = self.mirror.tracker(|tracker| tracker.counts);
+        let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
+        Report {
+            phase: self.machine.phase(),
+            seconds: statistics.seconds(self.env.now()),
+            bytes_total: statistics.size.0,
+            bytes_copied: counts.copied,
+            bytes_zero: counts.zero,
+            bytes_mirrored: counts.mirrored,
+            bytes_resumed: statistics.bytes_resumed.0,
+            stall_us_max: statistics.stall.as_micros() as u64,
+            verified: statistics.verified && statistics.verification.mode != Verify::Off,
+            equal: statistics.equal,
+            digest: statistics.digest.clone(),
+            verification: statistics.verification.clone(),
+            switchover: statistics.switchover,
+            phases: phases.collect(),
+            redos: counts.redos,
+            retries: statistics.retries,
+            target_losses: statistics.target_losses,
+            window_bytes: self.window.bytes(),
+            error: self.error.as_ref().map(Failure::from),
+        }
+    }
+}

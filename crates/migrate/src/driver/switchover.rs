@@ -1,0 +1,246 @@
+//! The change of authority, and what follows from a commit that nobody can be sure of.
+//!
+//! Before the guest is held: guest flushes go to both sides, then the target is flushed. While it is held: one record in
+//! the journal, and the swap. Nothing else happens there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Bytes, Error};
+use futures::future::{Either, select};
+use std::pin::pin;
+
+use super::{Driver, TICK};
+use crate::{Event, Phase, Verify};
+
+/// How long to wait before the guest is held again; it doubles.
+const QUIESCE_PAUSE: Duration = Duration::from_millis(50);
+/// How long to wait before a store is tried again; it doubles.
+const STORE_PAUSE: Duration = Duration::from_millis(100);
+/// Neither grows beyond this.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How long the guest is watched after the swap, so that the requests that were held are counted.
+const STALL_TAIL: Duration = Duration::from_millis(20);
+/// The digest reads the frozen source in pieces of this size.
+const DIGEST_BYTES: u64 = 1 << 20;
+
+impl Driver {
+    pub(super) async fn pre_switch(&mut self) -> Event {
+        // The guest gets some air after an attempt that had to let it go.
+        let retries = u32::try_from(self.statistics.switchover.quiesce_retries).unwrap_or(u32::MAX);
+        let mut air = self.env.now();
+        if retries > 0 {
+            air = air + doubled(QUIESCE_PAUSE, retries);
+        }
+        loop {
+            self.tick();
+            if let Some(event) = self.demand() {
+                return event;
+            }
+            let now = self.env.now();
+            if self.machine.paused() {
+                self.wait(TICK).await;
+            } else if now < air {
+                self.wait(air.since(now).min(TICK)).await;
+            } else {
+                break;
+            }
+        }
+        let began = self.env.now();
+        let flushed = self.mirror.flush_target().await;
+        self.statistics.switchover.flush_us = micros(self.env.now().since(began));
+        match (flushed, self.demand()) {
+            (_, Some(event)) => event,
+            (Ok(()), None) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::Flushed,
+            (Ok(()), None) => Event::Missing,
+            (Err(error), None) => {
+                self.error = Some(error);
+                Event::TargetFailed
+            }
+        }
+    }
+
+    pub(super) async fn quiesce(&mut self) -> Event {
+        if let Some(meter) = &self.meter {
+            meter.begin_stall();
+        }
+        let began = self.env.now();
+        let quiesced = env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await;
+        self.statistics.switchover.quiesce_us = micros(self.env.now().since(began));
+        self.statistics.switchover.window_us = self.statistics.switchover.quiesce_us;
+        let Some(quiesced) = quiesced else {
+            self.statistics.switchover.quiesce_retries += 1;
+            self.note_stall();
+            return Event::NotQuiesced;
+        };
+        self.quiesced = Some(quiesced);
+        // Nothing is in flight any more, so what is true now stays true until the guest is let go.
+        if let Some(event) = self.demand() {
+            return event;
+        }
+        if !self.mirror.tracker(|tracker| tracker.is_complete()) {
+            return Event::Missing;
+        }
+        Event::Quiesced
+    }
+
+    pub(super) async fn commit(&mut self) -> Event {
+        let journal = Arc::clone(&self.journal);
+        let mut store: futures::future::BoxFuture<'static, _> = Box::pin(async move { journal.commit().await });
+        let began = self.env.now();
+        let stored = env::timeout(&*self.env, self.options.commit_limit(), &mut store).await;
+        let took = micros(self.env.now().since(began));
+        self.statistics.switchover.commit_us = took;
+        self.statistics.switchover.window_us += took;
+        match stored {
+            Some(Ok(())) => Event::CommitStored,
+            Some(Err(error)) => {
+                self.error = Some(error.wrap("storing the commit"));
+                Event::CommitFailed
+            }
+            None => {
+                let context = format!("the commit record is not stored after {:?}", self.options.commit_limit());
+                self.error = Some(Error::new(block::ErrorKind::TimedOut, context));
+                *self.pending_commit.get_mut() = Some(store);
+                Event::CommitFailed
+            }
+        }
+    }
+
+    /// Nobody knows what the disk holds: the guest runs on both sides, and the commit is stored again, elsewhere.
+    pub(super) async fn settle_doubt(&mut self) -> Event {
+        self.note_stall();
+        let mut attempts = 0;
+        loop {
+            let pending = self.pending_commit.get_mut().take();
+            let mut store = match pending {
+                Some(store) => store,
+                None => {
+                    attempts += 1;
+                    let until = self.env.now() + doubled(STORE_PAUSE, attempts);
+                    while self.env.now() < until {
+                        self.publish();
+                        if let Some(event) = self.demand() {
+                            return event;
+                        }
+                        self.wait(until.since(self.env.now())).await;
+                    }
+                    let journal = Arc::clone(&self.journal);
+                    Box::pin(async move { journal.commit().await })
+                }
+            };
+            loop {
+                self.publish();
+                if let Some(event) = self.demand() {
+                    // Whatever this store says later, the next one settles it.
+                    *self.pending_commit.get_mut() = Some(store);
+                    return event;
+                }
+                let stored = match select(&mut store, pin!(self.wait(TICK * 20))).await {
+                    Either::Left((stored, _)) => stored,
+                    Either::Right(_) => continue,
+                };
+                match stored {
+                    Ok(()) => return Event::CommitStored,
+                    Err(error) => self.error = Some(error.wrap("storing the commit again")),
+                }
+                break;
+            }
+        }
+    }
+
+    /// Takes a commit in doubt back.
+    pub(super) async fn revert(&mut self) -> Event {
+        if let Some(store) = self.pending_commit.get_mut().take() {
+            // It began earlier, so it ends earlier; the record after it counts.
+            let _ = store.await;
+        }
+        match self.journal.record(Phase::Reverting).await {
+            Ok(()) => Event::Reverted,
+            Err(error) => {
+                self.error = Some(error.wrap("taking the commit back"));
+                self.publish();
+                self.wait(STORE_PAUSE).await;
+                Event::NotReverted
+            }
+        }
+    }
+
+    /// The target holds the volume: the guest goes there. Without a quiesced slot, because the commit came late, it is
+    /// quiesced now, as often as that takes: both sides are in step, and the target answers.
+    pub(super) async fn swap(&mut self) -> Event {
+        let began = self.env.now();
+        let mut pause = QUIESCE_PAUSE;
+        let quiesced = loop {
+            if let Some(quiesced) = self.quiesced.take() {
+                break quiesced;
+            }
+            if let Some(meter) = &self.meter {
+                meter.begin_stall();
+            }
+            self.quiesced = env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await;
+            if self.quiesced.is_none() {
+                self.statistics.switchover.quiesce_retries += 1;
+                self.env.sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        };
+        quiesced.swap(self.target.clone());
+        drop(quiesced);
+        let now = self.env.now();
+        self.statistics.switchover.window_us += micros(now.since(began));
+        self.statistics.switched(now);
+        self.mirror.set_mode(crate::strategy::mirror::tracker::Mode::Detached);
+        Event::Swapped
+    }
+
+    /// After the switchover: how long the guest was held, and what the frozen source holds.
+    pub(super) async fn finish(&mut self) -> Event {
+        self.env.sleep(STALL_TAIL).await;
+        self.note_stall();
+        self.publish();
+        if self.options.verify == Verify::Full {
+            let began = self.env.now();
+            match self.digest().await {
+                Ok(digest) => self.statistics.digest = Some(digest),
+                Err(error) => self.error = Some(error.wrap("computing the digest of the frozen source")),
+            }
+            self.statistics.verification.digest_seconds = self.env.now().since(began).as_secs_f64();
+        }
+        Event::Finished
+    }
+
+    async fn digest(&mut self) -> block::Result<String> {
+        let mut hasher = blake3::Hasher::new();
+        let size = self.mirror.size;
+        let mut next = Bytes::ZERO;
+        let mut next_tick = self.env.now() + TICK;
+        while next < size {
+            let length = (size - next).min(Bytes(DIGEST_BYTES));
+            let buffer = self.pool.acquire(length.as_usize()).await;
+            hasher.update(&self.source.read(next, buffer).await?);
+            next += length;
+            crate::pace::yield_now().await;
+            if self.env.now() >= next_tick {
+                next_tick = self.env.now() + TICK;
+                self.tick();
+            }
+        }
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    fn note_stall(&mut self) {
+        if let Some(meter) = &self.meter {
+            self.statistics.stall = self.statistics.stall.max(meter.stall());
+        }
+    }
+}
+
+/// `pause`, doubled for every attempt after the first.
+fn doubled(pause: Duration, attempts: u32) -> Duration {
+    pause.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(PAUSE_MAX)
+}
+
+fn micros(span: Duration) -> u64 {
+    span.as_micros() as u64
+}

@@ -1,0 +1,136 @@
+//! A congestion window in bytes at the devices' latency knee.
+//!
+//! Every copy tells how long it took. The shortest of late is what the devices take with nobody waiting; what a copy
+//! takes longer than that, it has waited in a queue, and `window * (1 - shortest / taken)` bytes are in that queue. The
+//! window grows while fewer than a little are queued and shrinks while more than some are (TCP Vegas' rule): more in
+//! flight would add latency for everybody and no bandwidth. At the beginning it doubles until a queue is seen.
+
+use std::time::Duration;
+
+use env::Moment;
+
+/// Fewer bytes than this in the queue: grow.
+const QUEUE_BYTES_MIN: f64 = 128.0 * 1024.0;
+/// More bytes than this in the queue: shrink.
+const QUEUE_BYTES_MAX: f64 = 384.0 * 1024.0;
+/// The window never falls below this.
+const WINDOW_BYTES_MIN: f64 = 256.0 * 1024.0;
+/// How much the window changes for every window's worth of copies.
+const STEP_BYTES: f64 = 128.0 * 1024.0;
+/// The shortest time counts for so long, and then the shortest of a later span does.
+const BASE_SPAN: Duration = Duration::from_secs(5);
+/// Copies of 4 KiB, 8 KiB, ... 4 MiB and more.
+const CLASSES: usize = 11;
+
+/// How many bytes may be in flight.
+pub(crate) struct Window {
+    bytes: f64,
+    bytes_max: f64,
+    /// It still doubles.
+    starting: bool,
+    bases: [Base; CLASSES],
+}
+
+/// The shortest time of copies of one size, over the last one or two spans.
+#[derive(Clone, Copy, Default)]
+struct Base {
+    before: Option<Duration>,
+    now: Option<Duration>,
+    since: Moment,
+}
+
+impl Base {
+    fn take(&mut self, at: Moment, taken: Duration) -> Duration {
+        if at.since(self.since) > BASE_SPAN {
+            self.before = self.now.take();
+            self.since = at;
+        }
+        let shortest = self.now.map_or(taken, |now| now.min(taken));
+        self.now = Some(shortest);
+        self.before.map_or(shortest, |before| before.min(shortest))
+    }
+}
+
+impl Window {
+    /// A window that never grows beyond `bytes_max`.
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        let bytes_max = (bytes_max as f64).max(WINDOW_BYTES_MIN);
+        let bases = [Base::default(); CLASSES];
+        Self { bytes: WINDOW_BYTES_MIN * 2.0, bytes_max, starting: true, bases }.clamped()
+    }
+
+    fn clamped(mut self) -> Self {
+        self.bytes = self.bytes.clamp(WINDOW_BYTES_MIN, self.bytes_max);
+        self
+    }
+
+    /// How many bytes may be in flight.
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+
+    /// A copy of `length` bytes took `taken` and ended `at`, with the window fully used or not.
+    pub(crate) fn record(&mut self, at: Moment, length: u64, taken: Duration, full: bool) {
+        let class = (length.max(4096) / 4096).ilog2() as usize;
+        let base = self.bases[class.min(CLASSES - 1)].take(at, taken);
+        let ratio = base.as_secs_f64() / taken.as_secs_f64().max(1e-9);
+        let queued = self.bytes * (1.0 - ratio.min(1.0));
+        let fraction = length as f64 / self.bytes;
+        if queued > QUEUE_BYTES_MAX {
+            self.starting = false;
+            // Beyond twice the limit by the surplus, so that a device that has become slow is not waited for long.
+            let excess = (queued / QUEUE_BYTES_MAX).min(4.0);
+            self.bytes -= STEP_BYTES * fraction.min(1.0) * excess;
+        } else if queued < QUEUE_BYTES_MIN && full {
+            let growth = if self.starting { length as f64 } else { STEP_BYTES * fraction.min(1.0) };
+            self.bytes += growth;
+        }
+        self.bytes = self.bytes.clamp(WINDOW_BYTES_MIN, self.bytes_max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A device that serves one byte after another at `rate` bytes a second after `fixed`, with the window always full.
+    fn settle(rate: f64, fixed: Duration, rounds: usize) -> Window {
+        let mut window = Window::new(64 << 20);
+        let length = 256_u64 << 10;
+        let mut at = Moment::default();
+        for _ in 0..rounds {
+            let service = window.bytes() as f64 / rate;
+            let taken = (fixed + Duration::from_secs_f64(length as f64 / rate)).max(Duration::from_secs_f64(service));
+            at = at + Duration::from_secs_f64(length as f64 / rate);
+            window.record(at, length, taken, true);
+        }
+        window
+    }
+
+    #[test]
+    fn the_window_settles_where_a_queue_begins() {
+        for (rate, fixed_us) in [(500e6, 500_u64), (2e9, 100), (100e6, 10_000)] {
+            let fixed = Duration::from_micros(fixed_us);
+            let knee = rate * fixed.as_secs_f64() + 262_144.0;
+            let settled = settle(rate, fixed, 5000).bytes() as f64;
+            assert!(settled >= knee * 0.9, "{settled} leaves a device of knee {knee} idle");
+            assert!(settled <= knee + 2.0 * QUEUE_BYTES_MAX, "{settled} queues behind a knee of {knee}");
+        }
+    }
+
+    #[test]
+    fn a_window_that_is_not_used_does_not_grow() {
+        let mut window = Window::new(64 << 20);
+        let before = window.bytes();
+        for round in 0..1000 {
+            window.record(Moment(Duration::from_millis(round)), 65536, Duration::from_micros(100), false);
+        }
+        assert_eq!(window.bytes(), before);
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        assert_eq!(settle(1e12, Duration::from_secs(1), 5000).bytes(), 64 << 20);
+        assert_eq!(Window::new(1).bytes(), 256 << 10);
+    }
+}

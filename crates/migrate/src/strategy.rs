@@ -1,0 +1,3 @@
+//! Strategies: how copies converge. Each has a filter of its own, because the two change together.
+
+pub(crate) mod mirror;

@@ -1,0 +1,25 @@
+//! IO mirroring (VMware ESX, "The Design and Evolution of Live Storage Migration", section 2.4), with a state for every
+//! chunk and a range lock in the place of two integers and one window: many copies in flight, in any order.
+//!
+//! [`tracker`] knows what every chunk is and decides; [`filter`] is the guest's path; [`copy`] and [`compare`] are what
+//! the driver does with a run of chunks. The life of a chunk:
+//!
+//! ```text
+//!            claim              under the range lock: read        written, no redo
+//!  absent ─────────▶ reading ──────────────────────────▶ writing ─────────────────▶ had
+//!    ▲                                                      │                        │
+//!    └────────────── redo: the guest wrote meanwhile ◀──────┘                        │
+//!    └────────────── the target was lost before a flush, or one side failed ◀────────┘
+//! ```
+//!
+//! A guest write to an absent chunk goes to the source: it will be copied later. While the copy reads, the write waits in
+//! the range lock. While the copy writes, the guest's write goes to the source, marks the chunk for a redo and is
+//! answered: mirrored now it could be overtaken by the slower copy. After two redos the copy keeps the lock and the
+//! guest waits. A write to a chunk that is had goes to both sides.
+
+pub(crate) mod compare;
+pub(crate) mod copy;
+pub(crate) mod filter;
+pub(crate) mod tracker;
+
+pub(crate) use filter::Mirror;

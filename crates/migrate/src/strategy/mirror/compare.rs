@@ -1,0 +1,128 @@
+//! Comparing a run of chunks of both sides while the guest writes to them.
+//!
+//! The comparison reads without the lock. Equal is equal. If the sides differ and a mirrored write began or ended
+//! meanwhile, that may be why, and it is done again; after three such conflicts, or if nothing can explain the
+//! difference, under the lock, where a difference is one.
+
+use std::ops::Range;
+
+use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
+
+use super::copy::zero_prefix;
+use super::filter::Shared;
+use crate::Comparison;
+
+/// How often a comparison is disturbed before it takes the lock.
+const CONFLICTS_MAX: u64 = 3;
+
+/// What a comparison found.
+#[derive(Debug)]
+pub(crate) enum Compared {
+    Equal(Effort),
+    /// These bytes differ, and nobody was writing them.
+    Different(Extent),
+    /// Some chunk is not on both sides: the target was lost, or a side failed a write.
+    NotHad,
+}
+
+/// What it took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Effort {
+    pub(crate) conflicts: u64,
+    pub(crate) locked: bool,
+}
+
+/// Which side could not be read.
+#[derive(Debug)]
+pub(crate) enum CompareError {
+    Source(Error),
+    Target(u64, Error),
+}
+
+impl Shared {
+    /// Compares a run of chunks that are had.
+    pub(crate) async fn compare(
+        &self,
+        run: Range<u64>,
+        comparison: Option<&Comparison>,
+        pool: &BufferPool,
+    ) -> Result<Compared, CompareError> {
+        let extent = self.tracker(|tracker| tracker.run_extent(&run));
+        let length = extent.length.as_usize();
+        // Both at once: two that each hold one and want another would wait for each other.
+        let mut buffers = acquire_two(pool, length).await;
+        let mut effort = Effort::default();
+        loop {
+            let guard = if effort.locked { Some(self.lock.exclusive(extent).await) } else { None };
+            let (session, before) =
+                self.tracker(|tracker| (tracker.session().cloned(), tracker.generation(run.clone())));
+            let Some(session) = session else { return Ok(Compared::NotHad) };
+            let (source, target) = match comparison {
+                Some(devices) => (&devices.source, &devices.target),
+                None => (&self.source, &session.target),
+            };
+            if effort.conflicts == 0 && both_zero(source, target, extent).await {
+                return Ok(Compared::Equal(effort));
+            }
+            let (a, b) = futures::join!(source.read(extent.offset, buffers.0), target.read(extent.offset, buffers.1));
+            let failed = |error: Error| error.wrap(format!("comparing {extent}"));
+            let a = a.map_err(|error| CompareError::Source(failed(error)))?;
+            let b = b.map_err(|error| CompareError::Target(session.number, failed(error)))?;
+            let difference = first_difference(&a, &b);
+            let after = self.tracker(|tracker| tracker.generation(run.clone()));
+            drop(guard);
+            let Some(at) = difference else { return Ok(Compared::Equal(effort)) };
+            if !self.tracker(|tracker| tracker.all_had(run.clone())) {
+                return Ok(Compared::NotHad);
+            }
+            if effort.locked {
+                return Ok(Compared::Different(differing(extent, at, &a, &b)));
+            }
+            buffers = (a, b);
+            if before == after {
+                // A write may have been in flight all the while: only the lock can tell.
+                effort.locked = true;
+            } else {
+                effort.conflicts += 1;
+                effort.locked = effort.conflicts >= CONFLICTS_MAX;
+            }
+        }
+    }
+}
+
+async fn acquire_two(pool: &BufferPool, length: usize) -> (Buffer, Buffer) {
+    loop {
+        let first = pool.acquire(length).await;
+        if let Some(second) = pool.try_acquire(length) {
+            return (first, second);
+        }
+        drop(first);
+        // Whoever holds the rest gives it back before long; this one goes to the end of the queue.
+        crate::pace::yield_now().await;
+    }
+}
+
+/// Whether both sides say, without being read, that they have nothing there.
+async fn both_zero(source: &Device, target: &Device, extent: Extent) -> bool {
+    let is_zero = async |device: &Device| zero_prefix(device, extent).await.is_ok_and(|end| end == extent.end());
+    is_zero(source).await && is_zero(target).await
+}
+
+fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {
+    if a == b {
+        return None;
+    }
+    a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+/// The bytes from the first difference to the last.
+fn differing(extent: Extent, first: usize, a: &[u8], b: &[u8]) -> Extent {
+    let last = a.iter().zip(b).rposition(|(a, b)| a != b).unwrap_or(first);
+    Extent::new(extent.offset + Bytes::from(first), Bytes::from(last - first + 1))
+}
+
+/// The error that ends a migration whose sides differ.
+pub(crate) fn difference(extent: Extent) -> Error {
+    let context = format!("source and target differ in {extent}, which nobody was writing; the move ends here");
+    Error::new(ErrorKind::Corrupt, context)
+}

@@ -1,0 +1,203 @@
+//! What becomes of one run of chunks in the copy.
+//!
+//! Whoever calls has the run claimed, its buffer acquired and its bandwidth granted: nothing is waited for under the
+//! lock but the source.
+
+use std::ops::Range;
+
+use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, Mutation, Result};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::filter::Shared;
+use super::tracker::Session;
+
+/// Zeroes are written in pieces of this size, so that a target that must write them out is not held for long.
+const ZERO_BYTES_MAX: u64 = 4 << 20;
+
+/// Which side of a copy failed.
+#[derive(Debug)]
+pub(crate) enum CopyError {
+    Source(Error),
+    /// Of the session with this number.
+    Target(u64, Error),
+}
+
+/// What a copy has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Copied {
+    /// Bytes written as data.
+    pub(crate) data: u64,
+    /// Bytes of holes and zeroes.
+    pub(crate) zero: u64,
+}
+
+impl Shared {
+    /// Copies a claimed run through `buffer`, which is as long as the run.
+    pub(crate) async fn copy_run(&self, run: Range<u64>, buffer: Buffer) -> Result<Copied, CopyError> {
+        let mut claim = Claim { shared: self, run: run.clone(), suspect: true, done: false };
+        let extent = self.tracker(|tracker| tracker.run_extent(&run));
+        let guard = self.lock.exclusive(extent).await;
+        let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
+        let Some(session) = session else {
+            claim.suspect = false;
+            return Ok(Copied::default());
+        };
+        let source = self.source.read(extent.offset, buffer).await;
+        let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
+        let checksum = xxh3_64(&data);
+        self.tracker(|tracker| tracker.begin_writing(run.clone()));
+        let guard = hold.then_some(guard);
+
+        let mut copied = Copied::default();
+        let mut pieces = Vec::new();
+        for (piece, is_zero) in pieces_of(extent, &data, self.chunk.bytes()) {
+            let start = (piece.offset - extent.offset).as_usize();
+            let write = (!is_zero).then(|| data.slice(start..start + piece.length.as_usize()));
+            *(if is_zero { &mut copied.zero } else { &mut copied.data }) += piece.length.0;
+            pieces.push((piece, write));
+        }
+        if xxh3_64(&data) != checksum {
+            let context = format!("{extent} changed in memory between the source's read and the target's write");
+            return Err(CopyError::Source(Error::new(ErrorKind::Corrupt, context)));
+        }
+        let writes = Box::pin(write_pieces(session.target.clone(), pieces));
+        let written = self.finish_target(writes, session.number).await;
+        written.map_err(|error| CopyError::Target(session.number, error.wrap(format!("copying {extent}"))))?;
+        self.end(&mut claim, run, &session, copied);
+        drop(guard);
+        Ok(copied)
+    }
+
+    /// Brings the part of a claimed run that the source reads as zeroes without data into step, without reading it; the
+    /// rest of the run is given up again. Gives how many chunks, from the run's start, were done.
+    pub(crate) async fn copy_zero_run(&self, run: Range<u64>) -> Result<u64, CopyError> {
+        let mut claim = Claim { shared: self, run: run.clone(), suspect: false, done: false };
+        let extent = self.tracker(|tracker| tracker.run_extent(&run));
+        let guard = self.lock.exclusive(extent).await;
+        let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
+        let Some(session) = session else { return Ok(0) };
+        // Asked again under the lock: what was a hole a moment ago may have been written since.
+        let zero_end = zero_prefix(&self.source, extent).await.map_err(CopyError::Source)?;
+        let chunks = match zero_end == extent.end() {
+            true => run.end - run.start,
+            false => (zero_end - extent.offset).0 / self.chunk.bytes(),
+        };
+        let zeroes = run.start..run.start + chunks;
+        self.tracker(|tracker| tracker.give_up(zeroes.end..run.end, false));
+        claim.run = zeroes.clone();
+        if zeroes.is_empty() {
+            return Ok(0);
+        }
+        let extent = self.tracker(|tracker| tracker.run_extent(&zeroes));
+        let failed = |error: Error| CopyError::Target(session.number, error.wrap(format!("copying the hole {extent}")));
+        let copied = Copied { data: 0, zero: extent.length.0 };
+        if zero_prefix(&session.target, extent).await.map_err(failed)? == extent.end() {
+            self.tracker(|tracker| {
+                tracker.counts.zero += copied.zero;
+                tracker.end_skip(zeroes, session.number);
+            });
+            claim.done = true;
+            return Ok(chunks);
+        }
+        claim.suspect = true;
+        self.tracker(|tracker| tracker.begin_writing(zeroes.clone()));
+        let guard = hold.then_some(guard);
+        let writes = Box::pin(write_pieces(session.target.clone(), vec![(extent, None)]));
+        self.finish_target(writes, session.number).await.map_err(failed)?;
+        self.end(&mut claim, zeroes, &session, copied);
+        drop(guard);
+        Ok(chunks)
+    }
+
+    fn end(&self, claim: &mut Claim<'_>, run: Range<u64>, session: &Session, copied: Copied) {
+        self.tracker(|tracker| {
+            tracker.counts.copied += copied.data;
+            tracker.counts.zero += copied.zero;
+            tracker.counts.unflushed += copied.data;
+            tracker.end_copy(run, session.number);
+        });
+        claim.done = true;
+    }
+}
+
+/// A claimed run. Unless the copy was done, the chunks are absent again when this is dropped.
+struct Claim<'a> {
+    shared: &'a Shared,
+    run: Range<u64>,
+    /// Whether an error has touched the chunks.
+    suspect: bool,
+    done: bool,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.done && !self.run.is_empty() {
+            let (run, suspect) = (self.run.clone(), self.suspect);
+            self.shared.tracker(|tracker| tracker.give_up(run, suspect));
+        }
+    }
+}
+
+/// `extent` cut into runs of chunks that are all zeroes and runs that are not.
+fn pieces_of(extent: Extent, data: &[u8], chunk: u64) -> Vec<(Extent, bool)> {
+    let mut pieces: Vec<(Extent, bool)> = Vec::new();
+    for piece in extent.split_at_multiples(chunk) {
+        let start = (piece.offset - extent.offset).as_usize();
+        let is_zero = is_zero(&data[start..start + piece.length.as_usize()]);
+        match pieces.last_mut() {
+            Some((last, zero)) if *zero == is_zero => last.length += piece.length,
+            _ => pieces.push((piece, is_zero)),
+        }
+    }
+    pieces
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // By blocks, so that the compiler makes wide comparisons of it and data is told after the first block.
+    bytes.chunks(1024).all(|block| block.iter().fold(0, |bits, byte| bits | byte) == 0)
+}
+
+/// Where the part of `extent` that is known to read as zeroes, from its start, ends.
+pub(crate) async fn zero_prefix(device: &Device, extent: Extent) -> Result<Bytes> {
+    let mut next = extent.offset;
+    while next < extent.end() {
+        for piece in device.extents(Extent::between(next, extent.end())).await? {
+            if !piece.state.reads_zero() {
+                return Ok(next);
+            }
+            next = piece.extent.end();
+        }
+    }
+    Ok(next)
+}
+
+/// Makes `extent` of the target read as zeroes, where it is not known to.
+async fn write_zeroes(target: &Device, extent: Extent) -> Result<()> {
+    for piece in extent.split_at_multiples(ZERO_BYTES_MAX) {
+        if zero_prefix(target, piece).await? != piece.end() {
+            target.write(Mutation::zeroes(piece, true)).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes pieces to the target: data, or zeroes where there is none.
+async fn write_pieces(target: Device, pieces: Vec<(Extent, Option<Data>)>) -> Result<()> {
+    let limit = u64::from(target.geometry().transfer_bytes_max);
+    for (extent, data) in pieces {
+        let Some(data) = data else {
+            write_zeroes(&target, extent).await?;
+            continue;
+        };
+        let write = Mutation::data(extent.offset, data);
+        if extent.length.0 <= limit {
+            target.write(write).await?;
+            continue;
+        }
+        for piece in extent.split_at_multiples(1 << limit.max(1).ilog2()) {
+            target.write(write.slice(piece)).await?;
+        }
+    }
+    Ok(())
+}

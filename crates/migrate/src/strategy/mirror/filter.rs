@@ -1,0 +1,382 @@
+//! The guest's path while a migration runs: reads from the source, writes to the source and, where the target is in
+//! step, to both.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use block::{
+    BlockDevice, Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
+    Mutation, MutationKind, RangeLock, Result,
+};
+use env::EnvRef;
+use futures::future::{Either, select};
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::tracker::{Mode, Session, Tracker, WritePlan};
+use crate::ProgressMap;
+use crate::control::Control;
+
+/// A target operation that can outlive the guest's request that began it.
+type TargetWork = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+/// A mirror over source and target. Clones are the same mirror: one is the guest's device, one the driver's.
+#[derive(Clone)]
+pub(crate) struct Mirror {
+    pub(crate) shared: Arc<Shared>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) env: EnvRef,
+    pub(crate) source: Device,
+    pub(crate) size: Bytes,
+    pub(crate) chunk: ChunkSize,
+    pub(crate) lock: RangeLock,
+    pub(crate) map: Option<ProgressMap>,
+    tracker: Mutex<Tracker>,
+    /// The target answers reads, too.
+    reads_target: AtomicBool,
+    /// Grows with every change of mode or session, for those who wait for one.
+    changes: watch::Sender<u64>,
+    /// Writes to a target that was given up while they were under way.
+    late: Arc<AtomicUsize>,
+    target_limit: Duration,
+    /// One flush of the target by the driver at a time.
+    pub(crate) flushing: tokio::sync::Mutex<()>,
+    /// What the target or the progress map has failed with, until the driver takes it.
+    failures: Mutex<Failures>,
+    control: Control,
+}
+
+/// What has failed below the guest's feet.
+#[derive(Default)]
+pub(crate) struct Failures {
+    pub(crate) target: Option<Error>,
+    pub(crate) map: Option<Error>,
+}
+
+impl Mirror {
+    pub(crate) fn new(
+        env: EnvRef,
+        source: Device,
+        tracker: Tracker,
+        chunk: ChunkSize,
+        map: Option<ProgressMap>,
+        target_limit: Duration,
+        control: Control,
+    ) -> Self {
+        let shared = Shared {
+            env,
+            size: source.size(),
+            source,
+            chunk,
+            lock: RangeLock::new(),
+            map,
+            tracker: Mutex::new(tracker),
+            reads_target: AtomicBool::new(false),
+            changes: watch::Sender::new(0),
+            late: Arc::default(),
+            target_limit,
+            flushing: tokio::sync::Mutex::default(),
+            failures: Mutex::default(),
+            control,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+}
+
+impl Shared {
+    /// Looks at or changes the tracker. Never held across a wait.
+    pub(crate) fn tracker<T>(&self, work: impl FnOnce(&mut Tracker) -> T) -> T {
+        work(&mut self.tracker.lock())
+    }
+
+    /// Changes who answers the guest.
+    pub(crate) fn set_mode(&self, mode: Mode) {
+        self.tracker.lock().set_mode(mode);
+        self.reads_target.store(mode == Mode::TargetHolds, Ordering::Release);
+        self.announce();
+    }
+
+    /// Drops the mirror; the guest's writes are tracked from now on.
+    pub(crate) fn drop_session(&self) {
+        self.tracker.lock().drop_session();
+        self.announce();
+    }
+
+    /// Goes on with a target.
+    pub(crate) fn begin_session(&self, target: Device, empty: bool) {
+        self.tracker.lock().begin_session(target, empty);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        self.changes.send_modify(|change| *change += 1);
+        self.control.shared.signal.notify_one();
+    }
+
+    /// What has failed since this was last asked.
+    pub(crate) fn take_failures(&self) -> Failures {
+        std::mem::take(&mut *self.failures.lock())
+    }
+
+    /// Whether writes to a target that was given up are still under way.
+    pub(crate) fn has_late_writes(&self) -> bool {
+        self.late.load(Ordering::Acquire) > 0
+    }
+
+    /// The target of `session` has failed. Where the source alone may answer, the mirror is dropped at once; in doubt
+    /// that is for the driver to settle first.
+    pub(crate) fn fail_target(&self, session: u64, error: Error) {
+        let mut tracker = self.tracker.lock();
+        if !tracker.is_current(session) || tracker.mode() == Mode::TargetHolds {
+            return;
+        }
+        tracing::warn!(session, error = error.chain(), "the target has failed");
+        if tracker.mode() != Mode::InDoubt {
+            tracker.drop_session();
+        }
+        drop(tracker);
+        self.failures.lock().target.get_or_insert(error);
+        self.announce();
+    }
+
+    /// The progress map cannot be written: the job must end, because a crash could not be survived.
+    pub(crate) fn fail_map(&self, error: Error) {
+        self.failures.lock().map.get_or_insert(error);
+        self.control.shared.signal.notify_one();
+    }
+
+    /// Waits until `is_over` holds of mode and session.
+    async fn wait_until(&self, is_over: impl Fn(&Tracker) -> bool) {
+        let mut changes = self.changes.subscribe();
+        while !is_over(&self.tracker.lock()) {
+            // The sender lives in `self`, so the wait ends only with a change.
+            let _ = changes.changed().await;
+        }
+    }
+
+    async fn guest_write(&self, mutation: Mutation) -> Result<()> {
+        let extent = mutation.extent();
+        // A discard leaves the two sides free to differ, so both are told to read as zeroes.
+        let mutation = match mutation.kind() {
+            MutationKind::Discard => Mutation::zeroes(extent, true).with_fua(mutation.fua),
+            _ => mutation,
+        };
+        let _guard = match self.lock.try_exclusive(extent) {
+            Some(guard) => guard,
+            None => self.lock.exclusive(extent).await,
+        };
+        let plan = self.tracker.lock().plan_write(extent);
+        let mut finish = Finish { shared: self, plan: &plan, source_failed: true };
+        if !plan.activate.is_empty() {
+            self.activate(&plan.activate).await;
+        }
+        let Some((session, parts)) = &plan.mirror else {
+            let answer = self.source.write(mutation).await;
+            finish.source_failed = answer.is_err();
+            return answer;
+        };
+        let force = mutation.fua && plan.force_target;
+        let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
+        let (source, target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
+        finish.source_failed = source.is_err();
+        drop(finish);
+        let answer = self.settle(session, source, target).await;
+        if mutation.fua && !plan.force_target && answer.is_ok() {
+            return self.force_late(session, mutation).await;
+        }
+        answer
+    }
+
+    /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
+    /// what this write changes, so the write waits until the driver has ended the job on record.
+    async fn activate(&self, numbers: &[u64]) {
+        let Some(map) = &self.map else { return };
+        match map.activate(numbers).await {
+            Ok(()) => self.tracker.lock().activated(numbers),
+            Err(error) => {
+                self.fail_map(error);
+                self.wait_until(|tracker| tracker.mode() == Mode::Detached).await;
+            }
+        }
+    }
+
+    /// A forced write began when the source alone was forced, and ends when both must be: the target is flushed.
+    async fn force_late(&self, session: &Session, mutation: Mutation) -> Result<()> {
+        if !self.tracker.lock().mode().flushes_both() {
+            return Ok(());
+        }
+        let target = session.target.clone();
+        let flush: TargetWork = Box::pin(async move { target.flush().await });
+        let extent = mutation.extent();
+        let nothing = async { Ok(()) };
+        let (source, target) = self.both(nothing, flush, session.number).await;
+        self.settle(session, source, target.map_err(|error| error.wrap(format!("forcing {extent}")))).await
+    }
+
+    async fn guest_flush(&self) -> Result<()> {
+        let session = {
+            let tracker = self.tracker.lock();
+            tracker.mode().flushes_both().then(|| tracker.session().cloned()).flatten()
+        };
+        let Some(session) = session else { return self.source.flush().await };
+        let target = session.target.clone();
+        let flush: TargetWork = Box::pin(async move { target.flush().await });
+        let (source, target) = self.both(self.source.flush(), flush, session.number).await;
+        self.settle(&session, source, target).await
+    }
+
+    /// What the guest is told, given what both sides have said.
+    async fn settle(&self, session: &Session, source: Result<()>, target: Result<()>) -> Result<()> {
+        let target_failed = match &target {
+            Ok(()) => false,
+            Err(error) => {
+                let copy = Error::new(error.kind(), format!("mirroring to the target: {}", error.chain()));
+                self.fail_target(session.number, copy);
+                true
+            }
+        };
+        if target_failed {
+            // In doubt the target may be the one that counts: nothing is answered before that is settled.
+            self.wait_until(|tracker| tracker.mode() != Mode::InDoubt).await;
+        }
+        match self.tracker.lock().mode() {
+            Mode::TargetHolds => target,
+            _ => source,
+        }
+    }
+
+    /// Drives both sides, until the target's session ends at the latest. What the target is still doing then goes on by
+    /// itself.
+    async fn both(
+        &self,
+        source: impl Future<Output = Result<()>> + Send,
+        target: TargetWork,
+        session: u64,
+    ) -> (Result<()>, Result<()>) {
+        match select(pin!(source), target).await {
+            Either::Left((source, target)) => (source, self.finish_target(target, session).await),
+            Either::Right((target, source)) => (source.await, target),
+        }
+    }
+
+    /// The source has answered; gives the target its time.
+    pub(crate) async fn finish_target(&self, mut target: TargetWork, session: u64) -> Result<()> {
+        if let std::task::Poll::Ready(outcome) = futures::poll!(&mut target) {
+            return outcome;
+        }
+        let gone = |tracker: &Tracker| !tracker.is_current(session) && tracker.mode() != Mode::TargetHolds;
+        let given_up = async {
+            let slow = async {
+                self.env.sleep(self.target_limit).await;
+                let context = format!("the target has not answered for {:?}", self.target_limit);
+                self.fail_target(session, Error::new(ErrorKind::TimedOut, context));
+                // In doubt, or when the target holds the volume, slowness does not end the wait.
+                std::future::pending::<()>().await;
+            };
+            select(pin!(slow), pin!(self.wait_until(gone))).await;
+        };
+        match select(&mut target, pin!(given_up)).await {
+            Either::Left((outcome, _)) => return outcome,
+            Either::Right(_) => {}
+        }
+        let late = Late::new(&self.late);
+        self.env.spawn(Box::pin(async move {
+            let _late = late;
+            // Whatever it says is too late to matter: its session is over and its chunks will be copied again.
+            let _ = target.await;
+        }));
+        Err(Error::new(ErrorKind::Disconnected, "the target was given up while it was being written"))
+    }
+}
+
+/// Counts one late write while it lives.
+struct Late(Arc<AtomicUsize>);
+
+impl Late {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Ends a guest write in the tracker, however the write ends.
+struct Finish<'a> {
+    shared: &'a Shared,
+    plan: &'a WritePlan,
+    source_failed: bool,
+}
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        self.shared.tracker.lock().finish_write(self.plan, self.source_failed);
+    }
+}
+
+/// Writes the parts of `mutation` to the target, all at once.
+fn write_parts(target: Device, parts: &[Extent], mutation: &Mutation) -> TargetWork {
+    let limit = match mutation.kind() {
+        MutationKind::Data(_) => u64::from(target.geometry().transfer_bytes_max),
+        _ => u64::MAX,
+    };
+    match parts {
+        [part] if part.length.0 <= limit => {
+            let write = if *part == mutation.extent() { mutation.clone() } else { mutation.slice(*part) };
+            Box::pin(async move { target.write(write).await })
+        }
+        parts => {
+            // Aligned cuts: the limit of every device is at least a chunk, and a power of two times its alignment.
+            let unit = if limit == u64::MAX { limit } else { 1 << limit.max(1).ilog2() };
+            let writes: Vec<Mutation> = parts
+                .iter()
+                .flat_map(|part| match unit {
+                    u64::MAX => vec![*part],
+                    unit => part.split_at_multiples(unit).collect(),
+                })
+                .map(|part| mutation.slice(part))
+                .collect();
+            Box::pin(async move {
+                let all = writes.into_iter().map(|write| target.write(write));
+                futures::future::join_all(all).await.into_iter().collect()
+            })
+        }
+    }
+}
+
+impl BlockDevice for Mirror {
+    fn geometry(&self) -> Geometry {
+        // The size is the one that the copy began with: a volume does not grow while it is moved.
+        Geometry { size: self.shared.size, ..self.shared.source.geometry() }
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        if self.shared.reads_target.load(Ordering::Acquire)
+            && let Some(session) = self.shared.tracker.lock().session().cloned()
+        {
+            return Box::pin(async move { session.target.read(offset, buffer).await });
+        }
+        Box::pin(self.shared.source.read(offset, buffer))
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(self.shared.guest_write(mutation))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.shared.guest_flush())
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(self.shared.source.extents(extent))
+    }
+}

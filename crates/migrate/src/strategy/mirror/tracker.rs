@@ -1,0 +1,546 @@
+//! What every chunk is, and what follows from it: plain decisions without waiting, made under one short lock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, PackedState};
+
+use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
+
+/// How many redos a chunk may have before the guest's write waits for the copy.
+const REDOS_MAX: u8 = 2;
+/// Write generations are kept for so many groups of chunks.
+const GENERATIONS: u64 = 1024;
+
+/// Where a chunk is on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    Absent,
+    Reading,
+    Writing,
+    Had,
+}
+
+impl PackedState for Life {
+    fn to_bits(self) -> u8 {
+        self as u8
+    }
+    fn from_bits(bits: u8) -> Self {
+        [Self::Absent, Self::Reading, Self::Writing, Self::Had][usize::from(bits)]
+    }
+}
+
+/// What a flush of the target would make durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// Nothing was written since a flush that succeeded.
+    Clean,
+    /// Written since the last flush began.
+    Unflushed,
+    /// Written before the flush that is under way.
+    Flushing,
+    /// Both.
+    FlushingAndUnflushed,
+}
+
+impl PackedState for Durability {
+    fn to_bits(self) -> u8 {
+        self as u8
+    }
+    fn from_bits(bits: u8) -> Self {
+        [Self::Clean, Self::Unflushed, Self::Flushing, Self::FlushingAndUnflushed][usize::from(bits)]
+    }
+}
+
+/// How far the comparison of a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scrutiny {
+    /// Nobody has compared it since it was copied.
+    Unseen,
+    /// It must be compared: it was drawn, or something happened to it.
+    Wanted,
+    /// It is being compared.
+    Comparing,
+    /// It was equal on both sides.
+    Equal,
+}
+
+impl PackedState for Scrutiny {
+    fn to_bits(self) -> u8 {
+        self as u8
+    }
+    fn from_bits(bits: u8) -> Self {
+        [Self::Unseen, Self::Wanted, Self::Comparing, Self::Equal][usize::from(bits)]
+    }
+}
+
+/// Who answers the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The filter does nothing any more.
+    Detached,
+    /// The source answers; its flushes and forced writes are the source's alone.
+    SourceHolds,
+    /// The source answers; flushes and forced writes go to both sides.
+    FlushBoth,
+    /// Nobody knows which side holds the volume: only both together answer.
+    InDoubt,
+    /// The target answers.
+    TargetHolds,
+}
+
+impl Mode {
+    pub(crate) const fn flushes_both(self) -> bool {
+        matches!(self, Self::FlushBoth | Self::InDoubt | Self::TargetHolds)
+    }
+}
+
+/// One attempt with one target.
+#[derive(Clone)]
+pub(crate) struct Session {
+    pub(crate) number: u64,
+    pub(crate) target: Device,
+}
+
+/// What is to be done with a guest write.
+pub(crate) struct WritePlan {
+    /// The target's session and the parts that go there; `None` for none.
+    pub(crate) mirror: Option<(Session, Vec<Extent>)>,
+    /// Whether a forced write is forced on the target, too.
+    pub(crate) force_target: bool,
+    /// Extents of the activity log that must be on record before the write is issued.
+    pub(crate) activate: Vec<u64>,
+    /// Whether the write is counted as active.
+    active: bool,
+    extent: Extent,
+}
+
+/// An extent of the activity log.
+#[derive(Default)]
+struct Activity {
+    /// Writes that are not answered yet.
+    in_flight: u32,
+    /// Whether the device has it.
+    on_record: bool,
+}
+
+/// What the driver and reports count.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) copied: u64,
+    pub(crate) zero: u64,
+    pub(crate) mirrored: u64,
+    pub(crate) redos: u64,
+    pub(crate) unflushed: u64,
+}
+
+/// The state of a mirror.
+pub(crate) struct Tracker {
+    size: Bytes,
+    chunk: ChunkSize,
+    life: ChunkMap<Life>,
+    durability: ChunkMap<Durability>,
+    scrutiny: ChunkMap<Scrutiny>,
+    session: Option<Session>,
+    sessions: u64,
+    mode: Mode,
+    /// Chunks in `writing` that the guest has written to.
+    redo: BTreeSet<u64>,
+    /// How often a chunk has been redone and is still not had.
+    redone: BTreeMap<u64, u8>,
+    generations: Vec<u32>,
+    /// `None` without a progress map.
+    activity: Option<BTreeMap<u64, Activity>>,
+    /// Pages of the progress map's had bits that are not up to date.
+    stale_pages: BTreeSet<u64>,
+    pub(crate) counts: Counts,
+}
+
+impl Tracker {
+    pub(crate) fn new(size: Bytes, chunk: ChunkSize, target: Device, keeps_progress: bool) -> Self {
+        let chunks = chunk.count(size);
+        Self {
+            size,
+            chunk,
+            life: ChunkMap::new(chunks, Life::Absent),
+            durability: ChunkMap::new(chunks, Durability::Clean),
+            scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
+            session: Some(Session { number: 1, target }),
+            sessions: 1,
+            mode: Mode::SourceHolds,
+            redo: BTreeSet::new(),
+            redone: BTreeMap::new(),
+            generations: vec![0; GENERATIONS as usize],
+            activity: keeps_progress.then(BTreeMap::new),
+            stale_pages: BTreeSet::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(crate) const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    pub(crate) const fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    pub(crate) const fn session(&self) -> Option<&Session> {
+        self.session.as_ref()
+    }
+
+    pub(crate) fn is_current(&self, session: u64) -> bool {
+        self.session.as_ref().is_some_and(|current| current.number == session)
+    }
+
+    /// Chunks that an earlier session of the job has copied and flushed.
+    pub(crate) fn adopt(&mut self, runs: &[Range<u64>]) {
+        for run in runs {
+            self.life.set_range(run.clone(), Life::Had);
+        }
+    }
+
+    /// Goes on with `target`, which has what was had before unless it is `empty`.
+    pub(crate) fn begin_session(&mut self, target: Device, empty: bool) {
+        if empty {
+            // A copy that still runs ends with its session and makes its chunks absent itself.
+            self.life.replace(Life::Had, Life::Absent);
+            self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
+        }
+        self.sessions += 1;
+        self.session = Some(Session { number: self.sessions, target });
+    }
+
+    /// The target is gone: what was not flushed there must be copied again.
+    pub(crate) fn drop_session(&mut self) {
+        self.session = None;
+        for state in [Durability::Unflushed, Durability::Flushing, Durability::FlushingAndUnflushed] {
+            let mut from = 0;
+            while let Some(run) = self.durability.next_run(state, from, u64::MAX) {
+                from = run.end;
+                for index in run.clone() {
+                    if self.life.get(index) == Life::Had {
+                        self.lose(index);
+                    }
+                }
+                self.durability.set_range(run, Durability::Clean);
+            }
+        }
+    }
+
+    /// A chunk that was had must be copied again.
+    fn lose(&mut self, index: u64) {
+        self.life.set(index, Life::Absent);
+        self.stale_pages.insert(index / PAGE_BITS);
+    }
+
+    /// Decides what becomes of a guest write. The caller holds the extent's lock until [`finish_write`].
+    ///
+    /// [`finish_write`]: Self::finish_write
+    pub(crate) fn plan_write(&mut self, extent: Extent) -> WritePlan {
+        let mut plan = WritePlan { mirror: None, force_target: false, activate: Vec::new(), active: false, extent };
+        if self.mode == Mode::Detached {
+            return plan;
+        }
+        let mut parts: Vec<Extent> = Vec::new();
+        let mut lost = false;
+        for index in self.chunk.indices_of(extent) {
+            match self.life.get(index) {
+                Life::Absent | Life::Reading => {}
+                Life::Writing => _ = self.redo.insert(index),
+                Life::Had if self.session.is_none() => {
+                    self.lose(index);
+                    lost = true;
+                }
+                Life::Had => {
+                    self.touch_target(index);
+                    let part = self.chunk_extent(index).intersection(extent).expect("the write touches the chunk");
+                    match parts.last_mut() {
+                        Some(last) if last.end() == part.offset => last.length += part.length,
+                        _ => parts.push(part),
+                    }
+                }
+            }
+        }
+        plan.active = lost || !parts.is_empty();
+        if let (true, Some(activity)) = (plan.active, &mut self.activity) {
+            for number in active_of(extent) {
+                let entry = activity.entry(number).or_default();
+                entry.in_flight += 1;
+                if !entry.on_record {
+                    plan.activate.push(number);
+                }
+            }
+        }
+        if let (false, Some(session)) = (parts.is_empty(), &self.session) {
+            self.counts.mirrored += parts.iter().map(|part| part.length.0).sum::<u64>();
+            plan.mirror = Some((session.clone(), parts));
+            plan.force_target = self.mode.flushes_both();
+        }
+        plan
+    }
+
+    /// The activity log has these extents now.
+    pub(crate) fn activated(&mut self, numbers: &[u64]) {
+        let Some(activity) = &mut self.activity else { return };
+        for number in numbers {
+            if let Some(entry) = activity.get_mut(number) {
+                entry.on_record = true;
+            }
+        }
+    }
+
+    /// A guest write is over. If the source failed it, the sides may differ.
+    pub(crate) fn finish_write(&mut self, plan: &WritePlan, source_failed: bool) {
+        if let (true, Some(activity)) = (plan.active, &mut self.activity) {
+            for number in active_of(plan.extent) {
+                activity.get_mut(&number).expect("counted in by the plan").in_flight -= 1;
+            }
+        }
+        let Some((_, parts)) = &plan.mirror else { return };
+        for part in parts {
+            for index in self.chunk.indices_of(*part) {
+                // Said again at the end: a flush that began meanwhile does not cover this write.
+                self.touch_target(index);
+                if source_failed {
+                    self.scrutiny.set(index, Scrutiny::Wanted);
+                    if self.life.get(index) == Life::Had {
+                        self.lose(index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The target was or will be written at this chunk.
+    fn touch_target(&mut self, index: u64) {
+        self.bump_generation(index);
+        let next = match self.durability.get(index) {
+            Durability::Clean => Durability::Unflushed,
+            Durability::Flushing => Durability::FlushingAndUnflushed,
+            Durability::Unflushed | Durability::FlushingAndUnflushed => return,
+        };
+        self.durability.set(index, next);
+    }
+
+    fn bump_generation(&mut self, index: u64) {
+        let generation = &mut self.generations[(index % GENERATIONS) as usize];
+        *generation = generation.wrapping_add(1);
+    }
+
+    /// A number that changes when a mirrored write to one of the chunks begins or ends.
+    pub(crate) fn generation(&self, chunks: Range<u64>) -> u64 {
+        chunks.take(GENERATIONS as usize).map(|index| u64::from(self.generations[(index % GENERATIONS) as usize])).sum()
+    }
+
+    /// The next run of absent chunks at or after `from`, of at most `chunks_max`. A chunk that has been redone too often
+    /// comes alone.
+    pub(crate) fn next_absent(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
+        let run = self.life.next_run(Life::Absent, from, chunks_max)?;
+        match self.redone.range(run.clone()).find(|(_, redos)| **redos >= REDOS_MAX) {
+            Some((index, _)) if *index == run.start => Some(run.start..run.start + 1),
+            Some((index, _)) => Some(run.start..*index),
+            None => Some(run),
+        }
+    }
+
+    /// Whether the copy of this run keeps the lock while it writes.
+    pub(crate) fn holds_guest(&self, run: Range<u64>) -> bool {
+        self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
+    }
+
+    /// Takes absent chunks for a copy.
+    pub(crate) fn claim(&mut self, run: Range<u64>) {
+        self.life.set_range(run, Life::Reading);
+    }
+
+    /// Gives claimed chunks up again.
+    pub(crate) fn give_up(&mut self, run: Range<u64>, suspect: bool) {
+        self.redo.retain(|index| !run.contains(index));
+        if suspect {
+            self.scrutiny.set_range(run.clone(), Scrutiny::Wanted);
+        }
+        self.life.set_range(run, Life::Absent);
+    }
+
+    /// The copy has read its chunks and begins to write them.
+    pub(crate) fn begin_writing(&mut self, run: Range<u64>) {
+        self.life.set_range(run, Life::Writing);
+    }
+
+    /// The copy has written its chunks to the target of `session`. Gives how many bytes are had now for the first time
+    /// or again.
+    pub(crate) fn end_copy(&mut self, run: Range<u64>, session: u64) {
+        if !self.is_current(session) {
+            return self.give_up(run, true);
+        }
+        self.unsee(run.clone());
+        for index in run {
+            self.touch_target(index);
+            self.stale_pages.insert(index / PAGE_BITS);
+            if self.redo.remove(&index) {
+                self.counts.redos += 1;
+                *self.redone.entry(index).or_default() += 1;
+                self.scrutiny.set(index, Scrutiny::Wanted);
+                self.life.set(index, Life::Absent);
+            } else {
+                self.redone.remove(&index);
+                self.life.set(index, Life::Had);
+            }
+        }
+    }
+
+    /// Chunks that were already equal without a write to the target: both sides read as zeroes.
+    pub(crate) fn end_skip(&mut self, run: Range<u64>, session: u64) {
+        if !self.is_current(session) {
+            return self.give_up(run, false);
+        }
+        self.unsee(run.clone());
+        self.redone.clear_range(run.clone());
+        self.stale_pages.extend(run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS);
+        self.life.set_range(run, Life::Had);
+    }
+
+    /// How many bytes are in step on both sides. The last chunk counts as a whole one.
+    pub(crate) fn bytes_had(&self) -> Bytes {
+        Bytes(self.life.count(Life::Had) * self.chunk.bytes()).min(self.size)
+    }
+
+    /// Whether every chunk is on both sides.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.session.is_some() && self.life.count(Life::Had) == self.life.len()
+    }
+
+    /// Whether the target has been written since the last flush that succeeded began.
+    pub(crate) fn has_unflushed(&self) -> bool {
+        self.durability.count(Durability::Clean) != self.durability.len()
+    }
+
+    /// A flush of the target begins.
+    pub(crate) fn begin_flush(&mut self) {
+        self.durability.replace(Durability::FlushingAndUnflushed, Durability::Flushing);
+        self.durability.replace(Durability::Unflushed, Durability::Flushing);
+    }
+
+    /// The flush that began has succeeded.
+    pub(crate) fn end_flush(&mut self) {
+        self.durability.replace(Durability::Flushing, Durability::Clean);
+        self.durability.replace(Durability::FlushingAndUnflushed, Durability::Unflushed);
+    }
+
+    /// Asks for a comparison of these chunks.
+    pub(crate) fn want_comparison(&mut self, run: Range<u64>) {
+        self.scrutiny.set_range(run, Scrutiny::Wanted);
+    }
+
+    /// How many chunks wait to be compared: all that have not been if `full`, otherwise those that are wanted.
+    pub(crate) fn uncompared(&self, full: bool) -> u64 {
+        let unseen = if full { self.scrutiny.count(Scrutiny::Unseen) } else { 0 };
+        unseen + self.scrutiny.count(Scrutiny::Wanted) + self.scrutiny.count(Scrutiny::Comparing)
+    }
+
+    /// Takes the next run of chunks to compare, and says whether they were wanted rather than just unseen.
+    pub(crate) fn take_uncompared(&mut self, full: bool, chunks_max: u64) -> Option<(Range<u64>, bool)> {
+        let wanted = self.scrutiny.next_run(Scrutiny::Wanted, 0, chunks_max);
+        let unseen = || self.scrutiny.next_run(Scrutiny::Unseen, 0, chunks_max).filter(|_| full);
+        let (run, is_wanted) = match wanted {
+            Some(run) => (run, true),
+            None => (unseen()?, false),
+        };
+        self.scrutiny.set_range(run.clone(), Scrutiny::Comparing);
+        Some((run, is_wanted))
+    }
+
+    /// Says how a comparison ended.
+    pub(crate) fn end_compare(&mut self, run: Range<u64>, equal: bool) {
+        self.scrutiny.set_range(run, if equal { Scrutiny::Equal } else { Scrutiny::Wanted });
+    }
+
+    /// Chunks that were copied again must be compared again.
+    fn unsee(&mut self, run: Range<u64>) {
+        let mut from = run.start;
+        while let Some(equal) = self.scrutiny.next_run(Scrutiny::Equal, from, run.end.saturating_sub(from)) {
+            if equal.start >= run.end {
+                return;
+            }
+            from = equal.end;
+            self.scrutiny.set_range(equal.start..equal.end.min(run.end), Scrutiny::Unseen);
+        }
+    }
+
+    /// Whether all of these chunks are on both sides.
+    pub(crate) fn all_had(&self, run: Range<u64>) -> bool {
+        let length = run.end - run.start;
+        self.session.is_some() && self.life.next_run(Life::Had, run.start, length) == Some(run)
+    }
+
+    /// The pages of the progress map that are not up to date; the caller brings every one of them up to date.
+    pub(crate) fn take_stale_pages(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.stale_pages).into_iter().collect()
+    }
+
+    /// Brings a page of had bits up to date. A chunk that waits for its first flush keeps the page stale.
+    pub(crate) fn fill_had_page(&mut self, number: u64, page: &mut [u8; PAGE_BYTES]) {
+        let first = number * PAGE_BITS;
+        let end = (first + PAGE_BITS).min(self.life.len());
+        for index in first..end {
+            let within = index - first;
+            if self.life.get(index) != Life::Had {
+                set_bit(page, within, false);
+            } else if self.durability.get(index) == Durability::Clean {
+                set_bit(page, within, true);
+            } else if !bit(page, within) {
+                self.stale_pages.insert(number);
+            }
+        }
+    }
+
+    /// The extents of the activity log that need not be there any more: nothing in flight, nothing unflushed, and the
+    /// had bits say what is. They are forgotten here; the caller clears them on record before anybody else may set them.
+    pub(crate) fn take_idle(&mut self) -> Vec<u64> {
+        let Some(activity) = &mut self.activity else { return Vec::new() };
+        let mut idle = Vec::new();
+        activity.retain(|number, entry| {
+            let start = Bytes(number * crate::progress_map::ACTIVE_EXTENT.0);
+            let end = (start + crate::progress_map::ACTIVE_EXTENT).min(self.size);
+            let chunks = self.chunk.indices_of(Extent::between(start, end));
+            let pages = chunks.start / PAGE_BITS..=(chunks.end - 1) / PAGE_BITS;
+            let is_clean = self
+                .durability
+                .next_run(Durability::Clean, chunks.start, chunks.end - chunks.start)
+                .is_some_and(|run| run == chunks);
+            let keep =
+                entry.in_flight > 0 || !entry.on_record || !is_clean || self.stale_pages.range(pages).next().is_some();
+            if !keep {
+                idle.push(*number);
+            }
+            keep
+        });
+        idle
+    }
+
+    pub(crate) fn chunk_extent(&self, index: u64) -> Extent {
+        self.chunk.extent_of(ChunkIndex(index), self.size)
+    }
+
+    pub(crate) fn run_extent(&self, run: &Range<u64>) -> Extent {
+        Extent::between(self.chunk_extent(run.start).offset, self.chunk_extent(run.end - 1).end())
+    }
+
+    pub(crate) fn chunks(&self) -> u64 {
+        self.life.len()
+    }
+}
+
+/// Removing a range of keys.
+trait ClearRange {
+    fn clear_range(&mut self, range: Range<u64>);
+}
+
+impl<V> ClearRange for BTreeMap<u64, V> {
+    fn clear_range(&mut self, range: Range<u64>) {
+        while let Some(key) = self.range(range.clone()).next().map(|(key, _)| *key) {
+            self.remove(&key);
+        }
+    }
+}

@@ -1,0 +1,499 @@
+//! A small world for tests: a virtual clock, disks that take time and fail on demand, a journal, a guest.
+#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part of it")]
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use block::{
+    BlockDevice, Buffer, BufferPool, Bytes, Data, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
+    MemDevice, Mutation, MutationKind, Result, Slot,
+};
+use env::{Env, EnvRef, Moment, Task};
+use migrate::{Control, JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap};
+use parking_lot::Mutex;
+
+/// Tokio's paused clock and one seed.
+pub struct TestEnv {
+    start: tokio::time::Instant,
+    random: AtomicU64,
+}
+
+impl TestEnv {
+    pub fn new(seed: u64) -> Arc<Self> {
+        Arc::new(Self { start: tokio::time::Instant::now(), random: AtomicU64::new(seed) })
+    }
+}
+
+impl Env for TestEnv {
+    fn now(&self) -> Moment {
+        Moment(self.start.elapsed())
+    }
+    fn sleep(&self, span: Duration) -> Task {
+        Box::pin(tokio::time::sleep(span))
+    }
+    fn spawn(&self, task: Task) {
+        tokio::spawn(task);
+    }
+    fn random(&self) -> u64 {
+        // SplitMix64.
+        let state = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+    fn wall_clock(&self) -> SystemTime {
+        SystemTime::UNIX_EPOCH
+    }
+}
+
+/// How a disk behaves.
+#[derive(Default)]
+pub struct Manners {
+    /// Every operation takes up to so many milliseconds.
+    pub delay_ms: u64,
+    /// So many mutations succeed, then every one fails.
+    pub writes_left: Option<u64>,
+    /// So many flushes succeed, then every one fails.
+    pub flushes_left: Option<u64>,
+    /// So many reads succeed, then every one fails.
+    pub reads_left: Option<u64>,
+    /// With what it fails.
+    pub kind: Option<ErrorKind>,
+    /// Mutations never end while this is set.
+    pub hung: bool,
+    /// It cannot tell holes from data.
+    pub blind: bool,
+}
+
+/// A disk in memory.
+#[derive(Clone)]
+pub struct Disk {
+    pub memory: Arc<MemDevice>,
+    pub manners: Arc<Mutex<Manners>>,
+    pub flushes: Arc<AtomicU64>,
+    pub data_written: Arc<AtomicU64>,
+    /// Extents of mutations under way, to see whether two that overlap ever are.
+    busy: Arc<Mutex<Vec<Extent>>>,
+    pub overlaps: Arc<AtomicU64>,
+    env: EnvRef,
+}
+
+impl Disk {
+    pub fn new(env: &EnvRef, size: Bytes) -> Self {
+        Self {
+            memory: Arc::new(MemDevice::new(size)),
+            manners: Arc::default(),
+            flushes: Arc::default(),
+            data_written: Arc::default(),
+            busy: Arc::default(),
+            overlaps: Arc::default(),
+            env: Arc::clone(env),
+        }
+    }
+
+    pub fn device(&self, name: &str) -> Device {
+        Device::new(name, self.clone())
+    }
+
+    pub async fn contents(&self) -> Vec<u8> {
+        let size = self.memory.geometry().size;
+        let buffer = self.memory.read(Bytes::ZERO, Buffer::unpooled(size.as_usize())).await;
+        buffer.expect("memory answers").to_vec()
+    }
+
+    pub async fn put(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write(Mutation::data(Bytes(offset), Data::copy_of(bytes))).await.expect("memory takes it");
+    }
+
+    async fn pause(&self) {
+        let delay = self.manners.lock().delay_ms;
+        if delay > 0 {
+            self.env.sleep(Duration::from_millis(self.env.random() % (delay + 1))).await;
+        }
+    }
+
+    fn count(left: &mut Option<u64>, kind: Option<ErrorKind>, what: &str) -> Result<()> {
+        match left {
+            Some(0) => Err(Error::new(kind.unwrap_or(ErrorKind::Io), format!("the disk fails a {what}"))),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            self.pause().await;
+            {
+                let mut manners = self.manners.lock();
+                let kind = manners.kind;
+                Self::count(&mut manners.reads_left, kind, "read")?;
+            }
+            let buffer = self.memory.read(offset, buffer).await;
+            self.pause().await;
+            buffer
+        })
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let extent = mutation.extent();
+            {
+                let mut busy = self.busy.lock();
+                let overlaps = busy.iter().any(|other| other.overlaps(extent));
+                self.overlaps.fetch_add(u64::from(overlaps), Ordering::Relaxed);
+                busy.push(extent);
+            }
+            let done = async {
+                self.pause().await;
+                while self.manners.lock().hung {
+                    self.env.sleep(Duration::from_millis(10)).await;
+                }
+                {
+                    let mut manners = self.manners.lock();
+                    let kind = manners.kind;
+                    Self::count(&mut manners.writes_left, kind, "write")?;
+                }
+                if matches!(mutation.kind(), MutationKind::Data(_)) {
+                    self.data_written.fetch_add(extent.length.0, Ordering::Relaxed);
+                }
+                self.memory.write(mutation).await?;
+                self.pause().await;
+                Ok(())
+            };
+            let done = done.await;
+            let mut busy = self.busy.lock();
+            let at = busy.iter().position(|other| *other == extent).expect("it was entered");
+            busy.swap_remove(at);
+            done
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.pause().await;
+            let mut manners = self.manners.lock();
+            let kind = manners.kind;
+            Self::count(&mut manners.flushes_left, kind, "flush")?;
+            self.flushes.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        if self.manners.lock().blind {
+            let all = ExtentStatus { extent, state: block::ExtentState::Data };
+            return block::ready(Ok(vec![all]));
+        }
+        self.memory.extents(extent)
+    }
+}
+
+/// What becomes of a commit.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fate {
+    Stored,
+    /// It fails; the disk may have it or not, and the journal does not know.
+    Failed,
+    /// It takes this long and is stored then.
+    Late(Duration),
+}
+
+/// A journal in memory that looks at both disks at the commit.
+pub struct TestJournal {
+    env: EnvRef,
+    disks: Mutex<(Disk, Disk)>,
+    pub recorded: Mutex<Vec<Phase>>,
+    pub fates: Mutex<VecDeque<Fate>>,
+    /// Records fail while this is set.
+    pub records_fail: AtomicBool,
+    pub commits: AtomicU64,
+    /// Whether the target holds the volume, as far as the journal knows.
+    pub committed: AtomicBool,
+    /// Whether the commit found the two sides equal; only the first is looked at, which has the guest held.
+    pub equal: Mutex<Option<bool>>,
+    pub target_flushes: AtomicU64,
+}
+
+impl JobJournal for TestJournal {
+    fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.env.sleep(Duration::from_millis(1)).await;
+            if self.records_fail.load(Ordering::Relaxed) {
+                return Err(Error::new(ErrorKind::Io, "the journal fails"));
+            }
+            self.recorded.lock().push(phase);
+            self.committed.store(false, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+
+    fn commit(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            if self.commits.fetch_add(1, Ordering::Relaxed) == 0 {
+                let (source, target) = self.disks.lock().clone();
+                let (a, b) = (source.contents().await, target.contents().await);
+                *self.equal.lock() = Some(a[..] == b[..a.len()]);
+                assert_eq!(
+                    target.overlaps.load(Ordering::Relaxed),
+                    0,
+                    "overlapping writes were under way at the target"
+                );
+                self.target_flushes.store(target.flushes.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            let fate = self.fates.lock().pop_front().unwrap_or(Fate::Stored);
+            match fate {
+                Fate::Stored => self.env.sleep(Duration::from_millis(1)).await,
+                Fate::Failed => return Err(Error::new(ErrorKind::Io, "the journal fails the commit")),
+                Fate::Late(span) => self.env.sleep(span).await,
+            }
+            self.committed.store(true, Ordering::Relaxed);
+            Ok(())
+        })
+    }
+}
+
+/// Source, target, slot, journal, and a guest.
+pub struct World {
+    pub env: EnvRef,
+    pub source: Disk,
+    pub source_device: Device,
+    pub target: Disk,
+    pub target_device: Device,
+    pub slot: Slot,
+    pub journal: Arc<TestJournal>,
+    pub stop: Arc<AtomicBool>,
+}
+
+pub const CHUNK: u64 = 4096;
+
+pub fn options() -> MoveOptions {
+    MoveOptions { chunk_bytes: CHUNK, window_bytes_max: 1 << 20, ..MoveOptions::default() }
+}
+
+impl World {
+    /// A volume of `size` bytes, about half of it data in pieces of all sizes.
+    pub async fn new(seed: u64, size: u64) -> Self {
+        let env: EnvRef = TestEnv::new(seed);
+        let source = Disk::new(&env, Bytes(size));
+        let target = Disk::new(&env, Bytes(size));
+        let mut at = 0;
+        while at < size {
+            let length = (env.random() % 100_000).min(size - at);
+            if env.random() % 2 == 0 {
+                let byte = (env.random() % 255) as u8 + 1;
+                source.put(at, &vec![byte; length as usize]).await;
+            }
+            at += length.max(1);
+        }
+        for disk in [&source, &target] {
+            disk.manners.lock().delay_ms = 3;
+        }
+        Self::over(env, source, target)
+    }
+
+    pub fn over(env: EnvRef, source: Disk, target: Disk) -> Self {
+        let (source_device, target_device) = (source.device("source"), target.device("target"));
+        let journal = TestJournal {
+            env: Arc::clone(&env),
+            disks: Mutex::new((source.clone(), target.clone())),
+            recorded: Mutex::default(),
+            fates: Mutex::default(),
+            records_fail: AtomicBool::new(false),
+            commits: AtomicU64::new(0),
+            committed: AtomicBool::new(false),
+            equal: Mutex::new(None),
+            target_flushes: AtomicU64::new(0),
+        };
+        Self {
+            slot: Slot::new(source_device.clone()),
+            env,
+            source,
+            source_device,
+            target,
+            target_device,
+            journal: Arc::new(journal),
+            stop: Arc::default(),
+        }
+    }
+
+    pub fn parts(&self) -> Parts {
+        Parts {
+            env: Arc::clone(&self.env),
+            slot: self.slot.clone(),
+            source: self.source_device.clone(),
+            target: self.target_device.clone(),
+            journal: Arc::clone(&self.journal) as _,
+            progress_map: None,
+            meter: None,
+            comparison: None,
+            pool: BufferPool::new(Bytes::mib(8)),
+        }
+    }
+
+    pub async fn start(&self, options: MoveOptions) -> (Control, tokio::task::JoinHandle<Outcome>) {
+        self.start_with(self.parts(), options).await
+    }
+
+    pub async fn start_with(&self, parts: Parts, options: MoveOptions) -> (Control, tokio::task::JoinHandle<Outcome>) {
+        let (control, work) = Migration::start(parts, options).await.expect("the migration starts");
+        (control, tokio::spawn(work))
+    }
+
+    /// Guest tasks that write, zero, discard and flush until they are stopped, each in a part of its own that it checks
+    /// against a model, and one that writes anywhere, overlapping itself.
+    pub fn guest(&self, tasks: u64) -> Vec<tokio::task::JoinHandle<u64>> {
+        let size = self.source.geometry().size.0;
+        let own = size / 2 / tasks;
+        let mut all: Vec<_> = (0..tasks)
+            .map(|task| {
+                let guest = self.lane();
+                tokio::spawn(async move { guest.work_alone(task * own, own).await })
+            })
+            .collect();
+        let wild = self.lane();
+        all.push(tokio::spawn(async move { wild.work_wildly(size / 2, size - size / 2).await }));
+        all
+    }
+
+    pub fn lane(&self) -> Guest {
+        let device = Device::new("guest", self.slot.lane());
+        Guest { device, env: Arc::clone(&self.env), stop: Arc::clone(&self.stop) }
+    }
+
+    /// Stops the guest; every one of its tasks must have seen what it expected.
+    pub async fn stop_guest(&self, tasks: Vec<tokio::task::JoinHandle<u64>>) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut done = 0;
+        for task in tasks {
+            done += task.await.expect("the guest is content");
+        }
+        done
+    }
+
+    pub fn assert_equal_at_commit(&self) {
+        assert_eq!(*self.journal.equal.lock(), Some(true), "the sides differed at the switchover");
+    }
+}
+
+/// A connection of the guest.
+pub struct Guest {
+    pub device: Device,
+    env: EnvRef,
+    stop: Arc<AtomicBool>,
+}
+
+impl Guest {
+    fn draw(&self, below: u64) -> u64 {
+        self.env.random() % below.max(1)
+    }
+
+    fn mutation(&self, start: u64, length: u64) -> (Mutation, Option<u8>) {
+        let offset = start + self.draw(length);
+        let size = (1 + self.draw(20_000)).min(start + length - offset);
+        let extent = Extent::new(Bytes(offset), Bytes(size));
+        let (mutation, byte) = match self.draw(10) {
+            0 => (Mutation::zeroes(extent, self.draw(2) == 0), Some(0)),
+            1 => (Mutation::discard(extent), None),
+            _ => {
+                let byte = self.draw(256) as u8;
+                (Mutation::data(Bytes(offset), Data::copy_of(&vec![byte; size as usize])), Some(byte))
+            }
+        };
+        (mutation.with_fua(self.draw(5) == 0), byte)
+    }
+
+    async fn work_alone(self, start: u64, length: u64) -> u64 {
+        let first = self.device.read(Bytes(start), Buffer::unpooled(length as usize)).await;
+        let mut model = first.expect("the guest reads").to_vec();
+        let mut rounds = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            rounds += 1;
+            let (mutation, byte) = self.mutation(start, length);
+            let extent = mutation.extent();
+            let range = (extent.offset.0 - start) as usize..(extent.end().0 - start) as usize;
+            self.device.write(mutation).await.expect("the guest's write succeeds");
+            match byte {
+                Some(byte) => model[range].fill(byte),
+                None => {
+                    // After a discard anything may stand there, but always the same.
+                    let buffer = Buffer::unpooled(range.len());
+                    let found = self.device.read(extent.offset, buffer).await.expect("the guest reads");
+                    model[range].copy_from_slice(&found);
+                }
+            }
+            if self.draw(4) == 0 {
+                self.device.flush().await.expect("the guest's flush succeeds");
+            }
+            let offset = self.draw(length);
+            let size = (1 + self.draw(30_000)).min(length - offset);
+            let buffer = Buffer::unpooled(size as usize);
+            let found = self.device.read(Bytes(start + offset), buffer).await.expect("the guest reads");
+            let expected = &model[offset as usize..(offset + size) as usize];
+            assert!(found[..] == *expected, "the guest reads something else than it wrote at {offset}+{size}");
+            if self.draw(2) == 0 {
+                self.env.sleep(Duration::from_millis(self.draw(5))).await;
+            }
+        }
+        let last = self.device.read(Bytes(start), Buffer::unpooled(length as usize)).await.expect("the guest reads");
+        assert!(last[..] == model[..], "the guest's data is not what it wrote");
+        rounds
+    }
+
+    async fn work_wildly(self, start: u64, length: u64) -> u64 {
+        let mut rounds = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let writes: Vec<_> =
+                (0..4).map(|_| self.device.write(self.mutation(start, length.min(200_000)).0)).collect();
+            for written in futures::future::join_all(writes).await {
+                written.expect("the guest's write succeeds");
+                rounds += 1;
+            }
+            self.env.sleep(Duration::from_millis(self.draw(3))).await;
+        }
+        rounds
+    }
+}
+
+/// Waits until `is_reached` holds of the progress.
+pub async fn until(control: &Control, is_reached: impl Fn(&migrate::Progress) -> bool) -> migrate::Progress {
+    let mut watch = control.watch();
+    let reached = tokio::time::timeout(Duration::from_secs(600), watch.wait_for(|progress| is_reached(progress)));
+    reached.await.expect("the migration gets there").expect("the migration runs").clone()
+}
+
+/// The outcome, which must come.
+pub async fn outcome(work: tokio::task::JoinHandle<Outcome>) -> Outcome {
+    let ended = tokio::time::timeout(Duration::from_secs(3600), work).await;
+    ended.expect("the migration ends").expect("the migration does not panic")
+}
+
+/// The report of a migration that must have switched.
+pub async fn switched(work: tokio::task::JoinHandle<Outcome>) -> migrate::Report {
+    match outcome(work).await {
+        Outcome::Switched(report) => report,
+        other => panic!("the migration did not switch over: {other:?}"),
+    }
+}
+
+pub async fn map_on(device: &Device, size: u64, boot: u8) -> ProgressMap {
+    let chunk = options().chunk_size().expect("the chunk size is valid");
+    let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk };
+    ProgressMap::open(device.clone(), identity).await.expect("the map opens")
+}
+
+pub fn map_device(size: u64) -> Device {
+    let chunk = options().chunk_size().expect("the chunk size is valid");
+    Device::new("map", MemDevice::new(ProgressMap::bytes_needed(Bytes(size), chunk)))
+}
