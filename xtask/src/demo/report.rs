@@ -96,10 +96,14 @@ impl Story {
         if let (Some(adopt), Some(release)) = (self.adopt, self.release) {
             writeln!(out, "  adopt        {}   (release {})", human(adopt), human(release))?;
         }
-        let phases = self.report["phases"].as_object().into_iter().flatten();
-        let phases: Vec<String> =
-            phases.filter_map(|(name, time)| Some(format!("{name} {:.2} s", time.as_f64()?))).collect();
-        writeln!(out, "  move         {seconds:.2} s   ({})", phases.join(", "))?;
+        let phase = |name: &str| self.report["phases"][name].as_f64().unwrap_or(0.0);
+        let digest = self.report["verification"]["digest_seconds"].as_f64().unwrap_or(0.0);
+        writeln!(
+            out,
+            "  move         {seconds:.2} s   (copying {:.2} s, comparing {:.2} s; then the digest {digest:.2} s)",
+            phase("copying"),
+            phase("verifying")
+        )?;
         writeln!(out, "  plain copy   {plain:.2} s   (cp of the same bytes between the same volumes, then sync)")?;
         let count = |name: &str| mib(self.report[name].as_u64().unwrap_or(0));
         writeln!(
@@ -133,7 +137,7 @@ impl Story {
         let window = self.report["switchover"]["window_us"].as_u64().unwrap_or(0);
         writeln!(
             out,
-            "  longest stall at the switchover {}, within which the guest was held for {}",
+            "  longest stall at the switchover {} (new requests were held for {})",
             human(Duration::from_micros(stall)),
             human(Duration::from_micros(window))
         )
