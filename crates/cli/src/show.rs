@@ -185,10 +185,10 @@ pub(crate) fn plan(plan: &Plan) -> String {
         us(plan.stall_us),
     );
     for note in &plan.notes {
-        write!(text, "  note        {note}\n").expect("a string takes everything");
+        writeln!(text, "  note        {note}").expect("a string takes everything");
     }
     match &plan.refusal {
-        Some(refusal) => write!(text, "\nIt would be refused now: {refusal}\n").expect("a string takes everything"),
+        Some(refusal) => writeln!(text, "\nIt would be refused now: {refusal}").expect("a string takes everything"),
         None => text.push_str("\nNothing stands in its way.\n"),
     }
     text

@@ -1,0 +1,370 @@
+//! Moves: under load, steered, refused, killed in the middle, rescued.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::load::Load;
+use support::{HANG, World, name_of, signal, tool, wait};
+
+fn target(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+/// Waits until the volume's job has copied at least `bytes`.
+fn wait_until_copied(world: &World, bytes: u64) {
+    let start = Instant::now();
+    loop {
+        let jobs = world.json(&["jobs"]);
+        if jobs[0]["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied >= bytes) {
+            return;
+        }
+        assert!(start.elapsed() < HANG, "nothing is copied: {jobs}\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn same(path: &Path, expected: &[u8]) {
+    let found = std::fs::read(path).expect("read");
+    assert_eq!(found.len(), expected.len(), "{} has another size", path.display());
+    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        panic!("{} differs from byte {at} on", path.display());
+    }
+}
+
+#[test]
+fn a_volume_moves_under_load_and_every_promise_is_kept() {
+    let world = World::new();
+    let image = world.image("disk.img", (48 << 20) + 4096, 1 << 20);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 10);
+    let to = world.path("new.img");
+    let report = world.json(&["move", "x", "--to", &target(&to), "--verify", "full"]);
+    assert_eq!((&report["state"], &report["verified"], &report["equal"]), (&"done".into(), &true.into(), &true.into()));
+    for key in ["seconds", "bytes_copied", "bytes_mirrored", "stall_us_max"] {
+        assert!(report[key].is_number(), "{key}: {report}");
+    }
+    let before = load.requests();
+    while load.requests() < before + 100 {
+        std::thread::yield_now();
+    }
+    same(&to, &load.finish());
+
+    assert!(!image.exists(), "a VM could be started on the old disk");
+    let kept = world.files("disk.img.moved-").pop().expect("the source is kept");
+    let digest = blake3_of(&kept);
+    assert_eq!(report["digest"], *digest, "the digest is not that of the frozen source");
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&to));
+    assert_eq!(world.json(&["jobs", "--all"])[0]["report"]["equal"], true);
+}
+
+fn blake3_of(path: &Path) -> String {
+    let printed = tool("b3sum", &["--no-names", &path.display().to_string()]);
+    printed.trim().to_owned()
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_through_a_move() {
+    let world = World::new();
+    let image = world.image("disk.img", 64 << 20, 1 << 20);
+    let uri = world.attach("x", &image);
+    let job = [
+        "--name=verify",
+        "--ioengine=nbd",
+        &format!("--uri={uri}"),
+        "--rw=randwrite",
+        "--bs=8k",
+        "--size=64m",
+        "--iodepth=8",
+        "--verify=crc32c",
+        "--do_verify=1",
+        "--verify_fatal=1",
+        "--rate_iops=4000",
+        "--output-format=terse",
+    ];
+    let mut fio = std::process::Command::new("fio")
+        .args(job)
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("fio is there: run `make setup`");
+    std::thread::sleep(Duration::from_millis(300));
+    let report = world.json(&["move", "x", "--to", &target(&world.path("new.img")), "--bandwidth", "64MiB/s"]);
+    assert_eq!(report["equal"], true);
+    assert!(wait(&mut fio).success(), "fio found something else than it had written");
+}
+
+#[test]
+fn two_moves_at_once_are_refused_and_a_cancel_leaves_nothing_behind() {
+    let world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 20);
+    let to = world.path("new.img");
+    world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "2MiB/s", "--detach"]);
+    wait_until_copied(&world, 1 << 20);
+    world.refused(&["move", "x", "--to", &target(&world.path("other.img"))], 7, "is being moved");
+    world.refused(&["volume", "detach", "x"], 7, "is being moved");
+    assert_eq!(world.json(&["pause", "x"])["state"], "paused");
+    assert_eq!(world.json(&["resume", "x"])["volume"], "x");
+    assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
+    assert!(!to.exists() && !world.path("other.img").exists(), "a target was left behind");
+    assert!(world.files("disk.img.moved-").is_empty());
+    same(&image, &load.finish());
+    // What was cancelled does not stand in the way of the next try.
+    assert_eq!(world.json(&["move", "x", "--to", &target(&to)])["state"], "done");
+}
+
+#[test]
+fn a_waiting_move_ends_with_the_code_of_the_cancel() {
+    let world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    world.attach("x", &image);
+    let mut moving = world
+        .command(&["move", "x", "--to", &target(&world.path("new.img")), "--bandwidth", "1MiB/s"])
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("runs");
+    wait_until_copied(&world, 1 << 20);
+    world.json(&["cancel", "x"]);
+    assert_eq!(wait(&mut moving).code(), Some(41));
+}
+
+#[test]
+fn the_bandwidth_holds_and_can_be_lifted() {
+    let world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    world.attach("x", &image);
+    let start = Instant::now();
+    world.json(&["move", "x", "--to", &target(&world.path("new.img")), "--bandwidth", "4MiB/s", "--detach"]);
+    std::thread::sleep(Duration::from_secs(2));
+    let copied = world.json(&["jobs"])[0]["progress"]["bytes_copied"].as_u64().expect("a count");
+    let allowed = (start.elapsed().as_secs_f64() * f64::from(4 << 20)) as u64 + (4 << 20);
+    assert!(copied <= allowed, "{copied} bytes in {:?}", start.elapsed());
+    let job = world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+    assert_eq!(over["state"], "done", "{over}");
+}
+
+#[test]
+fn targets_that_cannot_be_used_are_refused_with_codes_of_their_own() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let existing = world.image("existing.img", 1 << 20, 65536);
+    let refused = |to: &Path, code: i32, part: &str| world.refused(&["move", "x", "--to", &target(to)], code, part);
+    refused(&existing, 10, "--overwrite");
+    refused(&image, 12, "is the source itself");
+    std::os::unix::fs::symlink(&image, world.path("link.img")).expect("linked");
+    refused(&world.path("link.img"), 12, "is the source itself");
+    refused(Path::new("/nonexistent/new.img"), 16, "/nonexistent");
+    refused(Path::new("/proc/new.img"), 16, "/proc/new.img");
+    world.refused(&["move", "x", "--to", "nowhere"], 2, "names no backend");
+    world.refused(&["move", "nobody", "--to", &target(&world.path("new.img"))], 5, "no volume");
+    assert_eq!(std::fs::metadata(&existing).expect("there").len(), 1 << 20, "a refused target was changed");
+    assert!(world.files("new.img").is_empty());
+    let plan = world.json(&["plan", "x", "--to", &target(&existing)]);
+    assert_eq!(plan["refusal"]["code"], "target-exists");
+    let plan = world.json(&["plan", "x", "--to", &target(&world.path("new.img"))]);
+    assert!(plan["refusal"].is_null() && plan["bytes_to_copy"] == 4 << 20, "{plan}");
+    assert!(world.files("new.img").is_empty(), "a plan left its target behind");
+    let report = world.json(&["move", "x", "--to", &target(&existing), "--overwrite", "--delete-source"]);
+    assert_eq!((&report["state"], &report["source_kept"]), (&"done".into(), &Value::Null));
+    assert!(!image.exists() && world.files("disk.img.moved-").is_empty(), "the source was to be deleted");
+}
+
+#[test]
+fn a_target_that_runs_full_ends_the_move_and_the_guest_goes_on() {
+    let world = World::new();
+    let full = Mount::tmpfs(&world.path("full"), "10m");
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 30);
+    // There is room when the move begins, and none before it ends.
+    let arguments = ["move", "x", "--to", &target(&full.path.join("new.img")), "--bandwidth", "4MiB/s", "--detach"];
+    let id = world.json(&arguments)["id"].as_u64().expect("a number");
+    std::fs::write(full.path.join("other"), vec![1; 6 << 20]).expect("room for another file");
+    let over = world.wait_for_job(id);
+    assert_eq!((&over["state"], &over["error"]["code"]), (&"failed".into(), &"no-space".into()), "{over}");
+    assert!(!full.path.join("new.img").exists(), "a target was left behind");
+    same(&image, &load.finish());
+}
+
+/// A file system of its own, unmounted when this is dropped.
+struct Mount {
+    path: std::path::PathBuf,
+}
+
+impl Mount {
+    fn tmpfs(path: &Path, size: &str) -> Self {
+        std::fs::create_dir(path).expect("created");
+        let shown = path.display().to_string();
+        tool("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "none", &shown]);
+        Self { path: path.to_owned() }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
+#[test]
+fn read_only_and_small_targets_are_refused() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let mount = Mount::tmpfs(&world.path("ro"), "1m");
+    world.refused(&["move", "x", "--to", &target(&mount.path.join("new.img"))], 14, "free");
+    tool("mount", &["-o", "remount,ro", &mount.path.display().to_string()]);
+    world.refused(&["move", "x", "--to", &target(&mount.path.join("new.img"))], 13, "read-only");
+
+    let small = world.image("small.img", 1 << 20, 65536);
+    let device = tool("losetup", &["--find", "--show", &small.display().to_string()]);
+    let device = device.trim();
+    let output = world.run(&["move", "x", "--to", &format!("file:{device}"), "--overwrite"]);
+    tool("losetup", &["--detach", device]);
+    support::check_refusal("a small block device", &output, 11, "at least as large");
+}
+
+#[test]
+fn the_daemon_is_killed_in_the_middle_of_moves_and_every_promise_is_kept() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 40);
+    let mut current = image;
+    let mut delay = 17_u64;
+    for round in 0..3 {
+        let to = world.path(&format!("round-{round}.img"));
+        let arguments = ["move", "x", "--to", &target(&to), "--verify", "full", "--bandwidth", "40MiB/s", "--detach"];
+        let id = world.json(&arguments)["id"].as_u64().expect("a number");
+        for _ in 0..4 {
+            delay = delay * 31 % 409;
+            std::thread::sleep(Duration::from_millis(delay));
+            world.kill();
+            world.start();
+        }
+        let over = world.wait_for_job(id);
+        assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+        assert!(!current.exists(), "the source of round {round} was not put out of the way");
+        current = to;
+    }
+    let before = load.requests();
+    while load.requests() < before + 100 {
+        std::thread::yield_now();
+    }
+    same(&current, &load.finish());
+}
+
+#[test]
+fn a_killed_move_resumes_with_what_is_missing_only() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    world.attach("x", &image);
+    let to = world.path("new.img");
+    let id = world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "8MiB/s", "--detach"])["id"].as_u64();
+    wait_until_copied(&world, 12 << 20);
+    world.kill();
+    world.start();
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id.expect("a number"));
+    assert_eq!((&over["state"], &over["report"]["sessions"]), (&"done".into(), &2.into()), "{over}");
+    let resumed = over["report"]["bytes_resumed"].as_u64().expect("a count");
+    assert!(resumed >= 4 << 20, "only {resumed} bytes were taken over: {over}");
+    same(&to, &std::fs::read(world.files("disk.img.moved-").pop().expect("kept")).expect("read"));
+}
+
+#[test]
+fn a_paused_move_stays_paused_over_a_restart() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    let id = world.json(&["move", "x", "--to", &to, "--bandwidth", "8MiB/s", "--detach"])["id"].as_u64();
+    wait_until_copied(&world, 1 << 20);
+    world.json(&["pause", "x"]);
+    world.kill();
+    world.start();
+    let job = world.json(&["jobs"])[0].clone();
+    assert_eq!(job["state"], "paused", "{job}");
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    world.json(&["resume", "x"]);
+    assert_eq!(world.wait_for_job(id.expect("a number"))["state"], "done");
+}
+
+#[test]
+fn moves_wait_in_a_queue() {
+    let mut world = World::without_daemon();
+    std::fs::write(world.path("config.toml"), "running-jobs-max = 1\n").expect("written");
+    world.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    let mut ids = Vec::new();
+    for name in ["a", "b"] {
+        let image = world.image(&format!("{name}.img"), 16 << 20, 65536);
+        world.attach(name, &image);
+        let to = target(&world.path(&format!("{name}-new.img")));
+        let job = world.json(&["move", name, "--to", &to, "--bandwidth", "8MiB/s", "--detach"]);
+        ids.push(job["id"].as_u64().expect("a number"));
+    }
+    wait_until_copied_by(&world, ids[0]);
+    let jobs = world.json(&["jobs"]);
+    let second = jobs.as_array().expect("a list").iter().find(|job| job["id"] == ids[1]).expect("there");
+    assert_eq!(second["state"], "queued", "{jobs}");
+    // A queued move survives a crash, too.
+    world.kill();
+    world.start();
+    for id in ids {
+        assert_eq!(world.wait_for_job(id)["state"], "done");
+    }
+}
+
+fn wait_until_copied_by(world: &World, id: u64) {
+    let start = Instant::now();
+    while start.elapsed() < HANG {
+        let jobs = world.json(&["jobs"]);
+        let job = jobs.as_array().and_then(|jobs| jobs.iter().find(|job| job["id"] == id));
+        if job.is_some_and(|job| job["progress"]["bytes_copied"].as_u64() > Some(0)) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("job {id} does not begin:\n{}", world.log());
+}
+
+#[test]
+fn rescue_serves_the_source_without_the_daemon_and_the_move_copies_anew() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 50);
+    let to = world.path("new.img");
+    let id = world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "8MiB/s", "--detach"])["id"].as_u64();
+    wait_until_copied(&world, 8 << 20);
+    let state = world.text("state");
+    world.refused(&["rescue", "x", "--state-dir", &state], 31, "a transhumed uses");
+    world.kill();
+    world.refused(&["rescue", "nobody", "--state-dir", &state], 5, "no volume nobody");
+    let mut rescue = world
+        .command(&["rescue", "x", "--state-dir", &state])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("runs");
+    let before = load.requests();
+    let start = Instant::now();
+    while load.requests() < before + 200 {
+        assert!(start.elapsed() < HANG, "the guest does not go on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&rescue, rustix::process::Signal::TERM);
+    assert!(wait(&mut rescue).success());
+    world.start();
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id.expect("a number"));
+    assert_eq!((&over["state"], &over["report"]["bytes_resumed"]), (&"done".into(), &0.into()), "{over}");
+    assert!(name_of(&to) == "new.img");
+    same(&to, &load.finish());
+}

@@ -1,0 +1,165 @@
+//! A guest: it writes and reads through connections of its own, and knows what it was promised.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use block::{Buffer, Bytes, Data, Device, Extent, Mutation};
+use env::{EnvRef, RealEnv};
+use nbd::{NbdDevice, NbdUri};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+/// How many connections it has; each writes to a part of the volume of its own.
+const LANES: u64 = 3;
+/// The unit of its requests.
+const BLOCK: u64 = 4096;
+
+/// A guest under load.
+pub(crate) struct Load {
+    stop: Arc<AtomicBool>,
+    requests: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<Vec<Vec<u8>>>>,
+}
+
+impl Load {
+    /// Begins to use the export at `uri`, which holds what is in the file `image` now.
+    pub(crate) fn start(uri: &str, image: &Path, seed: u64) -> Self {
+        let (stop, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let uri: NbdUri = uri.parse().expect("a good address");
+        let contents = std::fs::read(image).expect("read");
+        let part = contents.len().div_ceil(LANES as usize).next_multiple_of(BLOCK as usize);
+        let lanes: Vec<(u64, Vec<u8>)> = contents
+            .chunks(part)
+            .enumerate()
+            .map(|(number, bytes)| (number as u64 * part as u64, bytes.to_vec()))
+            .collect();
+        let (ended, counted) = (Arc::clone(&stop), Arc::clone(&requests));
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+            runtime.block_on(async move {
+                let env: EnvRef = Arc::new(RealEnv::new());
+                let lanes = lanes.into_iter().enumerate().map(|(number, (start, model))| {
+                    let random = StdRng::seed_from_u64(seed + number as u64);
+                    let lane = Lane { uri: uri.clone(), env: Arc::clone(&env), start, model, random, device: None };
+                    tokio::spawn(lane.run(Arc::clone(&ended), Arc::clone(&counted)))
+                });
+                let mut models = Vec::new();
+                for lane in lanes.collect::<Vec<_>>() {
+                    models.push(lane.await.expect("the guest saw what it must not see"));
+                }
+                models
+            })
+        });
+        Self { stop, requests, thread: Some(thread) }
+    }
+
+    /// How many requests were answered so far.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Ends, and gives what the volume must hold.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.stop.store(true, Ordering::Relaxed);
+        let models = self.thread.take().expect("not finished yet").join().expect("the guest saw what it must not see");
+        models.concat()
+    }
+}
+
+/// One connection and its part of the volume.
+struct Lane {
+    uri: NbdUri,
+    env: EnvRef,
+    start: u64,
+    model: Vec<u8>,
+    random: StdRng,
+    device: Option<Device>,
+}
+
+impl Lane {
+    async fn run(mut self, stop: Arc<AtomicBool>, requests: Arc<AtomicU64>) -> Vec<u8> {
+        while !stop.load(Ordering::Relaxed) {
+            let blocks = self.model.len() as u64 / BLOCK;
+            let first = self.random.random_range(0..blocks);
+            let count = self.random.random_range(1..=8).min(blocks - first);
+            let extent = Extent::new(Bytes(first * BLOCK), Bytes(count * BLOCK));
+            match self.random.random_range(0..10) {
+                0..=2 => self.read(extent).await,
+                3 => self.write(extent, None).await,
+                4 => self.flush().await,
+                _ => {
+                    let mut data = vec![0; extent.length.as_usize()];
+                    self.random.fill_bytes(&mut data);
+                    self.write(extent, Some(data)).await;
+                }
+            }
+            requests.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        self.model
+    }
+
+    /// The connection, made again for as long as it takes.
+    async fn device(&mut self) -> Device {
+        loop {
+            if let Some(device) = &self.device {
+                return device.clone();
+            }
+            match NbdDevice::connect(&self.uri, &self.env).await {
+                Ok(device) => self.device = Some(Device::new("export", device)),
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+
+    /// The connection is gone: a device's own error is none that a guest would survive.
+    fn lost(&mut self, error: &block::Error) {
+        assert_eq!(error.kind(), block::ErrorKind::Disconnected, "the guest saw an error: {}", error.chain());
+        self.device = None;
+    }
+
+    async fn read(&mut self, extent: Extent) {
+        loop {
+            let at = Bytes(self.start) + extent.offset;
+            match self.device().await.read(at, Buffer::unpooled(extent.length.as_usize())).await {
+                Ok(bytes) => {
+                    let from = extent.offset.as_usize();
+                    assert!(bytes[..] == self.model[from..from + bytes.len()], "{extent} is not what was written");
+                    return;
+                }
+                Err(error) => self.lost(&error),
+            }
+        }
+    }
+
+    async fn write(&mut self, extent: Extent, data: Option<Vec<u8>>) {
+        let at = Extent::new(Bytes(self.start) + extent.offset, extent.length);
+        loop {
+            let mutation = match &data {
+                Some(data) => Mutation::data(at.offset, Data::copy_of(data)),
+                None => Mutation::zeroes(at, true),
+            };
+            match self.device().await.write(mutation).await {
+                Ok(()) => break,
+                Err(error) => self.lost(&error),
+            }
+        }
+        let from = extent.offset.as_usize();
+        let part = &mut self.model[from..from + extent.length.as_usize()];
+        match data {
+            Some(data) => part.copy_from_slice(&data),
+            None => part.fill(0),
+        }
+    }
+
+    async fn flush(&mut self) {
+        loop {
+            match self.device().await.flush().await {
+                Ok(()) => return,
+                Err(error) => self.lost(&error),
+            }
+        }
+    }
+}

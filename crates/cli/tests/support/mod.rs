@@ -1,0 +1,220 @@
+//! A daemon in a directory of its own, the command line, and a client that behaves like QEMU's: it reconnects, sends
+//! again what was not answered, and remembers what it was promised.
+
+#![allow(dead_code, reason = "every test file uses a part of this")]
+
+pub(crate) mod load;
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Nothing here takes longer, on the slowest machine.
+pub(crate) const HANG: Duration = Duration::from_secs(120);
+
+/// A daemon and its directory; both are gone when this is dropped.
+pub(crate) struct World {
+    directory: tempfile::TempDir,
+    daemon: Option<Child>,
+    /// More arguments for the daemon.
+    pub(crate) arguments: Vec<String>,
+}
+
+impl World {
+    /// A directory without a daemon.
+    pub(crate) fn without_daemon() -> Self {
+        let directory = tempfile::Builder::new().prefix("th").tempdir().expect("a temporary directory");
+        Self { directory, daemon: None, arguments: Vec::new() }
+    }
+
+    /// A running daemon.
+    pub(crate) fn new() -> Self {
+        let mut world = Self::without_daemon();
+        world.start();
+        world
+    }
+
+    /// A path in its directory.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The same as text.
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    fn daemon_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_transhumed"));
+        command.arg("--state-dir").arg(self.path("state"));
+        command.arg("--listen").arg(format!("unix:{}", self.text("api")));
+        command.args(&self.arguments);
+        command
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub(crate) fn start(&mut self) {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
+        let daemon = self.daemon_command().stderr(log).spawn().expect("the daemon starts");
+        self.daemon = Some(daemon);
+        let start = Instant::now();
+        loop {
+            let answer = self.run(&["version", "--json"]);
+            let answer: Value = serde_json::from_slice(&answer.stdout).unwrap_or_default();
+            // Only the API of the daemon that was just started counts.
+            let pid = self.daemon.as_ref().map(Child::id);
+            if answer["daemon"]["pid"].as_u64() == pid.map(u64::from) {
+                return;
+            }
+            let ended = self.daemon.as_mut().expect("started").try_wait().expect("a child");
+            assert!(ended.is_none() && start.elapsed() < HANG, "the daemon does not come up:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Starts a daemon that is expected to end by itself.
+    pub(crate) fn start_in_vain(&self) -> Output {
+        self.daemon_command().output().expect("the daemon starts")
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        let mut daemon = self.daemon.take().expect("a daemon runs");
+        daemon.kill().expect("killed");
+        daemon.wait().expect("reaped");
+    }
+
+    /// SIGTERM, and waits for the end.
+    pub(crate) fn terminate(&mut self) {
+        let mut daemon = self.daemon.take().expect("a daemon runs");
+        signal(&daemon, rustix::process::Signal::TERM);
+        assert!(wait(&mut daemon).success(), "the daemon did not end well:\n{}", self.log());
+    }
+
+    /// What the daemon has logged.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// The command line, not yet run.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_transhume"));
+        command.args(arguments).env("TRANSHUME_API", self.path("api")).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the command line.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("the program runs")
+    }
+
+    /// Runs the command line, which must succeed, with `--json`.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{arguments:?}: {err}\n{out}\n{}", self.log());
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+    }
+
+    /// Runs the command line, which must fail with `code` and one line that has `part` in it.
+    pub(crate) fn refused(&self, arguments: &[&str], code: i32, part: &str) {
+        check_refusal(&format!("{arguments:?}"), &self.run(arguments), code, part);
+    }
+
+    /// A raw file of `bytes` with data in it, at the start of every `stride` bytes.
+    pub(crate) fn image(&self, name: &str, bytes: u64, stride: usize) -> PathBuf {
+        use std::os::unix::fs::FileExt;
+        let path = self.path(name);
+        let file = std::fs::File::create(&path).expect("created");
+        file.set_len(bytes).expect("sized");
+        let data: Vec<u8> = (0..65536_u32).flat_map(|word| word.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        for offset in (0..bytes).step_by(stride) {
+            let length = (bytes - offset).min(data.len() as u64).min(stride as u64) as usize;
+            file.write_all_at(&data[..length], offset).expect("written");
+        }
+        path
+    }
+
+    /// Serves `file` as the volume `name` on a socket of its own, and gives the export's address.
+    pub(crate) fn attach(&self, name: &str, file: &Path) -> String {
+        let uri = format!("nbd+unix:///{name}?socket={}", self.text(&format!("{name}.sock")));
+        self.json(&["volume", "attach", name, "--backend", &format!("file:{}", file.display()), "--export", &uri]);
+        uri
+    }
+
+    /// The files in the directory whose name begins with `prefix`.
+    pub(crate) fn files(&self, prefix: &str) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.directory.path()).expect("listed").flatten();
+        entries.map(|entry| entry.path()).filter(|path| name_of(path).starts_with(prefix)).collect()
+    }
+
+    /// Job `id` once it is over.
+    pub(crate) fn wait_for_job(&self, id: u64) -> Value {
+        let start = Instant::now();
+        loop {
+            let jobs = self.json(&["jobs", "--all"]);
+            let job = jobs.as_array().expect("a list").iter().find(|job| job["id"] == id).cloned();
+            if let Some(job) =
+                job.filter(|job| ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over))
+            {
+                return job;
+            }
+            assert!(start.elapsed() < HANG, "job {id} does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+    }
+}
+
+/// A file's name.
+pub(crate) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Sends a signal to a child.
+pub(crate) fn signal(child: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, signal).expect("signalled");
+}
+
+/// Waits for a child's end.
+pub(crate) fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            return status;
+        }
+        assert!(start.elapsed() < HANG, "a child does not end");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Fails unless `output` is a failure with `code` and one line that has `part` in it.
+pub(crate) fn check_refusal(what: &str, output: &Output, code: i32, part: &str) {
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{what}: {said}");
+    assert_eq!(said.trim().lines().count(), 1, "{what}: not one line: {said}");
+    assert!(said.contains(part), "{what}: \"{part}\" is not in: {said}");
+}
+
+/// Runs a program of the machine, which must succeed, and gives what it printed.
+pub(crate) fn tool(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}: run `make setup`"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
