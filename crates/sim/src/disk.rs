@@ -69,7 +69,7 @@ pub struct Faults {
     pub stuck: f64,
     /// A request begins a period of up to 50 ms in which the disk is 20 times slower.
     pub slow: f64,
-    /// A write is answered and never lands: only a comparison can find it.
+    /// A write is answered and never lands: only a comparison can find it, so the host ends this when one begins.
     pub lost_writes: f64,
 }
 
@@ -173,6 +173,11 @@ impl Disk {
     /// What may go wrong from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.state().faults = faults;
+    }
+
+    /// From now on every write that is answered lands.
+    pub fn stop_losing_writes(&self) {
+        self.state().faults.lost_writes = 0.0;
     }
 
     /// Whether anything may go wrong with it now.
@@ -452,14 +457,17 @@ struct FlushGuard<'a> {
 
 impl FlushGuard<'_> {
     fn end(mut self, success: bool) {
-        self.finish(success);
+        self.finish(Some(success));
     }
 
-    fn finish(&mut self, success: bool) {
+    fn finish(&mut self, outcome: Option<bool>) {
         self.ended = true;
         let mut state = self.disk.state();
         if state.power == self.power {
-            state.medium.end_flush(self.cut, success);
+            match outcome {
+                Some(success) => state.medium.end_flush(self.cut, success),
+                None => state.medium.abandon_flush(),
+            }
         }
         drop(state);
         self.disk.leave(0);
@@ -469,8 +477,8 @@ impl FlushGuard<'_> {
 impl Drop for FlushGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let success = self.disk.shared.dice.chance(0.5);
-            self.finish(success);
+            let happened = self.disk.shared.dice.chance(0.5);
+            self.finish(happened.then_some(true));
         }
     }
 }

@@ -199,6 +199,7 @@ impl Guest {
         let ticket = self.ledger().ask_flush();
         let answer = self.shared.port.request(|device| Box::pin(async move { device.flush().await })).await;
         self.note("flush", &answer);
+        self.shared.world.event(format_args!("guest flush answered"));
         self.ledger().flush_done(&ticket, answer.is_ok());
         answer.is_ok()
     }
@@ -251,7 +252,7 @@ impl Guest {
 
     async fn read(&self, sectors: std::ops::Range<u64>) -> bool {
         let bytes = self.ledger().bytes_of(&sectors);
-        let ticket = self.ledger().ask_read(sectors);
+        let ticket = self.ledger().ask_read(sectors.clone());
         let pool = &self.shared.pool;
         let answer = self.shared.port.request(|device| {
             let (pool, bytes) = (pool.clone(), bytes.clone());
@@ -262,6 +263,7 @@ impl Guest {
         });
         let answer = answer.await;
         self.note("read", &answer);
+        self.shared.world.event(format_args!("guest read of sectors {sectors:?} answered"));
         let mut ledger = self.ledger();
         match answer {
             Ok(buffer) => {
@@ -284,9 +286,11 @@ impl Guest {
         let fua = dice.chance(load.fua);
         let (zeroes, discard, may_unmap) = (dice.chance(load.zeroes), dice.chance(load.discards), dice.chance(0.5));
         let (mutation, ticket) = if discard {
+            self.shared.world.event(format_args!("guest discard of sectors {sectors:?}"));
             let ticket = self.ledger().ask_write(sectors, Content::Zero, true);
             (Mutation::discard(extent), ticket)
         } else if zeroes {
+            self.shared.world.event(format_args!("guest zeroes of sectors {sectors:?}"));
             let ticket = self.ledger().ask_write(sectors, Content::Zero, false);
             (Mutation::zeroes(extent, may_unmap), ticket)
         } else {
@@ -294,18 +298,22 @@ impl Guest {
             let mut ledger = self.ledger();
             let number = ledger.next_write();
             pattern::fill(number, bytes.start / SECTOR_BYTES, &mut buffer);
-            let first = sectors.start;
-            let ticket = ledger.ask_write(sectors, Content::Written(number), false);
-            self.shared.world.event(format_args!("guest write {number} at sector {first} {extent:?}"));
+            let ticket = ledger.ask_write(sectors.clone(), Content::Written(number), false);
+            self.shared.world.event(format_args!("guest write {number} of sectors {sectors:?}"));
             (Mutation::data(extent.offset, buffer.freeze()), ticket)
         };
         let mutation = mutation.with_fua(fua);
+        let again = AtomicBool::new(false);
         let answer = self.shared.port.request(|device| {
+            if again.swap(true, Ordering::Relaxed) {
+                self.ledger().ask_again(&ticket);
+            }
             let mutation = mutation.clone();
             Box::pin(async move { device.write(mutation).await })
         });
         let answer = answer.await;
         self.note("write", &answer);
+        self.shared.world.event(format_args!("guest write to {extent:?} answered"));
         match answer {
             Ok(()) => self.ledger().write_done(&ticket, fua),
             Err(_) => self.ledger().write_failed(&ticket),

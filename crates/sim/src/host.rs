@@ -53,8 +53,8 @@ pub struct Mistakes {
     pub serves_before_resuming: bool,
     /// Believes a progress map of another boot.
     pub trusts_old_maps: bool,
-    /// Goes on writing to the source after the switchover.
-    pub writes_after_switch: bool,
+    /// Serves the guest from the source again after the switchover.
+    pub returns_to_source: bool,
     /// Puts something between the host and a disk.
     pub wrap: Option<Arc<Wrap>>,
 }
@@ -425,6 +425,9 @@ impl Host {
                 if progress.phase != last.phase {
                     host.shared.world.event(format_args!("the move is {}", progress.phase));
                 }
+                if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
+                    host.shared.sides[target].stop_losing_writes();
+                }
                 let lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
                 last = progress;
                 if lost {
@@ -467,14 +470,16 @@ impl Host {
                 if report.equal == Some(false) {
                     world.violate(Invariant::EqualAtSwitch, "switched although a comparison found a difference");
                 }
-                if !shared.setup.mistakes.writes_after_switch {
-                    source.set_fence(Some("the volume has moved away from it"));
-                }
+                source.set_fence(Some("the volume has moved away from it"));
                 record.end_job().await;
+                if shared.setup.mistakes.returns_to_source {
+                    slot.quiesce().await.swap(source.open_at_once());
+                }
                 self.set_status(Status::Switched(Some(Box::new(report))));
             }
             Outcome::Cancelled(_) | Outcome::Failed { .. } => {
-                if holder != job.from || slot.device().name() != source.name() {
+                // Where requests did not drain in time, the idle mirror may still be there; the next move goes through it.
+                if holder != job.from || slot.device().name() == target.name() {
                     world.violate(Invariant::CancelSafe, "undone, but the guest or the journal is not on the source");
                 }
                 target.set_fence(Some("the move to it was undone"));

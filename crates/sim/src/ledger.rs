@@ -6,6 +6,8 @@
 //! - a write that was asked for after the version was answered, and was answered before the read was asked for;
 //! - another read that was answered before, and showed that a later version had taken its place.
 //!
+//! A write that is asked again after its connection was lost may take effect a second time.
+//!
 //! That is what it means for each sector to behave as one register (a guest may count on no more: writes of several
 //! sectors are not atomic). Writes in flight, and those that failed, may or may not be seen; a discard leaves zeroes or
 //! what was there, but always the same.
@@ -40,17 +42,31 @@ struct Version {
     answered: Option<Tick>,
     /// When a later write over it was answered.
     replaced: Option<Tick>,
+    /// When that write was asked.
+    replacing: Tick,
     /// When a read showed that it is in the past.
     overtaken: Option<Tick>,
     /// When it was first read.
     seen: Option<Tick>,
+    /// It was asked again, so that it may take effect a second time until it is answered.
+    again: bool,
     /// The write that replaced it is durable.
     gone: bool,
 }
 
 impl Version {
     const fn original(content: Content) -> Self {
-        Self { content, asked: 0, answered: Some(0), replaced: None, overtaken: None, seen: None, gone: false }
+        Self {
+            content,
+            asked: 0,
+            answered: Some(0),
+            replaced: None,
+            replacing: 0,
+            overtaken: None,
+            seen: None,
+            again: false,
+            gone: false,
+        }
     }
 
     /// Whether a read that was asked at `tick` may give it.
@@ -135,10 +151,24 @@ impl Ledger {
                 if version.asked == ticket.asked {
                     version.answered = Some(answered);
                 } else if !ticket.is_discard && version.answered.is_some_and(|answered| answered <= ticket.asked) {
-                    version.replaced.get_or_insert(answered);
+                    if version.replaced.is_none() {
+                        (version.replaced, version.replacing) = (Some(answered), ticket.asked);
+                    }
                     version.gone |= fua;
                 }
             }
+        }
+    }
+
+    /// The write is asked again on another connection, because it was never answered. It may take effect a second time,
+    /// over whatever has overtaken it meanwhile.
+    pub fn ask_again(&mut self, ticket: &Ticket) {
+        for sector in ticket.sectors.clone() {
+            let own = self.sectors[sector as usize].iter_mut().filter(|version| version.asked == ticket.asked);
+            own.for_each(|version| {
+                version.again = true;
+                version.overtaken = None;
+            });
         }
     }
 
@@ -178,7 +208,8 @@ impl Ledger {
             }
             for (index, version) in versions.iter_mut().enumerate() {
                 let is_before = |tick: Option<Tick>| tick.is_some_and(|tick| tick <= ticket.asked);
-                if index != found && (is_before(version.answered) || is_before(version.seen)) {
+                let took_effect = is_before(version.answered) || (is_before(version.seen) && !version.again);
+                if index != found && took_effect {
                     version.overtaken.get_or_insert(now);
                 }
             }
@@ -221,7 +252,10 @@ impl Ledger {
     }
 
     fn is_gone(&self, version: &Version) -> bool {
-        let covered = |tick: Tick| self.flushed.iter().any(|(from, through)| *from < tick && tick <= *through);
+        // What was on its way while a flush failed is as doubtful as what was answered before.
+        let covered = |answered: Tick| {
+            self.flushed.iter().any(|(failed, asked)| *failed < version.replacing && answered <= *asked)
+        };
         version.gone || version.replaced.is_some_and(covered)
     }
 

@@ -163,6 +163,11 @@ impl Medium {
         self.sequence
     }
 
+    /// Ends a flush that nobody waits for any more, without any effect.
+    pub(crate) const fn abandon_flush(&mut self) {
+        self.flushes -= 1;
+    }
+
     /// Ends a flush that began at `cut`. After a failure nobody will ever make durable what it covered.
     pub(crate) fn end_flush(&mut self, cut: u64, success: bool) {
         self.flushes -= 1;

@@ -89,6 +89,14 @@ fn common(dice: &Dice) -> Story {
         dice.pick(&[None, Some(50 << 20), Some(200 << 20), Some(600 << 20)]),
     );
     let (window, target_ms) = (dice.pick(&[512 << 10, 4 << 20, 16 << 20]), dice.pick(&[50, 1000, 30_000]));
+    // A move of many seconds, in which the progress map has something to say, or one of milliseconds, in which every
+    // request meets a copy.
+    let is_long = dice.chance(0.35);
+    let (bandwidth, think, span_ms) = match is_long {
+        true => (Some(dice.pick(&[100 << 10, 300 << 10, 1 << 20])), 100, dice.pick(&[10_000, 30_000])),
+        false => (bandwidth, 0, dice.pick(&[10, 30, 60])),
+    };
+    let load = Load { think: load.think.max(Duration::from_millis(think)), ..load };
     let (filled, dirty) = (dice.pick(&[0.0, 0.3, 0.7, 1.0]), dice.chance(0.3));
     Story::new()
         .volume(size)
@@ -97,7 +105,7 @@ fn common(dice: &Dice) -> Story {
         .dirty_target(dirty)
         .guest(load)
         .verify(verify)
-        .within(Duration::from_millis(dice.pick(&[10, 30, 60])))
+        .within(Duration::from_millis(span_ms))
         .options(|options| {
             options.chunk_bytes = chunk;
             options.bandwidth = bandwidth;
@@ -122,6 +130,7 @@ fn slow_disks(dice: &Dice) -> Story {
 fn hot_spot(dice: &Dice) -> Story {
     let load = Load {
         outstanding: 32,
+        requests: 1000,
         pattern: Pattern::Hot(64),
         zeroes: 0.1,
         discards: 0.1,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::Bytes;
 use env::Moment;
-use migrate::{MoveOptions, Verify};
+use migrate::{MoveOptions, Phase, Verify};
 
 use crate::clock;
 use crate::dice::Dice;
@@ -391,7 +391,13 @@ impl<'a> Cast<'a> {
             Happening::Reconnect => self.host.reconnect().await,
             Happening::TargetLost => {
                 // Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.
-                if self.host.control().is_some_and(|control| !control.snapshot().phase.is_committed()) {
+                let phase = self.host.control().map(|control| control.snapshot().phase);
+                if phase.is_some_and(|phase| !phase.is_committed() && !phase.is_final()) {
+                    let is_late = |phase| phase >= Phase::Quiescing && phase < Phase::Committed;
+                    if phase.is_some_and(is_late) {
+                        // The commit may be decided already: then it is the guest's own disk that is lost.
+                        self.guest.allow_errors();
+                    }
                     self.sides[1].set_lost(true);
                     let (disk, world) = (self.sides[1].clone(), self.world.clone());
                     let span = self.dice.up_to(Duration::from_millis(10));
@@ -402,7 +408,7 @@ impl<'a> Cast<'a> {
                 }
             }
             Happening::Corruption => {
-                let is_before = |phase| matches!(phase, migrate::Phase::Preparing | migrate::Phase::Copying);
+                let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
                 if self.host.control().is_some_and(|control| is_before(control.snapshot().phase)) {
                     self.sides[1].corrupt(Bytes(self.dice.below(self.story.size.0)));
                 }

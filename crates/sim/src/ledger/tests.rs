@@ -128,3 +128,16 @@ fn what_was_read_after_a_power_loss_stays() {
     assert_eq!(read(&mut ledger, Content::Zero), Ok(()));
     assert_eq!(read(&mut ledger, new), Err(Invariant::StableRead));
 }
+
+#[test]
+fn a_write_that_is_asked_again_may_take_effect_twice_until_it_is_answered() {
+    let mut ledger = ledger();
+    let (first, a) = write(&mut ledger);
+    let (_second, b) = write(&mut ledger);
+    assert_eq!(read(&mut ledger, a), Ok(()));
+    ledger.ask_again(&first);
+    assert_eq!(read(&mut ledger, b), Ok(()));
+    ledger.write_done(&first, false);
+    assert_eq!(read(&mut ledger, a), Ok(()));
+    assert_eq!(read(&mut ledger, b), Err(Invariant::StableRead));
+}
