@@ -84,7 +84,7 @@ impl Latch {
             return Ok(());
         }
         let context = format!(
-            "{} can promise nothing durable any more since a sync of it failed ({}): open it again and check it",
+            "{} promises nothing durable any more since a sync of it failed ({}): open it again and check it",
             path.display(),
             self.cause.lock()
         );
@@ -236,7 +236,14 @@ impl FileBackend {
         if body > 0 {
             self.write_slowly(&self.file, offset, self.aligned(data.slice(0..body)), fua).await?;
         }
-        self.write_slowly(tail, offset + Bytes::from(body), data.slice(body..data.len()), fua).await
+        self.write_through_cache(tail, offset + Bytes::from(body), data.slice(body..data.len()), fua).await
+    }
+
+    /// Writes, and syncs apart from that if `fua`: of a durable write that fails as one nobody could say whether it was
+    /// a sync that failed, and had lost what others wrote.
+    async fn write_through_cache(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
+        self.write_slowly(file, offset, data, false).await?;
+        if fua && self.engine != Engine::Memory { self.sync().await } else { Ok(()) }
     }
 
     /// The same bytes at an address that the disk can read from.
@@ -267,7 +274,7 @@ impl FileBackend {
                 let extent = Extent::new(offset, data.len().into());
                 write_full(&self.file, offset.0, &data, false).map_err(|error| self.failed(error, "writing", extent))
             }
-            Engine::PageCache | Engine::Memory => self.write_slowly(&self.file, offset, data, fua).await,
+            Engine::PageCache | Engine::Memory => self.write_through_cache(&self.file, offset, data, fua).await,
         }
     }
 

@@ -183,3 +183,44 @@ async fn holes_are_found_and_dirty_pages_are_data() {
         assert_eq!(states().await, [(0, true)]);
     }
 }
+
+#[tokio::test]
+async fn containers_that_grow_conform() {
+    let (disk, memory) = (directory(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
+    for (directory, cache) in [(&disk, CacheMode::Direct), (&disk, CacheMode::Page), (&memory, CacheMode::Auto)] {
+        let number = std::cell::Cell::new(0);
+        let make = async |size: Bytes| {
+            number.set(number.get() + 1);
+            let path = directory.path().join(format!("{}-{}", cache.name(), number.get()));
+            file_of(&path, 513);
+            device(&open(&path, cache, &OpenOptions::growing(size)).await)
+        };
+        conformance(2, make).await;
+    }
+}
+
+#[tokio::test]
+async fn a_medium_that_fails_is_told_from_a_full_one_and_its_failed_sync_is_remembered() {
+    let small = SmallFileSystem::in_memory();
+    let backing = small.directory.path().join("backing");
+    file_of(&backing, 64 << 20);
+    let over = Loop::over(&backing, &[]);
+    let backend = open(&over.path, CacheMode::Page, &OpenOptions::default()).await;
+    let through_the_cache = device(&backend);
+    // The page cache takes it; the medium behind it cannot.
+    for offset in 0..16 {
+        through_the_cache.write(data(offset << 20, 1 << 20, 7)).await.expect("the page cache takes it");
+    }
+    let error = through_the_cache.flush().await.expect_err("the medium is full");
+    assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace), "{}", error.chain());
+    for _ in 0..2 {
+        let error = through_the_cache.flush().await.expect_err("what was lost is not found again");
+        assert!(error.context().contains("nothing durable"), "{error}");
+    }
+    drop((through_the_cache, backend));
+
+    let past_the_cache = device(&open(&over.path, CacheMode::Direct, &OpenOptions::default()).await);
+    std::fs::File::options().write(true).open(&backing).and_then(|file| file.set_len(0)).expect("truncated");
+    let error = read(&past_the_cache, 0, 4096).await.expect_err("the medium is gone");
+    assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
+}
