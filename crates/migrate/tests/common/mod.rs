@@ -108,6 +108,12 @@ impl Disk {
         self.memory.write(Mutation::data(Bytes(offset), Data::copy_of(bytes))).await.expect("memory takes it");
     }
 
+    /// Forgets what was under way when the process died.
+    pub fn reboot(&self) {
+        self.busy.lock().clear();
+        self.overlaps.store(0, Ordering::Relaxed);
+    }
+
     async fn pause(&self) {
         let delay = self.manners.lock().delay_ms;
         if delay > 0 {
@@ -243,6 +249,8 @@ impl JobJournal for TestJournal {
         Box::pin(async move {
             if self.commits.fetch_add(1, Ordering::Relaxed) == 0 {
                 let (source, target) = self.disks.lock().clone();
+                // From here on the guest's errors would be its own.
+                target.manners.lock().writes_left = None;
                 let (a, b) = (source.contents().await, target.contents().await);
                 *self.equal.lock() = Some(a[..] == b[..a.len()]);
                 assert_eq!(
@@ -291,7 +299,7 @@ impl World {
         let mut at = 0;
         while at < size {
             let length = (env.random() % 100_000).min(size - at);
-            if env.random() % 2 == 0 {
+            if env.random().is_multiple_of(2) {
                 let byte = (env.random() % 255) as u8 + 1;
                 source.put(at, &vec![byte; length as usize]).await;
             }
@@ -354,7 +362,11 @@ impl World {
     /// Guest tasks that write, zero, discard and flush until they are stopped, each in a part of its own that it checks
     /// against a model, and one that writes anywhere, overlapping itself.
     pub fn guest(&self, tasks: u64) -> Vec<tokio::task::JoinHandle<u64>> {
-        let size = self.source.geometry().size.0;
+        self.guest_within(tasks, self.source.geometry().size.0)
+    }
+
+    /// The same, within the first `size` bytes.
+    pub fn guest_within(&self, tasks: u64, size: u64) -> Vec<tokio::task::JoinHandle<u64>> {
         let own = size / 2 / tasks;
         let mut all: Vec<_> = (0..tasks)
             .map(|task| {

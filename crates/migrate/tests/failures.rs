@@ -1,0 +1,329 @@
+//! What fails on the way: targets, sources, journals, processes. The guest never sees any of it.
+
+extern crate transhume_migrate as migrate;
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
+use common::{Disk, Fate, World, map_device, map_on, options, outcome, switched, until};
+use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Verify};
+
+/// Waits until a migration has lost its target or is over.
+async fn lost(control: &Control) -> bool {
+    until(control, |progress| progress.phase == Phase::TargetLost || progress.phase.is_final()).await.phase
+        == Phase::TargetLost
+}
+
+fn mend(disk: &Disk) {
+    let mut manners = disk.manners.lock();
+    manners.writes_left = None;
+    manners.flushes_left = None;
+    manners.reads_left = None;
+    manners.hung = false;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_sees_nothing() {
+    let mut losses = 0;
+    for (seed, writes) in (0..110).step_by(5).enumerate() {
+        let world = World::new(seed as u64, 2_000_000).await;
+        let kind = [ErrorKind::Io, ErrorKind::NoSpace, ErrorKind::Disconnected][seed % 3];
+        {
+            let mut manners = world.target.manners.lock();
+            (manners.writes_left, manners.kind) = (Some(writes), Some(kind));
+        }
+        let guest = world.guest(2);
+        let verify = if seed % 2 == 0 { Verify::Full } else { Verify::Sample };
+        let (control, work) = world.start(MoveOptions { verify, ..options() }).await;
+        if lost(&control).await {
+            losses += 1;
+            assert_eq!(control.snapshot().error.map(|error| error.kind), Some(kind.name().to_owned()));
+            // The guest goes on alone for a while, and what it changes is tracked.
+            world.env.sleep(Duration::from_millis(200)).await;
+            mend(&world.target);
+            control.resume();
+        }
+        mend(&world.target);
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        assert_eq!(report.equal, Some(true));
+    }
+    assert!(losses > 7, "the target failed only {losses} times");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_flushed_is_copied_again_after_a_flush_that_failed() {
+    for seed in 0..6 {
+        let world = World::new(seed, 2_000_000).await;
+        world.target.manners.lock().flushes_left = Some(0);
+        let guest = world.guest(2);
+        let (control, work) = world.start(options()).await;
+        assert!(lost(&control).await);
+        // What was never flushed is gone: a target that lost its cache.
+        for (chunk, bytes) in world.target.contents().await.chunks(4096).enumerate() {
+            if bytes.iter().any(|byte| *byte != 0) {
+                world.target.put(chunk as u64 * 4096, &vec![0xdd; bytes.len()]).await;
+            }
+        }
+        mend(&world.target);
+        control.resume();
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        assert_eq!(report.target_losses, 1);
+        world.stop_guest(guest).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_hangs_does_not_hang_the_guest_and_late_writes_do_not_land_on_newer_ones() {
+    let world = World::new(4, 2_000_000).await;
+    let guest = world.guest(3);
+    let (control, work) = world.start(MoveOptions { target_ms: 2_000, bandwidth: Some(1_000_000), ..options() }).await;
+    until(&control, |progress| progress.bytes_copied > 300_000).await;
+    world.target.manners.lock().hung = true;
+    assert!(lost(&control).await);
+    control.set_bandwidth(None);
+    control.resume();
+    world.env.sleep(Duration::from_secs(5)).await;
+    assert_eq!(control.snapshot().phase, Phase::TargetLost, "it went on beside writes that are still under way");
+    mend(&world.target);
+    switched(work).await;
+    world.assert_equal_at_commit();
+    world.stop_guest(guest).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_migration_goes_on_with_another_target_that_has_nothing() {
+    let world = World::new(8, 2_000_000).await;
+    world.target.manners.lock().writes_left = Some(10);
+    let guest = world.guest(2);
+    let (control, work) = world.start(options()).await;
+    assert!(lost(&control).await);
+    let other = Disk::new(&world.env, Bytes(2_000_000));
+    let device = other.device("other");
+    control.resume_with(device.clone(), None);
+    switched(work).await;
+    world.stop_guest(guest).await;
+    assert!(world.slot.device().is_same(&device));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_in_every_phase_leaves_the_guest_on_the_source() {
+    for phase in [Phase::Preparing, Phase::Copying, Phase::Verifying, Phase::PreSwitch, Phase::TargetLost] {
+        let world = World::new(3, 2_000_000).await;
+        let guest = world.guest(2);
+        if phase == Phase::TargetLost {
+            world.target.manners.lock().writes_left = Some(50);
+        }
+        let (control, work) = world.start(MoveOptions { verify: Verify::Full, ..options() }).await;
+        until(&control, |progress| progress.phase >= phase || progress.phase == Phase::TargetLost).await;
+        control.cancel().expect("it can be cancelled");
+        let Outcome::Cancelled(report) = outcome(work).await else { panic!("not cancelled in {phase}") };
+        assert_eq!(report.phase, Phase::Cancelled);
+        assert!(world.slot.device().is_same(&world.source_device));
+        assert!(!world.journal.committed.load(Ordering::Relaxed));
+        world.stop_guest(guest).await;
+        // Nothing stands in the way of the next try.
+        mend(&world.target);
+        let (_, work) = world.start(options()).await;
+        switched(work).await;
+        world.assert_equal_at_commit();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_in_doubt_is_stored_again_while_the_guest_runs_on_both_sides() {
+    for fates in [
+        vec![Fate::Failed],
+        vec![Fate::Failed, Fate::Failed, Fate::Failed],
+        vec![Fate::Late(Duration::from_secs(3))],
+        vec![Fate::Late(Duration::from_secs(3)), Fate::Failed],
+    ] {
+        let world = World::new(6, 1_500_000).await;
+        let guest = world.guest(3);
+        world.journal.fates.lock().extend(fates.iter().copied());
+        let (control, work) = world.start(options()).await;
+        until(&control, |progress| progress.phase == Phase::InDoubt).await;
+        let lane = world.lane();
+        let flushes = world.target.flushes.load(Ordering::Relaxed);
+        lane.device.flush().await.expect("the guest's flush succeeds in doubt");
+        assert!(world.target.flushes.load(Ordering::Relaxed) > flushes, "a flush in doubt went to one side");
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        assert_eq!(report.switchover.doubts, 1);
+        assert!(world.journal.committed.load(Ordering::Relaxed));
+        world.stop_guest(guest).await;
+        assert!(world.slot.device().is_same(&world.target_device));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_in_doubt_can_be_taken_back() {
+    let world = World::new(6, 1_000_000).await;
+    let guest = world.guest(2);
+    world.journal.fates.lock().extend([Fate::Failed; 100]);
+    let (control, work) = world.start(options()).await;
+    until(&control, |progress| progress.phase == Phase::InDoubt).await;
+    control.cancel().expect("it can still be cancelled");
+    assert!(matches!(outcome(work).await, Outcome::Cancelled(_)));
+    assert!(world.journal.recorded.lock().contains(&Phase::Reverting));
+    assert!(!world.journal.committed.load(Ordering::Relaxed));
+    world.stop_guest(guest).await;
+    assert!(world.slot.device().is_same(&world.source_device));
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_doubt_no_write_is_answered_by_one_side_alone() {
+    let world = World::new(6, 1_000_000).await;
+    world.journal.fates.lock().extend([Fate::Failed; 100]);
+    let (control, work) = world.start(options()).await;
+    until(&control, |progress| progress.phase == Phase::InDoubt).await;
+    // The target fails, and the journal too: nobody can say which side counts.
+    world.target.manners.lock().writes_left = Some(0);
+    world.journal.records_fail.store(true, Ordering::Relaxed);
+    let guest = world.lane();
+    let write =
+        tokio::spawn(async move { guest.device.write(Mutation::data(Bytes(5000), Data::copy_of(&[1; 512]))).await });
+    world.env.sleep(Duration::from_secs(60)).await;
+    assert!(!write.is_finished(), "a write was answered by the source alone while the target may hold the volume");
+    world.journal.records_fail.store(false, Ordering::Relaxed);
+    write.await.expect("no panic").expect("the source holds the volume and has the write");
+    assert!(lost(&control).await);
+    mend(&world.target);
+    world.journal.fates.lock().clear();
+    control.resume();
+    switched(work).await;
+    assert_eq!(world.target.contents().await[5000..5512], [1; 512]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_cannot_be_read_ends_the_migration_and_not_the_guest() {
+    let world = World::new(2, 1_000_000).await;
+    world.source.manners.lock().reads_left = Some(3);
+    let (_, work) = world.start(options()).await;
+    let Outcome::Failed { error, report } = outcome(work).await else { panic!("it did not fail") };
+    assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(report.retries > 0);
+    assert!(world.slot.device().is_same(&world.source_device));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_error_that_passes_is_survived_and_its_chunks_are_compared() {
+    let world = World::new(2, 2_000_000).await;
+    world.source.manners.lock().reads_left = Some(2);
+    let (control, work) = world.start(MoveOptions { sample_chunks: 1, ..options() }).await;
+    let source = world.source.clone();
+    world.env.sleep(Duration::from_millis(30)).await;
+    mend(&source);
+    let report = switched(work).await;
+    assert!(report.retries > 0 && report.verification.suspects > 1, "{report:?}");
+    world.assert_equal_at_commit();
+    drop(control);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_whose_requests_do_not_drain_is_let_go_and_held_again_later() {
+    let world = World::new(2, 500_000).await;
+    let (control, work) = world.start(MoveOptions { quiesce_ms: 20, verify: Verify::Off, ..options() }).await;
+    until(&control, |progress| progress.bytes_left == 0 || progress.phase.is_final()).await;
+    control.pause();
+    world.env.sleep(Duration::from_secs(1)).await;
+    world.source.manners.lock().hung = true;
+    let guest = world.lane();
+    let slow =
+        tokio::spawn(async move { guest.device.write(Mutation::data(Bytes(499_000), Data::copy_of(&[1; 512]))).await });
+    tokio::task::yield_now().await;
+    control.resume();
+    world.env.sleep(Duration::from_secs(20)).await;
+    let reader = world.lane();
+    reader.device.read(Bytes(1000), block::Buffer::unpooled(512)).await.expect("the guest was let go");
+    mend(&world.source);
+    slow.await.expect("no panic").expect("the write succeeds");
+    let report = switched(work).await;
+    assert!(report.switchover.quiesce_retries > 1, "{:?}", report.switchover);
+    world.assert_equal_at_commit();
+}
+
+/// The state that survives a crash of the process: disks, the journal and the map.
+async fn crash_once(seed: u64, boot: u8, delay_ms: u64) -> (World, Device, u64) {
+    let size = 20_000_000;
+    let map = map_device(size);
+    let world = World::new(seed, size).await;
+    let guest = world.guest_within(2, 5_000_000);
+    let parts = Parts { progress_map: Some(map_on(&map, size, boot).await), ..world.parts() };
+    let slow = MoveOptions { bandwidth: Some(900_000), ..options() };
+    let (_, work) = world.start_with(parts, slow).await;
+    world.env.sleep(Duration::from_millis(delay_ms)).await;
+    // The process dies: the migration and the guest's connections with it, in the middle of whatever they do. What the
+    // guest asked for last may have reached one side only.
+    work.abort();
+    guest.iter().for_each(tokio::task::JoinHandle::abort);
+    world.env.sleep(Duration::from_secs(1)).await;
+    world.source.reboot();
+    world.target.reboot();
+    (World::over(world.env.clone(), world.source.clone(), world.target.clone()), map, size)
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_crash_of_the_process_only_the_rest_is_copied_and_the_sides_are_equal() {
+    let mut resumed = 0;
+    for seed in 0..8 {
+        let (world, map, size) = crash_once(seed, 1, 5_500 + seed * 731).await;
+        let parts = Parts { progress_map: Some(map_on(&map, size, 1).await), ..world.parts() };
+        let guest = world.guest_within(2, 5_000_000);
+        let (_, work) = world.start_with(parts, MoveOptions { verify: Verify::Full, ..options() }).await;
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        resumed += report.bytes_resumed;
+    }
+    assert!(resumed > 10_000_000, "nothing was resumed: {resumed}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_reboot_everything_is_copied_again() {
+    let (world, map, size) = crash_once(3, 1, 8_000).await;
+    let parts = Parts { progress_map: Some(map_on(&map, size, 2).await), ..world.parts() };
+    let (_, work) = world.start_with(parts, options()).await;
+    assert_eq!(switched(work).await.bytes_resumed, 0);
+    world.assert_equal_at_commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_progress_map_that_cannot_be_written_ends_the_job_before_a_guest_write_is_answered() {
+    let world = World::new(3, 2_000_000).await;
+    let map = Disk::new(&world.env, map_device(2_000_000).size());
+    let device = map.device("map");
+    let parts = Parts { progress_map: Some(map_on(&device, 2_000_000, 1).await), ..world.parts() };
+    map.manners.lock().writes_left = Some(0);
+    let guest = world.guest(2);
+    let (_, work) = world.start_with(parts, options()).await;
+    let Outcome::Failed { error, .. } = outcome(work).await else { panic!("it did not fail") };
+    assert!(error.chain().contains("progress map"), "{}", error.chain());
+    assert!(world.journal.recorded.lock().contains(&Phase::Cancelling));
+    world.stop_guest(guest).await;
+    let _ = world.journal.record(Phase::Failed).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_write_that_the_source_fails_is_the_guest_s_error_and_the_chunk_is_copied_again() {
+    let world = World::new(3, 1_000_000).await;
+    let (control, work) = world.start(MoveOptions { verify: Verify::Full, ..options() }).await;
+    until(&control, |progress| progress.phase == Phase::Verifying).await;
+    {
+        let mut manners = world.source.manners.lock();
+        (manners.writes_left, manners.kind) = (Some(0), Some(ErrorKind::NoSpace));
+    }
+    let guest = world.lane();
+    let failed = guest.device.write(Mutation::data(Bytes(100), Data::copy_of(&[9; 512]))).await;
+    assert_eq!(failed.expect_err("the source is full").kind(), ErrorKind::NoSpace);
+    mend(&world.source);
+    let report = switched(work).await;
+    assert_eq!(report.equal, Some(true));
+    world.assert_equal_at_commit();
+    assert_eq!(world.source.geometry().size, Bytes(1_000_000));
+}
