@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use transhume_vm::{AdoptionRequest, CommandLine, ExportAddress, Graph, Plan, Qmp, Sources, Step, Surroundings};
+use transhume_vm::{AdoptionRequest, CommandLine, ExportAddress, Graph, Qmp, Sources, Step, Surroundings};
 
 /// How long anything may take before the test counts as hung.
 pub const HANG: Duration = Duration::from_secs(30);
@@ -326,7 +326,7 @@ impl Surroundings for Daemon {
 }
 
 /// The nodes of a disk with every option that QMP tells, in an order of their own; names only where somebody gave them.
-pub async fn options_shown(qmp: &Qmp, plan: &Plan) -> Vec<Value> {
+pub async fn options_shown(qmp: &Qmp) -> Vec<Value> {
     let nodes = qmp.execute("query-named-block-nodes", json!({})).await.expect("QEMU answers");
     let is_ours = |name: &str| name.starts_with("th-") || name.starts_with('#');
     let mut shown: Vec<Value> = Vec::new();
@@ -339,11 +339,25 @@ pub async fn options_shown(qmp: &Qmp, plan: &Plan) -> Vec<Value> {
         if is_ours(&name) {
             object.remove("node-name");
         }
-        // The legacy limits of a backend are shown with its root node, and stay with the backend.
         shown.push(node);
     }
     shown.sort_by_key(Value::to_string);
-    let _ = plan;
+    // The device's backend has limits, a throttle group and error policies of its own.
+    let devices = qmp.execute("query-block", json!({})).await.expect("QEMU answers");
+    for device in devices.as_array().expect("a list") {
+        let mut device = device.clone();
+        let inserted = device["inserted"].as_object_mut().expect("an object");
+        inserted.remove("image");
+        inserted.remove("node-name");
+        // The guest's driver chooses this one.
+        inserted["cache"].as_object_mut().expect("an object").remove("writeback");
+        let path = device["qdev"].as_str().unwrap_or_default().to_owned();
+        shown.push(device);
+        for property in ["werror", "rerror", "write-cache", "discard", "serial"] {
+            let arguments = json!({ "path": path, "property": property });
+            shown.push(qmp.execute("qom-get", arguments).await.unwrap_or_default());
+        }
+    }
     shown
 }
 

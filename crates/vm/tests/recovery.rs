@@ -1,0 +1,182 @@
+//! A daemon that dies between any two steps of an adoption or a release finds its way from QEMU's graph.
+
+mod common;
+
+use common::{Daemon, Given, KINDS, Kind, Server, Vm, node_names, options_shown};
+use serde_json::json;
+use transhume_vm::{ErrorKind, Graph, Plan, Qmp, Standing, Step, Wish, adopt, recover, release, standing};
+
+/// What the journal gives back after a restart.
+fn journalled(plan: &Plan) -> Plan {
+    let text = serde_json::to_string(plan).expect("a plan is data");
+    serde_json::from_str(&text).expect("a plan comes back")
+}
+
+async fn assert_stands(qmp: &Qmp, plan: &Plan, expected: Standing, context: &str) {
+    let graph = Graph::read(qmp).await.expect("QEMU answers");
+    assert_eq!(standing(&plan.disk, &graph), expected, "{context}");
+    assert!(graph.is_running, "{context}: the guest was left stopped");
+}
+
+/// A VM under load, its export, and the plan to adopt its disk.
+async fn planned(kind: Kind) -> (Vm, Server, Plan, Vec<String>) {
+    let vm = Vm::start(kind);
+    vm.load_goes_on().await;
+    let server = Server::start(&vm).await;
+    let qmp = vm.qmp().await;
+    let names = node_names(&qmp).await;
+    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    (vm, server, plan, names)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adoption_killed_before_any_step_is_finished_or_undone() {
+    for kind in KINDS {
+        let (mut vm, mut server, mut plan, mut names) = planned(kind).await;
+        let is_decisive = |step: &Step| matches!(step, Step::Reopen { .. } | Step::SetDrive { .. });
+        let decisive = plan.steps.iter().position(is_decisive).expect("a plan has a decisive step");
+        // One step more than there are: killed after the last, before the journal heard of it.
+        for (step, wish) in (0..=plan.steps.len()).flat_map(|step| [(step, Wish::Forward), (step, Wish::Back)]) {
+            let context = format!("{kind:?}, killed before step {step}, {wish:?}");
+            let qmp = vm.qmp().await;
+            let shown = options_shown(&qmp).await;
+            let mut dying = Daemon::dying_before(&vm.image, step);
+            let died = adopt(&qmp, &plan, &mut dying).await;
+            assert_eq!(died.is_err(), step < plan.steps.len(), "{context}: {died:?}: {}", vm.log());
+            drop((dying, qmp));
+
+            let qmp = vm.qmp().await;
+            let mut daemon = Daemon::new(&vm.image);
+            let now = recover(&qmp, &journalled(&plan), wish, &mut daemon).await;
+            let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
+            let expected = if wish == Wish::Forward || step > decisive { Standing::Inside } else { Standing::Outside };
+            assert_eq!(now, expected, "{context}");
+            assert_stands(&qmp, &plan, expected, &context).await;
+            assert_eq!(daemon.locks.is_some(), expected == Standing::Inside, "{context}: locks");
+            if expected == Standing::Outside {
+                assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
+                continue;
+            }
+            let back = Plan::release(&plan.disk, &vm.image, None);
+            release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
+            assert_eq!(options_shown(&qmp).await, shown, "{context}");
+            vm.load_goes_on().await;
+            if kind.given == Given::Drive {
+                // Its nodes have names now: the next adoption would be another one.
+                (vm, server, plan, names) = planned(kind).await;
+            }
+        }
+        vm.load_goes_on().await;
+        drop(server);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_killed_before_any_step_is_finished_or_undone() {
+    for kind in KINDS {
+        let vm = Vm::start(kind);
+        vm.load_goes_on().await;
+        let server = Server::start(&vm).await;
+        let qmp = vm.qmp().await;
+        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+        let shown = options_shown(&qmp).await;
+        let mut daemon = Daemon::new(&vm.image);
+        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        let names = node_names(&qmp).await;
+        let back = Plan::release(&plan.disk, &vm.image, None);
+        let decisive = back.steps.len() - 2;
+        drop((qmp, daemon));
+        // While it is undone or not begun the disk stays inside, so one VM serves all of these.
+        for step in 0..=decisive {
+            let context = format!("{kind:?}, killed before step {step}, back");
+            let qmp = vm.qmp().await;
+            let mut dying = Daemon::dying_before(&vm.image, step);
+            dying.locks = Some(backends::QemuLocks::take_beside(&vm.image).expect("shared locks"));
+            release(&qmp, &back, &mut dying).await.expect_err("it was killed");
+            drop((dying, qmp));
+            let qmp = vm.qmp().await;
+            let mut daemon = Daemon::new(&vm.image);
+            let now = recover(&qmp, &journalled(&back), Wish::Back, &mut daemon).await;
+            let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
+            assert_eq!(now, Standing::Inside, "{context}");
+            assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
+            assert!(daemon.locks.is_some(), "{context}: the locks were not taken again");
+        }
+        // Forward it ends outside; an adoption by the nodes' names of then brings it back inside.
+        let mut disk = plan.disk.clone();
+        let mut image_known = vec![back.remembered()];
+        for step in 0..=back.steps.len() {
+            let context = format!("{kind:?}, killed before step {step}, forward");
+            let qmp = vm.qmp().await;
+            let back = Plan::release(&disk, &vm.image, None);
+            let mut dying = Daemon::dying_before(&vm.image, step);
+            let died = release(&qmp, &back, &mut dying).await;
+            assert_eq!(died.is_err(), step < back.steps.len(), "{context}: {died:?}");
+            drop((dying, qmp));
+            let qmp = vm.qmp().await;
+            let mut daemon = Daemon::new(&vm.image);
+            let now = recover(&qmp, &journalled(&back), Wish::Forward, &mut daemon).await;
+            let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
+            assert_eq!(now, Standing::Outside, "{context}");
+            assert_stands(&qmp, &back, Standing::Outside, &context).await;
+            assert!(daemon.locks.is_none(), "{context}: the locks are still held");
+            assert_eq!(options_shown(&qmp).await, shown, "{context}");
+            image_known.push(back.remembered());
+            let sources = transhume_vm::Sources { remembered: image_known.clone(), ..vm.sources() };
+            let request = transhume_vm::AdoptionRequest { node: "vda".to_owned(), ..vm.request(&server) };
+            let again = Plan::adopt(&qmp, &sources, &request).await.unwrap_or_else(|e| panic!("{context}: {e}"));
+            adopt(&qmp, &again, &mut daemon).await.unwrap_or_else(|e| panic!("{context}: {e}: {}", vm.log()));
+            disk = again.disk;
+        }
+        vm.load_goes_on().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes_on_when_it_is_back() {
+    for kind in [KINDS[1], KINDS[2], KINDS[7]] {
+        let vm = Vm::start(kind);
+        vm.load_goes_on().await;
+        let server = Server::start(&vm).await;
+        let qmp = vm.qmp().await;
+        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+        let mut daemon = Daemon::new(&vm.image);
+        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        server.stop();
+        daemon.is_connected = false;
+        let back = Plan::release(&plan.disk, &vm.image, None);
+        let error = release(&qmp, &back, &mut daemon).await.expect_err("it would block the guest");
+        assert_eq!(error.kind(), ErrorKind::ExportDisconnected, "{kind:?}: {error}");
+        // QEMU still answers, and at once.
+        let graph = Graph::read(&qmp).await.expect("QEMU answers");
+        assert_eq!(standing(&plan.disk, &graph), Standing::Inside, "{kind:?}");
+        drop(server);
+        let server = Server::start(&vm).await;
+        vm.load_goes_on().await;
+        assert_eq!(server.export.connections(), 1, "{kind:?}");
+        daemon.is_connected = true;
+        release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        vm.load_goes_on().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
+    let kind = Kind { given: Given::Blockdev, format: "raw", iothread: false };
+    let vm = Vm::start(kind);
+    let server = Server::start(&vm).await;
+    let qmp = vm.qmp().await;
+    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    // Somebody puts another file node below the format node meanwhile.
+    let image = vm.directory.path().join("other").display().to_string();
+    std::fs::copy(&vm.image, &image).expect("copied");
+    let other = json!({ "driver": "file", "node-name": "other", "filename": image });
+    qmp.execute("blockdev-add", other).await.expect("a second node");
+    let options = json!({ "driver": "raw", "node-name": "disk0", "file": "other" });
+    qmp.execute("blockdev-reopen", json!({ "options": [options] })).await.expect("reopened");
+    let mut daemon = Daemon::new(&vm.image);
+    let error = adopt(&qmp, &plan, &mut daemon).await.expect_err("the graph was another");
+    assert_eq!(error.kind(), ErrorKind::UnexpectedGraph, "{error}");
+    assert!(daemon.locks.is_none());
+    assert!(node_names(&qmp).await.iter().all(|name| !name.starts_with("th-")));
+}
