@@ -81,6 +81,8 @@ struct Ring {
     wake: Notify,
     /// The backend is closed: the task ends when nothing is under way.
     is_closing: AtomicBool,
+    /// The ring's task is gone: nobody would answer a new request. Set under the queue's lock.
+    is_orphaned: AtomicBool,
 }
 
 struct Queue {
@@ -88,8 +90,6 @@ struct Queue {
     /// Requests under way; the index is what the kernel calls them by.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
-    /// The ring's task is gone: nobody would answer a new request.
-    is_orphaned: bool,
 }
 
 struct Pending {
@@ -130,13 +130,13 @@ impl Rings {
         let this = std::thread::current().id();
         let mut rings = self.rings.lock();
         if let Some(place) = rings.iter().position(|(thread, _)| *thread == this) {
-            if !rings[place].1.queue.lock().is_orphaned {
+            if !rings[place].1.is_orphaned.load(Ordering::Acquire) {
                 return Ok(Arc::clone(&rings[place].1));
             }
             rings.swap_remove(place);
         }
         // Threads that are gone leave orphans behind.
-        rings.retain(|(_, ring)| !ring.queue.lock().is_orphaned);
+        rings.retain(|(_, ring)| !ring.is_orphaned.load(Ordering::Acquire));
         let ring = Ring::start()?;
         rings.push((this, Arc::clone(&ring)));
         Ok(ring)
@@ -169,8 +169,13 @@ impl Ring {
     fn start() -> io::Result<Arc<Self>> {
         let uring = new_uring()?;
         let descriptor = uring.as_raw_fd();
-        let queue = Queue { uring, pending: Vec::new(), free: Vec::new(), is_orphaned: false };
-        let ring = Arc::new(Self { queue: Mutex::new(queue), wake: Notify::new(), is_closing: AtomicBool::new(false) });
+        let queue = Queue { uring, pending: Vec::new(), free: Vec::new() };
+        let ring = Arc::new(Self {
+            queue: Mutex::new(queue),
+            wake: Notify::new(),
+            is_closing: AtomicBool::new(false),
+            is_orphaned: AtomicBool::new(false),
+        });
         let descriptor = RingFd { descriptor, _ring: Arc::clone(&ring) };
         // SAFETY: the descriptor is the ring's own, which `RingFd` keeps open for as long as it is registered.
         let readiness = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE)? };
@@ -181,7 +186,7 @@ impl Ring {
     /// Queues a request; gives it back if nobody would answer it.
     fn push(&self, pending: Pending) -> Result<(), Pending> {
         let mut queue = self.queue.lock();
-        if queue.is_orphaned {
+        if self.is_orphaned.load(Ordering::Acquire) {
             return Err(pending);
         }
         let was_idle = queue.is_idle();
@@ -243,7 +248,9 @@ struct LastWill(Arc<Ring>);
 
 impl Drop for LastWill {
     fn drop(&mut self) {
-        self.0.queue.lock().is_orphaned = true;
+        let queue = self.0.queue.lock();
+        self.0.is_orphaned.store(true, Ordering::Release);
+        drop(queue);
         while !self.0.advance() {
             let waited = self.0.queue.lock().uring.submit_and_wait(1);
             if let Err(error) = waited.or_else(|error| if is_passing(&error) { Ok(0) } else { Err(error) }) {

@@ -20,6 +20,17 @@ struct Found {
 }
 
 impl FileBackend {
+    /// Cuts `extent` out of the run of data that is remembered, and keeps the larger rest: finding the end of a long
+    /// run takes long.
+    pub(super) fn forget_data(&self, extent: Extent) {
+        let mut remembered = self.data_run.lock();
+        let Some(run) = remembered.filter(|run| run.overlaps(extent)) else { return };
+        let before = Extent::between(run.offset, extent.offset.max(run.offset));
+        let after = Extent::between(extent.end().min(run.end()), run.end());
+        let rest = if before.length > after.length { before } else { after };
+        *remembered = (!rest.is_empty()).then_some(rest);
+    }
+
     /// Describes `extent` from its start.
     pub(super) fn describe(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         // A block device has no holes that it would tell of.

@@ -47,7 +47,7 @@ impl FileBackend {
         if fua {
             self.sync_failure.check(&self.path)?;
         }
-        *self.data_run.lock() = None;
+        self.forget_data(extent);
         // Past the page cache the file system gets whole blocks only: parts of blocks it would zero in the page cache,
         // beside the requests that go past it.
         let whole = if self.engine == Engine::Direct || self.is_block_device {
@@ -61,7 +61,7 @@ impl FileBackend {
         }
         self.write_zeroes(Extent::between(whole.end(), extent.end())).await?;
         // Once more: somebody may have looked in the middle of it.
-        *self.data_run.lock() = None;
+        self.forget_data(extent);
         if fua && self.engine != Engine::Memory {
             self.sync().await?;
         }
