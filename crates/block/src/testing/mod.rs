@@ -66,3 +66,6 @@ impl Run {
         self.bad_requests_are_refused_and_change_nothing().await;
     }
 }
+
+#[cfg(test)]
+mod tests;

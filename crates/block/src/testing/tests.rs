@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::testing::conformance;
+use crate::{Bytes, Device, Extent, Filter, IoFuture, MemDevice, Mutation, MutationKind, ready};
 use futures::FutureExt;
-use transhume_block::testing::conformance;
-use transhume_block::{Bytes, Device, Filter, IoFuture, MemDevice, Mutation, MutationKind, ready};
 
 #[tokio::test]
 async fn the_device_in_memory_conforms() {
@@ -46,10 +46,10 @@ impl Filter for Defective {
         let kept = match (self.defect, mutation.kind()) {
             (Defect::LosesWrites, _) if count % 50 == 49 => return ready(Ok(())),
             (Defect::ZeroesTooLittle, MutationKind::Zeroes { .. }) => {
-                transhume_block::Extent::between(extent.offset + Bytes(1), extent.end())
+                Extent::between(extent.offset + Bytes(1), extent.end())
             }
             (Defect::ForgetsTheLastByte, _) if extent.end() == self.lower.size() => {
-                transhume_block::Extent::between(extent.offset, extent.end() - Bytes(1))
+                Extent::between(extent.offset, extent.end() - Bytes(1))
             }
             _ => extent,
         };
