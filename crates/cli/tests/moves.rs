@@ -266,8 +266,9 @@ fn a_killed_move_resumes_with_what_is_missing_only() {
     let image = world.image("disk.img", 32 << 20, 65536);
     world.attach("x", &image);
     let to = world.path("new.img");
-    let id = world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "8MiB/s", "--detach"])["id"].as_u64();
-    wait_until_copied(&world, 12 << 20);
+    let id = world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "4MiB/s", "--detach"])["id"].as_u64();
+    // The target is flushed, and what it has is written down, every five seconds.
+    wait_until_copied(&world, 26 << 20);
     world.kill();
     world.start();
     world.json(&["set", "x", "--bandwidth", "0"]);

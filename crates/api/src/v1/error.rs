@@ -97,8 +97,6 @@ codes! {
     StateLocked = "state-locked", 31;
     /// A volume's journal cannot be read.
     JournalUnreadable = "journal-unreadable", 32;
-    /// The daemon is going down or has not come up yet.
-    Unavailable = "unavailable", 33;
     /// The move failed; the guest is on the source.
     MoveFailed = "move-failed", 40;
     /// The move was cancelled; the guest is on the source.

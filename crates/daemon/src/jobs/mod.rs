@@ -64,7 +64,7 @@ impl JobHandle {
         let progress = control.snapshot();
         if job.state == JobState::Running {
             job.state = match progress.phase {
-                _ if progress.paused => JobState::Paused,
+                _ if inner.paused || progress.paused => JobState::Paused,
                 Phase::TargetLost => JobState::Paused,
                 phase if phase.is_committed() => JobState::Finishing,
                 _ => JobState::Running,

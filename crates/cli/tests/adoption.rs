@@ -1,0 +1,221 @@
+//! Disks of running QEMUs through the daemon: adopted, moved, released, and what is in the way of that.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{HANG, World, tool};
+
+/// A QEMU without a guest system: its disk is there, its monitor answers. It is gone when this is dropped.
+struct Qemu {
+    child: Child,
+    monitor: PathBuf,
+}
+
+impl Qemu {
+    fn start(world: &World, arguments: &[&str]) -> Self {
+        let monitor = world.path("qmp");
+        let child = Command::new("qemu-system-x86_64")
+            .args(["-M", "q35,accel=tcg", "-nodefaults", "-display", "none", "-m", "64"])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", monitor.display())])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("qemu-system-x86_64 is there: run `make setup`");
+        let qemu = Self { child, monitor };
+        let start = Instant::now();
+        while !qemu.monitor.exists() {
+            assert!(start.elapsed() < HANG, "QEMU does not come up");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        qemu
+    }
+
+    /// A raw disk at a named node, as libvirt and scripts make them.
+    fn raw(world: &World, image: &Path) -> Self {
+        let file = format!("driver=file,node-name=file0,filename={},discard=unmap", image.display());
+        let format = "driver=raw,node-name=disk0,file=file0,discard=unmap,detect-zeroes=unmap";
+        Self::start(world, &["-blockdev", &file, "-blockdev", format, "-device", "virtio-blk-pci,drive=disk0,id=vda"])
+    }
+
+    fn text(&self) -> String {
+        self.monitor.display().to_string()
+    }
+
+    /// What a QMP command returns, over a connection of its own.
+    fn ask(&self, command: &str, arguments: Value) -> Value {
+        let mut stream = UnixStream::connect(&self.monitor).expect("connects");
+        stream.set_read_timeout(Some(HANG)).expect("set");
+        let mut lines = BufReader::new(stream.try_clone().expect("cloned")).lines();
+        lines.next().expect("a greeting").expect("read");
+        let mut execute = |command: &str, arguments: Value| {
+            let line = json!({ "execute": command, "arguments": arguments }).to_string();
+            stream.write_all(line.as_bytes()).expect("sent");
+            loop {
+                let line = lines.next().expect("an answer").expect("read");
+                let answer: Value = serde_json::from_str(&line).expect("JSON");
+                if answer.get("return").is_some() || answer.get("error").is_some() {
+                    return answer;
+                }
+            }
+        };
+        execute("qmp_capabilities", json!({}));
+        execute(command, arguments)["return"].clone()
+    }
+
+    /// The file below the disk's format node.
+    fn file_of(&self, node: &str) -> String {
+        let nodes = self.ask("query-named-block-nodes", json!({ "flat": true }));
+        let find = nodes.as_array().expect("a list").iter().find(|found| found["node-name"] == node).cloned();
+        find.expect("the node")["file"].as_str().expect("text").to_owned()
+    }
+
+    /// Writes `byte` all over the first MiB, as the guest would, through the disk's node.
+    fn write(&self, byte: u8) {
+        let command = format!("qemu-io -d /machine/peripheral/vda/virtio-backend \"write -P {byte} 0 1M\"");
+        let said = self.ask("human-monitor-command", json!({ "command-line": command }));
+        // What went well it says on its standard output, what went wrong here.
+        assert_eq!(said, "", "the guest could not write");
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_running_disk_is_adopted_moved_and_released() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    let checked = world.json(&["adopt", "--check", "--qmp", &qemu.text()]);
+    assert_eq!((&checked[0]["node"], &checked[0]["adoptable"]), (&"disk0".into(), &true.into()), "{checked}");
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0), "a check changed something");
+
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    assert!(qemu.file_of("disk0").starts_with("nbd+unix:"), "QEMU does not go through the daemon");
+    qemu.write(0xa1);
+    world.refused(&["volume", "detach", "web1"], 8, "disk of a running VM");
+
+    let to = world.path("new.img");
+    let target = format!("file:{}", to.display());
+    world.refused(&["move", "web1", "--to", &target], 25, "--no-persist");
+    let hook = world.path("hook");
+    std::fs::write(
+        &hook,
+        format!("#!/bin/sh\necho \"$TRANSHUME_SOURCE $TRANSHUME_TARGET\" > {}\n", world.text("told")),
+    )
+    .expect("written");
+    tool("chmod", &["+x", &hook.display().to_string()]);
+    let report =
+        world.json(&["move", "web1", "--to", &target, "--verify", "full", "--persist-hook", &world.text("hook")]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    let told = std::fs::read_to_string(world.path("told")).expect("the hook has run");
+    assert_eq!(told.trim(), format!("{} {}", image.display(), to.display()));
+    qemu.write(0xb2);
+
+    world.json(&["release", "web1"]);
+    assert_eq!(qemu.file_of("disk0"), to.display().to_string());
+    qemu.write(0xc3);
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
+    assert!(!world.path("web1.sock").exists(), "the socket was left behind");
+    drop(qemu);
+    let moved = std::fs::read(&to).expect("read");
+    assert!(moved[..1 << 20].iter().all(|byte| *byte == 0xc3), "a write of the guest is lost");
+    assert!(!image.exists(), "somebody could start the VM on the old disk");
+}
+
+#[test]
+fn an_adopted_disk_survives_a_killed_daemon_and_is_moved_all_the_same() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let to = world.path("new.img");
+    let target = format!("file:{}", to.display());
+    let job = world.json(&["move", "web1", "--to", &target, "--no-persist", "--bandwidth", "8MiB/s", "--detach"]);
+    qemu.write(0x11);
+    world.kill();
+    world.start();
+    qemu.write(0x22);
+    let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+    assert_eq!(over["state"], "done", "{over}");
+    world.kill();
+    world.start();
+    qemu.write(0x33);
+    world.json(&["release", "web1"]);
+    assert_eq!(qemu.file_of("disk0"), to.display().to_string());
+    drop(qemu);
+    assert!(std::fs::read(&to).expect("read")[..1 << 20].iter().all(|byte| *byte == 0x33));
+}
+
+#[test]
+fn a_qcow2_disk_is_adopted_below_its_format_and_grows_while_it_moves() {
+    let world = World::new();
+    let image = world.path("disk.qcow2");
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", &image.display().to_string(), "64M"]);
+    let file = format!("driver=file,node-name=file0,filename={}", image.display());
+    let format = "driver=qcow2,node-name=disk0,file=file0";
+    let device = "virtio-blk-pci,drive=disk0,id=vda";
+    let qemu = Qemu::start(&world, &["-blockdev", &file, "-blockdev", format, "-device", device]);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    qemu.write(0x44);
+    let to = world.path("new.qcow2");
+    let target = format!("file:{}", to.display());
+    let report = world.json(&["move", "web1", "--to", &target, "--no-persist", "--verify", "full"]);
+    assert_eq!(report["equal"], true, "{report}");
+    qemu.write(0x55);
+    world.json(&["release", "web1"]);
+    drop(qemu);
+    tool("qemu-img", &["check", "-q", &to.display().to_string()]);
+    let length = std::fs::metadata(&to).expect("there").len();
+    assert!(length < 16 << 20, "the container was extended to {length} bytes");
+}
+
+#[test]
+fn monitors_that_are_dead_owned_or_of_a_disk_that_cannot_be_adopted_are_refused() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let adopt = |monitor: &str, node: &str, code: i32, part: &str| {
+        world.refused(&["adopt", "--qmp", monitor, "--node", node, "--name", "web1"], code, part);
+    };
+    adopt(&world.text("nobody"), "disk0", 21, "no such socket");
+    let qemu = Qemu::raw(&world, &image);
+    adopt(&qemu.text(), "disk9", 23, "disk9");
+    let owner = UnixStream::connect(&qemu.monitor).expect("connects");
+    adopt(&qemu.text(), "disk0", 22, &format!("{}", std::process::id()));
+    drop(owner);
+    assert_eq!(qemu.file_of("disk0"), image.display().to_string());
+    let monitor = qemu.text();
+    drop(qemu);
+    adopt(&monitor, "disk0", 21, "dead");
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
+    assert!(!world.path("web1.sock").exists());
+}
+
+#[test]
+fn a_disk_whose_vm_has_died_is_moved_and_released_cold() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let to = world.path("new.img");
+    let target = format!("file:{}", to.display());
+    let job = world.json(&["move", "web1", "--to", &target, "--no-persist", "--bandwidth", "8MiB/s", "--detach"]);
+    drop(qemu);
+    let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+    assert_eq!(over["state"], "done", "{over}");
+    world.json(&["release", "web1"]);
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
+    let kept = world.files("disk.img.moved-").pop().expect("kept");
+    assert!(std::fs::read(kept).expect("read") == std::fs::read(&to).expect("read"));
+}
