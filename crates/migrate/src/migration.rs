@@ -44,7 +44,9 @@ impl Migration {
             if identity.volume != source.size() || identity.chunk != chunk {
                 return Err(Error::new(ErrorKind::Invalid, "the progress map is one of another volume or chunk size"));
             }
-            tracker.adopt(&map.had_runs().await);
+            if map.is_known() {
+                tracker.adopt(&map.had_runs().await);
+            }
         }
         let bytes_resumed = tracker.bytes_had();
         let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);

@@ -37,6 +37,8 @@ pub struct MapIdentity {
 pub struct ProgressMap {
     device: Device,
     identity: MapIdentity,
+    /// Whether an earlier session of the same job and boot has left it.
+    known: bool,
     writer: tokio::sync::Mutex<Pages>,
 }
 
@@ -79,13 +81,18 @@ impl ProgressMap {
         if known {
             pages.load(&device).await?;
         }
-        Ok(Self { device, identity, writer: tokio::sync::Mutex::new(pages) })
+        Ok(Self { device, identity, known, writer: tokio::sync::Mutex::new(pages) })
     }
 
     /// What it belongs to.
     #[must_use]
     pub const fn identity(&self) -> &MapIdentity {
         &self.identity
+    }
+
+    /// Whether an earlier session of the same job and boot has left it.
+    pub(crate) const fn is_known(&self) -> bool {
+        self.known
     }
 
     /// The runs of chunks that a session before this one has copied, in order.

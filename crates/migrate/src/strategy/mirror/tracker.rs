@@ -100,6 +100,9 @@ impl Mode {
 pub(crate) struct Session {
     pub(crate) number: u64,
     pub(crate) target: Device,
+    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one: a flush may have
+    /// failed there, and zeroes that it should have made durable read as zeroes until the power goes.
+    pub(crate) trusts_zeroes: bool,
 }
 
 /// What is to be done with a guest write.
@@ -165,7 +168,7 @@ impl Tracker {
             life: ChunkMap::new(chunks, Life::Absent),
             durability: ChunkMap::new(chunks, Durability::Clean),
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
-            session: Some(Session { number: 1, target }),
+            session: Some(Session { number: 1, target, trusts_zeroes: true }),
             sessions: 1,
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
@@ -195,6 +198,9 @@ impl Tracker {
 
     /// Chunks that an earlier session of the job has copied and flushed.
     pub(crate) fn adopt(&mut self, runs: &[Range<u64>]) {
+        if let Some(session) = &mut self.session {
+            session.trusts_zeroes = false;
+        }
         for run in runs {
             self.life.set_range(run.clone(), Life::Had);
         }
@@ -208,7 +214,7 @@ impl Tracker {
             self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
         }
         self.sessions += 1;
-        self.session = Some(Session { number: self.sessions, target });
+        self.session = Some(Session { number: self.sessions, target, trusts_zeroes: empty });
     }
 
     /// The target is gone: what was not flushed there must be copied again.
@@ -374,7 +380,7 @@ impl Tracker {
         if !self.is_current(session) {
             return self.give_up(run, true);
         }
-        self.unsee(run.clone());
+        self.want_again(run.clone());
         for index in run {
             self.touch_target(index);
             self.stale_pages.insert(index / PAGE_BITS);
@@ -395,7 +401,7 @@ impl Tracker {
         if !self.is_current(session) {
             return self.give_up(run, false);
         }
-        self.unsee(run.clone());
+        self.want_again(run.clone());
         self.redone.clear_range(run.clone());
         self.stale_pages.extend(run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS);
         self.life.set_range(run, Life::Had);
@@ -456,15 +462,15 @@ impl Tracker {
         self.scrutiny.set_range(run, if equal { Scrutiny::Equal } else { Scrutiny::Wanted });
     }
 
-    /// Chunks that were copied again must be compared again.
-    fn unsee(&mut self, run: Range<u64>) {
+    /// Chunks that were copied again after they had been compared must be compared again.
+    fn want_again(&mut self, run: Range<u64>) {
         let mut from = run.start;
         while let Some(equal) = self.scrutiny.next_run(Scrutiny::Equal, from, run.end.saturating_sub(from)) {
             if equal.start >= run.end {
                 return;
             }
             from = equal.end;
-            self.scrutiny.set_range(equal.start..equal.end.min(run.end), Scrutiny::Unseen);
+            self.scrutiny.set_range(equal.start..equal.end.min(run.end), Scrutiny::Wanted);
         }
     }
 
