@@ -100,6 +100,9 @@ fn what_a_guest_lacks() -> Option<String> {
     if let Some(program) = ["qemu-system-x86_64", "setpriv"].into_iter().find(|program| !has(program)) {
         return Some(format!("{program} is not installed (`make setup` as root installs it)"));
     }
+    if !["/bin/busybox", "/usr/bin/busybox"].iter().any(|path| Path::new(path).exists()) {
+        return Some("busybox is not installed (`make setup` as root installs it)".into());
+    }
     let (kernel, _) = match transhume_guest::kernel() {
         Ok(found) => found,
         Err(error) => return Some(error.to_string()),
