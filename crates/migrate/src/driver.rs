@@ -135,6 +135,10 @@ impl Driver {
         if before != after {
             tracing::info!(from = %before, to = %after, ?event, "the migration goes on");
             self.statistics.enter(self.env.now(), before);
+            if after == Phase::TargetLost {
+                // A wish from before the loss was for something else. It goes before anybody is told of the loss.
+                drop(self.control.take_target());
+            }
         }
         for action in actions {
             match action {
@@ -217,8 +221,6 @@ impl Driver {
     }
 
     async fn await_target(&mut self) -> Event {
-        // A wish from before the loss was for something else.
-        drop(self.control.take_target());
         loop {
             self.publish();
             if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {

@@ -284,3 +284,26 @@ async fn what_is_asked_after_the_end_is_refused_and_harms_nothing() {
     control.resume();
     assert_eq!(control.snapshot().phase, Phase::Done);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_stall_of_the_switchover_is_what_the_meter_saw() {
+    let world = World::new(4, 1_000_000).await;
+    let meters = filters::MeterState::new(Arc::clone(&world.env));
+    let guest = Device::new("meter", meters.filter(Device::new("lane", world.slot.lane())));
+    let (env, stop) = (Arc::clone(&world.env), Arc::clone(&world.stop));
+    let reading = tokio::spawn(async move {
+        while !stop.load(Ordering::Relaxed) {
+            guest.read(Bytes(0), block::Buffer::unpooled(4096)).await.expect("the guest reads");
+            env.sleep(Duration::from_millis(1)).await;
+        }
+    });
+    // The journal takes 300 ms, within its limit, and the guest is held all the while.
+    world.journal.fates.lock().push_back(common::Fate::Late(Duration::from_millis(300)));
+    let parts = migrate::Parts { meter: Some(Arc::new(migrate::VolumeMeter::new(meters))), ..world.parts() };
+    let (_, work) = world.start_with(parts, options()).await;
+    let report = switched(work).await;
+    assert!((300_000..320_000).contains(&report.stall_us_max), "{report:?}");
+    assert!((300_000..320_000).contains(&report.switchover.window_us), "{report:?}");
+    world.stop.store(true, Ordering::Relaxed);
+    reading.await.expect("the guest is content");
+}

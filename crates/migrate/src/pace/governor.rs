@@ -30,7 +30,7 @@ pub(crate) struct Governor {
 impl Governor {
     pub(crate) const fn new(limit: Duration) -> Self {
         let pending = GuestWindow { requests: 0, latency_p99: Duration::ZERO, latency_max: Duration::ZERO };
-        Self { share: 0.5, limit, quiet: None, pending, looks: 0 }
+        Self { share: 1.0, limit, quiet: None, pending, looks: 0 }
     }
 
     pub(crate) const fn share(&self) -> f64 {
@@ -42,7 +42,7 @@ impl Governor {
         self.pending.requests += window.requests;
         self.pending.latency_p99 = self.pending.latency_p99.max(window.latency_p99);
         self.looks += 1;
-        if self.pending.requests < REQUESTS_MIN && self.looks < 5 {
+        if (1..REQUESTS_MIN).contains(&self.pending.requests) && self.looks < 5 {
             return;
         }
         let felt = std::mem::take(&mut self.pending);
