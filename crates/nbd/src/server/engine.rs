@@ -27,7 +27,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::execute::{Context, execute};
 use super::gate::Member;
 use super::inbox::Inbox;
+use super::linger::Linger;
 use super::outbox::{Outbox, Reply};
+use super::seat::{Running, Seat};
 use super::{End, Export, Limits, Summary};
 use crate::protocol::{Command, REQUEST_BYTES, Request};
 
@@ -36,7 +38,7 @@ const INBOX_WRITE_BYTES_MAX: usize = 64 << 10;
 
 /// When so many replies wait to be sent, they are sent before more requests are started: a client that digests the first
 /// replies while the next are made is never idle.
-const BATCH_REPLIES: usize = 16;
+const BATCH_REPLIES: usize = 4;
 
 /// When this much waits to be sent, it is sent before more requests are started.
 const BATCH_BYTES: usize = 512 << 10;
@@ -81,6 +83,7 @@ where
         end: None,
         is_deaf: false,
         counts: Counts::default(),
+        linger: Linger::default(),
         begin: |request, payload| execute(context, request, payload),
     };
     // The engine has a budget of its own. Tokio's would make reads pretend that the socket is empty, and a connection
@@ -89,28 +92,6 @@ where
     let end = engine.end.take().expect("the engine stops when the connection has ended");
     let Counts { requests, bytes_received, bytes_read } = engine.counts;
     Summary { export: Some(export.name().to_owned()), end, requests, bytes_received, bytes_read }
-}
-
-/// A box for a request's future, used again and again.
-type Seat<F> = Pin<Box<Option<F>>>;
-
-/// A request that was not done at once.
-struct Running<F> {
-    seat: Option<Seat<F>>,
-    cost: usize,
-}
-
-impl<F: Future<Output = Reply>> Future for Running<F> {
-    type Output = (Reply, Seat<F>, usize);
-
-    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let seat = self.seat.as_mut().expect("a running request is not polled after it is done");
-        let future = seat.as_mut().as_pin_mut().expect("a running request has its future");
-        let Poll::Ready(reply) = future.poll(task) else { return Poll::Pending };
-        let mut seat = self.seat.take().expect("it was there a moment ago");
-        seat.set(None);
-        Poll::Ready((reply, seat, self.cost))
-    }
 }
 
 /// What is being received.
@@ -186,6 +167,7 @@ struct Engine<'a, S, B, F> {
     /// Nobody receives what is sent.
     is_deaf: bool,
     counts: Counts,
+    linger: Linger,
     begin: B,
 }
 
@@ -210,11 +192,23 @@ where
                 }
             }
             if !has_moved {
+                self.linger(task);
                 return Poll::Pending;
             }
+            self.linger.moved(self.env);
         }
         task.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Looks again at once, for a while, if the client is likely to ask again soon: going to sleep and being woken takes
+    /// longer than most clients need.
+    fn linger(&mut self, task: &mut TaskContext<'_>) {
+        let awaits_client = self.end.is_none() && self.in_flight.is_empty() && self.outbox.is_empty();
+        if self.linger.looks_again(self.env, self.limits.linger) && awaits_client {
+            // Unlike a plain wake this has the runtime look at its sockets before it comes back.
+            let _ = std::pin::pin!(tokio::task::yield_now()).poll(task);
+        }
     }
 
     fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
@@ -380,7 +374,7 @@ where
                 self.idle.push(seat);
                 self.finish(reply, cost);
             }
-            Poll::Pending => self.in_flight.push(Running { seat: Some(seat), cost }),
+            Poll::Pending => self.in_flight.push(Running::new(seat, cost)),
         }
     }
 

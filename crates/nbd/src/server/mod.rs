@@ -15,7 +15,9 @@ mod export;
 mod gate;
 mod handshake;
 mod inbox;
+mod linger;
 mod outbox;
+mod seat;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +46,9 @@ pub struct Limits {
     pub bytes_in_flight_max: Bytes,
     /// The largest read or write.
     pub request_bytes_max: u32,
+    /// How long a connection looks for the client's next request before it goes to sleep, if the client's last pause was
+    /// short. Zero never looks.
+    pub linger: Duration,
 }
 
 impl Default for Limits {
@@ -54,6 +59,7 @@ impl Default for Limits {
             requests_in_flight_max: 128,
             bytes_in_flight_max: Bytes::mib(16),
             request_bytes_max: 4 << 20,
+            linger: Duration::from_micros(20),
         }
     }
 }

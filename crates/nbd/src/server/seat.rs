@@ -1,0 +1,35 @@
+//! Where the futures of requests live.
+
+use std::pin::Pin;
+use std::task::{Context as TaskContext, Poll};
+
+use super::outbox::Reply;
+
+/// A box for a request's future, used again and again.
+pub(super) type Seat<F> = Pin<Box<Option<F>>>;
+
+/// A request that was not done at once.
+pub(super) struct Running<F> {
+    seat: Option<Seat<F>>,
+    cost: usize,
+}
+
+impl<F> Running<F> {
+    /// The request whose future is in `seat`; `cost` is what it takes of the connection's allowance.
+    pub(super) const fn new(seat: Seat<F>, cost: usize) -> Self {
+        Self { seat: Some(seat), cost }
+    }
+}
+
+impl<F: Future<Output = Reply>> Future for Running<F> {
+    type Output = (Reply, Seat<F>, usize);
+
+    fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let seat = self.seat.as_mut().expect("a running request is not polled after it is done");
+        let future = seat.as_mut().as_pin_mut().expect("a running request has its future");
+        let Poll::Ready(reply) = future.poll(task) else { return Poll::Pending };
+        let mut seat = self.seat.take().expect("it was there a moment ago");
+        seat.set(None);
+        Poll::Ready((reply, seat, self.cost))
+    }
+}
