@@ -55,6 +55,17 @@ pub struct Disk {
 const PROTOCOLS: [&str; 2] = ["file", "host_device"];
 /// Drivers that understand a container. Adoption is below them.
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
+/// Drivers that stand above a format and change nothing in it.
+const FILTERS: [&str; 8] = [
+    "throttle",
+    "copy-on-read",
+    "copy-before-write",
+    "compress",
+    "preallocate",
+    "mirror_top",
+    "commit_top",
+    "backup-top",
+];
 
 impl Disk {
     /// Finds the disk that goes by `wanted`: the name of its format or file node, the id of its device or of its
@@ -148,6 +159,12 @@ impl Disk {
         }
         if file.filename.starts_with("json:") || !file.filename.starts_with('/') {
             return refuse(format!("its image's path is not plain and absolute: {}", file.filename));
+        }
+        if file.filename.starts_with("/dev/fdset/") {
+            return refuse("its image was passed to QEMU as an open file, whose path is not known".to_owned());
+        }
+        if let Some(other) = self.filters.iter().find(|node| !FILTERS.contains(&node.driver.as_str())) {
+            return refuse(format!("its format is {}; only raw and qcow2 are understood", other.driver));
         }
         let expected = if self.form == Form::Direct { 1 } else { 2 };
         let depth = graph.chain(&format.name).len();

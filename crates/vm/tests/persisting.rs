@@ -1,0 +1,146 @@
+//! The configuration hook, with a `virsh` of the test's own and real scripts.
+
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use futures::future::BoxFuture;
+use transhume_vm::{
+    ErrorKind, Moved, Persist, PersistOutcome, RunOutput, Runner, SystemRunner, persist, rewrite_domain,
+};
+
+const XML: &str = "<domain type='kvm'>
+  <name>web</name>
+  <!-- a comment that stays -->
+  <devices>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='raw' cache='none'/>
+      <source file='/old/a&amp;b.raw' index='2'>
+        <seclabel model='dac' relabel='no'/>
+      </source>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <disk type='file' device='disk'>
+      <source file='/old/other.raw'/>
+      <target dev='vdb' bus='virtio'/>
+    </disk>
+  </devices>
+</domain>
+";
+
+fn moved() -> Moved {
+    Moved {
+        volume: "web".to_owned(),
+        source: PathBuf::from("/old/a&b.raw"),
+        target: PathBuf::from("/new/c&d.raw"),
+        format: "raw".to_owned(),
+        node: "disk0".to_owned(),
+        device: "vda".to_owned(),
+        process_id: Some(4711),
+        target_is_block_device: false,
+    }
+}
+
+#[test]
+fn only_the_moved_disk_is_rewritten_and_everything_else_stays_as_it_was() {
+    let rewritten = rewrite_domain(XML, Path::new("/old/a&b.raw"), Path::new("/new/c&d.raw"), false).expect("XML");
+    assert_eq!(rewritten.changed, 1);
+    let old = "<source file='/old/a&amp;b.raw' index='2'>";
+    let new = "<source file=\"/new/c&amp;d.raw\" index=\"2\">";
+    let expected = XML.replace(old, new);
+    assert_eq!(
+        rewritten.xml.replacen("<disk type=\"file\" device=\"disk\">", "<disk type='file' device='disk'>", 1),
+        expected
+    );
+    let again =
+        rewrite_domain(&rewritten.xml, Path::new("/old/a&b.raw"), Path::new("/new/c&d.raw"), false).expect("XML");
+    assert_eq!((again.changed, again.already), (0, 1));
+    assert_eq!(again.xml, rewritten.xml);
+}
+
+#[test]
+fn a_disk_that_moves_to_a_block_device_changes_its_type() {
+    let rewritten = rewrite_domain(XML, Path::new("/old/other.raw"), Path::new("/dev/vg/lv"), true).expect("XML");
+    assert!(rewritten.xml.contains("<disk type=\"block\" device=\"disk\">"), "{}", rewritten.xml);
+    assert!(rewritten.xml.contains("<source dev=\"/dev/vg/lv\"/>"), "{}", rewritten.xml);
+    assert!(rewritten.xml.contains("a comment that stays"));
+}
+
+/// Says the XML, takes the new one.
+#[derive(Default)]
+struct Virsh {
+    xml: Mutex<String>,
+    fails: bool,
+}
+
+impl Runner for Virsh {
+    fn run<'a>(
+        &'a self,
+        program: &'a Path,
+        arguments: &'a [String],
+        _: &'a [(String, String)],
+        stdin: &'a str,
+    ) -> BoxFuture<'a, io::Result<RunOutput>> {
+        assert_eq!(program, Path::new("virsh"));
+        let mut xml = self.xml.lock().expect("no panic");
+        let mut output = RunOutput { success: !self.fails, ..RunOutput::default() };
+        match arguments[0].as_str() {
+            _ if self.fails => output.stderr = "error: failed to get domain 'web'\n".to_owned(),
+            "dumpxml" => {
+                assert!(arguments.contains(&"--inactive".to_owned()), "the running definition is not the next start's");
+                output.stdout.clone_from(&xml);
+            }
+            "define" => stdin.clone_into(&mut xml),
+            other => panic!("virsh {other}"),
+        }
+        Box::pin(async { Ok(output) })
+    }
+}
+
+#[tokio::test]
+async fn a_libvirt_domain_names_the_new_place_and_the_hook_may_run_twice() {
+    let virsh = Virsh { xml: Mutex::new(XML.to_owned()), fails: false };
+    let how = Persist::Libvirt { domain: "web".to_owned() };
+    let outcome = persist(&how, &moved(), &virsh).await.expect("it runs");
+    assert!(matches!(outcome, PersistOutcome::Done { .. }), "{outcome:?}");
+    assert!(virsh.xml.lock().expect("no panic").contains("/new/c&amp;d.raw"));
+    assert_eq!(persist(&how, &moved(), &virsh).await.expect("it runs"), PersistOutcome::AlreadyDone);
+    let strange = Moved { source: "/nosuch".into(), target: "/else".into(), ..moved() };
+    let error = persist(&how, &strange, &virsh).await.expect_err("no such disk");
+    assert_eq!(error.kind(), ErrorKind::Hook);
+    assert!(error.to_string().contains("virsh edit"), "{error}");
+}
+
+#[tokio::test]
+async fn what_virsh_says_is_said() {
+    let virsh = Virsh { fails: true, ..Virsh::default() };
+    let error = persist(&Persist::Libvirt { domain: "web".to_owned() }, &moved(), &virsh).await.expect_err("it fails");
+    assert_eq!(error.kind(), ErrorKind::Hook);
+    assert!(error.to_string().contains("failed to get domain 'web'"), "{error}");
+}
+
+#[tokio::test]
+async fn a_script_gets_what_has_moved_in_its_environment_and_its_failure_is_the_hooks() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = directory.path().join("hook");
+    let seen = directory.path().join("seen");
+    let write = |text: &str| {
+        std::fs::write(&script, text).expect("written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    };
+    write(&format!("#!/bin/sh\nenv | grep ^TRANSHUME_ | sort > {}\n", seen.display()));
+    let how = Persist::Script { program: script.clone() };
+    persist(&how, &moved(), &SystemRunner).await.expect("it runs");
+    let seen = std::fs::read_to_string(&seen).expect("it has run");
+    let expected = "TRANSHUME_DEVICE=vda\nTRANSHUME_FORMAT=raw\nTRANSHUME_NODE=disk0\nTRANSHUME_QEMU_PID=4711\n\
+        TRANSHUME_SOURCE=/old/a&b.raw\nTRANSHUME_TARGET=/new/c&d.raw\nTRANSHUME_TARGET_KIND=file\nTRANSHUME_VOLUME=web\n";
+    assert_eq!(seen, expected);
+    write("#!/bin/sh\necho no such VM >&2\nexit 3\n");
+    let error = persist(&how, &moved(), &SystemRunner).await.expect_err("it failed");
+    assert_eq!(error.kind(), ErrorKind::Hook);
+    assert!(error.to_string().contains("no such VM"), "{error}");
+    let none = Persist::Script { program: directory.path().join("nosuch") };
+    assert_eq!(persist(&none, &moved(), &SystemRunner).await.expect_err("no script").kind(), ErrorKind::Hook);
+    assert_eq!(persist(&Persist::No, &moved(), &SystemRunner).await.expect("nothing to do"), PersistOutcome::Skipped);
+}
