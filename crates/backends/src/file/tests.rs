@@ -101,3 +101,26 @@ async fn requests_deeper_than_the_ring_wait_their_turn() {
         assert!(read.iter().all(|&byte| byte == (number % 251) as u8), "block {number}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tasks_that_wander_between_threads_are_all_answered() {
+    let file = file_of(8 << 20);
+    let device = Device::new("file", open(file.path()).await);
+    let lanes: Vec<_> = (0..16_u64)
+        .map(|lane| {
+            let device = device.clone();
+            tokio::spawn(async move {
+                for round in 0..100_u64 {
+                    let offset = Bytes((lane * 128 + round) * 4096);
+                    let data = Buffer::copy_of(&[lane as u8 ^ round as u8; 4096]).freeze();
+                    device.write(Mutation::data(offset, data)).await.expect("written");
+                    tokio::task::yield_now().await;
+                    let read = device.read(offset, Buffer::unpooled(4096)).await.expect("read");
+                    assert!(read.iter().all(|&byte| byte == lane as u8 ^ round as u8));
+                }
+            })
+        })
+        .collect();
+    let all = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(lanes));
+    all.await.expect("nothing hangs").into_iter().for_each(|lane| lane.expect("no panic"));
+}
