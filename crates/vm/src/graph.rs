@@ -320,3 +320,67 @@ pub(crate) fn no_such_disk(wanted: &str, graph: &Graph) -> Error {
     let context = format!("no disk goes by {wanted}; this VM's are: {}", known.join(", "));
     Error::new(ErrorKind::NotFound, context)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const NODES: &str = r##"[{"node-name":"d0","drv":"raw","file":"/a","ro":false,"detect_zeroes":"unmap",
+        "cache":{"direct":true,"no-flush":false,"writeback":true},"image":{"virtual-size":65536},
+        "children":[{"child":"file","node-name":"#block7"}],"new":{}},
+        {"node-name":"#block7","drv":"file","file":"/a","image":{"virtual-size":65536}},{"drv":"nameless"}]"##;
+    const FRONTENDS: &str = r#"[{"device":"","qdev":"vda","inserted":{"node-name":"d0"},"removable":false},
+        {"device":"cd0","removable":true},{"qdev":"nothing else"}]"#;
+    const EDGES: &str = r##"{"nodes":[{"id":1,"type":"block-backend","name":"vda"},
+        {"id":2,"type":"block-driver","name":"d0"},{"id":3,"type":"block-driver","name":"#block7"}],
+        "edges":[{"name":"root","parent":1,"child":2},{"name":"file","parent":2,"child":3},{"name":"lost","parent":9,"child":3}]}"##;
+
+    fn parse(nodes: &str, frontends: &str, edges: &str) -> Graph {
+        let json = |text: &str| serde_json::from_str(text).unwrap_or_default();
+        let status = json!({ "running": true, "status": "running" });
+        Graph::parse(&json(nodes), &json(frontends), &json(edges), &Value::Null, &status)
+    }
+
+    #[test]
+    fn what_is_not_understood_is_left_out_and_the_rest_stays() {
+        let graph = parse(NODES, FRONTENDS, EDGES);
+        assert_eq!(graph.nodes.len(), 2);
+        assert_eq!(graph.frontends.len(), 2);
+        assert_eq!(graph.edges.len(), 2);
+        assert_eq!(graph.frontends[0].qom_path, "/machine/peripheral/vda");
+        let chain: Vec<&str> = graph.chain("d0").iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(chain, ["d0", "#block7"]);
+        let node = graph.node("d0").expect("it is there");
+        assert!(node.cache_direct && !node.cache_no_flush && !node.is_implicit());
+        assert_eq!(node.virtual_bytes, Some(65536));
+    }
+
+    #[test]
+    fn without_the_debugging_command_the_nodes_tell_their_children() {
+        let graph = parse(NODES, FRONTENDS, "null");
+        assert_eq!(graph.child("d0", "file").expect("it is there").name, "#block7");
+    }
+
+    #[test]
+    fn a_graph_that_claims_a_cycle_does_not_hang() {
+        let edges = r#"{"nodes":[{"id":2,"type":"block-driver","name":"d0"}],
+            "edges":[{"name":"file","parent":2,"child":2}]}"#;
+        assert!(parse(NODES, FRONTENDS, edges).chain("d0").len() < 100);
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_answers_are_never_a_panic(which in 0_usize..3, position in 0_usize..600, byte in 32_u8..127) {
+            let mut texts = [NODES.to_owned(), FRONTENDS.to_owned(), EDGES.to_owned()];
+            let mut bytes = std::mem::take(&mut texts[which]).into_bytes();
+            let position = position % bytes.len();
+            bytes[position] = byte;
+            texts[which] = String::from_utf8_lossy(&bytes).into_owned();
+            let graph = parse(&texts[0], &texts[1], &texts[2]);
+            for node in &graph.nodes {
+                let _ = graph.chain(&node.name);
+            }
+        }
+    }
+}

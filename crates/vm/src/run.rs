@@ -166,14 +166,20 @@ async fn run(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Res
     Ok(())
 }
 
+/// Undoes what it can. A step that fails does not keep the next ones from being tried: the guest must go on.
 async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+    let mut first = Ok(());
     for step in &plan.undo {
         let graph = Graph::read(qmp).await?;
-        if !is_done(step, &graph) {
-            carry_out(qmp, step, &plan.disk, &graph, surroundings).await?;
+        if is_done(step, &graph) {
+            continue;
+        }
+        if let Err(error) = carry_out(qmp, step, &plan.disk, &graph, surroundings).await {
+            tracing::warn!(volume = plan.disk.volume, step = step.describe(), %error, "undoing a plan");
+            first = first.and(Err(error));
         }
     }
-    Ok(())
+    first
 }
 
 fn is_decisive(step: &Step) -> bool {
