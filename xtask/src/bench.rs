@@ -46,7 +46,15 @@ pub(crate) struct Arguments {
     /// Where the JSON goes.
     #[arg(long, default_value = "bench-results")]
     results: PathBuf,
+    /// Put the table into docs/benchmarks.md.
+    #[arg(long)]
+    document: bool,
 }
+
+/// The page with the results, and what stands around them there.
+const PAGE: &str = "docs/benchmarks.md";
+const RESULTS_BEGIN: &str = "<!-- results -->\n";
+const RESULTS_END: &str = "<!-- end of results -->";
 
 /// What a group needs to know.
 pub(crate) struct Bench {
@@ -109,7 +117,11 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
             }
         }
     }
-    figures::print_table(&rows);
+    let table = figures::table(&rows);
+    print!("{table}");
+    if arguments.document {
+        write_page(&table)?;
+    }
     write_results(&arguments.results, &rows, &failures)?;
     if failures.is_empty() {
         return Ok(());
@@ -139,6 +151,18 @@ pub(crate) fn private_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir>
         .prefix("transhume-")
         .tempdir_in(parent)
         .with_context(|| format!("creating a folder in {}", parent.display()))
+}
+
+/// Replaces the results on the page by these.
+fn write_page(table: &str) -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(PAGE).with_context(|| format!("reading {PAGE}"))?;
+    let (before, rest) = page.split_once(RESULTS_BEGIN).with_context(|| format!("{PAGE} has no {RESULTS_BEGIN}"))?;
+    let (_, after) = rest.split_once(RESULTS_END).with_context(|| format!("{PAGE} has no {RESULTS_END}"))?;
+    let date = process::output_of(Path::new("date"), &["--utc".into(), "+%Y-%m-%d".into()])?;
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let heading = format!("Measured on {} on a virtual machine of {cores} cores, guests emulated.", date.trim());
+    let page = format!("{before}{RESULTS_BEGIN}\n{heading}\n\n{table}\n{RESULTS_END}{after}");
+    std::fs::write(PAGE, page).with_context(|| format!("writing {PAGE}"))
 }
 
 fn write_results(folder: &Path, rows: &[Row], failures: &[String]) -> anyhow::Result<()> {

@@ -148,8 +148,9 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Prints all rows as a Markdown table, so that it can go into the documentation as it is.
-pub(crate) fn print_table(rows: &[Row]) {
+/// All rows as a Markdown table, so that it can go into the documentation as it is.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let mut table = String::new();
     let heads = ["what", "ours: median (spread)", "peer", "which", "ratio", "to reach", "reached"];
     let mut lines: Vec<[String; 7]> = vec![heads.map(str::to_owned)];
     lines.extend(rows.iter().map(Row::cells));
@@ -158,12 +159,13 @@ pub(crate) fn print_table(rows: &[Row]) {
     for (number, line) in lines.iter().enumerate() {
         let cells: Vec<String> =
             line.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}", width = *width)).collect();
-        println!("| {} |", cells.join(" | "));
+        table += &format!("| {} |\n", cells.join(" | "));
         if number == 0 {
             let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
-            println!("| {} |", rule.join(" | "));
+            table += &format!("| {} |\n", rule.join(" | "));
         }
     }
+    table
 }
 
 #[cfg(test)]
