@@ -158,16 +158,21 @@ impl Graph {
     /// # Errors
     /// As [`Qmp::execute`].
     pub async fn read(qmp: &Qmp) -> Result<Self> {
-        let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?;
-        let frontends = qmp.execute("query-block", json!({})).await?;
-        let edges = match qmp.execute("x-debug-query-block-graph", json!({})).await {
+        // Asked together and answered in order: one wait instead of five, while a guest may be stopped.
+        let (nodes, frontends, edges, jobs, status) = futures::join!(
+            qmp.execute("query-named-block-nodes", json!({ "flat": true })),
+            qmp.execute("query-block", json!({})),
+            qmp.execute("x-debug-query-block-graph", json!({})),
+            qmp.execute("query-block-jobs", json!({})),
+            qmp.execute("query-status", json!({})),
+        );
+        let edges = match edges {
             Ok(value) => value,
             // A later QEMU may have dropped it; then nodes tell their children themselves.
             Err(error) if error.kind() == ErrorKind::Qemu => Value::Null,
             Err(error) => return Err(error),
         };
-        let jobs = qmp.execute("query-block-jobs", json!({})).await?;
-        let status = qmp.execute("query-status", json!({})).await?;
+        let (nodes, frontends, jobs, status) = (nodes?, frontends?, jobs?, status?);
         Ok(Self::parse(&nodes, &frontends, &edges, &jobs, &status))
     }
 
