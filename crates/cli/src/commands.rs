@@ -11,10 +11,24 @@ use serde::Serialize;
 use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, VolumeCommand};
 use crate::{report, show, watch};
 
-/// Carries out a command.
-pub(crate) async fn run(command: Command, common: &Common) -> Result<()> {
-    let client = Client::new(common.api.strip_prefix("unix:").unwrap_or(&common.api));
-    let json = common.json;
+/// Carries out a command, and gives what the program exits with.
+pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
+    match command {
+        Command::Move(args) => {
+            let client = client(common);
+            client.check_version().await?;
+            start_move(&client, args, common.json).await
+        }
+        command => ask(command, common).await.map(|()| 0),
+    }
+}
+
+fn client(common: &Common) -> Client {
+    Client::new(common.api.strip_prefix("unix:").unwrap_or(&common.api))
+}
+
+async fn ask(command: Command, common: &Common) -> Result<()> {
+    let (client, json) = (client(common), common.json);
     if let Command::Version = command {
         return version(&client, json).await;
     }
@@ -27,7 +41,6 @@ pub(crate) async fn run(command: Command, common: &Common) -> Result<()> {
             let volume = client.release(&args.name).await?;
             print(json, &volume, || format!("{} is back with its VM, on {}", volume.name, volume.backend))
         }
-        Command::Move(args) => start_move(&client, args, json).await,
         Command::Status => {
             let status = client.status().await?;
             print(json, &status, || show::status(&status))
@@ -52,7 +65,7 @@ pub(crate) async fn run(command: Command, common: &Common) -> Result<()> {
             let jobs = client.jobs(args.all).await?;
             print(json, &jobs, || show::jobs(&jobs))
         }
-        Command::Rescue(_) | Command::Version => Ok(()),
+        Command::Move(_) | Command::Rescue(_) | Command::Version => Ok(()),
     }
 }
 
@@ -162,20 +175,22 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
     })
 }
 
-async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<()> {
+async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<u8> {
     let request = MoveRequest { delete_source: args.delete_source, ..move_request(&args.plan)? };
     let job = client.start_move(&args.plan.name, &request).await?;
     if args.detach {
-        return print(json, &job, || {
+        print(json, &job, || {
             format!("job {}: {} moves to {}; see `transhume watch {}`", job.id, job.volume, job.target, job.volume)
-        });
+        })?;
+        return Ok(0);
     }
     let over = watch::wait(client, &job, json).await?;
+    // The report carries the error, so that programs read one document.
     print(json, &report::to_json(&over), || report::to_words(&over))?;
-    match over.error {
-        Some(error) => Err(error),
-        None => Ok(()),
-    }
+    Ok(over.error.map_or(0, |error| {
+        eprintln!("transhume: {error}");
+        error.exit_code
+    }))
 }
 
 /// The path as the daemon, which runs in another directory, understands it.

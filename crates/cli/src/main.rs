@@ -18,11 +18,11 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.common.json;
     let outcome = match cli.command {
-        args::Command::Rescue(rescue) => daemon::rescue(&rescue.state_dir, &rescue.name, json),
+        args::Command::Rescue(rescue) => daemon::rescue(&rescue.state_dir, &rescue.name, json).map(|()| 0),
         command => run(command, &cli.common),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             if json {
                 println!("{}", serde_json::json!({ "error": error }));
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: args::Command, common: &args::Common) -> Result<(), Error> {
+fn run(command: args::Command, common: &args::Common) -> Result<u8, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
         Error::new(api::v1::ErrorCode::Internal, format!("the event loop cannot be started: {error}"))
     })?;

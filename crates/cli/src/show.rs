@@ -103,7 +103,7 @@ pub(crate) fn volume(volume: &Volume) -> String {
         lines.push(("writes", "refused".to_owned()));
     }
     if let Some(vm) = &volume.vm {
-        lines.push(("vm", format!("{}, node {}, {}", vm.monitor, vm.node, vm.format)));
+        lines.push(("vm", format!("{} ({}, node {}, {})", vm.monitor, vm.state, vm.node, vm.format)));
     }
     if let Some(job) = volume.job {
         lines.push(("job", job.to_string()));

@@ -219,3 +219,58 @@ fn a_disk_whose_vm_has_died_is_moved_and_released_cold() {
     let kept = world.files("disk.img.moved-").pop().expect("kept");
     assert!(std::fs::read(kept).expect("read") == std::fs::read(&to).expect("read"));
 }
+
+#[test]
+fn the_daemon_is_killed_while_it_adopts_and_releases_and_the_vm_is_always_in_one_piece() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    let direct = image.display().to_string();
+    let names = |world: &World| world.json(&["volume", "ls"]).as_array().map_or(0, Vec::len);
+    for round in 0..12_u64 {
+        let adopting = world.command(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+        kill_during(&mut world, adopting, round * 7 % 40);
+        let is_adopted = settle(&world, &qemu, &direct);
+        if !is_adopted {
+            assert_eq!(names(&world), 0, "round {round}");
+            world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+        }
+        qemu.write(round as u8 + 1);
+        let releasing = world.command(&["release", "web1"]);
+        kill_during(&mut world, releasing, round * 5 % 40);
+        if settle(&world, &qemu, &direct) {
+            world.json(&["release", "web1"]);
+        }
+        assert_eq!((names(&world), qemu.file_of("disk0")), (0, direct.clone()), "round {round}");
+        qemu.write(round as u8 + 101);
+    }
+    drop(qemu);
+    assert!(std::fs::read(&image).expect("read")[..1 << 20].iter().all(|byte| *byte == 112));
+}
+
+/// Kills the daemon so many milliseconds after the command was begun, and starts it again.
+fn kill_during(world: &mut World, mut command: Command, milliseconds: u64) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("runs");
+    std::thread::sleep(Duration::from_millis(milliseconds));
+    world.kill();
+    support::wait(&mut child);
+    world.start();
+}
+
+/// Waits until the volume is adopted (true) or gone (false), and QEMU's graph says the same.
+fn settle(world: &World, qemu: &Qemu, direct: &str) -> bool {
+    let start = Instant::now();
+    loop {
+        let volumes = world.json(&["volume", "ls"]);
+        let is_there = volumes.as_array().is_some_and(|volumes| !volumes.is_empty());
+        let is_direct = qemu.file_of("disk0") == direct;
+        if !is_there && is_direct {
+            return false;
+        }
+        if is_there && !is_direct && volumes[0]["vm"]["state"] == "adopted" {
+            return true;
+        }
+        assert!(start.elapsed() < HANG, "nothing settles: {volumes}, direct {is_direct}\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

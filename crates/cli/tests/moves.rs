@@ -123,13 +123,16 @@ fn a_waiting_move_ends_with_the_code_of_the_cancel() {
     world.attach("x", &image);
     let mut moving = world
         .command(&["move", "x", "--to", &target(&world.path("new.img")), "--bandwidth", "1MiB/s"])
+        .arg("--json")
         .stderr(std::process::Stdio::null())
-        .stdout(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
         .spawn()
         .expect("runs");
     wait_until_copied(&world, 1 << 20);
     world.json(&["cancel", "x"]);
     assert_eq!(wait(&mut moving).code(), Some(41));
+    let report: Value = serde_json::from_reader(moving.stdout.take().expect("piped")).expect("one document");
+    assert_eq!(report["error"]["code"], "move-cancelled");
 }
 
 #[test]

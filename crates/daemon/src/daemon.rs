@@ -238,7 +238,9 @@ impl Daemon {
         let mut jobs: Vec<v1::Job> = self.volumes().iter().filter_map(|volume| show_job(volume)).collect();
         jobs.sort_by_key(|job| std::cmp::Reverse(job.id));
         if all {
-            jobs.extend(self.history.list());
+            let over = self.history.list().into_iter().filter(|job| jobs.iter().all(|live| live.id != job.id));
+            let over: Vec<v1::Job> = over.collect();
+            jobs.extend(over);
         }
         jobs
     }

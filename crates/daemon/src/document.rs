@@ -121,6 +121,18 @@ pub struct Committed {
     pub report: Option<api::v1::Report>,
 }
 
+impl AdoptionDirection {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Adopting => "adopting",
+            Self::Adopted => "adopted",
+            Self::Releasing => "releasing",
+        }
+    }
+}
+
 impl VolumeDocument {
     /// This document after the commit of its job: the target holds the volume.
     ///

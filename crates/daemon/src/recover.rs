@@ -50,6 +50,12 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
 }
 
 async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
+    if let Some(job) = &volume.document().job
+        && daemon.history.find(job.id).is_some()
+    {
+        // It was over, and only this was left to be done.
+        jobs::clear_job(volume).await;
+    }
     let document = volume.document();
     let hold = volume.hold_options(daemon.config.lock_wait());
     let held = Held::open(&document.backend, &hold, &*daemon.env).await;

@@ -181,6 +181,7 @@ impl Volume {
                 monitor: adoption.monitor.clone(),
                 node: adoption.node.clone(),
                 format: adoption.format.clone(),
+                state: adoption.direction.name().to_owned(),
             }),
             job: job.map(|job| job.id),
             problem,

@@ -81,4 +81,7 @@ pub struct AdoptedVm {
     pub node: String,
     /// The image's format.
     pub format: String,
+    /// How far it has come: `adopting`, `adopted` or `releasing`.
+    #[serde(default)]
+    pub state: String,
 }

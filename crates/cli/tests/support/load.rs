@@ -8,8 +8,8 @@ use std::time::Duration;
 use block::{Buffer, Bytes, Data, Device, Extent, Mutation};
 use env::{EnvRef, RealEnv};
 use nbd::{NbdDevice, NbdUri};
-use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
+use rand_chacha::ChaCha12Rng;
 
 /// How many connections it has; each writes to a part of the volume of its own.
 const LANES: u64 = 3;
@@ -41,7 +41,7 @@ impl Load {
             runtime.block_on(async move {
                 let env: EnvRef = Arc::new(RealEnv::new());
                 let lanes = lanes.into_iter().enumerate().map(|(number, (start, model))| {
-                    let random = StdRng::seed_from_u64(seed + number as u64);
+                    let random = ChaCha12Rng::seed_from_u64(seed + number as u64);
                     let lane = Lane { uri: uri.clone(), env: Arc::clone(&env), start, model, random, device: None };
                     tokio::spawn(lane.run(Arc::clone(&ended), Arc::clone(&counted)))
                 });
@@ -74,7 +74,7 @@ struct Lane {
     env: EnvRef,
     start: u64,
     model: Vec<u8>,
-    random: StdRng,
+    random: ChaCha12Rng,
     device: Option<Device>,
 }
 

@@ -133,6 +133,7 @@ impl Daemon {
             }
             Err(error) => return Err(error),
         };
+        nudge(&volume, &vm, adoption).await;
         let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
         let plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver));
@@ -213,8 +214,22 @@ fn is_passing(error: &Error) -> bool {
 
 async fn attempt(daemon: &Daemon, volume: &Arc<Volume>, adoption: &AdoptionDocument, wish: Wish) -> Result<Standing> {
     let vm = daemon.reach(&adoption.monitor).await?;
+    nudge(volume, &vm, adoption).await;
     let mut surroundings = VolumeSurroundings::new(volume);
     vm::recover(&vm.qmp, &adoption.plan, wish, &mut surroundings).await.map_err(|error| of_vm(&error))
+}
+
+/// Makes QEMU connect to the export again after a restart. Its NBD client notices that the connection is gone only when
+/// the guest asks for something; an idle guest does not, so a sector is read in its stead.
+async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
+    if volume.connections() > 0 {
+        return;
+    }
+    let line = format!("qemu-io {} \"read 0 512\"", adoption.plan.disk.nodes.nbd);
+    let arguments = serde_json::json!({ "command-line": line });
+    if let Err(error) = vm.qmp.execute("human-monitor-command", arguments).await {
+        tracing::warn!(volume = volume.name, %error, "QEMU could not be asked to connect again");
+    }
 }
 
 /// Records which way it goes, and by which plan if that is another one.

@@ -1,5 +1,7 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
+use std::path::{Path, PathBuf};
+
 use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::retire_source;
 
@@ -68,15 +70,14 @@ async fn undo(
     (state, error): (JobState, Error),
     report: Option<Report>,
 ) {
-    // The map first: without a target nothing that it says is true. The journal last: a crash before it does all of
-    // this again.
+    // The map first: without a target nothing that it says is true. The journal last: after a crash before it all of
+    // this is done again.
     daemon.state.drop_progress(&volume.name);
     drop(target);
     if let Some(document) = &volume.document().job {
         start::discard(&document.target);
     }
-    clear_job(volume).await;
-    end(daemon, volume, job, state, report, Some(error));
+    end(daemon, volume, job, state, report, Some(error)).await;
 }
 
 /// A job that a restart found and that cannot go on: the source holds the volume.
@@ -85,8 +86,7 @@ pub(crate) async fn undo_without_target(daemon: &Daemon, volume: &Volume, job: &
     if let Some(document) = &volume.document().job {
         start::discard(&document.target);
     }
-    clear_job(volume).await;
-    end(daemon, volume, job, JobState::Failed, None, Some(error));
+    end(daemon, volume, job, JobState::Failed, None, Some(error)).await;
 }
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
@@ -113,10 +113,9 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Err(error) => problem = problem.or(Some(error)),
     }
     daemon.state.drop_progress(&volume.name);
-    clear_job(volume).await;
     // The volume is on the target whatever went wrong afterwards; the job says so and what is left to do.
     let state = if problem.is_some() { JobState::Failed } else { JobState::Done };
-    end(daemon, volume, job, state, Some(report), problem);
+    end(daemon, volume, job, state, Some(report), problem).await;
 }
 
 /// What became of the source.
@@ -133,6 +132,10 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Resul
         Error::new(ErrorCode::MoveUnfinished, message)
             .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
     };
+    if record.request.delete_source && !path.exists() && !moved_name(path, committed.epoch).exists() {
+        // A crash came right after this had been done.
+        return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
+    }
     let retired = retire_source(path, committed.epoch, &daemon.layout.retired())
         .map_err(|error| unfinished("could not be renamed", &error))?;
     if record.request.delete_source {
@@ -154,6 +157,13 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Resul
     })
 }
 
+/// What a retired file is called.
+fn moved_name(path: &Path, epoch: u64) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".moved-{epoch}"));
+    PathBuf::from(name)
+}
+
 async fn note_report(volume: &Volume, report: Report) {
     let stored = volume.journal.update(|document| {
         let mut document = document.clone();
@@ -167,7 +177,7 @@ async fn note_report(volume: &Volume, report: Report) {
     }
 }
 
-async fn clear_job(volume: &Volume) {
+pub(crate) async fn clear_job(volume: &Volume) {
     let stored = volume.journal.update(|document| {
         let mut document = document.clone();
         document.job = None;
@@ -179,7 +189,8 @@ async fn clear_job(volume: &Volume) {
     }
 }
 
-fn end(
+/// Remembers the job, then takes it off the journal: a crash between the two finds it remembered.
+async fn end(
     daemon: &Daemon,
     volume: &Volume,
     job: &JobHandle,
@@ -200,6 +211,7 @@ fn end(
     let request = serde_json::json!({ "job": job.id, "state": state.name(), "target": over.target });
     daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
     tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
+    clear_job(volume).await;
     volume.set_job(None);
     job.announce_end();
 }

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub(crate) use convert::of_api_verify;
-pub(crate) use finish::{cannot_resume, complete, undo_without_target};
+pub(crate) use finish::{cannot_resume, clear_job, complete, undo_without_target};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{parse_backend, show};
