@@ -43,6 +43,8 @@ pub enum UriError {
     Query(String),
     /// `nbd:` without a host.
     HostMissing,
+    /// The host is neither a name nor an address, or an IPv6 address without its brackets.
+    Host(String),
     /// The port is no number from 1 to 65535.
     Port(String),
     /// A percent sign without two hexadecimal digits, or bytes that are no text.
@@ -64,6 +66,9 @@ impl fmt::Display for UriError {
             Self::SocketTooLong(path) => write!(out, "the socket's path \"{path}\" is longer than 107 bytes"),
             Self::Query(part) => write!(out, "\"{part}\" means nothing in an export's URI"),
             Self::HostMissing => out.write_str("nbd: needs a host: nbd://HOST:PORT/NAME"),
+            Self::Host(host) => {
+                write!(out, "\"{host}\" is neither a host's name nor its address (IPv6 goes in brackets)")
+            }
             Self::Port(port) => write!(out, "\"{port}\" is no port: a number from 1 to 65535"),
             Self::Escape(text) => write!(out, "\"{text}\" is not percent-encoded text"),
             Self::ExportTooLong => out.write_str("an export's name has at most 4096 bytes"),
@@ -153,6 +158,11 @@ fn parse_authority(authority: &str) -> Result<(String, u16), UriError> {
     let host = unescape(host)?;
     if host.is_empty() {
         return Err(UriError::HostMissing);
+    }
+    let is_bracketed = authority.starts_with('[');
+    let belongs = |letter: char| letter.is_alphanumeric() || "-._".contains(letter) || (is_bracketed && letter == ':');
+    if !host.chars().all(belongs) {
+        return Err(UriError::Host(host));
     }
     Ok((host, port))
 }
@@ -253,6 +263,9 @@ mod tests {
         assert_eq!(parse("nbd://h:/v"), Err(UriError::Port("".into())));
         assert_eq!(parse("nbd://h:70000/v"), Err(UriError::Port("70000".into())));
         assert_eq!(parse("nbd://[::1]x/v"), Err(UriError::Port("[::1]x".into())));
+        assert_eq!(parse("nbd://::1/v"), Err(UriError::Host(":".into())));
+        assert_eq!(parse("nbd://+n]bd:0nbd:001"), Err(UriError::Host("+n]bd:0nbd".into())));
+        assert_eq!(parse("nbd://[a:%5D]/v"), Err(UriError::Host("a:]".into())));
         assert_eq!(parse("nbd://h/v?socket=/s"), Err(UriError::Query("socket=/s".into())));
         assert_eq!(parse("nbd://h/%4"), Err(UriError::Escape("%4".into())));
         assert_eq!(parse("nbd://h/%ff"), Err(UriError::Escape("%ff".into())));
@@ -270,7 +283,9 @@ mod tests {
 
         #[test]
         fn hostile_text_never_panics(text in "(nbd(\\+unix)?://)?\\PC{0,40}") {
-            let _ = parse(&text);
+            if let Ok(uri) = parse(&text) {
+                prop_assert_eq!(parse(&uri.to_string()), Ok(uri));
+            }
         }
     }
 }
