@@ -218,6 +218,24 @@ impl Disk {
         self.shared.world.fault("power-loss", format_args!("{name} lost {lost} sectors"));
     }
 
+    /// Puts another disk in its place, empty or with something on it, as whoever prepares a target again does. What was
+    /// on its way to the old one does not reach the new one.
+    pub fn replace(&self) {
+        let mut state = self.state();
+        state.power += 1;
+        state.orphans = 0;
+        let size = self.shared.geometry.size;
+        state.medium = Medium::new(size);
+        if self.shared.dice.chance(0.5) {
+            let extent = Extent::new(Bytes::ZERO, Bytes(size.0 / 2));
+            let kind = block::MutationKind::Data(block::Data::copy_of(&vec![0xee; extent.length.as_usize()]));
+            state.medium.apply(extent, &kind, extent, true, &self.shared.dice);
+        }
+        drop(state);
+        self.shared.settled.notify_waiters();
+        self.shared.world.event(format_args!("{} is replaced", self.shared.name));
+    }
+
     /// Changes bytes behind everybody's back.
     pub fn corrupt(&self, offset: Bytes) {
         let extent = Extent::new(offset, Bytes(1));

@@ -355,6 +355,11 @@ impl Host {
             }
             asked.await;
         }
+        // The first target is as the story has it; one that an undone move has left behind is prepared again.
+        let document = record.document();
+        if document.jobs > 0 {
+            self.shared.sides[1 - document.holder].replace();
+        }
         record
             .begin_job(JobRecord {
                 phase: Phase::Preparing,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use env::{Env, RealEnv};
+use transhume_sim::host::Status;
 use transhume_sim::log::Keep;
 use transhume_sim::scenarios::{self, SCENARIOS, Scenario};
 use transhume_sim::story::Verdict;
@@ -60,6 +61,7 @@ struct Totals {
     simulated: Duration,
     events: u64,
     requests: u64,
+    resumed: u64,
     faults: BTreeMap<&'static str, u64>,
     endings: BTreeMap<&'static str, u64>,
     failures: BTreeMap<(String, &'static str), Vec<u64>>,
@@ -71,6 +73,9 @@ impl Totals {
         self.simulated += verdict.simulated;
         self.events += verdict.events;
         self.requests += verdict.guest.answered;
+        if let Status::Switched(Some(report)) = &verdict.status {
+            self.resumed += u64::from(report.bytes_resumed > 0);
+        }
         for (class, count) in &verdict.faults {
             *self.faults.entry(class).or_default() += count;
         }
@@ -91,7 +96,7 @@ impl Totals {
             counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
         };
         println!("faults: {}", line(&self.faults));
-        println!("endings: {}", line(&self.endings));
+        println!("endings: {}; resumed from a progress map: {}", line(&self.endings), self.resumed);
     }
 }
 

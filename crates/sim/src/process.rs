@@ -1,6 +1,6 @@
 //! A process of the world: the `Env` that the engine gets, and the power to kill it at any moment.
 //!
-//! Everything that a process runs is spawned through its [`SimEnv`]; killing it drops all of that at whatever await it
+//! Everything that a process runs is spawned through its `SimEnv`; killing it drops all of that at whatever await it
 //! stands. What it had submitted to disks goes on without it (see [`crate::disk`]).
 
 use std::collections::BTreeMap;

@@ -19,7 +19,7 @@ pub(crate) struct Document {
     /// Grows when that changes.
     pub(crate) epoch: u64,
     /// How many jobs there were.
-    jobs: u64,
+    pub(crate) jobs: u64,
     /// The job under way.
     pub(crate) job: Option<Job>,
 }

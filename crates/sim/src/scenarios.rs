@@ -44,6 +44,7 @@ pub const SCENARIOS: &[Scenario] = &[
         tell: journal_errors,
     },
     Scenario { name: "crash", about: "the process is killed, again and again", tell: crash },
+    Scenario { name: "resume", about: "a long move is killed, and goes on where it was", tell: resume },
     Scenario { name: "power-loss", about: "the host loses its power", tell: power_loss },
     Scenario { name: "steering", about: "pause, resume, cancel and bandwidth at any moment", tell: steering },
     Scenario {
@@ -83,7 +84,7 @@ fn common(dice: &Dice) -> Story {
         think: Duration::from_micros(dice.pick(&[50, 300, 1000])),
         ..Load::default()
     };
-    let alignment = if odd % 512 == 0 { dice.pick(&[1, 512]) } else { 1 };
+    let alignment = if size.is_multiple_of(512) { dice.pick(&[1, 512]) } else { 1 };
     let (verify, bandwidth) = (
         dice.pick(&[Verify::Off, Verify::Sample, Verify::Sample, Verify::Full]),
         dice.pick(&[None, Some(50 << 20), Some(200 << 20), Some(600 << 20)]),
@@ -174,6 +175,26 @@ fn journal_errors(dice: &Dice) -> Story {
 
 fn crash(dice: &Dice) -> Story {
     common(dice).with(Happening::Crash, dice.within(1..=6))
+}
+
+/// So few writes to so large a volume that the activity log has idle extents and the progress map is worth reading.
+fn resume(dice: &Dice) -> Story {
+    let load = Load {
+        requests: 200,
+        outstanding: 8,
+        reads: 0.2,
+        think: Duration::from_secs(dice.pick(&[2, 8])),
+        ..Load::default()
+    };
+    let crashes = dice.within(1..=6);
+    common(dice)
+        .volume(Bytes::mib(dice.pick(&[9, 13])))
+        .guest(load)
+        .options(|options| options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10])))
+        .within(Duration::from_secs(40))
+        .downtime(Duration::from_secs(2))
+        .with(Happening::Crash, crashes)
+        .with(Happening::PowerLoss, dice.below(2))
 }
 
 fn power_loss(dice: &Dice) -> Story {

@@ -62,6 +62,7 @@ pub struct Story {
     setup: Setup,
     happenings: Vec<Happening>,
     span: Duration,
+    downtime: Duration,
     moves: bool,
 }
 
@@ -118,6 +119,7 @@ impl Story {
             },
             happenings: Vec::new(),
             span: Duration::from_millis(60),
+            downtime: Duration::from_millis(20),
             moves: true,
         }
     }
@@ -235,6 +237,13 @@ impl Story {
     #[must_use]
     pub const fn within(mut self, span: Duration) -> Self {
         self.span = span;
+        self
+    }
+
+    /// A process that died comes back within this time.
+    #[must_use]
+    pub const fn downtime(mut self, limit: Duration) -> Self {
+        self.downtime = limit;
         self
     }
 
@@ -378,12 +387,12 @@ impl<'a> Cast<'a> {
         match happening {
             Happening::Crash => {
                 self.host.crash().await;
-                self.world.sleep(self.dice.up_to(Duration::from_millis(20))).await;
+                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
                 self.host.boot();
             }
             Happening::PowerLoss => {
                 self.host.lose_power().await;
-                self.world.sleep(self.dice.up_to(Duration::from_millis(20))).await;
+                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
                 self.host.boot();
                 self.guest.read_all().await;
                 self.guest.start();

@@ -11,20 +11,20 @@ use sim::world::World;
 use transhume_sim as sim;
 
 /// The mistake of putting what `wrap` makes over every device of `role`.
-pub fn wrapping(role: Role, wrap: impl Fn(&World, Device) -> Device + Send + Sync + 'static) -> Mistakes {
+pub(crate) fn wrapping(role: Role, wrap: impl Fn(&World, Device) -> Device + Send + Sync + 'static) -> Mistakes {
     let wrap = move |world: &World, of: Role, device: Device| if of == role { wrap(world, device) } else { device };
     Mistakes { wrap: Some(Arc::new(wrap)), ..Mistakes::default() }
 }
 
 /// Answers one write in so many without carrying it out.
-pub struct DropsWrites {
+pub(crate) struct DropsWrites {
     lower: Device,
     one_in: u64,
     writes: AtomicU64,
 }
 
 impl DropsWrites {
-    pub fn over(lower: Device, one_in: u64) -> Device {
+    pub(crate) fn over(lower: Device, one_in: u64) -> Device {
         let name = lower.name().to_owned();
         Device::new(&name, Self { lower, one_in, writes: AtomicU64::new(0) })
     }
@@ -44,12 +44,12 @@ impl Filter for DropsWrites {
 }
 
 /// Answers flushes without flushing, and forced access without forcing anything.
-pub struct FlushesNothing {
+pub(crate) struct FlushesNothing {
     lower: Device,
 }
 
 impl FlushesNothing {
-    pub fn over(lower: Device) -> Device {
+    pub(crate) fn over(lower: Device) -> Device {
         let name = lower.name().to_owned();
         Device::new(&name, Self { lower })
     }
@@ -70,12 +70,12 @@ impl Filter for FlushesNothing {
 }
 
 /// Loses forced unit access.
-pub struct ForgetsForcedAccess {
+pub(crate) struct ForgetsForcedAccess {
     lower: Device,
 }
 
 impl ForgetsForcedAccess {
-    pub fn over(lower: Device) -> Device {
+    pub(crate) fn over(lower: Device) -> Device {
         let name = lower.name().to_owned();
         Device::new(&name, Self { lower })
     }
@@ -92,12 +92,12 @@ impl Filter for ForgetsForcedAccess {
 }
 
 /// Answers zeroes and discards that may give space back without doing anything.
-pub struct ForgetsDiscards {
+pub(crate) struct ForgetsDiscards {
     lower: Device,
 }
 
 impl ForgetsDiscards {
-    pub fn over(lower: Device) -> Device {
+    pub(crate) fn over(lower: Device) -> Device {
         let name = lower.name().to_owned();
         Device::new(&name, Self { lower })
     }
@@ -117,12 +117,12 @@ impl Filter for ForgetsDiscards {
 }
 
 /// Says that everything is a hole, whatever it reads.
-pub struct KeepsHoles {
+pub(crate) struct KeepsHoles {
     lower: Device,
 }
 
 impl KeepsHoles {
-    pub fn over(lower: Device) -> Device {
+    pub(crate) fn over(lower: Device) -> Device {
         let name = lower.name().to_owned();
         Device::new(&name, Self { lower })
     }
