@@ -1,5 +1,7 @@
 //! The command line: every command and flag, once, with its help and an example.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "doc comments here are help texts")]
+
 use std::path::PathBuf;
 
 use api::v1::Verify;

@@ -1,5 +1,7 @@
 //! What `transhumed` is started with.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "doc comments here are help texts")]
+
 use std::path::PathBuf;
 
 use clap::Parser;
