@@ -166,12 +166,20 @@ pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result
     Ok(filled)
 }
 
+/// One call writes no more than this: the kernel holds the file's lock meanwhile, and a guest's mirrored write that
+/// waits behind a copy of a megabyte waits for a millisecond.
+const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
+
 /// Writes all of `data`, durably if `fua`.
 pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io::Result<()> {
     let mut written = 0;
-    let flags = if fua { ReadWriteFlags::DSYNC } else { ReadWriteFlags::empty() };
+    let (flags, call_bytes_max) = match fua {
+        true => (ReadWriteFlags::DSYNC, data.len()),
+        false => (ReadWriteFlags::empty(), WRITE_CALL_BYTES_MAX),
+    };
     while written < data.len() {
-        let rest = [io::IoSlice::new(&data[written..])];
+        let rest = &data[written..];
+        let rest = [io::IoSlice::new(&rest[..rest.len().min(call_bytes_max)])];
         match retry(|| Ok(rustix::io::pwritev2(file, &rest, offset + written as u64, flags)?))? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             count => written += count,

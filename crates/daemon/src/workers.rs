@@ -7,6 +7,9 @@ use tokio::sync::oneshot;
 
 use crate::problem::{Result, of_state};
 
+/// The nice value of workers that give way: about a third of an equal's share.
+const YIELDING_NICE: i32 = 5;
+
 /// One thread with its event loop; it ends when this is dropped, and what runs on it is torn down.
 pub(crate) struct Worker {
     handle: Handle,
@@ -17,11 +20,24 @@ pub(crate) struct Worker {
 impl Worker {
     /// Starts a worker whose thread is called `name`.
     pub(crate) fn start(name: &str) -> Result<Self> {
+        Self::start_with(name, || ())
+    }
+
+    /// Starts a worker whose thread gives way to others: where the processors are short, the guest's work comes first.
+    pub(crate) fn start_yielding(name: &str) -> Result<Self> {
+        Self::start_with(name, || {
+            // Of the calling thread alone, on Linux. Where it is not allowed the copy competes as an equal.
+            let _ = rustix::process::setpriority_process(None, YIELDING_NICE);
+        })
+    }
+
+    fn start_with(name: &str, begin: impl FnOnce() + Send + 'static) -> Result<Self> {
         let failed = |error| of_state(error, format!("starting the worker {name}"));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            begin();
             // The sender is never used: it is dropped when the worker shall end.
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
