@@ -31,14 +31,15 @@ impl Migration {
         parts: Parts,
         options: MoveOptions,
     ) -> Result<(Control, impl Future<Output = Outcome> + Send + 'static)> {
-        let Parts { env, slot, source, target, journal, progress_map, meter, comparison, pool } = parts;
+        let Parts { env, slot, source, target, target_is_fresh, journal, progress_map, meter, comparison, pool } =
+            parts;
         let chunk = options.chunk_size()?;
         check_target(&source, &target)?;
         if pool.limit() < POOL_MIN {
             let context = format!("a pool of {} is too small to copy with; it takes {POOL_MIN}", pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        let mut tracker = Tracker::new(source.size(), chunk, target.clone(), progress_map.is_some());
+        let mut tracker = Tracker::new(source.size(), chunk, target.clone(), target_is_fresh, progress_map.is_some());
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {

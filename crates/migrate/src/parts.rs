@@ -20,6 +20,10 @@ pub struct Parts {
     pub source: Device,
     /// What shall hold it. At least as large as the source; opened for this migration alone.
     pub target: Device,
+    /// Whether nobody has written to the target since it was last made durable. Then what it reads as zeroes stays
+    /// zeroes, and is not written. Otherwise it may read zeroes that a failed flush has lost: a block device, what an
+    /// undone move has left, the target of a job that an earlier process began.
+    pub target_is_fresh: bool,
     /// Where the job's phase and the commit are made durable.
     pub journal: Arc<dyn JobJournal>,
     /// Which chunks are copied, for a restart within this boot. `None`: a restart begins anew.

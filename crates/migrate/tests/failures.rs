@@ -327,3 +327,52 @@ async fn a_guest_write_that_the_source_fails_is_the_guest_s_error_and_the_chunk_
     world.assert_equal_at_commit();
     assert_eq!(world.source.geometry().size, Bytes(1_000_000));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_mirror_that_a_cancel_had_to_leave_behind_is_in_nobodys_way() {
+    let world = World::new(3, 1_000_000).await;
+    let (control, work) = world.start(MoveOptions { bandwidth: Some(10_000), ..options() }).await;
+    until(&control, |progress| progress.phase == Phase::Copying).await;
+    // A request of the guest does not end, so its path cannot be changed.
+    world.source.manners.lock().hung = true;
+    let guest = world.lane().device;
+    let write = |byte: u8| {
+        let guest = guest.clone();
+        async move { guest.write(Mutation::data(Bytes(8192), Data::copy_of(&[byte; 512]))).await }
+    };
+    let stuck = tokio::spawn(write(7));
+    world.env.sleep(Duration::from_millis(50)).await;
+    control.cancel().expect("it can be cancelled");
+    assert!(matches!(outcome(work).await, Outcome::Cancelled(_)));
+    let left = world.slot.device();
+    assert!(!left.is_same(&world.source_device), "the mirror could be taken out: nothing is tested");
+    mend(&world.source);
+    stuck.await.expect("no panic").expect("the guest's write succeeds");
+
+    // The next move takes what it finds in the slot for its source.
+    let parts = Parts { source: left, target_is_fresh: false, ..world.parts() };
+    let (_, work) = world.start_with(parts, options()).await;
+    write(9).await.expect("the guest's write succeeds");
+    switched(work).await;
+    world.assert_equal_at_commit();
+    assert!(world.slot.device().is_same(&world.target_device));
+    assert_eq!(world.target.contents().await[8192..8704], [9; 512]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
+    for is_fresh in [true, false] {
+        let size = 1_000_000;
+        let env: env::EnvRef = common::TestEnv::new(1);
+        let world = World::over(env.clone(), Disk::new(&env, Bytes(size)), Disk::new(&env, Bytes(size)));
+        // Every mutation of the target fails: where zeroes are trusted there is none.
+        world.target.manners.lock().writes_left = Some(0);
+        let parts = Parts { target_is_fresh: is_fresh, ..world.parts() };
+        let (control, work) = world.start_with(parts, options()).await;
+        let is_lost = lost(&control).await;
+        assert_eq!(is_lost, !is_fresh);
+        mend(&world.target);
+        control.resume();
+        switched(work).await;
+    }
+}

@@ -53,6 +53,8 @@ pub struct Mistakes {
     pub serves_before_resuming: bool,
     /// Believes a progress map of another boot.
     pub trusts_old_maps: bool,
+    /// Takes what an undone move has left behind for a target that nobody has used.
+    pub trusts_used_targets: bool,
     /// Serves the guest from the source again after the switchover.
     pub returns_to_source: bool,
     /// Puts something between the host and a disk.
@@ -355,18 +357,25 @@ impl Host {
             }
             asked.await;
         }
-        // The first target is as the story has it; one that an undone move has left behind is prepared again.
+        // The first target is as the story has it; what an undone move has left behind is prepared again, or used as it
+        // is, as a block device is.
         let document = record.document();
-        if document.jobs > 0 {
+        let is_first = document.jobs == 0;
+        let is_replaced = !is_first && self.shared.dice.chance(0.5);
+        if is_replaced {
             self.shared.sides[1 - document.holder].replace();
         }
+        let target_is_fresh = is_first || is_replaced || self.shared.setup.mistakes.trusts_used_targets;
         record
-            .begin_job(JobRecord {
-                phase: Phase::Preparing,
-                options: self.shared.setup.options.clone(),
-                sessions: 0,
-                started_unix_ms: 0,
-            })
+            .begin_job(
+                JobRecord {
+                    phase: Phase::Preparing,
+                    options: self.shared.setup.options.clone(),
+                    sessions: 0,
+                    started_unix_ms: 0,
+                },
+                target_is_fresh,
+            )
             .await;
         *self.shared.wanted.lock() = false;
     }
@@ -407,6 +416,7 @@ impl Host {
             slot: slot.clone(),
             source,
             target,
+            target_is_fresh: job.target_is_fresh,
             journal: Arc::clone(record) as _,
             progress_map: Some(map),
             meter: Some(Arc::new(StallMeter::new(meter.clone()))),

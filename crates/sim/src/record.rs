@@ -30,6 +30,8 @@ pub(crate) struct Job {
     pub(crate) from: usize,
     /// Changes when the progress map must not be believed any more.
     pub(crate) identity: u64,
+    /// Whether the target was not written to before this job.
+    pub(crate) target_is_fresh: bool,
     pub(crate) record: JobRecord,
 }
 
@@ -78,11 +80,12 @@ impl Record {
         }
     }
 
-    pub(crate) async fn begin_job(&self, record: JobRecord) {
+    pub(crate) async fn begin_job(&self, record: JobRecord, target_is_fresh: bool) {
         let jobs = self.document.lock().jobs + 1;
         self.insist(|document| {
             document.jobs = jobs;
-            document.job = Some(Job { from: document.holder, identity: jobs << 32, record: record.clone() });
+            let (from, identity) = (document.holder, jobs << 32);
+            document.job = Some(Job { from, identity, target_is_fresh, record: record.clone() });
         })
         .await;
     }

@@ -62,6 +62,18 @@ fn a_hole_that_is_skipped_on_a_target_that_does_not_read_zero_is_seen() {
 }
 
 #[test]
+fn zeroes_that_an_undone_move_lost_and_the_next_one_trusts_are_seen() {
+    let mistakes = Mistakes { trusts_used_targets: true, ..Mistakes::default() };
+    let faults = Faults { flush_errors: 0.5, ..Faults::default() };
+    let story = story().filled(0.5).dirty_target(true).target(faults).gives_up_lost_targets();
+    is_seen(&story.clone().mistakes(mistakes), &["flush"], 300);
+    for seed in 0..50 {
+        let verdict = story.play(seed, Keep::Tail);
+        assert!(verdict.violation.is_none(), "seed {seed}: {:?}\n{}", verdict.violation, verdict.log.join("\n"));
+    }
+}
+
+#[test]
 fn a_commit_record_that_is_not_durable_is_seen() {
     let mistakes = wrapping(Role::Journal, |_, device| ForgetsForcedAccess::over(device));
     let story = story().with(Happening::PowerLoss, 3).mistakes(mistakes);

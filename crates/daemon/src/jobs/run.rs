@@ -74,6 +74,8 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         slot,
         source,
         target: target.device.clone(),
+        // What an earlier process wrote there may be lost although it reads as it was written.
+        target_is_fresh: job.target.reads_zero && job.record.sessions == 1,
         journal: Arc::clone(&volume.journal) as _,
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
@@ -81,7 +83,7 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
     };
     let options = job.record.options.clone();
-    let worker = Worker::start(&format!("copy-{}", job.id))
+    let worker = Worker::start_yielding(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
     let (control, work) = worker.run(async move { Migration::start(parts, options).await }).await?;
     Ok(Started { control, work: Box::pin(work), worker })

@@ -342,6 +342,7 @@ impl World {
             slot: self.slot.clone(),
             source: self.source_device.clone(),
             target: self.target_device.clone(),
+            target_is_fresh: true,
             journal: Arc::clone(&self.journal) as _,
             progress_map: None,
             meter: None,

@@ -100,8 +100,9 @@ impl Mode {
 pub(crate) struct Session {
     pub(crate) number: u64,
     pub(crate) target: Device,
-    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one: a flush may have
-    /// failed there, and zeroes that it should have made durable read as zeroes until the power goes.
+    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one, of this job or of
+    /// another: a flush may have failed there, and zeroes that it should have made durable read as zeroes until the power
+    /// goes.
     pub(crate) trusts_zeroes: bool,
 }
 
@@ -160,7 +161,7 @@ pub(crate) struct Tracker {
 }
 
 impl Tracker {
-    pub(crate) fn new(size: Bytes, chunk: ChunkSize, target: Device, keeps_progress: bool) -> Self {
+    pub(crate) fn new(size: Bytes, chunk: ChunkSize, target: Device, is_fresh: bool, keeps_progress: bool) -> Self {
         let chunks = chunk.count(size);
         Self {
             size,
@@ -168,7 +169,7 @@ impl Tracker {
             life: ChunkMap::new(chunks, Life::Absent),
             durability: ChunkMap::new(chunks, Durability::Clean),
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
-            session: Some(Session { number: 1, target, trusts_zeroes: true }),
+            session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
