@@ -157,14 +157,23 @@ impl SlotLane {
         (!self.shared.held.load(Ordering::SeqCst)).then_some(entered)
     }
 
+    /// Counts a request in, waiting while the slot is held. The wait is boxed: it is rare, and as a part of every
+    /// request's future it would be most of its size.
     async fn enter(&self) -> InFlight<'_> {
+        match self.try_enter() {
+            Some(entered) => entered,
+            None => Box::pin(self.wait_to_enter()).await,
+        }
+    }
+
+    async fn wait_to_enter(&self) -> InFlight<'_> {
         loop {
-            if let Some(entered) = self.try_enter() {
-                return entered;
-            }
             let resumed = self.shared.resumed.notified();
             if self.shared.held.load(Ordering::SeqCst) {
                 resumed.await;
+            }
+            if let Some(entered) = self.try_enter() {
+                return entered;
             }
         }
     }
