@@ -109,10 +109,12 @@ fn split_at_commas(text: &str) -> Vec<String> {
     parts
 }
 
-impl FromStr for BackendSpec {
-    type Err = SpecError;
-
-    fn from_str(text: &str) -> Result<Self, SpecError> {
+impl BackendSpec {
+    /// What `text` names, reached in the way of `cache` unless it names another.
+    ///
+    /// # Errors
+    /// What is wrong with the words, in one line.
+    pub fn parse_with_cache(text: &str, cache: CacheMode) -> Result<Self, SpecError> {
         let Some(rest) = text.strip_prefix("file:") else {
             return Err(SpecError::new(format!("\"{text}\" names no backend: write file:PATH")));
         };
@@ -121,7 +123,7 @@ impl FromStr for BackendSpec {
         let Some(path) = path else {
             return Err(SpecError::new(format!("\"{text}\" names no file: write file:PATH")));
         };
-        let mut spec = Self::file(path);
+        let mut spec = Self::file(path).with_cache(cache);
         let mut seen: Vec<String> = Vec::new();
         for part in parts {
             let Some((key, value)) = part.split_once('=') else {
@@ -152,6 +154,14 @@ impl FromStr for BackendSpec {
             }
         }
         Ok(spec)
+    }
+}
+
+impl FromStr for BackendSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        Self::parse_with_cache(text, CacheMode::Auto)
     }
 }
 
@@ -192,6 +202,9 @@ mod tests {
         }
         let spec: BackendSpec = "file:/vm/a,,b.raw,format=raw,cache=auto".parse().expect("a good specification");
         assert_eq!(spec, BackendSpec::file("/vm/a,b.raw"));
+        let with_page = |text| BackendSpec::parse_with_cache(text, CacheMode::Page).expect("a good specification");
+        assert_eq!(with_page("file:/a").cache, CacheMode::Page);
+        assert_eq!(with_page("file:/a,cache=auto").cache, CacheMode::Auto, "what was said did not count");
     }
 
     #[test]

@@ -266,9 +266,14 @@ fn check_alignment(request: &TargetRequest<'_>, file: &File) -> Result<(), Targe
 }
 
 fn refuse_misaligned(request: &TargetRequest<'_>, wanted: u32) -> Result<(), TargetError> {
-    if wanted > request.guest_alignment {
+    let guest = match request.spec.cache {
+        // The page cache takes bytes and writes sectors.
+        CacheMode::Page => request.guest_alignment.max(512),
+        CacheMode::Auto | CacheMode::Direct => request.guest_alignment,
+    };
+    if wanted > guest {
         let path = request.spec.path().to_owned();
-        return Err(TargetError::Sectors { path, target: wanted, guest: request.guest_alignment });
+        return Err(TargetError::Sectors { path, target: wanted, guest });
     }
     Ok(())
 }

@@ -224,3 +224,19 @@ async fn a_medium_that_fails_is_told_from_a_full_one_and_its_failed_sync_is_reme
     let error = read(&past_the_cache, 0, 4096).await.expect_err("the medium is gone");
     assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
 }
+
+#[tokio::test]
+async fn coarser_requests_than_the_file_needs_may_be_asked_for_where_the_size_is_a_multiple() {
+    let directory = directory();
+    let options = OpenOptions { request_alignment_min: 512, ..OpenOptions::default() };
+    for (size, limit, alignment) in [(8192, None, 512), (8292, None, 1), (8292, Some(8192), 512), (8192, Some(100), 1)]
+    {
+        let path = directory.path().join("file");
+        std::fs::write(&path, vec![1; size]).expect("written");
+        let options = OpenOptions { size_limit: limit.map(Bytes), ..options.clone() };
+        let backend = open(&path, CacheMode::Page, &options).await;
+        assert_eq!(backend.geometry().request_alignment, alignment, "{size} bytes up to {limit:?}");
+        let written = device(&backend).write(data(0, 3, 2)).await;
+        assert_eq!(written.is_ok(), alignment == 1, "{written:?}");
+    }
+}

@@ -49,6 +49,9 @@ pub struct OpenOptions {
     pub advertised_size: Option<Bytes>,
     /// Let the volume end here even if the file is larger, as a block device may be that a volume was moved to.
     pub size_limit: Option<Bytes>,
+    /// What requests shall be multiples of at least, whatever finer ones this file would take: for clients that may meet a
+    /// coarser one later. Where the volume's size is no multiple of it, it does not hold.
+    pub request_alignment_min: u32,
     /// Whether discards, and zeroes that may unmap, give space back. Without it discards do nothing.
     pub trim: bool,
     /// How long to wait for the lock of a server that may be dead with requests still on their way. `None` takes no
@@ -62,6 +65,7 @@ impl Default for OpenOptions {
             access: Access::ReadWrite,
             advertised_size: None,
             size_limit: None,
+            request_alignment_min: 1,
             trim: true,
             lock_wait: Some(LOCK_WAIT),
         }
@@ -139,9 +143,13 @@ impl FileBackend {
         if size == 0 && options.advertised_size.is_none() {
             return Err(Error::new(ErrorKind::Invalid, format!("{shown} is empty: a volume has at least one byte")));
         }
+        let visible = options.advertised_size.map_or(Bytes(size), |advertised| advertised.max(Bytes(size)));
+        let visible = options.size_limit.map_or(visible, |limit| limit.min(visible));
+        let wanted = options.request_alignment_min;
+        let alignment_min = if visible.is_multiple_of(wanted.into()) { wanted } else { 1 };
         let geometry = Geometry {
             size: Bytes(size),
-            request_alignment: alignment.request,
+            request_alignment: alignment.request.max(alignment_min),
             preferred_bytes: alignment.request.max(4096),
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             read_only: !writable,

@@ -136,6 +136,14 @@ impl fmt::Display for TargetError {
                 let path = path.display();
                 write!(out, "the file system of {path} has {available} free and the volume needs {needed}: make room")
             }
+            Self::Sectors { path, target, guest } if *guest < 512 => {
+                let path = path.display();
+                write!(
+                    out,
+                    "{path} takes multiples of {target} bytes past the page cache, and the volume's size is none: use \
+                     cache=page"
+                )
+            }
             Self::Sectors { path, target, guest } => {
                 let path = path.display();
                 write!(
