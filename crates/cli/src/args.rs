@@ -17,7 +17,7 @@ use crate::rate::Rate;
     max_term_width = 100,
     after_help = "Example: move the disk of a running VM in three commands\n  \
         transhume adopt --qmp /run/qemu/web1.qmp --node disk0 --name web1\n  \
-        transhume move web1 --to file:/mnt/new/web1.img --verify full\n  \
+        transhume move web1 --to file:/mnt/new/web1.img --verify full --no-persist\n  \
         transhume release web1"
 )]
 pub(crate) struct Cli {
