@@ -39,7 +39,12 @@ impl Qemu {
 
     /// A raw disk at a named node, as libvirt and scripts make them.
     fn raw(world: &World, image: &Path) -> Self {
-        let file = format!("driver=file,node-name=file0,filename={},discard=unmap", image.display());
+        Self::raw_with(world, image, "")
+    }
+
+    /// The same, with more options of its file node.
+    fn raw_with(world: &World, image: &Path, more: &str) -> Self {
+        let file = format!("driver=file,node-name=file0,filename={},discard=unmap{more}", image.display());
         let format = "driver=raw,node-name=disk0,file=file0,discard=unmap,detect-zeroes=unmap";
         Self::start(world, &["-blockdev", &file, "-blockdev", format, "-device", "virtio-blk-pci,drive=disk0,id=vda"])
     }
@@ -108,7 +113,9 @@ fn a_running_disk_is_adopted_moved_and_released() {
 
     let to = world.path("new.img");
     let target = format!("file:{}", to.display());
-    world.refused(&["move", "web1", "--to", &target], 25, "--no-persist");
+    for way in ["--no-persist", "--persist-hook"] {
+        world.refused(&["move", "web1", "--to", &target], 25, way);
+    }
     let hook = world.path("hook");
     std::fs::write(
         &hook,
@@ -273,4 +280,69 @@ fn settle(world: &World, qemu: &Qemu, direct: &str) -> bool {
         assert!(start.elapsed() < HANG, "nothing settles: {volumes}, direct {is_direct}\n{}", world.log());
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+#[test]
+fn a_disk_is_reached_as_its_vm_reached_it_wherever_it_moves() {
+    for (more, cache) in [("", ",cache=page"), (",cache.direct=on", "")] {
+        let world = World::new();
+        let image = world.image("disk.img", 4 << 20, 65536);
+        let qemu = Qemu::raw_with(&world, &image, more);
+        world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+        let backend = |world: &World| world.json(&["volume", "show", "web1"])["backend"].as_str().map(str::to_owned);
+        assert_eq!(backend(&world), Some(format!("file:{}{cache}", image.display())));
+        let to = format!("file:{}", world.text("new.img"));
+        world.json(&["move", "web1", "--to", &to, "--no-persist"]);
+        assert_eq!(backend(&world), Some(format!("{to}{cache}")));
+        let to = format!("file:{}", world.text("last.img"));
+        world.json(&["move", "web1", "--to", &format!("{to},cache=auto"), "--no-persist"]);
+        assert_eq!(backend(&world), Some(to), "what the user said did not count");
+        qemu.write(0x77);
+        world.json(&["release", "web1"]);
+    }
+}
+
+#[test]
+fn a_check_of_several_vms_tells_of_every_disk() {
+    let (world, other) = (World::new(), World::without_daemon());
+    let first = Qemu::raw(&world, &world.image("disk.img", 4 << 20, 65536));
+    let mut arguments = Vec::new();
+    for number in 0..2 {
+        let image = other.image(&format!("{number}.img"), 4 << 20, 65536);
+        arguments
+            .extend(["-blockdev".to_owned(), format!("driver=file,node-name=f{number},filename={}", image.display())]);
+        arguments.extend(["-blockdev".to_owned(), format!("driver=raw,node-name=d{number},file=f{number}")]);
+        arguments.extend(["-device".to_owned(), format!("virtio-blk-pci,drive=d{number},id=v{number}")]);
+    }
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let second = Qemu::start(&other, &arguments);
+    let checked = world.json(&["adopt", "--check", "--qmp", &first.text(), "--qmp", &second.text()]);
+    let told: Vec<(String, &str)> = checked
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|disk| (disk["vm"].to_string(), disk["node"].as_str().expect("text")))
+        .collect();
+    let is_told = |vm: &Qemu, node: &str| told.iter().any(|(of, is)| of.contains(&vm.text()) && *is == node);
+    assert!(told.len() == 3, "{told:?}");
+    assert!(is_told(&first, "disk0") && is_told(&second, "d0") && is_told(&second, "d1"), "{told:?}");
+}
+
+#[test]
+fn the_three_commands_of_the_readme_move_a_running_disk() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    std::fs::create_dir(world.path("new")).expect("created");
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
+    let readme = std::fs::read_to_string(readme).expect("the README is there");
+    let commands: Vec<&str> = readme.lines().filter_map(|line| line.strip_prefix("    transhume ")).collect();
+    assert_eq!(commands.len(), 3, "{commands:?}");
+    for command in commands {
+        let here = command.replace("/run/qemu/web1.qmp", &qemu.text()).replace("/mnt/new", &world.text("new"));
+        world.json(&here.split_whitespace().collect::<Vec<_>>());
+    }
+    assert_eq!(qemu.file_of("disk0"), world.text("new/web1.img"));
+    qemu.write(0x88);
+    assert!(!image.exists() && world.files("disk.img.moved-").len() == 1);
 }

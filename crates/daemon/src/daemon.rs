@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
+use backends::CacheMode;
 use block::{BufferPool, Bytes};
 use env::{EnvRef, Moment};
 use migrate::Journal;
@@ -14,7 +15,7 @@ use tokio::sync::Semaphore;
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
-use crate::held::{Held, HoldOptions};
+use crate::held::{Held, HoldOptions, suited};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
@@ -107,7 +108,7 @@ impl Daemon {
     /// Serves a backend.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<v1::Volume> {
         let volume = NewVolume {
-            backend: crate::jobs::parse_backend(&request.backend)?,
+            backend: suited(crate::jobs::parse_backend(&request.backend, CacheMode::Auto)?)?,
             name: request.name,
             export: request.export,
             read_only: request.read_only,
@@ -139,6 +140,7 @@ impl Daemon {
             export: new.export,
             socket_owner: owner,
             read_only: new.read_only,
+            size_limit: None,
             adoption: new.adoption,
             job: None,
         };

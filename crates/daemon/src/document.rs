@@ -11,7 +11,7 @@
 //! became of the source. A restart reads this and goes on from there.
 
 use api::v1::MoveRequest;
-use backends::{BackendSpec, PreparedTarget};
+use backends::{BackendSpec, PreparedTarget, TargetOrigin};
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,9 @@ pub struct VolumeDocument {
     /// Whether writes are refused.
     #[serde(default)]
     pub read_only: bool,
+    /// Where the volume ends, if what holds it may be larger: a block device that it was moved to.
+    #[serde(default)]
+    pub size_limit: Option<u64>,
     /// The running VM that it was adopted from.
     #[serde(default)]
     pub adoption: Option<AdoptionDocument>,
@@ -98,6 +101,13 @@ pub struct JobDocument {
     pub record: JobRecord,
     /// Where to, and how to take that back.
     pub target: PreparedTarget,
+    /// How large the volume was when the move was asked for, and stays: source and target may be larger, or become so.
+    /// A container may grow instead.
+    #[serde(default)]
+    pub size: Option<u64>,
+    /// How long the file or block device was that held it then.
+    #[serde(default)]
+    pub source_size: Option<u64>,
     /// Whether it was told to wait.
     #[serde(default)]
     pub paused: bool,
@@ -145,6 +155,8 @@ impl VolumeDocument {
         let source = std::mem::replace(&mut document.backend, job.target.spec.clone());
         job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, report: None });
         job.record.phase = Phase::Committed;
+        let is_block_device = job.target.origin == TargetOrigin::BlockDevice;
+        document.size_limit = job.size.filter(|_| is_block_device);
         document.epoch += 1;
         document
     }

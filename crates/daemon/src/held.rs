@@ -1,11 +1,21 @@
 //! A backend that is opened, locked and ready to be part of a stack.
 
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::v1::{Error, ErrorCode};
 use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks};
-use block::{Bytes, Device};
+use block::{BlockDevice, Bytes, Device};
 use env::Env;
+
+use crate::problem::Result;
+
+/// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
+/// is now and will be. A volume whose size is no multiple of it is served through the page cache, byte by byte.
+pub(crate) const CLIENT_SECTOR: u32 = 512;
 
 /// How a volume's backends are opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -13,6 +23,8 @@ pub(crate) struct HoldOptions {
     pub(crate) read_only: bool,
     /// The size that a container may grow to.
     pub(crate) size_advertised: Option<Bytes>,
+    /// Where the volume ends, even if the file or block device does not.
+    pub(crate) size_limit: Option<Bytes>,
     /// How long to wait for the lock of a dead process.
     pub(crate) lock_wait: Duration,
     /// How programs of QEMU's are kept out.
@@ -60,7 +72,14 @@ impl Held {
             options.access = Access::ReadOnly;
         }
         options.lock_wait = Some(hold.lock_wait);
+        options.size_limit = hold.size_limit;
+        options.request_alignment_min = CLIENT_SECTOR;
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
+        let size = backend.geometry().size;
+        if let Some(limit) = hold.size_limit.filter(|limit| size < *limit) {
+            let context = format!("{spec} has {} bytes and the volume has {}: it was made shorter", size.0, limit.0);
+            return Err(block::Error::new(block::ErrorKind::Invalid, context));
+        }
         let qemu_locks = match hold.qemu {
             // A read-only export may stand beside others that read.
             _ if hold.read_only => None,
@@ -100,6 +119,34 @@ impl Held {
     }
 }
 
+/// `spec` in the way that suits the file's size: past the page cache whole sectors are reached only, and the clients of a
+/// volume that ends within one could not reach its end.
+pub(crate) fn suited(spec: BackendSpec) -> Result<BackendSpec> {
+    let is_odd = file_size(spec.path()).is_ok_and(|size| !size.is_multiple_of(CLIENT_SECTOR.into()));
+    match spec.cache {
+        CacheMode::Auto if is_odd => Ok(spec.with_cache(CacheMode::Page)),
+        CacheMode::Direct if is_odd => {
+            let message = format!("the size of {} is no multiple of {CLIENT_SECTOR}", spec.path().display());
+            Err(Error::new(ErrorCode::BackendUnusable, message)
+                .with_hint("its end cannot be reached past the page cache: use cache=page, or leave that out"))
+        }
+        CacheMode::Auto | CacheMode::Direct | CacheMode::Page => Ok(spec),
+    }
+}
+
+/// How long a file or block device is.
+pub(crate) fn file_size(path: &Path) -> std::io::Result<Bytes> {
+    // The end of a block device is found by going there: its metadata do not say.
+    let kind = std::fs::metadata(path)?;
+    if kind.is_file() {
+        return Ok(Bytes(kind.len()));
+    }
+    if !kind.file_type().is_block_device() {
+        return Ok(Bytes::ZERO);
+    }
+    std::fs::File::open(path)?.seek(SeekFrom::End(0)).map(Bytes)
+}
+
 /// How the bytes of a backend are read past the page cache.
 pub(crate) enum PastCache {
     /// The backend does that itself.
@@ -119,8 +166,13 @@ impl PastCache {
             Self::Reopen(spec) => {
                 let mut options = OpenOptions::read_only();
                 options.advertised_size = hold.size_advertised;
+                options.size_limit = hold.size_limit;
                 options.lock_wait = None;
                 let backend = FileBackend::open(&spec, &options, env).await.ok()?;
+                if backend.is_block_device() && !backend.geometry().size.is_multiple_of(CLIENT_SECTOR.into()) {
+                    // Its last sector lies on both sides of the volume's end.
+                    return None;
+                }
                 Some(Device::new(&format!("{spec} past the page cache"), backend))
             }
         }

@@ -78,7 +78,9 @@ impl Volume {
             Some(AdoptionDirection::Adopted) => QemuRule::Beside,
             Some(AdoptionDirection::Adopting | AdoptionDirection::Releasing) => QemuRule::Later,
         };
-        HoldOptions { read_only: document.read_only, size_advertised, lock_wait, qemu }
+        // While it moves a volume keeps its size, whatever becomes of the file below it.
+        let size_limit = document.job.as_ref().and_then(|job| job.size).or(document.size_limit).map(Bytes);
+        HoldOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
     }
 
     /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.

@@ -20,12 +20,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{self, AdoptRequest, CheckRequest, CheckedDisk, Error, ErrorCode};
-use backends::BackendSpec;
+use backends::{BackendSpec, CacheMode};
 use vm::{AdoptionRequest, ExportAddress, Plan, Standing, Verdict, Wish};
 
 use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
-use crate::held::{HoldOptions, QemuRule};
+use crate::held::{HoldOptions, QemuRule, suited};
 use crate::problem::{Result, of_backend};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -67,9 +67,12 @@ impl Daemon {
         };
         let plan = Plan::adopt(&vm.qmp, &vm.sources, &wanted).await.map_err(|error| of_vm(&error))?;
         let size_advertised = room_to_grow(&plan);
+        let backend = BackendSpec::file(&plan.disk.image).with_cache(cache_of(&plan.disk));
+        // A container ends where it ends today.
+        let backend = if size_advertised.is_some() { backend } else { suited(backend)? };
         let new = NewVolume {
             name: request.name.clone(),
-            backend: BackendSpec::file(&plan.disk.image),
+            backend,
             export: format!("nbd+unix:///{}?socket={}", request.name, socket.display()),
             read_only: false,
             socket_owner: vm.owner,
@@ -245,6 +248,15 @@ async fn turn(volume: &Volume, direction: AdoptionDirection, plan: Option<Plan>)
         document
     };
     volume.journal.update(change).await.map_err(|error| of_backend(&error, "the volume's journal"))
+}
+
+/// How an adopted disk is reached: as QEMU reached it, so that a guest whose host caches its disk keeps that. Past the
+/// page cache means where the file system can do that.
+pub(crate) fn cache_of(disk: &vm::AdoptedDisk) -> CacheMode {
+    match disk.options.file.get("cache").and_then(|cache| cache["direct"].as_bool()) {
+        Some(false) => CacheMode::Page,
+        Some(true) | None => CacheMode::Auto,
+    }
 }
 
 /// How large a container may become: all of its disk written, its metadata, and as much again for snapshots in it. A

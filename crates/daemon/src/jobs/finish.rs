@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::retire_source;
+use block::Bytes;
 
 use super::{JobHandle, convert, start};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
-use crate::held::Held;
+use crate::held::{Held, file_size};
 use crate::problem::of_backend;
 use crate::volume::Volume;
 
@@ -105,6 +106,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Ok(Some(note)) => report.notes.push(note),
         Err(error) => problem = Some(error),
     }
+    report.notes.extend(growth(record, committed));
     match retire(daemon, record, committed) {
         Ok(Retirement { kept, note }) => {
             report.source_kept = kept;
@@ -116,6 +118,15 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
     // The volume is on the target whatever went wrong afterwards; the job says so and what is left to do.
     let state = if problem.is_some() { JobState::Failed } else { JobState::Done };
     end(daemon, volume, job, state, Some(report), problem).await;
+}
+
+/// What to say of a source that somebody has made longer while it was moved. No client could see, let alone use, what was
+/// added.
+fn growth(record: &JobDocument, committed: &Committed) -> Option<String> {
+    let (size, before) = (Bytes(record.size?), Bytes(record.source_size?));
+    let now = file_size(committed.source.path()).ok().filter(|now| *now > before)?;
+    let source = committed.source.path().display();
+    Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
 }
 
 /// What became of the source.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::v1::{Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
 
-use super::start::{discard, parse_backend};
+use super::start::{discard, target_spec};
 use crate::daemon::Daemon;
 use crate::problem::{Result, of_backend};
 
@@ -26,7 +26,7 @@ impl Daemon {
         let volume = self.volume(name)?;
         let source = volume.require_up()?.device();
         let request = request.request;
-        let spec = parse_backend(&request.to)?;
+        let spec = target_spec(&volume, &request.to)?;
         let mut notes = Vec::new();
 
         // A target that may be overwritten is not prepared just to see whether that works.

@@ -3,20 +3,18 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
-use backends::{BackendSpec, PreparedTarget, TargetError, TargetRequest, prepare_target};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest, prepare_target};
 use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase};
 
 use super::{JobHandle, of_api_verify};
+use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
-use crate::held::Held;
+use crate::held::{CLIENT_SECTOR, Held, HoldOptions, file_size};
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
-
-/// Guests send multiples of this, whatever finer requests a file in memory would take.
-const GUEST_SECTOR: u32 = 512;
 
 impl Daemon {
     /// Starts or queues a move. When this returns an error, nothing was left behind.
@@ -26,7 +24,7 @@ impl Daemon {
         volume.require_up()?;
         refuse_second(&volume)?;
         self.check_persistence(&volume, &request)?;
-        let spec = parse_backend(&request.to)?;
+        let spec = target_spec(&volume, &request.to)?;
         let target = self.prepare(&volume, spec, request.overwrite).await?;
         let outcome = self.accept(peer, &volume, request, target.clone()).await;
         if outcome.is_err() {
@@ -45,8 +43,13 @@ impl Daemon {
             Some(_) => std::fs::metadata(&source).map_or(geometry.size, |found| Bytes(found.len())),
             None => geometry.size,
         };
-        let guest_alignment = geometry.request_alignment.max(GUEST_SECTOR);
-        let request = TargetRequest { spec: &spec, source: Some(&*source), size, guest_alignment, overwrite };
+        let request = TargetRequest {
+            spec: &spec,
+            source: Some(&*source),
+            size,
+            guest_alignment: geometry.request_alignment,
+            overwrite,
+        };
         prepare_target(&request, &*self.env).await.map_err(|error| of_target(&error))
     }
 
@@ -57,9 +60,10 @@ impl Daemon {
         request: MoveRequest,
         target: PreparedTarget,
     ) -> Result<Job> {
-        let held = Held::open(&target.spec, &volume.hold_options(self.config.lock_wait()).for_target(), &*self.env)
-            .await
-            .map_err(|error| of_backend(&error, "the target"))?;
+        let size_limit = volume_size(volume);
+        let hold = HoldOptions { size_limit, ..volume.hold_options(self.config.lock_wait()).for_target() };
+        let held =
+            Held::open(&target.spec, &hold, &*self.env).await.map_err(|error| of_backend(&error, "the target"))?;
         let options = MoveOptions {
             verify: of_api_verify(request.verify),
             bandwidth: request.bandwidth.filter(|rate| *rate > 0),
@@ -73,6 +77,8 @@ impl Daemon {
             requester: peer.to_string(),
             record: JobRecord { phase: Phase::Preparing, options, sessions: 0, started_unix_ms },
             target,
+            size: size_limit.map(Bytes::get),
+            source_size: size_limit.and_then(|_| file_size(volume.document().backend.path()).ok()).map(Bytes::get),
             paused: false,
             committed: None,
         };
@@ -121,10 +127,25 @@ pub(crate) fn discard(target: &PreparedTarget) {
     }
 }
 
-/// A backend as a user writes it.
-pub(crate) fn parse_backend(text: &str) -> Result<BackendSpec> {
-    let spec: BackendSpec = text
-        .parse()
+/// How large the volume is and stays, unless it is a container that grows.
+fn volume_size(volume: &Volume) -> Option<Bytes> {
+    let grows = volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some());
+    volume.slot().filter(|_| !grows).map(|slot| slot.device().size())
+}
+
+/// Where a volume is to go, as a user writes it. What is not said of the page cache follows from the volume.
+pub(super) fn target_spec(volume: &Volume, text: &str) -> Result<BackendSpec> {
+    let adoption = &volume.document().adoption;
+    let cache = match volume_size(volume) {
+        Some(size) if !size.is_multiple_of(CLIENT_SECTOR.into()) => CacheMode::Page,
+        _ => adoption.as_ref().map_or(CacheMode::Auto, |adoption| cache_of(&adoption.plan.disk)),
+    };
+    parse_backend(text, cache)
+}
+
+/// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.
+pub(crate) fn parse_backend(text: &str, cache: CacheMode) -> Result<BackendSpec> {
+    let spec = BackendSpec::parse_with_cache(text, cache)
         .map_err(|error| invalid(format!("{error}"), "write file:PATH[,format=raw][,cache=auto|direct|page]"))?;
     if !spec.path().is_absolute() {
         let hint = "write the whole path, beginning with a slash: the daemon runs in another directory";
