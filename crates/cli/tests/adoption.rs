@@ -346,3 +346,27 @@ fn the_three_commands_of_the_readme_move_a_running_disk() {
     qemu.write(0x88);
     assert!(!image.exists() && world.files("disk.img.moved-").len() == 1);
 }
+
+#[test]
+fn a_disk_is_given_back_on_the_block_device_that_it_was_moved_to() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let device = support::Loop::new(&world, "device.img", 6 << 20, 512);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let size = || {
+        let nodes = qemu.ask("query-named-block-nodes", json!({ "flat": true }));
+        let disk = nodes.as_array().expect("a list").iter().find(|node| node["node-name"] == "disk0").cloned();
+        disk.expect("the node")["image"]["virtual-size"].as_u64()
+    };
+    let report = world.json(&["move", "web1", "--to", &device.target(), "--overwrite", "--no-persist"]);
+    assert!(report["notes"].to_string().contains("once released"), "{report}");
+    assert_eq!(size(), Some(4 << 20), "the guest's disk changed its size");
+    qemu.write(0x99);
+    world.json(&["release", "web1"]);
+    assert_eq!(qemu.file_of("disk0"), device.device);
+    assert_eq!(size(), Some(6 << 20));
+    qemu.write(0xaa);
+    drop(qemu);
+    assert!(device.read(0, 1 << 20).iter().all(|byte| *byte == 0xaa), "a write of the guest is lost");
+}

@@ -3,46 +3,11 @@
 mod support;
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use support::load::Load;
-use support::{HANG, World, tool};
-
-/// What is on a block device before.
-const OLD: u8 = 0xee;
-
-/// A block device over a file, gone when this is dropped.
-struct Loop {
-    device: String,
-}
-
-impl Loop {
-    fn new(world: &World, name: &str, bytes: usize, sector: u32) -> Self {
-        let file = world.path(name);
-        std::fs::write(&file, vec![OLD; bytes]).expect("written");
-        let file = file.display().to_string();
-        let device = tool("losetup", &["--find", "--show", "--sector-size", &sector.to_string(), &file]);
-        Self { device: device.trim().to_owned() }
-    }
-
-    fn target(&self) -> String {
-        format!("file:{}", self.device)
-    }
-
-    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
-        let mut bytes = vec![0; length];
-        File::open(&self.device).expect("opened").read_exact_at(&mut bytes, offset).expect("read");
-        bytes
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        tool("losetup", &["--detach", &self.device]);
-    }
-}
+use support::{HANG, Loop, OLD, World, tool};
 
 fn wait_until_copied(world: &World, bytes: u64) {
     let start = Instant::now();

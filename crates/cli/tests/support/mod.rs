@@ -176,6 +176,45 @@ impl Drop for World {
     }
 }
 
+/// What is on a block device before.
+pub(crate) const OLD: u8 = 0xee;
+
+/// A block device over a file, gone when this is dropped.
+pub(crate) struct Loop {
+    /// Its path.
+    pub(crate) device: String,
+}
+
+impl Loop {
+    /// Over a new file of `bytes` in the world's directory.
+    pub(crate) fn new(world: &World, name: &str, bytes: usize, sector: u32) -> Self {
+        let file = world.path(name);
+        std::fs::write(&file, vec![OLD; bytes]).expect("written");
+        let file = file.display().to_string();
+        let device = tool("losetup", &["--find", "--show", "--sector-size", &sector.to_string(), &file]);
+        Self { device: device.trim().to_owned() }
+    }
+
+    /// How it is named on the command line.
+    pub(crate) fn target(&self) -> String {
+        format!("file:{}", self.device)
+    }
+
+    /// What it holds.
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        let device = std::fs::File::open(&self.device).expect("opened");
+        std::os::unix::fs::FileExt::read_exact_at(&device, &mut bytes, offset).expect("read");
+        bytes
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        tool("losetup", &["--detach", &self.device]);
+    }
+}
+
 /// A file's name.
 pub(crate) fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()

@@ -107,6 +107,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Err(error) => problem = Some(error),
     }
     report.notes.extend(growth(record, committed));
+    report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(record)));
     match retire(daemon, record, committed) {
         Ok(Retirement { kept, note }) => {
             report.source_kept = kept;
@@ -127,6 +128,14 @@ fn growth(record: &JobDocument, committed: &Committed) -> Option<String> {
     let now = file_size(committed.source.path()).ok().filter(|now| *now > before)?;
     let source = committed.source.path().display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
+}
+
+/// What to say of a target with more room than the volume: QEMU has no such limit as the daemon has.
+fn room_after_release(record: &JobDocument) -> Option<String> {
+    let size = Bytes(record.size?);
+    let target = record.target.spec.path();
+    let room = file_size(target).ok().filter(|room| *room > size)?;
+    Some(format!("{} has {room}: once released the guest's disk is that large, no longer {size}", target.display()))
 }
 
 /// What became of the source.
