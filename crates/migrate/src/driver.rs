@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::pin::pin;
 
 use crate::control::{Control, TargetWish};
-use crate::pace::{Governor, Window};
+use crate::pace::{Duty, Governor, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
@@ -49,6 +49,7 @@ pub(crate) struct Driver {
     pub(crate) machine: Machine,
     pub(crate) window: Window,
     pub(crate) governor: Governor,
+    pub(crate) duty: Duty,
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
     /// What ended it, or the last thing that it survived.
@@ -75,6 +76,7 @@ impl Driver {
         Self {
             window: Window::new(options.window_bytes_max.min(pool.limit().0 / 2)),
             governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
+            duty: Duty::default(),
             bucket,
             statistics,
             env,
@@ -195,7 +197,9 @@ impl Driver {
     /// Publishes progress and looks at what the guest feels.
     fn tick(&mut self) {
         if let Some(meter) = &self.meter {
-            self.governor.look(meter.take_window());
+            let felt = meter.take_window();
+            self.governor.look(felt);
+            tracing::debug!(?felt, share = self.governor.share(), "what the guest feels");
         }
         self.publish();
     }

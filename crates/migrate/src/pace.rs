@@ -1,8 +1,10 @@
 //! How much the copy may have in flight: as much as the devices take without queueing, and less when the guest feels it.
 
+mod duty;
 mod governor;
 mod window;
 
+pub(crate) use duty::Duty;
 pub(crate) use governor::Governor;
 pub(crate) use window::Window;
 

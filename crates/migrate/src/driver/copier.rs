@@ -48,7 +48,7 @@ enum Next {
 struct Copies {
     in_flight: FuturesUnordered<BoxFuture<'static, Ended>>,
     bytes: u64,
-    /// Nothing more is begun before this, for the bandwidth's or a retry's sake.
+    /// Nothing more is begun before this, for the bandwidth's, a retry's or the guest's sake.
     not_before: Moment,
     /// What the source said of an extent when it was asked last.
     hint: Option<(Extent, bool)>,
@@ -206,6 +206,8 @@ impl Driver {
     /// Draws conclusions from a copy that has ended.
     fn take_ended(&mut self, copies: &mut Copies, ended: Ended) -> Option<Event> {
         let now = self.env.now();
+        let rest = self.duty.record(ended.began, now, self.governor.duty());
+        copies.not_before = copies.not_before.max(now + rest);
         let error = match ended.outcome {
             Ok(_) => {
                 copies.retries.remove(&ended.run.start);

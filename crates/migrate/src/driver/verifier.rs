@@ -88,7 +88,11 @@ impl Driver {
                     return self.end_verify();
                 }
             }
-            let limit = next_tick.since(self.env.now()).max(Duration::from_micros(100));
+            let now = self.env.now();
+            let mut limit = next_tick.since(now).max(Duration::from_micros(100));
+            if not_before > now {
+                limit = limit.min(not_before.since(now));
+            }
             let ended = if in_flight.is_empty() {
                 self.wait(limit).await;
                 None
@@ -100,11 +104,13 @@ impl Driver {
             };
             let Some(ended) = ended else { continue };
             bytes -= ended.bytes;
+            let now = self.env.now();
+            not_before = not_before.max(now + self.duty.record(ended.began, now, self.governor.duty()));
             let retried = matches!(ended.outcome, Err(CompareError::Source(_)) | Err(CompareError::Target(..)));
             if let Some(event) = self.take_compared(ended, &mut failures) {
                 stop.get_or_insert(event);
             } else if retried {
-                not_before = self.env.now() + RETRY_PAUSE;
+                not_before = not_before.max(now + RETRY_PAUSE);
             }
         }
     }

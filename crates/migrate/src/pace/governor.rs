@@ -1,8 +1,10 @@
 //! Yields to the guest: the share of the window that the copy uses falls while the guest's latency is above its limit.
 //!
-//! The share falls by a third at every look and grows by a tenth. It has a floor, and one copy is always in flight, so
-//! the migration converges whatever the guest does. Where the guest is slow even at the floor, the copy is not why: what
-//! is seen there raises the limit, so that a slow disk does not make the copy crawl.
+//! The share falls by a third at every look and grows by a tenth. Below a quarter the copy also uses only a part of the
+//! time ([`Duty`](super::Duty)), because a window of one copy is always full on a device that answers at once. The share
+//! has a floor, so the migration converges whatever the guest does. Where the guest is slow at the floor look after look,
+//! the copy is not why: what is seen there raises the limit, so that a slow disk does not make the copy crawl. A single
+//! slow look does not raise it.
 
 use std::time::Duration;
 
@@ -10,6 +12,10 @@ use crate::GuestWindow;
 
 /// The copy always keeps this share.
 const SHARE_MIN: f64 = 1.0 / 32.0;
+/// Below this share the copy rests between copies; at the floor it is busy for an eighth of the time.
+const SHARE_WITHOUT_REST: f64 = 0.25;
+/// So many looks in a row at the floor tell what the guest feels without the copy.
+const QUIET_LOOKS: u32 = 4;
 /// The guest's requests are too few to say anything below this.
 const REQUESTS_MIN: u64 = 20;
 /// At the floor the guest's latency, times this, is what the copy may cause elsewhere.
@@ -21,6 +27,8 @@ pub(crate) struct Governor {
     limit: Duration,
     /// What the guest feels while the copy is at its floor.
     quiet: Option<Duration>,
+    /// The least that was felt in the present row of slow looks at the floor, and how many they are.
+    at_floor: (Duration, u32),
     /// What was felt since the last decision.
     pending: GuestWindow,
     /// How many looks in a row brought too few requests.
@@ -30,11 +38,16 @@ pub(crate) struct Governor {
 impl Governor {
     pub(crate) const fn new(limit: Duration) -> Self {
         let pending = GuestWindow { requests: 0, latency_p99: Duration::ZERO, latency_max: Duration::ZERO };
-        Self { share: 1.0, limit, quiet: None, pending, looks: 0 }
+        Self { share: 1.0, limit, quiet: None, at_floor: (Duration::MAX, 0), pending, looks: 0 }
     }
 
     pub(crate) const fn share(&self) -> f64 {
         self.share
+    }
+
+    /// Which part of the time copies may be under way.
+    pub(crate) const fn duty(&self) -> f64 {
+        (self.share / SHARE_WITHOUT_REST).min(1.0)
     }
 
     /// Takes what the guest felt since the last look.
@@ -50,11 +63,16 @@ impl Governor {
         let limit = self.quiet.map_or(self.limit, |quiet| self.limit.max(quiet.mul_f64(QUIET_FACTOR)));
         if felt.requests > 0 && felt.latency_p99 > limit {
             if self.share <= SHARE_MIN {
-                let quiet = self.quiet.unwrap_or(felt.latency_p99);
-                self.quiet = Some((quiet * 3 + felt.latency_p99) / 4);
+                let (least, looks) = self.at_floor;
+                self.at_floor = (least.min(felt.latency_p99), looks + 1);
+                if looks + 1 >= QUIET_LOOKS {
+                    self.quiet = Some(self.at_floor.0);
+                    self.at_floor = (Duration::MAX, 0);
+                }
             }
             self.share *= 0.66;
         } else {
+            self.at_floor = (Duration::MAX, 0);
             self.share = self.share * 1.1 + 0.005;
         }
         self.share = self.share.clamp(SHARE_MIN, 1.0);
@@ -89,6 +107,35 @@ mod tests {
     #[test]
     fn a_guest_that_is_slow_anyway_does_not_make_the_copy_crawl() {
         assert!(settle(10_000.0, 500.0) > 0.9);
+    }
+
+    #[test]
+    fn a_moment_in_which_the_guest_is_slow_does_not_raise_the_limit() {
+        let mut governor = Governor::new(Duration::from_micros(2000));
+        let mut look = |latency_us, looks| {
+            for _ in 0..looks {
+                let latency_p99 = Duration::from_micros(latency_us);
+                governor.look(GuestWindow { requests: 100, latency_p99, latency_max: latency_p99 });
+            }
+            governor.share()
+        };
+        assert!(look(2500, 9) <= SHARE_MIN);
+        look(50_000, 2);
+        look(500, 1);
+        assert!(look(2500, 3) <= SHARE_MIN, "2.5 ms are still above the limit");
+    }
+
+    #[test]
+    fn the_copy_rests_below_a_quarter_and_is_busy_for_an_eighth_of_the_time_at_least() {
+        let mut governor = Governor::new(Duration::from_micros(2000));
+        let mut duties = Vec::new();
+        for _ in 0..12 {
+            let latency_p99 = Duration::from_millis(10);
+            governor.look(GuestWindow { requests: 100, latency_p99, latency_max: latency_p99 });
+            duties.push((governor.share(), governor.duty()));
+        }
+        assert!(duties.iter().all(|&(share, duty)| (share >= 0.25) == (duty >= 1.0) && duty >= 0.125), "{duties:?}");
+        assert!(duties.iter().any(|&(_, duty)| duty <= 0.125), "{duties:?}");
     }
 
     #[test]
