@@ -10,9 +10,6 @@ use crate::problem::{Result, of_state};
 /// The nice value of workers that give way: about a third of an equal's share.
 const YIELDING_NICE: i32 = 5;
 
-/// What the names of the data plane's threads begin with.
-pub(crate) const DATA_NAME: &str = "data-";
-
 /// One thread with its event loop; it ends when this is dropped, and what runs on it is torn down.
 pub(crate) struct Worker {
     handle: Handle,
@@ -81,7 +78,7 @@ impl Workers {
     /// Starts `count` of them.
     pub(crate) fn start(count: usize) -> Result<Self> {
         let workers =
-            (0..count.max(1)).map(|number| Worker::start(&format!("{DATA_NAME}{number}"))).collect::<Result<_>>()?;
+            (0..count.max(1)).map(|number| Worker::start(&format!("data-{number}"))).collect::<Result<_>>()?;
         Ok(Self { workers, next: AtomicUsize::new(0) })
     }
 
