@@ -256,6 +256,16 @@ impl Plan {
         }
     }
 
+    /// This plan for a guest that somebody has stopped: it is neither stopped again nor resumed.
+    #[must_use]
+    pub fn of_stopped_guest(mut self) -> Self {
+        let is_kept = |step: &Step| !matches!(step, Step::Pause | Step::Resume);
+        self.steps.retain(is_kept);
+        self.undo.retain(is_kept);
+        self.was_running = false;
+        self
+    }
+
     /// What to remember after a release, so that the next adoption knows the options.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
@@ -419,7 +429,14 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
     let names = &disk.nodes;
     let more = json!({ "filename": image });
     let options = node(driver, &names.file_after, &disk.options.file, &more);
-    let mut steps = vec![Step::AddNode { node: names.file_after.clone(), options, size: None }];
+    // QEMU looks at a file's size when it opens it and reads zeroes past that: a container that grew between the opening
+    // and the reopen would lose what was written there. A guest that is stopped makes nothing grow.
+    let pauses = disk.format != "raw";
+    let mut steps = Vec::new();
+    if pauses {
+        steps.push(Step::Pause);
+    }
+    steps.push(Step::AddNode { node: names.file_after.clone(), options, size: None });
     let inside = if disk.form == Form::Direct { &names.nbd } else { &names.format };
     steps.extend(set_iothread(disk, &names.file_after, inside));
     steps.push(Step::DropLocks);
@@ -434,8 +451,12 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
             options: format_node(disk, &names.file_after),
         });
     }
+    let mut undo = vec![Step::TakeLocks, Step::DeleteNode { node: names.file_after.clone() }];
+    if pauses {
+        steps.push(Step::Resume);
+        undo.push(Step::Resume);
+    }
     steps.push(Step::DeleteNode { node: names.nbd.clone() });
-    let undo = vec![Step::TakeLocks, Step::DeleteNode { node: names.file_after.clone() }];
     (steps, undo)
 }
 

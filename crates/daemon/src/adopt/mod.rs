@@ -139,7 +139,10 @@ impl Daemon {
         nudge(&volume, &vm, adoption).await;
         let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
-        let plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver));
+        let mut plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver));
+        if !vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running {
+            plan = plan.of_stopped_guest();
+        }
         turn(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
         let mut surroundings = VolumeSurroundings::new(&volume);
         if let Err(error) = vm::release(&vm.qmp, &plan, &mut surroundings).await {
