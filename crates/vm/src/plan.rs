@@ -187,6 +187,13 @@ pub struct AdoptedDisk {
     pub process_id: Option<u32>,
 }
 
+impl AdoptedDisk {
+    /// Whether the disk lies in a container, a file that grows and that no second node may open while it is changed.
+    fn is_container(&self) -> bool {
+        self.format != "raw"
+    }
+}
+
 /// A plan: what is to be done to one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -200,8 +207,6 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What is done instead, in order, when it cannot be finished before the decisive step.
     pub undo: Vec<Step>,
-    /// Whether the guest ran when the plan was made: it is resumed only then.
-    pub was_running: bool,
 }
 
 /// A plan that leads into a disk's path.
@@ -238,7 +243,7 @@ impl Plan {
         let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;
         let (steps, undo) = adoption_steps(&adopted, request.reconnect_seconds, graph.is_running);
         let image = adopted.image.clone();
-        Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, was_running: graph.is_running })
+        Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo })
     }
 
     /// Plans the way out of a disk's path, back to a file of QEMU's own: `image` is where the volume is now.
@@ -246,14 +251,7 @@ impl Plan {
     #[must_use]
     pub fn release(disk: &AdoptedDisk, image: &Path, image_driver: Option<&str>) -> Self {
         let (steps, undo) = release_steps(disk, image, image_driver.unwrap_or(&disk.file_driver));
-        Self {
-            direction: Direction::Release,
-            disk: disk.clone(),
-            image: image.to_owned(),
-            steps,
-            undo,
-            was_running: true,
-        }
+        Self { direction: Direction::Release, disk: disk.clone(), image: image.to_owned(), steps, undo }
     }
 
     /// This plan for a guest that somebody has stopped: it is neither stopped again nor resumed.
@@ -262,7 +260,6 @@ impl Plan {
         let is_kept = |step: &Step| !matches!(step, Step::Pause | Step::Resume);
         self.steps.retain(is_kept);
         self.undo.retain(is_kept);
-        self.was_running = false;
         self
     }
 
@@ -399,7 +396,7 @@ fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) 
         Form::Replace | Form::Direct => {
             // While a second node of the same container is opened the guest must not change it: `stop` also writes out
             // the first node's caches, and the first node is gone before `cont`.
-            let pauses = disk.format == "qcow2";
+            let pauses = disk.is_container();
             if pauses {
                 steps.push(Step::Pause);
             }
@@ -431,7 +428,7 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
     let options = node(driver, &names.file_after, &disk.options.file, &more);
     // QEMU looks at a file's size when it opens it and reads zeroes past that: a container that grew between the opening
     // and the reopen would lose what was written there. A guest that is stopped makes nothing grow.
-    let pauses = disk.format != "raw";
+    let pauses = disk.is_container();
     let mut steps = Vec::new();
     if pauses {
         steps.push(Step::Pause);
