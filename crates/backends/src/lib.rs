@@ -17,6 +17,6 @@ mod target;
 pub use file::{Access, Engine, FileBackend, OpenOptions};
 pub use offload::{CopyOffload, copy_extent};
 pub use qemu_locks::QemuLocks;
-pub use retire::{Retired, retire_source};
+pub use retire::{Retired, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target};

@@ -55,9 +55,7 @@ pub fn retire_source(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, Ta
     if is_block_device {
         return bury(&real, epoch, keep);
     }
-    let mut name = real.clone().into_os_string();
-    name.push(format!(".moved-{epoch}"));
-    let to = PathBuf::from(name);
+    let to = moved_name(&real, epoch);
     match rustix::fs::renameat_with(CWD, &real, CWD, &to, RenameFlags::NOREPLACE) {
         Ok(()) => {}
         Err(Errno::NOENT) if to.exists() => {}
@@ -65,6 +63,22 @@ pub fn retire_source(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, Ta
     }
     sync_directory_of(&real)?;
     Ok(Retired::File { from: real, to })
+}
+
+/// Whether a file that was retired in `epoch` is gone under its old name and under its new one: somebody has deleted it
+/// since.
+///
+/// # Errors
+/// What the operating system says of the links on the way to it.
+pub fn is_deleted(path: &Path, epoch: u64) -> Result<bool, TargetError> {
+    let real = resolve(path)?;
+    Ok(!real.exists() && !moved_name(&real, epoch).exists())
+}
+
+fn moved_name(real: &Path, epoch: u64) -> PathBuf {
+    let mut name = real.as_os_str().to_owned();
+    name.push(format!(".moved-{epoch}"));
+    PathBuf::from(name)
 }
 
 impl Retired {

@@ -9,7 +9,7 @@ use block::{Bytes, ErrorKind};
 use env::RealEnv;
 use transhume_backends::{
     BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, TargetError, TargetOrigin,
-    TargetRequest, prepare_target, retire_source,
+    TargetRequest, is_deleted, prepare_target, retire_source,
 };
 
 use support::{Loop, SmallFileSystem, directory, file_of};
@@ -186,9 +186,11 @@ fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
     retire_source(&source, 7, directory.path()).expect_err("the name is taken");
     assert_eq!(std::fs::read(&source).expect("untouched"), b"disk");
     std::fs::remove_file(&moved).expect("removed");
-    let retired = retire_source(&source, 8, directory.path()).expect("renamed");
+    let retired = retire_source(&link, 8, directory.path()).expect("renamed");
+    assert!(!is_deleted(&link, 8).expect("looked"), "it is kept");
     retired.delete().expect("deleted");
     retired.delete().expect("deleting twice does no harm");
+    assert!(is_deleted(&link, 8).expect("looked"));
     assert!(!directory.path().join("source.moved-8").exists());
 }
 

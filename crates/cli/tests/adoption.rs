@@ -98,6 +98,22 @@ impl Drop for Qemu {
 }
 
 #[test]
+fn a_source_is_kept_when_the_configuration_still_names_it() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let target = format!("file:{}", world.text("new.img"));
+    let arguments = ["move", "web1", "--to", &target, "--persist-hook", "/bin/false", "--delete-source"];
+    world.refused(&arguments, 26, "was not told");
+    assert_eq!(qemu.file_of("disk0").split("://").next(), Some("nbd+unix"));
+    let kept = world.json(&["jobs", "--all"])[0]["report"]["source_kept"].as_str().map(std::path::PathBuf::from);
+    assert!(kept.as_deref().is_some_and(std::path::Path::exists), "the source was deleted: {kept:?}");
+    world.json(&["release", "web1"]);
+    assert_eq!(qemu.file_of("disk0"), world.text("new.img"));
+}
+
+#[test]
 fn a_running_disk_is_adopted_moved_and_released() {
     let world = World::new();
     let image = world.image("disk.img", 16 << 20, 65536);

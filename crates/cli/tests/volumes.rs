@@ -106,6 +106,28 @@ fn volumes_come_back_on_their_sockets_after_a_polite_upgrade() {
 }
 
 #[test]
+fn a_volume_whose_journal_cannot_be_read_is_shown_as_down_and_the_others_are_served() {
+    let mut world = World::new();
+    let broken = world.image("broken.img", 1 << 20, 65536);
+    let whole = world.image("whole.img", 1 << 20, 65536);
+    world.attach("broken", &broken);
+    let uri = world.attach("whole", &whole);
+    world.terminate();
+    let journal = world.path("state").join("volumes/broken/journal");
+    let length = std::fs::metadata(&journal).expect("the journal").len();
+    std::fs::write(&journal, vec![0x5a; usize::try_from(length).expect("small")]).expect("spoilt");
+    world.start();
+
+    let listed = world.json(&["volume", "ls"]);
+    assert_eq!((&listed[0]["name"], &listed[0]["state"]), (&"broken".into(), &"down".into()), "{listed}");
+    let problem = listed[0]["problem"].as_str().expect("what is wrong");
+    assert!(problem.contains(&journal.display().to_string()), "{problem}");
+    assert_eq!(listed[1]["state"], "serving", "{listed}");
+    world.refused(&["move", "broken", "--to", "file:/nowhere"], 32, "cannot be read");
+    assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (1 << 20).to_string());
+}
+
+#[test]
 fn tcp_exports_are_served_and_a_taken_port_is_refused() {
     let world = World::new();
     let image = world.image("disk.img", 1 << 20, 65536);

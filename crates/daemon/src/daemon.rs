@@ -42,6 +42,8 @@ pub(crate) struct Daemon {
     pub(crate) started: Moment,
     pub(crate) socket_dir: PathBuf,
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
+    /// Volumes whose journal cannot be read, and why: nothing else is known of them.
+    unreadable: RwLock<BTreeMap<String, Error>>,
     /// Held while a volume comes or goes.
     membership: tokio::sync::Mutex<()>,
 }
@@ -74,6 +76,7 @@ impl Daemon {
             started: env.now(),
             socket_dir: config.socket_dir.clone().unwrap_or(socket_dir),
             volumes: RwLock::default(),
+            unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
             layout,
             env,
@@ -84,12 +87,26 @@ impl Daemon {
 
     /// The volume `name`.
     pub(crate) fn volume(&self, name: &str) -> Result<Arc<Volume>> {
-        self.volumes.read().get(name).cloned().ok_or_else(|| no_volume(name))
+        let found = self.volumes.read().get(name).cloned();
+        found.ok_or_else(|| self.unreadable.read().get(name).cloned().unwrap_or_else(|| no_volume(name)))
     }
 
     /// All volumes, by name.
     pub(crate) fn volumes(&self) -> Vec<Arc<Volume>> {
         self.volumes.read().values().cloned().collect()
+    }
+
+    /// How the API shows all volumes, those included that cannot be read.
+    pub(crate) fn shown_volumes(&self) -> Vec<v1::Volume> {
+        let mut shown: Vec<v1::Volume> = self.volumes().iter().map(|volume| volume.show()).collect();
+        shown.extend(self.unreadable.read().iter().map(|(name, error)| v1::Volume::unreadable(name, error)));
+        shown.sort_by(|one, other| one.name.cmp(&other.name));
+        shown
+    }
+
+    /// A volume that recovery has found and cannot read.
+    pub(crate) fn admit_unreadable(&self, name: &str, error: Error) {
+        self.unreadable.write().insert(name.to_owned(), error);
     }
 
     /// A volume that recovery has found.
@@ -230,7 +247,7 @@ impl Daemon {
             daemon: self.version(),
             state_dir: self.layout.root().display().to_string(),
             uptime_seconds: self.env.now().since(self.started).as_secs_f64(),
-            volumes: self.volumes().iter().map(|volume| volume.show()).collect(),
+            volumes: self.shown_volumes(),
             jobs: self.jobs(false),
         }
     }

@@ -112,7 +112,7 @@ where
 }
 
 async fn volumes(State(daemon): Shared) -> Json<Vec<v1::Volume>> {
-    Json(daemon.volumes().iter().map(|volume| volume.show()).collect())
+    Json(daemon.shown_volumes())
 }
 
 async fn volume(State(daemon): Shared, Path(name): Path<String>) -> Answer<v1::Volume> {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
+use api::v1;
 use filters::{DirectionWindow, LatencyHistogram};
 
 use crate::daemon::Daemon;
@@ -22,8 +23,9 @@ pub(crate) fn render(daemon: &Daemon) -> String {
     line(&mut out, "transhume_request_pool_bytes", "", daemon.pool.in_use().get() as f64);
 
     family(&mut out, "transhume_volume_up", "gauge", "Whether the volume is served.");
-    for volume in &volumes {
-        line(&mut out, "transhume_volume_up", &labels(volume, &[]), f64::from(u8::from(volume.slot().is_some())));
+    for volume in daemon.shown_volumes() {
+        let is_up = volume.state != v1::VolumeState::Down;
+        line(&mut out, "transhume_volume_up", &format!("{{volume=\"{}\"}}", volume.name), f64::from(u8::from(is_up)));
     }
     family(&mut out, "transhume_volume_connections", "gauge", "Clients connected.");
     for volume in &volumes {

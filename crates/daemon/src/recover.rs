@@ -32,9 +32,11 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
     let journal = match VolumeJournal::open(&path, &*daemon.env).await {
         Ok(journal) => journal,
         Err(error) => {
-            let error = Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
-                .with_hint("restore it from a copy; the volume's bytes are untouched");
+            let what = format!("the journal of {name}, {}, cannot be read: {}", path.display(), error.chain());
+            let error = Error::new(ErrorCode::JournalUnreadable, what)
+                .with_hint("put back a copy of it and restart; the volume's bytes are untouched");
             tracing::error!(volume = name, %error, "a volume cannot be brought back");
+            daemon.admit_unreadable(name, error);
             return;
         }
     };

@@ -91,6 +91,27 @@ pub struct Volume {
     pub problem: Option<String>,
 }
 
+impl Volume {
+    /// A volume of which nothing but its name is known, because of `error`.
+    #[must_use]
+    pub fn unreadable(name: &str, error: &super::Error) -> Self {
+        Self {
+            name: name.to_owned(),
+            state: VolumeState::Down,
+            backend: String::new(),
+            export: String::new(),
+            size_bytes: 0,
+            read_only: false,
+            epoch: 0,
+            connections: 0,
+            guest: GuestIo::default(),
+            vm: None,
+            job: None,
+            problem: Some(error.to_string()),
+        }
+    }
+}
+
 /// The daemon as a whole (`GET /v1/status`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {

@@ -1,9 +1,7 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
-use std::path::{Path, PathBuf};
-
 use api::v1::{Error, ErrorCode, JobState, Report};
-use backends::retire_source;
+use backends::{is_deleted, retire_source};
 use block::Bytes;
 
 use super::{JobHandle, convert, start};
@@ -108,7 +106,9 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
     }
     report.notes.extend(growth(record, committed));
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(record)));
-    match retire(daemon, record, committed) {
+    // A configuration that still names the source is a reason to keep it, whatever was asked for.
+    let delete = record.request.delete_source && problem.is_none();
+    match retire(daemon, record, committed, delete) {
         Ok(Retirement { kept, note }) => {
             report.source_kept = kept;
             report.notes.extend(note);
@@ -144,7 +144,8 @@ struct Retirement {
     note: Option<String>,
 }
 
-fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Result<Retirement, Error> {
+/// Puts the source out of the way, and deletes it with `delete`.
+fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: bool) -> Result<Retirement, Error> {
     let path = committed.source.path();
     let unfinished = |what: &str, error: &dyn std::fmt::Display| {
         let message =
@@ -152,17 +153,17 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Resul
         Error::new(ErrorCode::MoveUnfinished, message)
             .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
     };
-    if record.request.delete_source && !path.exists() && !moved_name(path, committed.epoch).exists() {
+    if delete && is_deleted(path, committed.epoch).unwrap_or(false) {
         // A crash came right after this had been done.
         return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
     }
     let retired = retire_source(path, committed.epoch, &daemon.layout.retired())
         .map_err(|error| unfinished("could not be renamed", &error))?;
-    if record.request.delete_source {
+    if delete {
         retired.delete().map_err(|error| unfinished("could not be deleted", &error))?;
     }
     Ok(match retired {
-        backends::Retired::File { .. } if record.request.delete_source => {
+        backends::Retired::File { .. } if delete => {
             Retirement { kept: None, note: Some("the source was deleted".to_owned()) }
         }
         backends::Retired::File { to, .. } => Retirement { kept: Some(to.display().to_string()), note: None },
@@ -175,13 +176,6 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Resul
             )),
         },
     })
-}
-
-/// What a retired file is called.
-fn moved_name(path: &Path, epoch: u64) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".moved-{epoch}"));
-    PathBuf::from(name)
 }
 
 async fn note_report(volume: &Volume, report: Report) {
