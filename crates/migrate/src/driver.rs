@@ -23,7 +23,7 @@ use crate::pace::{Duty, Governor, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
-use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Phase};
+use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
 use statistics::Statistics;
 
@@ -63,14 +63,15 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
+    /// Over `parts`, whose source and target `mirror` has, and its progress map.
     pub(crate) fn new(
-        parts: DriverParts,
+        parts: Parts,
         options: MoveOptions,
         control: Control,
         mirror: &Mirror,
         bytes_resumed: Bytes,
     ) -> Self {
-        let DriverParts { env, slot, source, target, comparison, journal, meter, pool } = parts;
+        let Parts { env, slot, source, target, comparison, journal, meter, pool, .. } = parts;
         let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
         Self {
@@ -312,16 +313,4 @@ impl Driver {
             }
         }
     }
-}
-
-/// The parts that the driver keeps.
-pub(crate) struct DriverParts {
-    pub(crate) env: EnvRef,
-    pub(crate) slot: Slot,
-    pub(crate) source: Device,
-    pub(crate) target: Device,
-    pub(crate) comparison: Option<Comparison>,
-    pub(crate) journal: Arc<dyn JobJournal>,
-    pub(crate) meter: Option<Arc<dyn GuestMeter>>,
-    pub(crate) pool: BufferPool,
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::{Bytes, Device, Error, ErrorKind, Result};
 
 use crate::control::Control;
-use crate::driver::{Driver, DriverParts};
+use crate::driver::Driver;
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
 use crate::{MoveOptions, Outcome, Parts, Phase, Progress};
@@ -28,18 +28,18 @@ impl Migration {
     /// Source and target do not suit each other, the guest's requests do not drain, or the progress map cannot be
     /// read. Nothing has changed then.
     pub async fn start(
-        parts: Parts,
+        mut parts: Parts,
         options: MoveOptions,
     ) -> Result<(Control, impl Future<Output = Outcome> + Send + 'static)> {
-        let Parts { env, slot, source, target, target_is_fresh, journal, progress_map, meter, comparison, pool } =
-            parts;
         let chunk = options.chunk_size()?;
+        let (source, target) = (parts.source.clone(), parts.target.clone());
         check_target(&source, &target)?;
-        if pool.limit() < POOL_MIN {
-            let context = format!("a pool of {} is too small to copy with; it takes {POOL_MIN}", pool.limit());
+        if parts.pool.limit() < POOL_MIN {
+            let context = format!("a pool of {} is too small to copy with; it takes {POOL_MIN}", parts.pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        let mut tracker = Tracker::new(source.size(), chunk, target.clone(), target_is_fresh, progress_map.is_some());
+        let progress_map = parts.progress_map.take();
+        let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh, progress_map.is_some());
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {
@@ -52,7 +52,7 @@ impl Migration {
         let bytes_resumed = tracker.bytes_had();
         let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);
         let mirror = Mirror::new(
-            env.clone(),
+            parts.env.clone(),
             source.clone(),
             tracker,
             chunk,
@@ -60,7 +60,7 @@ impl Migration {
             options.target_limit(),
             control.clone(),
         );
-        let quiesced = env::timeout(&*env, ENTER_LIMIT, slot.quiesce()).await.ok_or_else(|| {
+        let quiesced = env::timeout(&*parts.env, ENTER_LIMIT, parts.slot.quiesce()).await.ok_or_else(|| {
             let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
             Error::new(ErrorKind::Busy, context)
         })?;
@@ -71,7 +71,6 @@ impl Migration {
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         drop(quiesced);
-        let parts = DriverParts { env, slot, source, target, comparison, journal, meter, pool };
         let driver = Driver::new(parts, options, control.clone(), &mirror, bytes_resumed);
         Ok((control, driver.run()))
     }
