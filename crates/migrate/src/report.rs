@@ -134,8 +134,10 @@ pub struct Report {
     pub phases: BTreeMap<String, f64>,
     /// Chunks that were copied again because the guest wrote to them meanwhile.
     pub redos: u64,
-    /// Copies that were tried again after an error.
+    /// Copies and comparisons that were tried again after an error.
     pub retries: u64,
+    /// Mirrored writes that the target failed: the source answered the guest, and the chunks were copied again.
+    pub missed_writes: u64,
     /// How often the target was lost and the copy resumed.
     pub target_losses: u64,
     /// The size of the window in bytes that the copy settled at.

@@ -20,6 +20,7 @@ async fn lost(control: &Control) -> bool {
 fn mend(disk: &Disk) {
     let mut manners = disk.manners.lock();
     manners.writes_left = None;
+    manners.every_nth_write_fails = None;
     manners.flushes_left = None;
     manners.reads_left = None;
     manners.hung = false;
@@ -53,6 +54,56 @@ async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_s
         assert_eq!(report.equal, Some(true));
     }
     assert!(losses > 7, "the target failed only {losses} times");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_fails_now_and_then_stays_the_target_and_what_it_missed_is_copied_again_and_compared() {
+    let mut missed = 0;
+    for seed in 0..6 {
+        let world = World::new(seed, 2_000_000).await;
+        world.target.manners.lock().every_nth_write_fails = Some(41);
+        let guest = world.guest(2);
+        let slowly = MoveOptions { sample_chunks: 1, bandwidth: Some(4_000_000), ..options() };
+        let (control, work) = world.start(slowly).await;
+        until(&control, |progress| progress.phase > Phase::Copying).await;
+        mend(&world.target);
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        assert_eq!(report.target_losses, 0, "{report:?}");
+        assert!(report.retries > 0 && report.verification.suspects > 1, "{report:?}");
+        missed += report.missed_writes;
+    }
+    assert!(missed > 0, "no mirrored write failed: nothing is tested");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_is_full_is_lost_at_once() {
+    let world = World::new(1, 2_000_000).await;
+    {
+        let mut manners = world.target.manners.lock();
+        (manners.writes_left, manners.kind) = (Some(5), Some(ErrorKind::NoSpace));
+    }
+    let (control, work) = world.start(options()).await;
+    assert!(lost(&control).await);
+    assert_eq!(control.snapshot().error.map(|error| error.kind), Some("no-space".to_owned()));
+    control.cancel().expect("it can be cancelled");
+    let Outcome::Cancelled(report) = outcome(work).await else { panic!("not cancelled") };
+    assert_eq!(report.retries, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_fails_for_good_is_lost_within_its_retries() {
+    let world = World::new(1, 2_000_000).await;
+    world.target.manners.lock().writes_left = Some(5);
+    let began = world.env.now();
+    let (control, work) = world.start(options()).await;
+    assert!(lost(&control).await);
+    assert!(world.env.now() - began < Duration::from_secs(2));
+    mend(&world.target);
+    control.resume();
+    assert!(switched(work).await.retries <= 3 * 4, "many copies were tried again and again");
+    world.assert_equal_at_commit();
 }
 
 #[tokio::test(start_paused = true)]

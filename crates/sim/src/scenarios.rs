@@ -34,6 +34,11 @@ pub const SCENARIOS: &[Scenario] = &[
     Scenario { name: "slow-disks", about: "source or target are slow, with slow periods", tell: slow_disks },
     Scenario { name: "hot-spot", about: "overlapping writes at one place of a small volume", tell: hot_spot },
     Scenario { name: "target-errors", about: "the target fails requests and flushes", tell: target_errors },
+    Scenario {
+        name: "target-flaky",
+        about: "the target fails many requests and few flushes, and the mirror bears it",
+        tell: target_flaky,
+    },
     Scenario { name: "target-lost", about: "the target goes away and comes back", tell: target_lost },
     Scenario { name: "target-stuck", about: "the target answers after a minute", tell: target_stuck },
     Scenario { name: "no-space", about: "the target fills up midway", tell: no_space },
@@ -145,6 +150,15 @@ fn target_errors(dice: &Dice) -> Story {
     let rate = rate(dice);
     let faults = Faults { read_errors: rate, write_errors: rate, flush_errors: rate * 10.0, ..Faults::default() };
     common(dice).target(faults)
+}
+
+/// Zeroes and holes beside the errors: what a failed write has left there must not be taken for what a flush has kept.
+fn target_flaky(dice: &Dice) -> Story {
+    let rate = dice.pick(&[0.005, 0.02, 0.05]);
+    let load = Load { requests: 1000, zeroes: 0.2, discards: 0.1, reads: 0.3, flushes: 0.02, ..Load::default() };
+    let faults =
+        Faults { read_errors: rate, write_errors: rate, flush_errors: dice.pick(&[0.0, 0.1]), ..Faults::default() };
+    common(dice).filled(0.5).guest(load).target(faults).with(Happening::Crash, dice.below(2))
 }
 
 fn target_lost(dice: &Dice) -> Story {

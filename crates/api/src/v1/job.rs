@@ -259,8 +259,10 @@ pub struct Report {
     pub phases: BTreeMap<String, f64>,
     /// Chunks copied again because the guest wrote to them.
     pub redos: u64,
-    /// Copies tried again after an error.
+    /// Copies and comparisons tried again after an error.
     pub retries: u64,
+    /// Mirrored writes that the target failed: the source answered the guest, and the chunks were copied again.
+    pub missed_writes: u64,
     /// How often the target was lost.
     pub target_losses: u64,
     /// How many processes worked on it.

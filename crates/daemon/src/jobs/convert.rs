@@ -74,6 +74,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         phases: report.phases.clone(),
         redos: report.redos,
         retries: report.retries,
+        missed_writes: report.missed_writes,
         target_losses: report.target_losses,
         sessions,
         source_kept: None,

@@ -23,7 +23,7 @@ pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
 const COPY_BYTES_MIN: u64 = 256 << 10;
 /// Holes are brought into step in runs of this size.
 const HOLE_BYTES_MAX: u64 = 256 << 20;
-/// So often a copy is tried again after an error of the source.
+/// So often a copy is tried again after an error.
 const RETRIES_MAX: u8 = 3;
 /// Before the first retry; it doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
@@ -208,7 +208,7 @@ impl Driver {
         let now = self.env.now();
         let rest = self.duty.record(ended.began, now, self.governor.duty());
         copies.not_before = copies.not_before.max(now + rest);
-        let error = match ended.outcome {
+        let (session, error) = match ended.outcome {
             Ok(_) => {
                 copies.retries.remove(&ended.run.start);
                 if ended.is_hole {
@@ -221,29 +221,39 @@ impl Driver {
                 }
                 return None;
             }
-            Err(CopyError::Target(session, error)) => {
-                self.mirror.fail_target(session, error);
-                return None;
-            }
-            Err(CopyError::Source(error)) => error,
+            Err(CopyError::Target(session, error)) => (Some(session), error),
+            Err(CopyError::Source(error)) => (None, error),
         };
         copies.hint = None;
-        self.statistics.retries += 1;
         let retries = copies.retries.entry(ended.run.start).or_default();
         *retries += 1;
-        if *retries <= RETRIES_MAX && may_pass(&error) {
+        let is_borne = *retries <= RETRIES_MAX
+            && match session {
+                Some(session) => self.mirror.bears_failure(session, &error),
+                None => may_pass(&error),
+            };
+        if is_borne {
+            self.statistics.retries += 1;
             tracing::warn!(run = ?ended.run, error = error.chain(), "a copy failed and is tried again");
             let pause = RETRY_PAUSE * (1 << (*retries - 1));
             copies.not_before = copies.not_before.max(now + pause);
             self.cursor = self.cursor.min(ended.run.start);
             return None;
         }
-        self.error = Some(error.wrap("the source cannot be read"));
-        Some(Event::Broken)
+        match session {
+            Some(session) => {
+                self.mirror.fail_target(session, error);
+                None
+            }
+            None => {
+                self.error = Some(error.wrap("the source cannot be read"));
+                Some(Event::Broken)
+            }
+        }
     }
 }
 
-/// Whether trying again could help.
+/// Whether reading the source again could help.
 fn may_pass(error: &Error) -> bool {
     !matches!(
         error.kind(),

@@ -184,6 +184,7 @@ impl Driver {
             phases: phases.collect(),
             redos: counts.redos,
             retries: statistics.retries,
+            missed_writes: counts.missed,
             target_losses: statistics.target_losses,
             window_bytes: self.window.bytes(),
             error: self.error.as_ref().map(Failure::from),

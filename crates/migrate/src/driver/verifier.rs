@@ -15,10 +15,10 @@ use super::{Driver, TICK};
 use crate::strategy::mirror::compare::{CompareError, Compared, difference};
 use crate::{Event, Verify};
 
-/// So often a comparison that cannot read is tried again, over the whole migration.
+/// So often comparisons that cannot read are tried again before verification gives up.
 const RETRIES_MAX: u32 = 10;
-/// Before a retry.
-const RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// Before the first retry; it grows by as much with every one.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// What a comparison under way ends with.
 struct Ended {
@@ -110,7 +110,7 @@ impl Driver {
             if let Some(event) = self.take_compared(ended, &mut failures) {
                 stop.get_or_insert(event);
             } else if retried {
-                not_before = not_before.max(now + RETRY_PAUSE);
+                not_before = not_before.max(now + RETRY_PAUSE * failures);
             }
         }
     }
@@ -153,8 +153,13 @@ impl Driver {
             Ok(Compared::NotHad) => Some(Event::Missing),
             Err(error) => {
                 *failures += 1;
-                self.statistics.retries += 1;
-                if *failures <= RETRIES_MAX {
+                let is_borne = *failures <= RETRIES_MAX
+                    && match &error {
+                        CompareError::Source(_) => true,
+                        CompareError::Target(session, error) => self.mirror.bears_failure(*session, error),
+                    };
+                if is_borne {
+                    self.statistics.retries += 1;
                     return None;
                 }
                 match error {

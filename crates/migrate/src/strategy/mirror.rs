@@ -9,17 +9,19 @@
 //!  absent ─────────▶ reading ──────────────────────────▶ writing ─────────────────▶ had
 //!    ▲                                                      │                        │
 //!    └────────────── redo: the guest wrote meanwhile ◀──────┘                        │
-//!    └────────────── the target was lost before a flush, or one side failed ◀────────┘
+//!    └────────────── one side failed a write, or the target was lost before a flush ◀┘
 //! ```
 //!
 //! A guest write to an absent chunk goes to the source: it will be copied later. While the copy reads, the write waits in
 //! the range lock. While the copy writes, the guest's write goes to the source, marks the chunk for a redo and is
 //! answered: mirrored now it could be overtaken by the slower copy. After two redos the copy keeps the lock and the
-//! guest waits. A write to a chunk that is had goes to both sides.
+//! guest waits. A write to a chunk that is had goes to both sides; if the target fails it and may do better the next time,
+//! the source answers the guest and the chunk is absent again. [`patience`] says how often that is borne.
 
 pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod filter;
+pub(crate) mod patience;
 pub(crate) mod tracker;
 
 pub(crate) use filter::Mirror;

@@ -56,6 +56,8 @@ pub struct Manners {
     pub delay_ms: u64,
     /// So many mutations succeed, then every one fails.
     pub writes_left: Option<u64>,
+    /// Every mutation with this number is reported as failed after half of it has landed.
+    pub every_nth_write_fails: Option<u64>,
     /// So many flushes succeed, then every one fails.
     pub flushes_left: Option<u64>,
     /// So many reads succeed, then every one fails.
@@ -74,6 +76,7 @@ pub struct Disk {
     pub memory: Arc<MemDevice>,
     pub manners: Arc<Mutex<Manners>>,
     pub flushes: Arc<AtomicU64>,
+    writes: Arc<AtomicU64>,
     pub data_written: Arc<AtomicU64>,
     /// Extents of mutations under way, to see whether two that overlap ever are.
     busy: Arc<Mutex<Vec<Extent>>>,
@@ -87,6 +90,7 @@ impl Disk {
             memory: Arc::new(MemDevice::new(size)),
             manners: Arc::default(),
             flushes: Arc::default(),
+            writes: Arc::default(),
             data_written: Arc::default(),
             busy: Arc::default(),
             overlaps: Arc::default(),
@@ -173,6 +177,13 @@ impl BlockDevice for Disk {
                 }
                 if matches!(mutation.kind(), MutationKind::Data(_)) {
                     self.data_written.fetch_add(extent.length.0, Ordering::Relaxed);
+                }
+                let number = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
+                let is_struck = self.manners.lock().every_nth_write_fails.is_some_and(|nth| number.is_multiple_of(nth));
+                if is_struck {
+                    let half = Extent::new(extent.offset, Bytes(extent.length.0.div_ceil(2)));
+                    self.memory.write(mutation.slice(half)).await?;
+                    return Err(Error::new(ErrorKind::Io, "the disk fails a write now and then"));
                 }
                 self.memory.write(mutation).await?;
                 self.pause().await;

@@ -34,7 +34,7 @@ pub(crate) struct Copied {
 impl Shared {
     /// Copies a claimed run through `buffer`, which is as long as the run.
     pub(crate) async fn copy_run(&self, run: Range<u64>, buffer: Buffer) -> Result<Copied, CopyError> {
-        let mut claim = Claim { shared: self, run: run.clone(), suspect: true, done: false };
+        let mut claim = Claim { shared: self, run: run.clone(), suspect: true, written: false, done: false };
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         let guard = self.lock.exclusive(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
@@ -46,6 +46,7 @@ impl Shared {
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
         let checksum = xxh3_64(&data);
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
+        claim.written = true;
         let guard = hold.then_some(guard);
         // Where both devices answer at once, this is half of the copy's time: others on this worker get their turn.
         crate::pace::yield_now().await;
@@ -73,7 +74,7 @@ impl Shared {
     /// Brings the part of a claimed run that the source reads as zeroes without data into step, without reading it; the
     /// rest of the run is given up again. Gives how many chunks, from the run's start, were done.
     pub(crate) async fn copy_zero_run(&self, run: Range<u64>) -> Result<u64, CopyError> {
-        let mut claim = Claim { shared: self, run: run.clone(), suspect: false, done: false };
+        let mut claim = Claim { shared: self, run: run.clone(), suspect: false, written: false, done: false };
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         let guard = self.lock.exclusive(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
@@ -101,7 +102,7 @@ impl Shared {
             claim.done = true;
             return Ok(chunks);
         }
-        claim.suspect = true;
+        claim.written = true;
         self.tracker(|tracker| tracker.begin_writing(zeroes.clone()));
         let guard = hold.then_some(guard);
         let writes = Box::pin(write_pieces(session.clone(), vec![(extent, None)]));
@@ -128,6 +129,8 @@ struct Claim<'a> {
     run: Range<u64>,
     /// Whether an error has touched the chunks.
     suspect: bool,
+    /// Whether the target may have got something.
+    written: bool,
     done: bool,
 }
 
@@ -135,7 +138,10 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if !self.done && !self.run.is_empty() {
             let (run, suspect) = (self.run.clone(), self.suspect);
-            self.shared.tracker(|tracker| tracker.give_up(run, suspect));
+            self.shared.tracker(|tracker| match self.written {
+                true => tracker.give_up_written(run),
+                false => tracker.give_up(run, suspect),
+            });
         }
     }
 }

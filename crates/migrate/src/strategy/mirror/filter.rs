@@ -16,6 +16,7 @@ use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use super::patience::may_pass;
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use crate::ProgressMap;
 use crate::control::Control;
@@ -144,6 +145,20 @@ impl Shared {
         self.announce();
     }
 
+    /// Whether the mirror goes on although a request to the target of `session` ended with `error`. Not for a flush: what
+    /// it did not make durable is lost.
+    pub(crate) fn bears_failure(&self, session: u64, error: &Error) -> bool {
+        let is_borne = may_pass(error) && self.tracker.lock().bears_failure(session, self.env.now());
+        if is_borne {
+            tracing::info!(
+                session,
+                error = error.chain(),
+                "the target has failed a request; the chunk is copied again"
+            );
+        }
+        is_borne
+    }
+
     /// The progress map cannot be written: the job must end, because a crash could not be survived.
     pub(crate) fn fail_map(&self, error: Error) {
         self.failures.lock().map.get_or_insert(error);
@@ -171,20 +186,27 @@ impl Shared {
             None => self.lock.exclusive(extent).await,
         };
         let plan = self.tracker.lock().plan_write(extent);
-        let mut finish = Finish { shared: self, plan: &plan, source_failed: true };
+        let mut finish = Finish { shared: self, plan: &plan, may_differ: true };
         if !plan.activate.is_empty() {
             self.activate(&plan.activate).await;
         }
         let Some((session, parts)) = &plan.mirror else {
             let answer = self.source.write(mutation).await;
-            finish.source_failed = answer.is_err();
+            finish.may_differ = answer.is_err();
             return answer;
         };
         let force = mutation.fua && plan.force_target;
         let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
-        let (source, target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
-        finish.source_failed = source.is_err();
+        let (source, mut target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
+        // A forced write that fails may be a flush that failed, and is never borne.
+        let missed = target.as_ref().err().filter(|error| !force && self.bears_failure(session.number, error));
+        finish.may_differ = source.is_err() || missed.is_some();
+        // Noted before the guest is answered, and while nobody else can reach the extent.
         drop(finish);
+        if missed.is_some() {
+            self.tracker.lock().counts.missed += 1;
+            target = Ok(());
+        }
         let answer = self.settle(session, source, target).await;
         if mutation.fua && !plan.force_target && answer.is_ok() {
             return self.force_late(session, mutation).await;
@@ -314,12 +336,12 @@ impl Drop for Late {
 struct Finish<'a> {
     shared: &'a Shared,
     plan: &'a WritePlan,
-    source_failed: bool,
+    may_differ: bool,
 }
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        self.shared.tracker.lock().finish_write(self.plan, self.source_failed);
+        self.shared.tracker.lock().finish_write(self.plan, self.may_differ);
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, PackedState};
+use env::Moment;
 
+use super::patience::Patience;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 
 /// How many redos a chunk may have before the guest's write waits for the copy.
@@ -135,6 +137,8 @@ pub(crate) struct Counts {
     pub(crate) zero: u64,
     pub(crate) mirrored: u64,
     pub(crate) redos: u64,
+    /// Mirrored writes that the target failed and the guest did not notice.
+    pub(crate) missed: u64,
     pub(crate) unflushed: u64,
 }
 
@@ -147,6 +151,8 @@ pub(crate) struct Tracker {
     scrutiny: ChunkMap<Scrutiny>,
     session: Option<Session>,
     sessions: u64,
+    /// With the session's target.
+    patience: Patience,
     mode: Mode,
     /// Chunks in `writing` that the guest has written to.
     redo: BTreeSet<u64>,
@@ -171,6 +177,7 @@ impl Tracker {
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
             session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,
+            patience: Patience::default(),
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
             redone: BTreeMap::new(),
@@ -215,10 +222,19 @@ impl Tracker {
             self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
         }
         self.sessions += 1;
+        self.patience = Patience::default();
         self.session = Some(Session { number: self.sessions, target, trusts_zeroes: empty });
     }
 
-    /// The target is gone: what was not flushed there must be copied again.
+    /// Whether the mirror is kept although the target of `session` has failed a request: it still is the target, the
+    /// source alone answers the guest, and there was not too much of that. What the request was about must be copied
+    /// again.
+    pub(crate) fn bears_failure(&mut self, session: u64, now: Moment) -> bool {
+        let is_the_sources = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
+        is_the_sources && self.is_current(session) && self.patience.bears_failure(now)
+    }
+
+    /// The target is gone: what was not flushed there must be copied again, and looked at.
     pub(crate) fn drop_session(&mut self) {
         self.session = None;
         for state in [Durability::Unflushed, Durability::Flushing, Durability::FlushingAndUnflushed] {
@@ -227,6 +243,7 @@ impl Tracker {
                 from = run.end;
                 for index in run.clone() {
                     if self.life.get(index) == Life::Had {
+                        self.scrutiny.set(index, Scrutiny::Wanted);
                         self.lose(index);
                     }
                 }
@@ -297,8 +314,8 @@ impl Tracker {
         }
     }
 
-    /// A guest write is over. If the source failed it, the sides may differ.
-    pub(crate) fn finish_write(&mut self, plan: &WritePlan, source_failed: bool) {
+    /// A guest write is over. If one side failed it, they may differ.
+    pub(crate) fn finish_write(&mut self, plan: &WritePlan, may_differ: bool) {
         if let (true, Some(activity)) = (plan.active, &mut self.activity) {
             for number in active_of(plan.extent) {
                 activity.get_mut(&number).expect("counted in by the plan").in_flight -= 1;
@@ -309,7 +326,7 @@ impl Tracker {
             for index in self.chunk.indices_of(*part) {
                 // Said again at the end: a flush that began meanwhile does not cover this write.
                 self.touch_target(index);
-                if source_failed {
+                if may_differ {
                     self.scrutiny.set(index, Scrutiny::Wanted);
                     if self.life.get(index) == Life::Had {
                         self.lose(index);
@@ -361,6 +378,13 @@ impl Tracker {
         self.life.set_range(run, Life::Reading);
     }
 
+    /// Gives up again claimed chunks of which the target may have got something. What it got may be lost by a flush that
+    /// fails, also if it reads as if nothing had to be written there.
+    pub(crate) fn give_up_written(&mut self, run: Range<u64>) {
+        run.clone().for_each(|index| self.touch_target(index));
+        self.give_up(run, true);
+    }
+
     /// Gives claimed chunks up again.
     pub(crate) fn give_up(&mut self, run: Range<u64>, suspect: bool) {
         self.redo.retain(|index| !run.contains(index));
@@ -379,7 +403,7 @@ impl Tracker {
     /// or again.
     pub(crate) fn end_copy(&mut self, run: Range<u64>, session: u64) {
         if !self.is_current(session) {
-            return self.give_up(run, true);
+            return self.give_up_written(run);
         }
         self.want_again(run.clone());
         for index in run {
