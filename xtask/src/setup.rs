@@ -21,6 +21,8 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xz-utils", "/usr/bin/xz"),
     ("b3sum", "/usr/bin/b3sum"),
     ("iproute2", "/sbin/ip"),
+    ("strace", "/usr/bin/strace"),
+    ("xfsprogs", "/sbin/mkfs.xfs"),
 ];
 
 /// Arguments of `cargo xtask setup`.

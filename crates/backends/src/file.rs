@@ -99,6 +99,11 @@ impl Latch {
         }
         self.failed.store(true, Ordering::Release);
     }
+
+    fn clear(&self) {
+        self.cause.lock().clear();
+        self.failed.store(false, Ordering::Release);
+    }
 }
 
 impl FileBackend {
@@ -142,6 +147,13 @@ impl FileBackend {
             self.size.fetch_max(now, Ordering::AcqRel);
         }
         Ok(self.geometry().size)
+    }
+
+    /// Promises durability again after a sync that failed. Only for whoever has given up all that was written since the
+    /// last sync that succeeded, and writes it again or does without it: those bytes may be gone although they read as
+    /// they were written.
+    pub fn forget_failed_sync(&self) {
+        self.sync_failure.clear();
     }
 
     pub(crate) const fn file(&self) -> &Arc<File> {

@@ -91,6 +91,11 @@ impl Held {
         Ok(Self { spec: spec.clone(), device, backend, qemu_locks })
     }
 
+    /// The backend itself.
+    pub(crate) const fn backend(&self) -> &Arc<FileBackend> {
+        &self.backend
+    }
+
     /// What it takes to read the same bytes past the page cache.
     pub(crate) fn comparison_spec(&self) -> PastCache {
         match self.backend.engine() {

@@ -14,32 +14,37 @@ use crate::document::{DOCUMENT_VERSION, VolumeDocument};
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
     journal: Journal<VolumeDocument>,
+    backend: Arc<FileBackend>,
     current: Mutex<Arc<VolumeDocument>>,
     /// Held over a whole change, so that no change is built on a document that another is about to replace.
     turn: tokio::sync::Mutex<()>,
 }
 
-/// The device that a journal file is.
-pub(crate) async fn journal_device(path: &Path, env: &dyn Env) -> block::Result<Device> {
+fn device_over(path: &Path, backend: &Arc<FileBackend>) -> Device {
+    Device::from_arc(&path.display().to_string(), Arc::clone(backend) as _)
+}
+
+async fn open_backend(path: &Path, env: &dyn Env) -> block::Result<Arc<FileBackend>> {
     // Through the page cache: a forced write of a few KiB, on every file system.
     let spec = BackendSpec::file(path).with_cache(CacheMode::Page);
-    let backend = FileBackend::open(&spec, &OpenOptions::default(), env).await?;
-    Ok(Device::new(&path.display().to_string(), backend))
+    Ok(Arc::new(FileBackend::open(&spec, &OpenOptions::default(), env).await?))
 }
 
 impl VolumeJournal {
     /// The journal at `path`, which holds nothing yet and begins with `document`.
     pub(crate) async fn create(path: &Path, document: VolumeDocument, env: &dyn Env) -> block::Result<Self> {
-        let (journal, _) = Journal::open(journal_device(path, env).await?).await?;
+        let backend = open_backend(path, env).await?;
+        let (journal, _) = Journal::open(device_over(path, &backend)).await?;
         journal.store(&document).await?;
-        Ok(Self { journal, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
+        Ok(Self { journal, backend, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
     }
 
     /// The journal at `path`.
     pub(crate) async fn open(path: &Path, env: &dyn Env) -> block::Result<Self> {
-        let (journal, document) = Journal::<VolumeDocument>::open(journal_device(path, env).await?).await?;
+        let backend = open_backend(path, env).await?;
+        let (journal, document) = Journal::<VolumeDocument>::open(device_over(path, &backend)).await?;
         let document = check(path, document)?;
-        Ok(Self { journal, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
+        Ok(Self { journal, backend, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
     }
 
     /// What was last stored.
@@ -54,7 +59,11 @@ impl VolumeJournal {
     ) -> block::Result<()> {
         let _turn = self.turn.lock().await;
         let document = change(&self.document());
-        self.journal.store(&document).await?;
+        if let Err(error) = self.journal.store(&document).await {
+            // The next store goes elsewhere and relies on nothing that this one may have lost.
+            self.backend.forget_failed_sync();
+            return Err(error);
+        }
         *self.current.lock() = Arc::new(document);
         Ok(())
     }

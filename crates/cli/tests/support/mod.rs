@@ -20,13 +20,15 @@ pub(crate) struct World {
     daemon: Option<Child>,
     /// More arguments for the daemon.
     pub(crate) arguments: Vec<String>,
+    /// A program and its arguments that become the daemon.
+    pub(crate) launcher: Vec<String>,
 }
 
 impl World {
     /// A directory without a daemon.
     pub(crate) fn without_daemon() -> Self {
         let directory = tempfile::Builder::new().prefix("th").tempdir().expect("a temporary directory");
-        Self { directory, daemon: None, arguments: Vec::new() }
+        Self { directory, daemon: None, arguments: Vec::new(), launcher: Vec::new() }
     }
 
     /// A running daemon.
@@ -47,8 +49,10 @@ impl World {
     }
 
     fn daemon_command(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_transhumed"));
-        command.arg("--state-dir").arg(self.path("state"));
+        let words = self.launcher.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_transhumed")]);
+        let words: Vec<&str> = words.collect();
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).arg("--state-dir").arg(self.path("state"));
         command.arg("--listen").arg(format!("unix:{}", self.text("api")));
         command.args(&self.arguments);
         command
@@ -84,6 +88,11 @@ impl World {
         let mut daemon = self.daemon.take().expect("a daemon runs");
         daemon.kill().expect("killed");
         daemon.wait().expect("reaped");
+    }
+
+    /// The daemon's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.daemon.as_ref().expect("a daemon runs").id()
     }
 
     /// SIGTERM, and waits for the end.

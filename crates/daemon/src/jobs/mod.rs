@@ -17,7 +17,10 @@ mod plan;
 mod run;
 mod start;
 
+use std::sync::Arc;
+
 use api::v1::{self, Error, ErrorCode, JobState};
+use backends::FileBackend;
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -44,14 +47,27 @@ struct Inner {
     /// What does not change, and what is known at the end.
     job: v1::Job,
     control: Option<Control>,
+    /// Where to, while it runs.
+    target: Option<Arc<FileBackend>>,
     /// Why the daemon itself cancelled it.
     failure: Option<Error>,
     paused: bool,
 }
 
+impl Inner {
+    fn go_on(&self) {
+        let Some(control) = &self.control else { return };
+        if let (Some(target), Phase::TargetLost) = (&self.target, control.snapshot().phase) {
+            // The migration has given up what was not flushed there, and copies it again.
+            target.forget_failed_sync();
+        }
+        control.resume();
+    }
+}
+
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
-        let inner = Inner { control: None, failure: None, paused, job };
+        let inner = Inner { control: None, target: None, failure: None, paused, job };
         let id = inner.job.id;
         Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
     }
@@ -79,14 +95,15 @@ impl JobHandle {
         self.inner.lock().job.state != JobState::Queued
     }
 
-    /// The migration has begun, steered by `control`.
-    pub(crate) fn begin(&self, control: Control) {
+    /// The migration to `target` has begun, steered by `control`.
+    pub(crate) fn begin(&self, control: Control, target: Arc<FileBackend>) {
         let mut inner = self.inner.lock();
         if inner.paused {
             control.pause();
         }
         inner.job.state = JobState::Running;
         inner.control = Some(control);
+        inner.target = Some(target);
     }
 
     /// The target holds the volume; what is left is to tidy up.
@@ -122,11 +139,6 @@ impl JobHandle {
         let _ = self.cancel.subscribe().wait_for(|cancel| *cancel).await;
     }
 
-    /// Whether it was told to wait.
-    pub(crate) fn is_paused(&self) -> bool {
-        self.inner.lock().paused
-    }
-
     pub(crate) fn pause(&self) -> Result<()> {
         self.refuse_when_committed("paused")?;
         let mut inner = self.inner.lock();
@@ -141,8 +153,14 @@ impl JobHandle {
     pub(crate) fn resume(&self) {
         let mut inner = self.inner.lock();
         inner.paused = false;
-        if let Some(control) = &inner.control {
-            control.resume();
+        inner.go_on();
+    }
+
+    /// Tries a lost target again, unless the job was told to wait.
+    pub(crate) fn retry_target(&self) {
+        let inner = self.inner.lock();
+        if !inner.paused {
+            inner.go_on();
         }
     }
 

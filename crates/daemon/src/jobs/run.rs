@@ -122,7 +122,7 @@ pub(crate) async fn drive(
     started: Started,
 ) {
     let Started { control, work, worker } = started;
-    job.begin(control.clone());
+    job.begin(control.clone(), Arc::clone(target.backend()));
     let mut driving = worker.handle().spawn(work);
     let outcome = {
         tokio::select! {
@@ -161,8 +161,8 @@ async fn watch(daemon: &Daemon, job: &JobHandle, control: &Control) -> std::conv
             job.fail(error.with_hint("the guest is on the source; free some space there, or choose another target"));
         } else if let Some(rest) = rests.next() {
             daemon.env.sleep(*rest).await;
-            if !job.is_paused() && control.snapshot().phase == Phase::TargetLost {
-                control.resume();
+            if control.snapshot().phase == Phase::TargetLost {
+                job.retry_target();
             }
         }
         let back = progress.wait_for(|progress| progress.phase != Phase::TargetLost).await.map(drop);
