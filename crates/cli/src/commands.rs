@@ -4,7 +4,8 @@ use std::path::Path;
 
 use api::Client;
 use api::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Result, SetRequest,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Monitor, MoveRequest, PlanRequest,
+    Result, SetRequest,
 };
 use serde::Serialize;
 
@@ -39,7 +40,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
         Command::Adopt(args) => adopt(&client, args, json).await,
         Command::Release(args) => {
             let volume = client.release(&args.name).await?;
-            print(json, &volume, || format!("{} is back with its VM, on {}", volume.name, volume.backend))
+            print(json, &volume, || show::released(&volume))
         }
         Command::Status => {
             let status = client.status().await?;
@@ -133,12 +134,25 @@ fn monitors(args: &AdoptArgs) -> Result<Vec<Monitor>> {
     sockets.chain(domains).collect()
 }
 
+/// Every disk of every VM. A VM that does not answer does not keep the others from being looked at.
 async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<()> {
-    let mut disks = Vec::new();
-    for monitor in monitors(args)? {
-        disks.extend(client.check(&CheckRequest { monitor }).await?);
+    let monitors = monitors(args)?;
+    let (mut disks, mut failed) = (Vec::new(), Vec::new());
+    for monitor in &monitors {
+        match client.check(&CheckRequest { monitor: monitor.clone() }).await {
+            Ok(found) => disks.extend(found),
+            Err(error) if monitors.len() == 1 || error.code == ErrorCode::DaemonUnreachable => return Err(error),
+            Err(error) => {
+                disks.push(CheckedDisk::of_silent_vm(&monitor.to_string(), &error));
+                failed.push(error);
+            }
+        }
     }
-    print(json, &disks, || show::checked_disks(&disks))
+    print(json, &disks, || show::checked_disks(&disks))?;
+    match failed.into_iter().next() {
+        None => Ok(()),
+        Some(first) => Err(first),
+    }
 }
 
 async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
@@ -150,9 +164,7 @@ async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
     };
     let request = AdoptRequest { monitor, node, name, accept_option_loss: args.accept_option_loss };
     let volume = client.adopt(&request).await?;
-    print(json, &volume, || {
-        format!("{} is adopted: its VM goes on through {}, on {}", volume.name, volume.export, volume.backend)
-    })
+    print(json, &volume, || show::adopted(&volume))
 }
 
 async fn steer(client: &Client, name: &str, action: &str, json: bool) -> Result<()> {

@@ -194,6 +194,23 @@ pub(crate) fn plan(plan: &Plan) -> String {
     text
 }
 
+/// A volume that was just adopted.
+pub(crate) fn adopted(volume: &Volume) -> String {
+    let Volume { name, export, backend, .. } = volume;
+    format!("{name} is adopted: its VM goes on through {export}, on {backend}{}", stop(volume))
+}
+
+/// A volume that was just released.
+pub(crate) fn released(volume: &Volume) -> String {
+    format!("{} is back with its VM, on {}{}", volume.name, volume.backend, stop(volume))
+}
+
+/// For how long the guest was stopped for that.
+fn stop(volume: &Volume) -> String {
+    let stopped = volume.vm.as_ref().and_then(|vm| vm.stopped_us);
+    stopped.map_or_else(String::new, |span| format!(" (the guest was stopped for {})", us(span)))
+}
+
 /// Disks that were looked at.
 pub(crate) fn checked_disks(disks: &[CheckedDisk]) -> String {
     if disks.is_empty() {
@@ -201,6 +218,11 @@ pub(crate) fn checked_disks(disks: &[CheckedDisk]) -> String {
     }
     let mut text = String::new();
     for disk in disks {
+        if disk.node.is_empty() {
+            writeln!(text, "{}\n    not looked at: {}", disk.vm, disk.reasons.join("; "))
+                .expect("a string takes everything");
+            continue;
+        }
         let verdict = if disk.adoptable { "can be adopted" } else { "cannot be adopted" };
         writeln!(text, "{}  node {}  {}  {}  {}", disk.vm, disk.node, disk.format, bytes(disk.size_bytes), disk.file)
             .and_then(|()| writeln!(text, "    {verdict} ({})", disk.device))

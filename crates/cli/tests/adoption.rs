@@ -342,6 +342,13 @@ fn a_check_of_several_vms_tells_of_every_disk() {
     let is_told = |vm: &Qemu, node: &str| told.iter().any(|(of, is)| of.contains(&vm.text()) && *is == node);
     assert!(told.len() == 3, "{told:?}");
     assert!(is_told(&first, "disk0") && is_told(&second, "d0") && is_told(&second, "d1"), "{told:?}");
+
+    // One that is dead does not keep the others from being told of.
+    let dead = world.text("nobody");
+    let arguments = ["adopt", "--check", "--qmp", &dead, "--qmp", &first.text()];
+    world.refused(&arguments, 21, "no such socket");
+    let words = String::from_utf8(world.run(&arguments).stdout).expect("text");
+    assert!(words.contains("node disk0") && words.contains(&format!("{dead}\n    not looked at: ")), "{words}");
 }
 
 #[test]

@@ -184,6 +184,7 @@ impl Volume {
                 node: adoption.node.clone(),
                 format: adoption.format.clone(),
                 state: adoption.direction.name().to_owned(),
+                stopped_us: None,
             }),
             job: job.map(|job| job.id),
             problem,

@@ -91,7 +91,7 @@ pub enum Step {
     },
     /// `stop`. Done if the guest does not run.
     Pause,
-    /// `cont`. Done if the guest runs.
+    /// `cont`. Done if the guest runs, and not done at all to a guest that somebody else has stopped.
     Resume,
     /// Our locks on the image are taken.
     TakeLocks,
@@ -207,6 +207,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What is done instead, in order, when it cannot be finished before the decisive step.
     pub undo: Vec<Step>,
+    /// Whether a guest that is found stopped is one that this plan has stopped: it ran when the plan was made.
+    pub resumes: bool,
 }
 
 /// A plan that leads into a disk's path.
@@ -241,26 +243,19 @@ impl Plan {
             options.require_complete()?;
         }
         let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;
-        let (steps, undo) = adoption_steps(&adopted, request.reconnect_seconds, graph.is_running);
+        let (steps, undo) = adoption_steps(&adopted, request.reconnect_seconds);
         let image = adopted.image.clone();
-        Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo })
+        Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running })
     }
 
     /// Plans the way out of a disk's path, back to a file of QEMU's own: `image` is where the volume is now.
-    /// `image_driver` is `file` or `host_device`, if it may differ from what the disk was adopted with.
+    /// `image_driver` is `file` or `host_device`, if it may differ from what the disk was adopted with. `guest_runs` says
+    /// whether the guest runs now: one that somebody else has stopped is not resumed.
     #[must_use]
-    pub fn release(disk: &AdoptedDisk, image: &Path, image_driver: Option<&str>) -> Self {
+    pub fn release(disk: &AdoptedDisk, image: &Path, image_driver: Option<&str>, guest_runs: bool) -> Self {
         let (steps, undo) = release_steps(disk, image, image_driver.unwrap_or(&disk.file_driver));
-        Self { direction: Direction::Release, disk: disk.clone(), image: image.to_owned(), steps, undo }
-    }
-
-    /// This plan for a guest that somebody has stopped: it is neither stopped again nor resumed.
-    #[must_use]
-    pub fn of_stopped_guest(mut self) -> Self {
-        let is_kept = |step: &Step| !matches!(step, Step::Pause | Step::Resume);
-        self.steps.retain(is_kept);
-        self.undo.retain(is_kept);
-        self
+        let (disk, image) = (disk.clone(), image.to_owned());
+        Self { direction: Direction::Release, disk, image, steps, undo, resumes: guest_runs }
     }
 
     /// What to remember after a release, so that the next adoption knows the options.
@@ -363,7 +358,7 @@ fn set_iothread(disk: &AdoptedDisk, node: &str, like: &str) -> Option<Step> {
     disk.iothread.clone().map(|iothread| Step::SetIothread { node: node.to_owned(), iothread, like: like.to_owned() })
 }
 
-fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) -> (Vec<Step>, Vec<Step>) {
+fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32) -> (Vec<Step>, Vec<Step>) {
     let names = &disk.nodes;
     let server = json!({
         "server": { "type": "unix", "path": disk.export.socket },
@@ -409,7 +404,7 @@ fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32, is_running: bool) 
             steps.push(Step::TakeLocks);
             let (from, to) = (names.format_before.clone(), names.format.clone());
             steps.push(Step::SetDrive { qom_path: disk.qom_path.clone(), from, to });
-            if pauses && is_running {
+            if pauses {
                 steps.push(Step::Resume);
                 undo.push(Step::Resume);
             }

@@ -1,6 +1,7 @@
 //! Runs plans: each step is passed over if QEMU's graph shows it done, and what fails before the decisive step is undone.
 
 use std::io;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
@@ -75,21 +76,21 @@ pub fn standing(disk: &AdoptedDisk, graph: &Graph) -> Standing {
     }
 }
 
-/// Runs an adoption.
+/// Runs an adoption. Gives for how long the guest was stopped, if it was.
 ///
 /// # Errors
 /// What a step says. What was done before the decisive step has been undone then, unless the error leaves doubt
 /// ([`Error::leaves_doubt`]): then [`recover`] reads the truth from the graph once QEMU answers again.
-pub async fn adopt(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
-    run(qmp, plan, surroundings).await
+pub async fn adopt(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<Option<Duration>> {
+    run(qmp, plan, surroundings, Stopped::BySomebodyElse).await
 }
 
-/// Runs a release.
+/// Runs a release. Gives for how long the guest was stopped, if it was.
 ///
 /// # Errors
 /// As [`adopt`]; the locks are held again then.
-pub async fn release(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
-    run(qmp, plan, surroundings).await
+pub async fn release(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<Option<Duration>> {
+    run(qmp, plan, surroundings, Stopped::BySomebodyElse).await
 }
 
 /// Reads where an interrupted plan stands and finishes it or undoes it. An adoption whose decisive step was done is
@@ -109,10 +110,11 @@ pub async fn recover(qmp: &Qmp, plan: &Plan, wish: Wish, surroundings: &mut dyn 
         (Direction::Adopt, Standing::Outside | Standing::Prepared) | (Direction::Release, Standing::Inside) => false,
     };
     tracing::info!(volume = plan.disk.volume, ?now, ?wish, is_decided, "recovering a plan");
+    let stopped = if plan.resumes { Stopped::ByThisPlan } else { Stopped::BySomebodyElse };
     if is_decided || wish == Wish::Forward {
-        run(qmp, plan, surroundings).await?;
+        run(qmp, plan, surroundings, stopped).await?;
     } else {
-        undo(qmp, plan, surroundings).await?;
+        undo(qmp, plan, surroundings, stopped).await?;
     }
     Ok(standing(&plan.disk, &Graph::read(qmp).await?))
 }
@@ -135,14 +137,34 @@ pub async fn forget(qmp: &Qmp, disk: &AdoptedDisk, surroundings: &mut dyn Surrou
     surroundings.drop_locks().await.map_err(|error| locks("dropped", error))
 }
 
-async fn run(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+/// Who has stopped a guest that is found stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopped {
+    /// An earlier run of this plan, which did not come to resume it; or this run.
+    ByThisPlan,
+    /// Whoever it was wants it to stay so.
+    BySomebodyElse,
+}
+
+async fn run(
+    qmp: &Qmp,
+    plan: &Plan,
+    surroundings: &mut dyn Surroundings,
+    mut stopped: Stopped,
+) -> Result<Option<Duration>> {
     let decisive = plan.steps.iter().position(is_decisive).unwrap_or(plan.steps.len());
     let mut graph = Graph::read(qmp).await?;
     let mut passed = plan.steps.get(decisive).is_some_and(|step| is_done(step, &graph));
+    let (mut stopped_at, mut stopped_for) = (None, None);
     for (index, step) in plan.steps.iter().enumerate() {
         let belongs_before = index < decisive && !matches!(step, Step::TakeLocks | Step::DropLocks);
-        if (passed && belongs_before) || is_done(step, &graph) {
+        let is_unwanted = *step == Step::Resume && stopped == Stopped::BySomebodyElse;
+        if (passed && belongs_before) || is_done(step, &graph) || is_unwanted {
             continue;
+        }
+        if *step == Step::Pause {
+            stopped_at = Some(qmp.env().now());
+            stopped = Stopped::ByThisPlan;
         }
         if let Err(error) = surroundings.before(index, step).await {
             let context = format!("stopped before {}", step.describe());
@@ -154,26 +176,30 @@ async fn run(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Res
                 return Err(error);
             }
             tracing::warn!(volume = plan.disk.volume, %error, "undoing a plan");
-            undo(qmp, plan, surroundings).await.map_err(|second| {
+            undo(qmp, plan, surroundings, stopped).await.map_err(|second| {
                 let context = format!("{error}; and undoing it failed");
                 Error::new(second.kind(), context).with_source(second)
             })?;
             return Err(error);
         }
         passed |= index == decisive;
+        if *step == Step::Resume {
+            stopped_for = stopped_at.map(|start| qmp.env().now().since(start));
+        }
         if !matches!(step, Step::TakeLocks | Step::DropLocks) {
             graph = Graph::read(qmp).await?;
         }
     }
-    Ok(())
+    Ok(stopped_for)
 }
 
 /// Undoes what it can. A step that fails does not keep the next ones from being tried: the guest must go on.
-async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<()> {
+async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings, stopped: Stopped) -> Result<()> {
     let mut first = Ok(());
     for step in &plan.undo {
         let graph = Graph::read(qmp).await?;
-        if is_done(step, &graph) {
+        let is_unwanted = *step == Step::Resume && stopped == Stopped::BySomebodyElse;
+        if is_done(step, &graph) || is_unwanted {
             continue;
         }
         if let Err(error) = carry_out(qmp, step, &plan.disk, &graph, surroundings).await {

@@ -7,7 +7,7 @@ use std::path::Path;
 use common::{Daemon, Given, KINDS, Kind, Server, Vm, node_names, options_shown, run};
 use serde_json::json;
 use transhume_vm::{
-    AdoptionRequest, ErrorKind, Graph, Plan, Sources, Standing, Verdict, adopt, inventory, release, standing,
+    AdoptionRequest, ErrorKind, Graph, Plan, Sources, Standing, Step, Verdict, adopt, inventory, release, standing,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,7 +35,7 @@ async fn a_disk_is_adopted_and_released_under_load_and_its_options_are_the_same_
         let foreign = foreign.expect("qemu-io runs: run `make setup`");
         assert!(!foreign.status.success(), "{kind:?}: a foreign qemu-io could open the adopted image");
 
-        let back = Plan::release(&plan.disk, &vm.image, None);
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
         release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
         assert_eq!(standing(&plan.disk, &graph), Standing::Outside, "{kind:?}");
@@ -51,7 +51,7 @@ async fn a_disk_is_adopted_and_released_under_load_and_its_options_are_the_same_
         let request = if kind.given == Given::FileAlone { vm.request(&server) } else { request };
         let again = Plan::adopt(&qmp, &sources, &request).await.unwrap_or_else(|e| panic!("{kind:?}: {e}"));
         adopt(&qmp, &again, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
-        let back = Plan::release(&again.disk, &vm.image, None);
+        let back = Plan::release(&again.disk, &vm.image, None, true);
         release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         assert_eq!(options_shown(&qmp).await, before, "{kind:?}");
         vm.load_goes_on().await;
@@ -62,6 +62,38 @@ async fn a_disk_is_adopted_and_released_under_load_and_its_options_are_the_same_
             wait_for_lock(&image);
             run("qemu-img", &["check", "-f", "qcow2", &image]);
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_is_stopped_or_started_while_a_plan_waits_is_left_as_its_owner_wants_it() {
+    for kind in KINDS.into_iter().filter(|kind| kind.format == "qcow2") {
+        let vm = Vm::start(kind);
+        let qmp = vm.qmp().await;
+        vm.load_goes_on().await;
+        let server = Server::start(&vm).await;
+        let mut daemon = Daemon::new(&vm.image);
+        let (mut sources, mut request) = (vm.sources(), vm.request(&server));
+        for runs in [false, true] {
+            let (before, now) = if runs { ("stop", "cont") } else { ("cont", "stop") };
+            qmp.execute(before, json!({})).await.expect("as planned for");
+            let plan = Plan::adopt(&qmp, &sources, &request).await.expect("a plan");
+            qmp.execute(now, json!({})).await.expect("as run for");
+            let pause = adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            assert_eq!(Graph::read(&qmp).await.expect("QEMU answers").is_running, runs, "{kind:?}: adoption");
+            let is_paused = plan.steps.contains(&Step::Pause);
+            assert_eq!(pause.is_some(), runs && is_paused, "{kind:?}: {pause:?}");
+
+            qmp.execute(before, json!({})).await.expect("as planned for");
+            let back = Plan::release(&plan.disk, &vm.image, None, !runs);
+            qmp.execute(now, json!({})).await.expect("as run for");
+            let pause = release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+            assert_eq!(Graph::read(&qmp).await.expect("QEMU answers").is_running, runs, "{kind:?}: release");
+            assert_eq!(pause.is_some(), runs, "{kind:?}: {pause:?}");
+            sources.remembered = vec![back.remembered()];
+            request.node.clone_from(&back.disk.nodes.format);
+        }
+        vm.load_goes_on().await;
     }
 }
 
@@ -87,7 +119,7 @@ async fn a_disk_is_released_to_another_image_than_it_was_adopted_from() {
         adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{:?}: {error}: {}", vm.kind, vm.log()));
         let target = vm.directory.path().join("moved.raw");
         std::fs::copy(&vm.image, &target).expect("the image is copied");
-        let back = Plan::release(&plan.disk, &target, None);
+        let back = Plan::release(&plan.disk, &target, None, true);
         release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{given:?}: {error}: {}", vm.log()));
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
         let shown = target.display().to_string();
@@ -118,7 +150,7 @@ async fn a_failed_release_keeps_the_disk_inside_with_the_locks_held_and_the_vm_a
         let names = node_names(&qmp).await;
         // Somebody else has the image: QEMU cannot lock it.
         let foreign = backends::QemuLocks::take_beside(&vm.image).expect("shared locks");
-        let back = Plan::release(&plan.disk, &vm.image, None);
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
         let error = release(&qmp, &back, &mut daemon).await.expect_err("QEMU took a locked image");
         assert_eq!(error.kind(), ErrorKind::Qemu, "{kind:?}: {error}: {}", vm.log());
         assert!(daemon.locks.is_some(), "{kind:?}: the locks were not taken again");

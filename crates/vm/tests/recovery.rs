@@ -57,7 +57,7 @@ async fn an_adoption_killed_before_any_step_is_finished_or_undone() {
                 assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
                 continue;
             }
-            let back = Plan::release(&plan.disk, &vm.image, None);
+            let back = Plan::release(&plan.disk, &vm.image, None, true);
             release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
             assert_eq!(options_shown(&qmp).await, shown, "{context}");
             vm.load_goes_on().await;
@@ -83,7 +83,7 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
         let mut daemon = Daemon::new(&vm.image);
         adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         let names = node_names(&qmp).await;
-        let back = Plan::release(&plan.disk, &vm.image, None);
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
         let is_decisive = |step: &Step| matches!(step, Step::Reopen { .. } | Step::SetDrive { .. });
         let decisive = back.steps.iter().position(is_decisive).expect("a plan has a decisive step");
         drop((qmp, daemon));
@@ -109,7 +109,7 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
         for step in 0..=back.steps.len() {
             let context = format!("{kind:?}, killed before step {step}, forward");
             let qmp = vm.qmp().await;
-            let back = Plan::release(&disk, &vm.image, None);
+            let back = Plan::release(&disk, &vm.image, None, true);
             let mut dying = Daemon::dying_before(&vm.image, step);
             let died = release(&qmp, &back, &mut dying).await;
             assert_eq!(died.is_err(), step < back.steps.len(), "{context}: {died:?}");
@@ -147,7 +147,7 @@ async fn a_container_does_not_grow_between_the_opening_of_its_file_and_the_reope
         adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         vm.load_goes_on().await;
         daemon.dawdles = std::time::Duration::from_secs(2);
-        let back = Plan::release(&plan.disk, &vm.image, None);
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
         release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         for _ in 0..10 {
             vm.load_goes_on().await;
@@ -167,7 +167,7 @@ async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes
         adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         server.stop();
         daemon.is_connected = false;
-        let back = Plan::release(&plan.disk, &vm.image, None);
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
         let error = release(&qmp, &back, &mut daemon).await.expect_err("it would block the guest");
         assert_eq!(error.kind(), ErrorKind::ExportDisconnected, "{kind:?}: {error}");
         // QEMU still answers, and at once.

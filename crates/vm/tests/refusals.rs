@@ -80,7 +80,7 @@ async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reas
 
 /// The options that a plan gives the nodes when it adopts and when it releases.
 fn replayed(plan: &Plan) -> Vec<Value> {
-    let back = Plan::release(&plan.disk, &plan.image, None);
+    let back = Plan::release(&plan.disk, &plan.image, None, true);
     let options = |step: &Step| match step {
         Step::AddNode { options, .. } | Step::Reopen { options, .. } => Some(options.clone()),
         _ => None,

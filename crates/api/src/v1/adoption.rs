@@ -52,6 +52,24 @@ pub struct CheckedDisk {
     pub notes: Vec<String>,
 }
 
+impl CheckedDisk {
+    /// What there is to say of a VM that could not be asked for its disks: it has no node.
+    #[must_use]
+    pub fn of_silent_vm(vm: &str, error: &super::Error) -> Self {
+        Self {
+            vm: vm.to_owned(),
+            node: String::new(),
+            device: String::new(),
+            format: String::new(),
+            file: String::new(),
+            size_bytes: 0,
+            adoptable: false,
+            reasons: vec![error.to_string()],
+            notes: Vec::new(),
+        }
+    }
+}
+
 /// Asks for a running VM's disk to be adopted (`POST /v1/adoptions`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,4 +102,7 @@ pub struct AdoptedVm {
     /// How far it has come: `adopting`, `adopted` or `releasing`.
     #[serde(default)]
     pub state: String,
+    /// In the answer to an adoption or a release: for how long the guest was stopped for it, in microseconds, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_us: Option<u64>,
 }

@@ -94,9 +94,9 @@ impl Daemon {
         let _operation = volume.operation.lock().await;
         let mut surroundings = VolumeSurroundings::new(&volume);
         match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
-            Ok(()) => {
+            Ok(stopped_for) => {
                 turn(&volume, AdoptionDirection::Adopted, None).await?;
-                Ok(volume.show())
+                Ok(with_stop(volume.show(), stopped_for))
             }
             Err(error) => {
                 let answer = of_vm(&error);
@@ -139,23 +139,24 @@ impl Daemon {
         nudge(&volume, &vm, adoption).await;
         let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
-        let mut plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver));
-        if !vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running {
-            plan = plan.of_stopped_guest();
-        }
+        let guest_runs = vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running;
+        let plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver), guest_runs);
         turn(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
         let mut surroundings = VolumeSurroundings::new(&volume);
-        if let Err(error) = vm::release(&vm.qmp, &plan, &mut surroundings).await {
-            if error.leaves_doubt() {
-                self.settle_later(&volume);
-            } else {
-                turn(&volume, AdoptionDirection::Adopted, None).await?;
+        let stopped_for = match vm::release(&vm.qmp, &plan, &mut surroundings).await {
+            Ok(stopped_for) => stopped_for,
+            Err(error) => {
+                if error.leaves_doubt() {
+                    self.settle_later(&volume);
+                } else {
+                    turn(&volume, AdoptionDirection::Adopted, None).await?;
+                }
+                return Err(of_vm(&error));
             }
-            return Err(of_vm(&error));
-        }
+        };
         self.remember(&plan);
         self.drop_volume(&volume).await?;
-        Ok(shown)
+        Ok(with_stop(shown, stopped_for))
     }
 
     /// Removes a volume that QEMU has just let go of.
@@ -172,6 +173,14 @@ impl Daemon {
         let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
         tokio::spawn(async move { recover(&daemon, &volume).await });
     }
+}
+
+/// A volume as it is shown to whoever has had it adopted or released: with what that has cost the guest.
+fn with_stop(mut shown: v1::Volume, stopped_for: Option<Duration>) -> v1::Volume {
+    if let Some(vm) = &mut shown.vm {
+        vm.stopped_us = stopped_for.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));
+    }
+    shown
 }
 
 /// Looks where an adopted disk stands and finishes what was begun: an adoption is undone if QEMU does not go through us
