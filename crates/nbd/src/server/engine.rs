@@ -205,7 +205,7 @@ where
     /// longer than most clients need.
     fn linger(&mut self, task: &mut TaskContext<'_>) {
         let awaits_client = self.end.is_none() && self.in_flight.is_empty() && self.outbox.is_empty();
-        if self.linger.looks_again(self.env, self.limits.linger) && awaits_client {
+        if awaits_client && self.linger.looks_again(self.env, self.limits.linger) {
             // Unlike a plain wake this has the runtime look at its sockets before it comes back.
             let _ = std::pin::pin!(tokio::task::yield_now()).poll(task);
         }

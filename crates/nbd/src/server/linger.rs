@@ -1,8 +1,19 @@
 //! Whether a connection without work looks for the next request at once, or goes to sleep.
 //!
 //! Going to sleep and being woken costs more than most clients need between an answer and their next request. So a
-//! connection looks again for a little while, but only if the client's last pause was short: one that thinks between its
-//! requests, or has none, costs nothing.
+//! connection looks again for a little while, but only as long as that pays:
+//!
+//! ```text
+//!            ┌── a request comes while it looks: the penalty is halved
+//!            ▼                │
+//!   pause: looks ─────────────┤
+//!            ▲                │ none comes within the limit
+//!            │                ▼
+//!            └───── sleeps at once, `penalty` pauses long: 1, 3, 7 .. 63; and after every long pause
+//! ```
+//!
+//! A client that thinks between its requests, or has none, costs nothing; one whose pauses are a little longer than the
+//! limit costs a look in vain every 64 requests.
 
 use std::time::Duration;
 
@@ -15,32 +26,64 @@ const GAP_FACTOR: u32 = 4;
 /// How often a connection looks while it lingers, for clocks that stand still.
 const LOOKS_MAX: u32 = 500;
 
+/// After looks in vain one after the other so many pauses at most are slept through.
+const PENALTY_MAX: u32 = 63;
+
+/// A pause of the client: nothing of it is in flight and nothing waits to be sent.
+struct Pause {
+    since: Moment,
+    looks: u32,
+    is_looking: bool,
+}
+
 /// How long the client lets this connection wait.
 #[derive(Default)]
 pub(super) struct Linger {
-    /// Since when there is nothing to do, and how often that was seen.
-    idle: Option<(Moment, u32)>,
-    /// How long it took last time.
+    pause: Option<Pause>,
+    /// How long the last one was.
     gap: Duration,
+    /// How many pauses were slept through after the last look in vain, halved by every one that found something.
+    penalty: u32,
+    /// How many pauses are still to be slept through.
+    skips: u32,
 }
 
 impl Linger {
     /// There was something to do.
     pub(super) fn moved(&mut self, env: &dyn Env) {
-        if let Some((since, _)) = self.idle.take() {
-            self.gap = env.now().since(since);
+        let Some(pause) = self.pause.take() else { return };
+        self.gap = env.now().since(pause.since);
+        if pause.is_looking {
+            self.penalty /= 2;
         }
     }
 
-    /// There is nothing to do: whether to look again at once.
+    /// The client has nothing to do for this connection: whether to look again at once.
     pub(super) fn looks_again(&mut self, env: &dyn Env, limit: Duration) -> bool {
         if limit.is_zero() {
             return false;
         }
         let now = env.now();
-        let (since, looks) = self.idle.get_or_insert((now, 0));
-        *looks += 1;
-        self.gap <= limit * GAP_FACTOR && *looks <= LOOKS_MAX && now.since(*since) < limit
+        let pause = match &mut self.pause {
+            Some(pause) => pause,
+            none => {
+                let is_short = self.gap <= limit * GAP_FACTOR;
+                let is_looking = is_short && self.skips == 0;
+                self.skips = self.skips.saturating_sub(1);
+                none.insert(Pause { since: now, looks: 0, is_looking })
+            }
+        };
+        if !pause.is_looking {
+            return false;
+        }
+        pause.looks += 1;
+        if pause.looks <= LOOKS_MAX && now.since(pause.since) < limit {
+            return true;
+        }
+        pause.is_looking = false;
+        self.penalty = (self.penalty * 2 + 1).min(PENALTY_MAX);
+        self.skips = self.penalty;
+        false
     }
 }
 
@@ -90,6 +133,32 @@ mod tests {
         turn(60);
         linger.moved(&clock);
         assert!(linger.looks_again(&clock, limit), "does not notice that the pauses have become short");
+    }
+
+    /// How much of `pauses` pauses of `micros` is looked through, at a limit of 20.
+    fn looked_micros(linger: &mut Linger, clock: &Clock, pauses: u64, micros: u64) -> u64 {
+        let mut looked = 0;
+        for _ in 0..pauses {
+            let mut looks = true;
+            for _ in 0..micros {
+                looks = looks && linger.looks_again(clock, Duration::from_micros(20));
+                looked += u64::from(looks);
+                *clock.0.lock() += Duration::from_micros(1);
+            }
+            linger.moved(clock);
+        }
+        looked
+    }
+
+    #[test]
+    fn a_client_that_always_comes_a_little_too_late_is_hardly_looked_for() {
+        let (clock, mut linger) = (Clock::default(), Linger::default());
+        looked_micros(&mut linger, &clock, 200, 40);
+        let looked = looked_micros(&mut linger, &clock, 6400, 40);
+        assert!((1000..=2000 + 20).contains(&looked), "looked for {looked} of 256000 us");
+        // And is looked for again soon after it has become quicker.
+        looked_micros(&mut linger, &clock, 1000, 10);
+        assert_eq!(looked_micros(&mut linger, &clock, 1000, 10), 10_000);
     }
 
     #[test]

@@ -46,8 +46,8 @@ pub struct Limits {
     pub bytes_in_flight_max: Bytes,
     /// The largest read or write.
     pub request_bytes_max: u32,
-    /// How long a connection looks for the client's next request before it goes to sleep, if the client's last pause was
-    /// short. Zero never looks.
+    /// How long a connection looks for the client's next request before it goes to sleep, as long as such looks find
+    /// one. Zero never looks.
     pub linger: Duration,
 }
 
@@ -59,7 +59,7 @@ impl Default for Limits {
             requests_in_flight_max: 128,
             bytes_in_flight_max: Bytes::mib(16),
             request_bytes_max: 4 << 20,
-            linger: Duration::from_micros(20),
+            linger: Duration::from_micros(40),
         }
     }
 }
