@@ -22,7 +22,7 @@ use crossbeam_utils::CachePadded;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::{BlockDevice, Buffer, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation};
+use crate::{BlockDevice, Buffer, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
 
 /// The control side of a joint: who holds it may quiesce the traffic and change the device below. Clones are the same
 /// slot.
@@ -185,37 +185,70 @@ impl Drop for SlotLane {
     }
 }
 
-impl BlockDevice for SlotLane {
-    fn geometry(&self) -> Geometry {
+/// The verbs without a box around their futures, for what makes one layer together with its lane.
+impl SlotLane {
+    /// See [`BlockDevice::geometry`].
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
         self.shared.device.load().geometry()
     }
 
+    /// See [`BlockDevice::read`].
+    ///
+    /// # Errors
+    /// What the device below says.
+    pub async fn read(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
+        let _in_flight = self.enter().await;
+        self.shared.device.load().read(offset, buffer).await
+    }
+
+    /// See [`BlockDevice::write`].
+    ///
+    /// # Errors
+    /// What the device below says.
+    pub async fn write(&self, mutation: Mutation) -> Result<()> {
+        let _in_flight = self.enter().await;
+        self.shared.device.load().write(mutation).await
+    }
+
+    /// See [`BlockDevice::flush`].
+    ///
+    /// # Errors
+    /// What the device below says.
+    pub async fn flush(&self) -> Result<()> {
+        let _in_flight = self.enter().await;
+        self.shared.device.load().flush().await
+    }
+
+    /// See [`BlockDevice::extents`].
+    ///
+    /// # Errors
+    /// What the device below says.
+    pub async fn extents(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
+        let _in_flight = self.enter().await;
+        self.shared.device.load().extents(extent).await
+    }
+}
+
+impl BlockDevice for SlotLane {
+    fn geometry(&self) -> Geometry {
+        Self::geometry(self)
+    }
+
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(async move {
-            let _in_flight = self.enter().await;
-            self.shared.device.load().read(offset, buffer).await
-        })
+        Box::pin(Self::read(self, offset, buffer))
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let _in_flight = self.enter().await;
-            self.shared.device.load().write(mutation).await
-        })
+        Box::pin(Self::write(self, mutation))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let _in_flight = self.enter().await;
-            self.shared.device.load().flush().await
-        })
+        Box::pin(Self::flush(self))
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        Box::pin(async move {
-            let _in_flight = self.enter().await;
-            self.shared.device.load().extents(extent).await
-        })
+        Box::pin(Self::extents(self, extent))
     }
 }
 

@@ -88,10 +88,7 @@ impl Volume {
         let document = self.document();
         let slot = Slot::new(held.device.clone());
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
-        let open = move || {
-            let lane = Device::new(&name, lanes.lane());
-            Device::new(&name, meter.filter(lane))
-        };
+        let open = move || Device::new(&name, meter.metered(lanes.lane()));
         let size = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
         let export_name = parse_export(&document.export).map_or_else(|_| self.name.clone(), |uri| uri.export);
         let export = Export::new(export_name, pool, open)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use block::{Buffer, Bytes, Device, Filter, IoFuture, Mutation, MutationKind};
+use block::{BlockDevice, Buffer, Bytes, Extent, ExtentStatus, Geometry, IoFuture, Mutation, MutationKind, SlotLane};
 use crossbeam_utils::CachePadded;
 use env::{EnvRef, Moment};
 use parking_lot::Mutex;
@@ -153,9 +153,9 @@ impl MeterState {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A filter for one connection over `lower`.
+    /// One connection's way into a slot, metered.
     #[must_use]
-    pub fn filter(&self, lower: Device) -> Meter {
+    pub fn metered(&self, lower: SlotLane) -> Meter {
         let lane = Arc::new(Lane::new());
         self.shared.lanes.lock().push(Arc::clone(&lane));
         Meter { lower, lane, shared: Arc::clone(&self.shared) }
@@ -253,10 +253,13 @@ impl Lane {
     }
 }
 
-/// Counts one connection's requests and how long each takes. One thread at a time drives it: used by two at once it
-/// miscounts.
+/// Counts one connection's requests and how long each takes, on their way into a slot. One thread at a time drives it:
+/// used by two at once it miscounts.
+///
+/// It makes one layer with its lane, because every request of every guest pays for it, always: one box for the future of
+/// both, and nothing to check in between, where nothing is altered.
 pub struct Meter {
-    lower: Device,
+    lower: SlotLane,
     lane: Arc<Lane>,
     shared: Arc<Shared>,
 }
@@ -313,9 +316,9 @@ impl Drop for Meter {
     }
 }
 
-impl Filter for Meter {
-    fn lower(&self) -> &Device {
-        &self.lower
+impl BlockDevice for Meter {
+    fn geometry(&self) -> Geometry {
+        self.lower.geometry()
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
@@ -333,6 +336,10 @@ impl Filter for Meter {
 
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(self.count(&self.lane.flush, 0, self.lower.flush()))
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(self.lower.extents(extent))
     }
 }
 

@@ -29,7 +29,7 @@ fn main() -> anyhow::Result<()> {
             Export::new("", pool, move || backend.clone())
         } else {
             let (slot, meters) = (Slot::new(backend), MeterState::new(Arc::clone(&env)));
-            Export::new("", pool, move || Device::new("volume", meters.filter(Device::new("lane", slot.lane()))))
+            Export::new("", pool, move || Device::new("volume", meters.metered(slot.lane())))
         };
         let exports: Arc<dyn Exports> = Arc::new(vec![Arc::new(export)]);
         let listener = tokio::net::UnixListener::bind(socket)?;

@@ -23,8 +23,7 @@ fn main() {
     block_on(fill(&memory));
     let slot = Slot::new(memory.clone());
     let meters = MeterState::new(Arc::new(env::RealEnv::new()));
-    let lane = Device::new("lane", slot.lane());
-    let stack = Device::new("meter", meters.filter(lane));
+    let stack = Device::new("meter", meters.metered(slot.lane()));
     for (what, is_read) in [("read", true), ("write", false)] {
         let (mut bare_ns, mut stack_ns) = (Vec::new(), Vec::new());
         measure(&memory, is_read);

@@ -289,7 +289,7 @@ async fn what_is_asked_after_the_end_is_refused_and_harms_nothing() {
 async fn the_longest_stall_of_the_switchover_is_what_the_meter_saw() {
     let world = World::new(4, 1_000_000).await;
     let meters = filters::MeterState::new(Arc::clone(&world.env));
-    let guest = Device::new("meter", meters.filter(Device::new("lane", world.slot.lane())));
+    let guest = Device::new("meter", meters.metered(world.slot.lane()));
     let (env, stop) = (Arc::clone(&world.env), Arc::clone(&world.stop));
     let reading = tokio::spawn(async move {
         while !stop.load(Ordering::Relaxed) {

@@ -287,8 +287,7 @@ impl Host {
     }
 
     fn plug(&self, process: &Process, slot: &Slot, meter: &MeterState) {
-        let lane = Device::new("lane", slot.lane());
-        self.shared.port.plug(process, Device::new("meter", meter.filter(lane)));
+        self.shared.port.plug(process, Device::new("meter", meter.metered(slot.lane())));
         self.shared.now.lock().serving = Some((slot.clone(), meter.clone()));
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use block::{Data, Device, ErrorKind, Extent, MemDevice, Mutation};
+use block::{Data, Device, ErrorKind, Extent, MemDevice, Mutation, Slot};
 use env::{Env, Moment, Task};
 use tokio::time::Instant as PausedClock;
 
@@ -48,6 +48,10 @@ fn faulty(env: &EnvRef) -> Fault {
     Fault::new(Device::new("mem", MemDevice::new(Bytes::mib(1))), Arc::clone(env))
 }
 
+fn metered(state: &MeterState, lower: Device) -> Meter {
+    state.metered(Slot::new(lower).lane())
+}
+
 fn write_of(offset: u64, length: usize) -> Mutation {
     Mutation::data(Bytes(offset), Data::copy_of(&vec![7; length]))
 }
@@ -57,7 +61,7 @@ async fn latencies_bytes_and_errors_are_counted_in_their_window() {
     let env = PausedEnv::shared();
     let fault = faulty(&env);
     let state = MeterState::new(Arc::clone(&env));
-    let device = Device::new("metered", state.filter(Device::new("faulty", fault.clone())));
+    let device = Device::new("metered", metered(&state, Device::new("faulty", fault.clone())));
 
     device.write(write_of(0, 4096)).await.expect("memory answers");
     let before = state.snapshot();
@@ -80,7 +84,7 @@ async fn latencies_bytes_and_errors_are_counted_in_their_window() {
 async fn what_a_connection_counted_outlives_it() {
     let env = PausedEnv::shared();
     let state = MeterState::new(Arc::clone(&env));
-    let device = Device::new("metered", state.filter(Device::new("mem", MemDevice::new(Bytes::mib(1)))));
+    let device = Device::new("metered", metered(&state, Device::new("mem", MemDevice::new(Bytes::mib(1)))));
     device.write(write_of(0, 4096)).await.expect("memory answers");
     drop(device);
     let total = state.snapshot();
@@ -93,7 +97,7 @@ async fn a_stall_is_seen_while_the_request_still_waits_and_after_it_was_answered
     let fault = faulty(&env);
     fault.add(rule(FaultVerb::Write, FaultWhen::Nth(1), FaultAction::Delay(Duration::from_millis(50))));
     let state = MeterState::new(Arc::clone(&env));
-    let device = Device::new("metered", state.filter(Device::new("faulty", fault)));
+    let device = Device::new("metered", metered(&state, Device::new("faulty", fault)));
     device.write(write_of(0, 512)).await.expect("memory answers");
 
     let watch = state.watch_stall();
