@@ -4,7 +4,7 @@
 CARGO ?= cargo
 SEEDS ?= 0..500
 
-.PHONY: help build release install setup test check fmt sim demo bench-local deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations demo bench-local deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -29,6 +29,13 @@ test: setup ## Run everything that decides whether main is green: unit, tool, QE
 
 sim: ## Run the simulator's seeds (SEEDS=A..B)
 	$(CARGO) xtask sim --seeds $(SEEDS)
+
+sim-long: ## Run 100,000 of the simulator's seeds, and kill the process at every await of a few
+	$(CARGO) xtask sim --seeds 0..100000
+	$(CARGO) xtask sim --every-await --seeds 0..20
+
+mutations: ## Make mistakes in the engine, each of which the simulator must see (ONLY=NAME,NAME)
+	$(CARGO) xtask mutations $(if $(ONLY),--only $(ONLY))
 
 check: ## Format, clippy, documentation and the house rules
 	$(CARGO) fmt --all --check

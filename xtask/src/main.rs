@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod mutations;
 mod setup;
 mod sim;
 mod tidy;
@@ -28,6 +29,8 @@ enum Chore {
     Demo(demo::Arguments),
     /// Play migrations in a simulated world and check what must always hold.
     Sim(sim::Arguments),
+    /// Make mistakes in the engine on purpose, and check that the simulator sees each of them.
+    Mutations(mutations::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         Chore::Setup(arguments) => setup::run(&arguments),
         Chore::Demo(arguments) => demo::run(arguments),
         Chore::Sim(arguments) => sim::run(&arguments),
+        Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

@@ -1,11 +1,14 @@
 //! Checks that look at the world from outside, at the moments that matter.
 
 use block::Bytes;
-use migrate::Progress;
+use migrate::{Progress, Report};
 
 use crate::disk::Disk;
+use crate::guest::GuestReport;
+use crate::host::Status;
 use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
+use crate::story::Expected;
 use crate::world::{Invariant, World};
 
 /// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight (a
@@ -80,5 +83,20 @@ pub(crate) fn monotonic(world: &World, before: &Progress, now: &Progress) {
     if now.bytes_done > now.bytes_total {
         let what = format!("{} of {} bytes are done", now.bytes_done, now.bytes_total);
         world.violate(Invariant::Monotonic, what);
+    }
+}
+
+/// What the story expects of its own.
+pub(crate) fn as_told(world: &World, expected: &Expected, guest: &GuestReport, status: &Status) {
+    let report = if let Status::Switched(Some(report)) = status { Some(report) } else { None };
+    if let Some(limit) = expected.wait_max.filter(|limit| guest.longest > *limit) {
+        world.violate(Invariant::AsTold, format!("a guest's request took {:?}, expected {limit:?}", guest.longest));
+    }
+    if expected.resumes && report.is_none_or(|report| report.bytes_resumed == 0) {
+        world.violate(Invariant::AsTold, format!("nothing was resumed: {status:?}"));
+    }
+    let failures = |report: &Report| report.target_losses + report.missed_writes + report.retries;
+    if expected.target_fails && report.is_none_or(|report| failures(report) == 0) {
+        world.violate(Invariant::AsTold, format!("the target has not failed within the move: {status:?}"));
     }
 }

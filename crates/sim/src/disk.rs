@@ -11,23 +11,24 @@
 //! A dead process's requests go on for a while, as direct IO does; [`Disk::open`] waits for them, as the lock on a
 //! backend does, and [`Disk::open_at_once`] is the mistake of not waiting.
 
+mod opened;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{
-    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result,
-};
+use block::{Bytes, Device, Error, ErrorKind, Extent, Geometry, Mutation};
 use env::Moment;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::dice::Dice;
+pub use crate::faults::{Faults, STUCK_MAX};
 use crate::flight::{Flight, Landing};
 use crate::medium::{Medium, SECTOR_BYTES};
 use crate::world::{Invariant, World};
 
 /// How fast a disk is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// What every request takes.
     pub base: Duration,
@@ -56,30 +57,31 @@ impl Timing {
     };
 }
 
-/// What may go wrong, as probabilities per request. The default is nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Faults {
-    /// A read fails.
-    pub read_errors: f64,
-    /// A write fails, having landed wholly, in part or not at all.
-    pub write_errors: f64,
-    /// A flush fails, and what it covered is never made durable by a later one.
-    pub flush_errors: f64,
-    /// A request is answered only after up to [`STUCK_MAX`].
-    pub stuck: f64,
-    /// A request begins a period of up to 50 ms in which the disk is 20 times slower.
-    pub slow: f64,
-    /// A write is answered and never lands: only a comparison can find it, so the host ends this when one begins.
-    pub lost_writes: f64,
-}
-
-/// The longest that a stuck request takes.
-pub const STUCK_MAX: Duration = Duration::from_secs(90);
-
 /// How long after its process's death a request may still land: tried on a real machine, 56 ms.
 const LATE_MAX: Duration = Duration::from_millis(56);
 
 const SLOW_FACTOR: u32 = 20;
+
+/// Who may not write to a disk any more.
+#[derive(Clone, Copy, Default)]
+struct Fence {
+    /// Whoever opened it by this grant or an earlier one.
+    grants: u64,
+    /// Nor whoever opens it, until a holder or a target is admitted.
+    closed: bool,
+    /// Whoever opened it under an earlier epoch than this.
+    epoch: u64,
+    why: &'static str,
+}
+
+/// What is promised of how a disk is used. The default is nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// How many bytes of data, reads and writes together, are in flight at most.
+    pub in_flight: Option<Bytes>,
+    /// What is written lies below this.
+    pub end: Option<Bytes>,
+}
 
 /// A disk. It outlives the processes that open it. Clones are the same disk.
 #[derive(Clone)]
@@ -104,11 +106,14 @@ struct State {
     faults: Faults,
     space: Option<Bytes>,
     is_lost: bool,
-    fence: Option<&'static str>,
+    is_full: bool,
+    fence: Fence,
+    limits: Limits,
     requests: u64,
     in_flight: usize,
     in_flight_bytes: u64,
     in_flight_bytes_max: u64,
+    grants: u64,
     orphans: usize,
     /// Grows when the power goes: what was on its way is then decided.
     power: u32,
@@ -125,11 +130,14 @@ impl Disk {
             faults: Faults::default(),
             space: None,
             is_lost: false,
-            fence: None,
+            is_full: false,
+            fence: Fence::default(),
+            limits: Limits::default(),
             requests: 0,
             in_flight: 0,
             in_flight_bytes: 0,
             in_flight_bytes_max: 0,
+            grants: 0,
             orphans: 0,
             power: 0,
         };
@@ -153,12 +161,12 @@ impl Disk {
         self.shared.name
     }
 
-    /// Opens it for a process, once nothing of those before it is on its way any more.
-    pub async fn open(&self) -> Device {
+    /// Opens it for a process that knows of `epoch`, once nothing of those before it is on its way any more.
+    pub async fn open(&self, epoch: u64) -> Device {
         loop {
             let settled = self.shared.settled.notified();
             if self.state().orphans == 0 {
-                return self.open_at_once();
+                return self.open_at_once(epoch);
             }
             settled.await;
         }
@@ -166,8 +174,36 @@ impl Disk {
 
     /// Opens it without waiting for what an earlier process has left on its way.
     #[must_use]
-    pub fn open_at_once(&self) -> Device {
-        Device::new(self.shared.name, SimDisk { disk: self.clone() })
+    pub fn open_at_once(&self, epoch: u64) -> Device {
+        let grant = {
+            let mut state = self.state();
+            state.grants += 1;
+            state.grants
+        };
+        Device::new(self.shared.name, opened::Opened { disk: self.clone(), grant, epoch })
+    }
+
+    /// What is promised of how it is used.
+    pub fn set_limits(&self, limits: Limits) {
+        self.state().limits = limits;
+    }
+
+    /// From now on it is a violation of one-writer if somebody writes to it who has opened it before, or who opens it
+    /// without being admitted.
+    pub fn revoke(&self, why: &'static str) {
+        let mut state = self.state();
+        state.fence = Fence { grants: state.grants, closed: true, why, ..state.fence };
+    }
+
+    /// Whoever opens it from now on may write: it holds the volume by the journal's word, or is the target of a job.
+    pub fn admit(&self) {
+        self.state().fence.closed = false;
+    }
+
+    /// From now on it is a violation of one-writer if somebody writes who opens it without knowing of `epoch`.
+    pub fn require_epoch(&self, epoch: u64) {
+        let mut state = self.state();
+        state.fence.epoch = state.fence.epoch.max(epoch);
     }
 
     /// What may go wrong from now on.
@@ -175,16 +211,17 @@ impl Disk {
         self.state().faults = faults;
     }
 
-    /// From now on every write that is answered lands.
-    pub fn stop_losing_writes(&self) {
-        self.state().faults.lost_writes = 0.0;
+    /// From now on every write that is answered is what was asked for.
+    pub fn stop_lying(&self) {
+        let mut state = self.state();
+        state.faults = state.faults.honest();
     }
 
     /// Whether anything may go wrong with it now.
     #[must_use]
     pub fn is_faulty(&self) -> bool {
         let state = self.state();
-        state.faults != Faults::default() || state.space.is_some() || state.is_lost
+        state.faults != Faults::default() || state.space.is_some() || state.is_lost || state.is_full
     }
 
     /// How many bytes may be allocated on it from now on.
@@ -200,9 +237,12 @@ impl Disk {
         self.state().is_lost = is_lost;
     }
 
-    /// From now on a write is a violation of one-writer; `None` allows writes again.
-    pub fn set_fence(&self, why: Option<&'static str>) {
-        self.state().fence = why;
+    /// Nothing can be written to it while it is full, not even over what is there: a store that copies on write.
+    pub fn set_full(&self, is_full: bool) {
+        if is_full {
+            self.shared.world.fault("store-full", format_args!("{} is full", self.shared.name));
+        }
+        self.state().is_full = is_full;
     }
 
     /// Takes the power away. Kill the processes first.
@@ -314,7 +354,30 @@ impl Disk {
         state.in_flight += 1;
         state.in_flight_bytes += length;
         state.in_flight_bytes_max = state.in_flight_bytes_max.max(state.in_flight_bytes);
+        if let Some(limit) = state.limits.in_flight
+            && state.in_flight_bytes > limit.0
+        {
+            let (name, bytes) = (self.shared.name, Bytes(state.in_flight_bytes));
+            let what = format!("{bytes} of data are in flight to the {name}, {limit} are promised");
+            self.shared.world.violate(Invariant::Bounded, what);
+        }
         state.requests
+    }
+
+    /// Whether a write of `extent` by whoever opened the disk so may be.
+    fn check_writer(&self, state: &State, mutation: &Mutation, grant: u64, epoch: u64) {
+        let (name, world, fence) = (self.shared.name, &self.shared.world, &state.fence);
+        if grant <= fence.grants || fence.closed {
+            world.violate(Invariant::OneWriter, format!("{name} was written: {mutation:?}, but {}", fence.why));
+        }
+        if epoch < fence.epoch {
+            let what = format!("{name} was written under epoch {epoch} although {} is known to be newer", fence.epoch);
+            world.violate(Invariant::OneWriter, what);
+        }
+        if let Some(end) = state.limits.end.filter(|end| mutation.extent().end() > *end) {
+            let what = format!("{name} was written at {} beyond the promised {end}", mutation.extent());
+            world.violate(Invariant::Bounded, what);
+        }
     }
 
     pub(crate) fn leave(&self, length: u64) {
@@ -323,15 +386,13 @@ impl Disk {
         state.in_flight_bytes -= length;
     }
 
-    fn submit_write(&self, mutation: Mutation) -> Flight {
+    fn submit_write(&self, mutation: Mutation, grant: u64, epoch: u64) -> Flight {
         let (dice, world) = (&self.shared.dice, &self.shared.world);
         let mut state = self.state();
-        if let Some(why) = state.fence {
-            world.violate(Invariant::OneWriter, format!("{} was written: {mutation:?}, but {why}", self.shared.name));
-        }
+        self.check_writer(&state, &mutation, grant, epoch);
         let extent = mutation.extent();
         let done = self.schedule(&mut state, extent.length.0);
-        let number = self.enter(&mut state, extent.length.0);
+        let number = self.enter(&mut state, data_bytes(&mutation));
         let mut outcome = Ok(());
         let mut landings = self.plan_landings(extent, matches!(mutation.kind(), block::MutationKind::Discard), done);
         let is_data = matches!(mutation.kind(), block::MutationKind::Data(_));
@@ -339,7 +400,8 @@ impl Disk {
         if let Some(error) = self.refusal(&state, "writing") {
             landings.clear();
             outcome = Err(error);
-        } else if is_data && state.space.is_some_and(|space| state.medium.allocated() + needed > space) {
+        } else if state.is_full || is_data && state.space.is_some_and(|space| state.medium.allocated() + needed > space)
+        {
             world.fault("no-space", format_args!("{} write {extent:?}", self.shared.name));
             landings.clear();
             outcome = Err(Error::new(ErrorKind::NoSpace, format!("writing {extent}: {} is full", self.shared.name)));
@@ -347,9 +409,6 @@ impl Disk {
             world.fault("write-error", format_args!("{} write {extent:?}", self.shared.name));
             landings.retain(|_| dice.chance(0.5));
             outcome = Err(Error::new(ErrorKind::Io, format!("writing {extent}: injected")));
-        } else if dice.chance(state.faults.lost_writes) {
-            world.fault("lost-write", format_args!("{} write {extent:?}", self.shared.name));
-            landings.clear();
         }
         let name = self.shared.name;
         world.event(format_args!(
@@ -382,11 +441,36 @@ impl Disk {
         vec![first, second]
     }
 
-    /// Puts the part `extent` of `mutation` on the medium, unless the power has gone since it was asked for.
+    /// Puts the part `extent` of `mutation` on the medium, unless the power has gone since it was asked for, or the disk
+    /// lies.
     pub(crate) fn land(&self, mutation: &Mutation, extent: Extent, power: u32) {
         let mut state = self.state();
-        if state.power == power {
-            state.medium.apply(mutation.extent(), mutation.kind(), extent, mutation.fua, &self.shared.dice);
+        if state.power != power {
+            return;
+        }
+        let (name, dice, world) = (self.shared.name, &self.shared.dice, &self.shared.world);
+        let (whole, fua, faults) = (mutation.extent(), mutation.fua, state.faults);
+        if dice.chance(faults.lost_writes) {
+            world.fault("lost-write", format_args!("{name} {extent:?}"));
+            return;
+        }
+        if dice.chance(faults.misdirected_writes) {
+            let last = (self.shared.geometry.size - extent.length).0 / SECTOR_BYTES;
+            let place = Bytes(dice.within(0..=last) * SECTOR_BYTES);
+            world.fault("misdirected-write", format_args!("{name} {extent:?} to {}", place.0));
+            let moved = |from: Extent| Extent::new(place, from.length);
+            // Only the part goes astray, so the part is a whole there.
+            let part = mutation.slice(extent);
+            state.medium.apply(moved(extent), part.kind(), moved(extent), fua, dice);
+            return;
+        }
+        state.medium.apply(whole, mutation.kind(), extent, fua, dice);
+        if dice.chance(faults.flipped_bits) && matches!(mutation.kind(), block::MutationKind::Data(_)) {
+            let place = Extent::new(extent.offset + Bytes(dice.below(extent.length.0)), Bytes(1));
+            world.fault("flipped-bit", format_args!("{name} at {}", place.offset.0));
+            let flipped = [state.medium.read(place)[0] ^ (1 << dice.below(8))];
+            let kind = block::MutationKind::Data(block::Data::copy_of(&flipped));
+            state.medium.apply(place, &kind, place, fua, dice);
         }
     }
 
@@ -418,30 +502,6 @@ impl Disk {
             disk.shared.settled.notify_waiters();
         });
     }
-
-    async fn read(&self, offset: Bytes, mut buffer: Buffer, done: Moment, outcome: Result<()>) -> Result<Buffer> {
-        let world = &self.shared.world;
-        let extent = Extent::new(offset, buffer.len().into());
-        let guard = Leaving { disk: self, length: extent.length.0 };
-        // What a read sees was there at some moment of its life: often its first, so that whoever relies on the last
-        // one is found out.
-        let early = self.shared.dice.chance(0.5);
-        if early {
-            buffer.copy_from_slice(self.state().medium.read(extent));
-        }
-        world.sleep_until(done).await;
-        if !early {
-            buffer.copy_from_slice(self.state().medium.read(extent));
-        }
-        drop(guard);
-        outcome.map(|()| buffer)
-    }
-
-    async fn flush(&self, guard: FlushGuard<'_>, done: Moment, outcome: Result<()>) -> Result<()> {
-        self.shared.world.sleep_until(done).await;
-        guard.end(outcome.is_ok());
-        outcome
-    }
 }
 
 fn mutation_name(mutation: &Mutation) -> (&'static str, Extent) {
@@ -453,118 +513,11 @@ fn mutation_name(mutation: &Mutation) -> (&'static str, Extent) {
     (name, mutation.extent())
 }
 
-/// Counts a request out, however it ends.
-struct Leaving<'a> {
-    disk: &'a Disk,
-    length: u64,
-}
-
-impl Drop for Leaving<'_> {
-    fn drop(&mut self) {
-        self.disk.leave(self.length);
-    }
-}
-
-/// A flush under way; one that is dropped has happened or not.
-struct FlushGuard<'a> {
-    disk: &'a Disk,
-    cut: u64,
-    power: u32,
-    ended: bool,
-}
-
-impl FlushGuard<'_> {
-    fn end(mut self, success: bool) {
-        self.finish(Some(success));
-    }
-
-    fn finish(&mut self, outcome: Option<bool>) {
-        self.ended = true;
-        let mut state = self.disk.state();
-        if state.power == self.power {
-            match outcome {
-                Some(success) => state.medium.end_flush(self.cut, success),
-                None => state.medium.abandon_flush(),
-            }
-        }
-        drop(state);
-        self.disk.leave(0);
-    }
-}
-
-impl Drop for FlushGuard<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            let happened = self.disk.shared.dice.chance(0.5);
-            self.finish(happened.then_some(true));
-        }
-    }
-}
-
-/// The disk as a process sees it.
-struct SimDisk {
-    disk: Disk,
-}
-
-impl BlockDevice for SimDisk {
-    fn geometry(&self) -> Geometry {
-        self.disk.shared.geometry
-    }
-
-    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        let disk = &self.disk;
-        let mut state = disk.state();
-        let length = buffer.len() as u64;
-        let done = disk.schedule(&mut state, length);
-        disk.enter(&mut state, length);
-        let mut outcome = Ok(());
-        if let Some(error) = disk.refusal(&state, "reading") {
-            outcome = Err(error);
-        } else if disk.shared.dice.chance(state.faults.read_errors) {
-            let name = disk.shared.name;
-            disk.shared.world.fault("read-error", format_args!("{name} read {}+{length}", offset.0));
-            outcome = Err(Error::new(ErrorKind::Io, format!("reading {length} bytes at {}: injected", offset.0)));
-        }
-        drop(state);
-        Box::pin(disk.read(offset, buffer, done, outcome))
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        let flight = self.disk.submit_write(mutation);
-        Box::pin(flight.finish())
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        let disk = &self.disk;
-        let mut state = disk.state();
-        let done = disk.schedule(&mut state, 0);
-        let number = disk.enter(&mut state, 0);
-        let name = disk.shared.name;
-        disk.shared.world.event(format_args!("{name} #{number} flush"));
-        let mut outcome = Ok(());
-        if let Some(error) = disk.refusal(&state, "flushing") {
-            outcome = Err(error);
-        } else if disk.shared.dice.chance(state.faults.flush_errors) {
-            disk.shared.world.fault("flush-error", format_args!("{name}"));
-            outcome = Err(Error::new(ErrorKind::Io, "flushing: injected"));
-        }
-        let guard = FlushGuard { disk, cut: state.medium.begin_flush(), power: state.power, ended: false };
-        drop(state);
-        Box::pin(disk.flush(guard, done, outcome))
-    }
-
-    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        let disk = &self.disk;
-        Box::pin(async move {
-            let timing = &disk.shared.timing;
-            disk.shared.world.sleep(timing.base / 8).await;
-            let mut pieces = disk.state().medium.extents(extent);
-            // The contract lets an answer end early.
-            if disk.shared.dice.chance(0.1) {
-                pieces.truncate(1);
-            }
-            Ok(pieces)
-        })
+/// How many bytes of memory the write's data takes.
+pub(crate) fn data_bytes(mutation: &Mutation) -> u64 {
+    match mutation.kind() {
+        block::MutationKind::Data(data) => data.len() as u64,
+        block::MutationKind::Zeroes { .. } | block::MutationKind::Discard => 0,
     }
 }
 

@@ -3,7 +3,7 @@
 use block::{Extent, Mutation, Result};
 use env::Moment;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, data_bytes};
 
 /// A part of a write and when it lands.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +54,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        self.disk.leave(self.mutation.extent().length.0);
+        self.disk.leave(data_bytes(&self.mutation));
         if self.outcome.is_some() {
             self.disk.world().event(format_args!("{} #{} orphaned", self.disk.name(), self.number));
             self.disk.orphan(self.mutation.clone(), std::mem::take(&mut self.landings), self.power);

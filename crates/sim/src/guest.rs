@@ -51,6 +51,8 @@ pub struct Load {
     pub granule: u64,
     /// It waits up to this between two requests of one of its workers.
     pub think: Duration,
+    /// It goes on until the volume has moved, however many requests that takes.
+    pub endless: bool,
 }
 
 impl Default for Load {
@@ -67,6 +69,7 @@ impl Default for Load {
             pattern: Pattern::Uniform,
             granule: 1,
             think: Duration::from_micros(300),
+            endless: false,
         }
     }
 }
@@ -85,6 +88,8 @@ struct Shared {
     load: Load,
     ledger: Mutex<Ledger>,
     asked: AtomicU64,
+    /// The volume has moved: an endless guest comes to its end.
+    is_over: AtomicBool,
     answered: AtomicU64,
     errors: AtomicU64,
     cursor: AtomicU64,
@@ -117,6 +122,7 @@ impl Guest {
             load,
             ledger: Mutex::new(ledger),
             asked: AtomicU64::new(0),
+            is_over: AtomicBool::new(false),
             answered: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             cursor: AtomicU64::new(0),
@@ -144,6 +150,11 @@ impl Guest {
             let guest = self.clone();
             workers.push(self.shared.world.spawn(async move { guest.work().await }));
         }
+    }
+
+    /// Tells it that the volume has moved.
+    pub fn let_end(&self) {
+        self.shared.is_over.store(true, Ordering::Relaxed);
     }
 
     /// Waits until it has made all its requests.
@@ -206,7 +217,7 @@ impl Guest {
 
     async fn work(&self) {
         let (load, dice) = (&self.shared.load, &self.shared.dice);
-        while self.shared.asked.fetch_add(1, Ordering::Relaxed) < load.requests {
+        while self.goes_on() {
             self.shared.world.sleep(dice.up_to(load.think)).await;
             let began = self.shared.world.now();
             if dice.chance(load.flushes) {
@@ -220,6 +231,11 @@ impl Guest {
             let mut longest = self.shared.longest.lock();
             *longest = took.max(*longest);
         }
+    }
+
+    fn goes_on(&self) -> bool {
+        let asked = self.shared.asked.fetch_add(1, Ordering::Relaxed);
+        asked < self.shared.load.requests || (self.shared.load.endless && !self.shared.is_over.load(Ordering::Relaxed))
     }
 
     fn choose(&self) -> std::ops::Range<u64> {

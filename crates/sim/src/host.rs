@@ -71,6 +71,8 @@ pub struct Setup {
     pub options: MoveOptions,
     /// How many bytes the copy's buffers may take.
     pub pool: Bytes,
+    /// How many tasks the process may have at once.
+    pub tasks_max: usize,
     /// Whether a target that was lost is resumed, or the job cancelled.
     pub resumes_lost_targets: bool,
     /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
@@ -127,6 +129,11 @@ struct Shared {
     boots: Mutex<u8>,
     /// The newest epoch whose store was answered.
     epoch: Mutex<u64>,
+    /// The side that held the volume when the journal was last read or stored.
+    holder: Mutex<usize>,
+    /// From where the last move began.
+    from: Mutex<usize>,
+    phase: tokio::sync::watch::Sender<Option<Phase>>,
     now: Mutex<Life>,
     wanted: Mutex<bool>,
     asked: Notify,
@@ -139,6 +146,8 @@ struct Shared {
 struct Life {
     process: Option<Process>,
     control: Option<Control>,
+    /// Which side the move under `control` goes to.
+    target: usize,
     serving: Option<(Slot, MeterState)>,
 }
 
@@ -159,6 +168,9 @@ impl Host {
             lives: Mutex::new(0),
             boots: Mutex::new(1),
             epoch: Mutex::new(0),
+            holder: Mutex::new(0),
+            from: Mutex::new(0),
+            phase: tokio::sync::watch::Sender::new(None),
             now: Mutex::default(),
             wanted: Mutex::new(false),
             asked: Notify::new(),
@@ -175,7 +187,7 @@ impl Host {
             *lives += 1;
             *lives
         };
-        let process = Process::start(&self.shared.world, life);
+        let process = Process::start(&self.shared.world, life).with_tasks_max(self.shared.setup.tasks_max);
         *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
         let host = self.clone();
         let serving = process.clone();
@@ -236,6 +248,26 @@ impl Host {
         self.shared.now.lock().control.clone()
     }
 
+    /// The side that is a target now, while it can still be given up.
+    #[must_use]
+    pub fn target(&self) -> Option<usize> {
+        let now = self.shared.now.lock();
+        let phase = now.control.as_ref()?.snapshot().phase;
+        (!phase.is_committed() && !phase.is_final()).then_some(now.target)
+    }
+
+    /// Where the volume is, as far as anybody was told.
+    #[must_use]
+    pub fn holder(&self) -> usize {
+        *self.shared.holder.lock()
+    }
+
+    /// The phases that a move has been seen in, the newest last.
+    #[must_use]
+    pub fn phases(&self) -> tokio::sync::watch::Receiver<Option<Phase>> {
+        self.shared.phase.subscribe()
+    }
+
     /// How the last move that was asked for stands.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -275,10 +307,10 @@ impl Host {
         }
     }
 
-    async fn open(&self, disk: &Disk, role: Role) -> Device {
+    async fn open(&self, disk: &Disk, role: Role, epoch: u64) -> Device {
         let device = match self.shared.setup.mistakes.opens_at_once {
-            true => disk.open_at_once(),
-            false => disk.open().await,
+            true => disk.open_at_once(epoch),
+            false => disk.open(epoch).await,
         };
         match &self.shared.setup.mistakes.wrap {
             Some(wrap) => wrap(&self.shared.world, role, device),
@@ -293,20 +325,21 @@ impl Host {
 
     async fn serve(&self, process: &Process) -> Result<std::convert::Infallible> {
         let shared = &self.shared;
-        let journal = self.open(&shared.journal, Role::Journal).await;
+        let journal = self.open(&shared.journal, Role::Journal, 0).await;
         let (journal, document) = Journal::open(journal).await?;
         let record = Arc::new(Record::new(&shared.world, journal, document, self.clone())?);
         let mut document: Document = record.document();
-        let holder = self.open(&shared.sides[document.holder], Role::Source).await;
-        let other = &shared.sides[1 - document.holder];
-        shared.sides[document.holder].set_fence(None);
-        other.set_fence(document.job.is_none().then_some("the other side holds the volume"));
+        shared.sides[document.holder].admit();
+        let holder = self.open(&shared.sides[document.holder], Role::Source, document.epoch).await;
         if document.job.as_ref().is_some_and(|job| job.from != document.holder) {
             // The commit was durable and the process died before it could say so.
-            other.set_fence(Some("the volume has moved away from it"));
             record.end_job().await;
             self.set_status(Status::Switched(None));
             document = record.document();
+        }
+        self.note_stored(&document);
+        if document.job.is_none() {
+            shared.sides[1 - document.holder].revoke("the other side holds the volume");
         }
         self.recall(&document);
         let slot = Slot::new(holder);
@@ -328,7 +361,10 @@ impl Host {
                         self.plug(process, &slot, &meter);
                         plugged = true;
                     }
-                    shared.now.lock().control = Some(control.clone());
+                    {
+                        let mut now = shared.now.lock();
+                        (now.control, now.target) = (Some(control.clone()), 1 - job.from);
+                    }
                     self.watch_over(process, &control, 1 - job.from);
                     let outcome = work.await;
                     shared.now.lock().control = None;
@@ -356,6 +392,7 @@ impl Host {
             }
             asked.await;
         }
+        *self.shared.from.lock() = record.document().holder;
         // The first target is as the story has it; what an undone move has left behind is prepared again, or used as it
         // is, as a block device is.
         let document = record.document();
@@ -384,7 +421,8 @@ impl Host {
         if document.job.is_some() {
             *self.shared.wanted.lock() = false;
         } else if self.status() == Status::Running {
-            self.set_status(if document.holder == 1 { Status::Switched(None) } else { Status::Cancelled });
+            let has_moved = document.holder != *self.shared.from.lock();
+            self.set_status(if has_moved { Status::Switched(None) } else { Status::Cancelled });
         }
     }
 
@@ -398,8 +436,8 @@ impl Host {
     ) -> Result<(Control, std::pin::Pin<Box<dyn Future<Output = Outcome> + Send>>)> {
         let shared = &self.shared;
         let target_disk = &shared.sides[1 - job.from];
-        target_disk.set_fence(None);
-        let target = self.open(target_disk, Role::Target).await;
+        target_disk.admit();
+        let target = self.open(target_disk, Role::Target, record.document().epoch).await;
         let options = job.record.options.clone();
         let source = slot.device();
         let identity = MapIdentity {
@@ -408,7 +446,7 @@ impl Host {
             volume: source.size(),
             chunk: options.chunk_size()?,
         };
-        let map = ProgressMap::open(self.open(&shared.map, Role::Map).await, identity).await?;
+        let map = ProgressMap::open(self.open(&shared.map, Role::Map, 0).await, identity).await?;
         let pool = BufferPool::new(shared.setup.pool);
         let parts = Parts {
             env: process.env(),
@@ -438,9 +476,10 @@ impl Host {
                 checks::monotonic(&host.shared.world, &last, &progress);
                 if progress.phase != last.phase {
                     host.shared.world.event(format_args!("the move is {}", progress.phase));
+                    host.shared.phase.send_replace(Some(progress.phase));
                 }
                 if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
-                    host.shared.sides[target].stop_losing_writes();
+                    host.shared.sides[target].stop_lying();
                 }
                 let lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
                 last = progress;
@@ -468,7 +507,8 @@ impl Host {
             control.resume();
             return;
         }
-        control.resume_session(self.open(&shared.sides[target], Role::Target).await, None);
+        let epoch = *shared.epoch.lock();
+        control.resume_session(self.open(&shared.sides[target], Role::Target, epoch).await, None);
     }
 
     async fn conclude(&self, record: &Record, job: &Job, slot: &Slot, outcome: Outcome) {
@@ -484,10 +524,10 @@ impl Host {
                 if report.equal == Some(false) {
                     world.violate(Invariant::EqualAtSwitch, "switched although a comparison found a difference");
                 }
-                source.set_fence(Some("the volume has moved away from it"));
+                source.revoke("the volume has moved away from it");
                 record.end_job().await;
                 if shared.setup.mistakes.returns_to_source {
-                    slot.quiesce().await.swap(source.open_at_once());
+                    slot.quiesce().await.swap(source.open_at_once(record.document().epoch));
                 }
                 self.set_status(Status::Switched(Some(Box::new(report))));
             }
@@ -496,7 +536,7 @@ impl Host {
                 if holder != job.from || slot.device().name() == target.name() {
                     world.violate(Invariant::CancelSafe, "undone, but the guest or the journal is not on the source");
                 }
-                target.set_fence(Some("the move to it was undone"));
+                target.revoke("the move to it was undone");
                 record.end_job().await;
                 self.set_status(match outcome {
                     Outcome::Failed { error, .. } => Status::Failed(error.chain()),
@@ -510,9 +550,16 @@ impl Host {
         *self.shared.epoch.lock()
     }
 
-    pub(crate) fn note_epoch(&self, epoch: u64) {
-        let mut newest = self.shared.epoch.lock();
-        *newest = epoch.max(*newest);
+    /// A document was stored durably, or found. The side that does not hold the volume any more is fenced: whoever opens
+    /// it must know so.
+    pub(crate) fn note_stored(&self, document: &Document) {
+        let shared = &self.shared;
+        let mut newest = shared.epoch.lock();
+        *newest = document.epoch.max(*newest);
+        let before = std::mem::replace(&mut *shared.holder.lock(), document.holder);
+        if before != document.holder {
+            shared.sides[before].require_epoch(document.epoch);
+        }
     }
 
     /// The checks at the commit point, while the record is about to be stored.

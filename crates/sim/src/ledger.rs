@@ -16,6 +16,7 @@
 //! a write that replaced it was answered before a successful flush was asked for, or was answered with forced unit
 //! access. After a power loss all that is left is possible again, until it has been read.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -35,7 +36,7 @@ pub struct Ticket {
     is_discard: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Version {
     content: Content,
     asked: Tick,
@@ -81,6 +82,9 @@ pub struct Ledger {
     tick: Tick,
     writes: u64,
     size: u64,
+    /// What every sector held before it was first written to, or after a power loss left no doubt.
+    originals: Vec<Content>,
+    /// The versions of each sector, the original included; none while there is no other.
     sectors: Vec<Vec<Version>>,
     /// Requests under way by when they were asked, so that old versions are forgotten only when nobody can see them.
     outstanding: BTreeMap<Tick, ()>,
@@ -93,9 +97,10 @@ pub struct Ledger {
 impl Ledger {
     /// The ledger of a volume of `size` bytes whose sector `i` holds `original(i)`.
     pub fn new(size: u64, original: impl Fn(u64) -> Content) -> Self {
-        let count = size.div_ceil(SECTOR_BYTES);
-        let sectors = (0..count).map(|sector| vec![Version::original(original(sector))]).collect();
-        Self { tick: 1, writes: 0, size, sectors, outstanding: BTreeMap::new(), flushed: Vec::new(), flush_failed: 0 }
+        let originals: Vec<_> = (0..size.div_ceil(SECTOR_BYTES)).map(original).collect();
+        let sectors = originals.iter().map(|_| Vec::new()).collect();
+        let (outstanding, flushed) = (BTreeMap::new(), Vec::new());
+        Self { tick: 1, writes: 0, size, originals, sectors, outstanding, flushed, flush_failed: 0 }
     }
 
     /// How many sectors the volume has; the last may be short.
@@ -114,6 +119,14 @@ impl Ledger {
     pub const fn next_write(&mut self) -> u64 {
         self.writes += 1;
         self.writes
+    }
+
+    /// The versions of `sector`, the original included.
+    fn versions(&self, sector: u64) -> Cow<'_, [Version]> {
+        match &self.sectors[sector as usize][..] {
+            [] => Cow::Owned(vec![Version::original(self.originals[sector as usize])]),
+            versions => Cow::Borrowed(versions),
+        }
     }
 
     const fn step(&mut self) -> Tick {
@@ -138,7 +151,11 @@ impl Ledger {
         for sector in sectors.clone() {
             self.forget(sector);
             let version = Version { asked, answered: None, ..Version::original(content) };
-            self.sectors[sector as usize].push(version);
+            let (versions, original) = (&mut self.sectors[sector as usize], self.originals[sector as usize]);
+            if versions.is_empty() {
+                versions.push(Version::original(original));
+            }
+            versions.push(version);
         }
         Ticket { asked, sectors, content, is_discard }
     }
@@ -199,6 +216,9 @@ impl Ledger {
         let now = self.answer(ticket.asked);
         for (sector, piece) in ticket.sectors.clone().zip(bytes.chunks(SECTOR_BYTES as usize)) {
             let versions = &mut self.sectors[sector as usize];
+            if versions.is_empty() && self.originals[sector as usize].matches(sector, piece) {
+                continue;
+            }
             let legal = |version: &Version| version.is_legal_at(ticket.asked) && version.content.matches(sector, piece);
             let mut matching = (0..versions.len()).rev().filter(|index| legal(&versions[*index]));
             let Some(found) = matching.next() else { return Err(self.judge(sector, piece, ticket.asked)) };
@@ -220,7 +240,7 @@ impl Ledger {
 
     /// Which invariant it breaks that `bytes` were read in `sector`.
     fn judge(&self, sector: u64, bytes: &[u8], asked: Tick) -> Violation {
-        let versions = &self.sectors[sector as usize];
+        let versions = self.versions(sector);
         let matching: Vec<_> = versions.iter().filter(|version| version.content.matches(sector, bytes)).collect();
         let only_overtaken = |version: &&Version| version.replaced.is_none_or(|since| since > asked);
         let invariant = match matching.iter().any(only_overtaken) {
@@ -278,6 +298,10 @@ impl Ledger {
         for sector in 0..self.sectors.len() {
             let mut versions = std::mem::take(&mut self.sectors[sector]);
             versions.retain(|version| !self.is_gone(version));
+            if let [only] = versions[..] {
+                self.originals[sector] = only.content;
+                versions.clear();
+            }
             for version in &mut versions {
                 *version = Version { answered: Some(now), ..Version::original(version.content) };
             }
@@ -296,16 +320,16 @@ impl Ledger {
     /// Whether a power loss now may leave `bytes` in `sector`.
     #[must_use]
     pub fn may_survive(&self, sector: u64, bytes: &[u8]) -> bool {
-        let mut versions = self.sectors[sector as usize].iter();
-        versions.any(|version| !self.is_gone(version) && version.content.matches(sector, bytes))
+        let versions = self.versions(sector);
+        versions.iter().any(|version| !self.is_gone(version) && version.content.matches(sector, bytes))
     }
 
     /// What a power loss may leave in `sector`, for messages.
     #[must_use]
     pub fn survivors(&self, sector: u64) -> String {
-        let versions = self.sectors[sector as usize].iter();
+        let versions = self.versions(sector);
         let contents: Vec<_> =
-            versions.filter(|version| !self.is_gone(version)).map(|version| version.content).collect();
+            versions.iter().filter(|version| !self.is_gone(version)).map(|version| version.content).collect();
         format!("{contents:?}")
     }
 

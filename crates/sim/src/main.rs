@@ -1,8 +1,9 @@
 //! `transhume-sim`: plays seeds and says what it saw. `cargo xtask sim` runs it.
 
-use std::collections::BTreeMap;
+mod tally;
+
 use std::ops::Range;
-use std::panic::catch_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,10 +11,16 @@ use std::time::Duration;
 
 use clap::Parser;
 use env::{Env, RealEnv};
-use transhume_sim::host::Status;
 use transhume_sim::log::Keep;
 use transhume_sim::scenarios::{self, SCENARIOS, Scenario};
-use transhume_sim::story::Verdict;
+use transhume_sim::shrink::{Shrunk, shrink};
+use transhume_sim::story::{Story, Verdict};
+use transhume_sim::world::Violation;
+
+use tally::Totals;
+
+/// One seed of so many is played twice, and must give the same log.
+const TWICE_EVERY: u64 = 50;
 
 /// Plays migrations in a simulated world, each from one seed, and checks what must always hold.
 #[derive(Parser)]
@@ -27,19 +34,37 @@ struct Arguments {
     minutes: Option<u64>,
     /// Play this scenario only; otherwise the seed chooses.
     #[arg(long, value_parser = parse_scenario)]
-    scenario: Option<&'static str>,
+    scenario: Option<&'static Scenario>,
+    /// Play the swarm only: every probability from the seed.
+    #[arg(long, conflicts_with = "scenario")]
+    swarm: bool,
     /// Play this seed only.
     #[arg(long)]
     seed: Option<u64>,
     /// Print every event, the virtual time first.
     #[arg(long)]
     log: bool,
+    /// Leave these parts of the story out, as a failure's report names them.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    without: Vec<String>,
+    /// Kill the process at every await of the story, one after another.
+    #[arg(long)]
+    every_await: bool,
+    /// Kill the process at this await.
+    #[arg(long, value_name = "POLL")]
+    poll: Option<u64>,
+    /// Play every seed twice and compare the logs; otherwise one of 50.
+    #[arg(long)]
+    twice: bool,
     /// Stop after so many failures.
     #[arg(long, default_value_t = 1)]
     failures: usize,
-    /// How many threads play at once.
-    #[arg(long, default_value_t = 1)]
-    jobs: usize,
+    /// How many stories may be played to make a failing one smaller.
+    #[arg(long, value_name = "PLAYS", default_value_t = 300)]
+    shrink: u32,
+    /// How many threads play at once; otherwise one a core.
+    #[arg(long)]
+    jobs: Option<usize>,
     /// List the scenarios.
     #[arg(long)]
     list: bool,
@@ -50,92 +75,135 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     parts.filter(|range: &Range<u64>| range.start < range.end).ok_or_else(|| format!("`{text}` is no A..B"))
 }
 
-fn parse_scenario(name: &str) -> Result<&'static str, String> {
-    scenarios::find(name).map(|scenario| scenario.name).ok_or_else(|| format!("no scenario `{name}`: see --list"))
+fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
+    scenarios::find(name).ok_or_else(|| format!("no scenario `{name}`: see --list"))
 }
 
-/// What has been seen over all seeds.
-#[derive(Default)]
-struct Totals {
-    seeds: u64,
-    simulated: Duration,
-    events: u64,
-    requests: u64,
-    resumed: u64,
-    faults: BTreeMap<&'static str, u64>,
-    endings: BTreeMap<&'static str, u64>,
-    failures: BTreeMap<(String, &'static str), Vec<u64>>,
+/// Why a run failed.
+enum Failure {
+    Violated(Violation, Vec<String>),
+    /// Something outside the process of the story panicked.
+    Panicked(String),
+    /// Two runs of one seed were not the same.
+    Differed,
 }
 
-impl Totals {
-    fn add(&mut self, verdict: &Verdict) {
-        self.seeds += 1;
-        self.simulated += verdict.simulated;
-        self.events += verdict.events;
-        self.requests += verdict.guest.answered;
-        if let Status::Switched(Some(report)) = &verdict.status {
-            self.resumed += u64::from(report.bytes_resumed > 0);
+/// What is played.
+struct Player {
+    arguments: Arguments,
+    totals: Mutex<Totals>,
+    failed: AtomicUsize,
+}
+
+impl Player {
+    fn scenario(&self, seed: u64) -> &'static Scenario {
+        match self.arguments.scenario {
+            Some(scenario) => scenario,
+            None if self.arguments.swarm => scenarios::find("swarm").expect("it is listed"),
+            None if self.arguments.every_await => scenarios::find("await").expect("it is listed"),
+            None => scenarios::of_seed(seed),
         }
-        for (class, count) in &verdict.faults {
-            *self.faults.entry(class).or_default() += count;
-        }
-        *self.endings.entry(verdict.status.name()).or_default() += 1;
     }
 
-    fn print(&self, took: Duration) {
-        let rate = self.seeds as f64 / took.as_secs_f64().max(0.001);
-        println!(
-            "{} seeds in {:.1} s ({rate:.1} seeds/s): {:.1} simulated minutes, {} guest requests, {} events",
-            self.seeds,
-            took.as_secs_f64(),
-            self.simulated.as_secs_f64() / 60.0,
-            self.requests,
-            self.events,
-        );
-        let line = |counts: &BTreeMap<&'static str, u64>| {
-            counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+    fn story(&self, seed: u64, poll: Option<u64>) -> Story {
+        let story = self.scenario(seed).story(seed);
+        let story = match poll {
+            Some(poll) => story.dying_only_at_poll(poll),
+            None => story,
         };
-        println!("faults: {}", line(&self.faults));
-        println!("endings: {}; resumed from a progress map: {}", line(&self.endings), self.resumed);
+        // What has no such part stays as it is: the names come from a report of this very story.
+        self.arguments.without.iter().fold(story, |story, name| story.without(name).unwrap_or(story))
     }
-}
 
-fn play(arguments: &Arguments, scenario: &Scenario, seed: u64) -> Result<Verdict, String> {
-    let keep = if arguments.log { Keep::All } else { Keep::Tail };
-    catch_unwind(|| scenario.story(seed).play(seed, keep)).map_err(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words").to_owned()
-    })
-}
+    fn totals(&self) -> std::sync::MutexGuard<'_, Totals> {
+        self.totals.lock().expect("nobody panics while counting")
+    }
 
-/// Plays one seed; false if something did not hold.
-fn judge(arguments: &Arguments, seed: u64, totals: &Mutex<Totals>) -> bool {
-    let scenario = match arguments.scenario {
-        Some(name) => scenarios::find(name).expect("the argument was checked"),
-        None => scenarios::of_seed(seed),
-    };
-    let played = play(arguments, scenario, seed);
-    let mut totals = totals.lock().expect("nobody panics while counting");
-    let (what, log) = match played {
-        Ok(verdict) => {
-            totals.add(&verdict);
-            if arguments.log {
-                verdict.log.iter().for_each(|line| println!("{line}"));
-            }
-            let Some(violation) = verdict.violation else { return true };
-            (violation.to_string(), if arguments.log { Vec::new() } else { verdict.log })
+    fn play(&self, story: &Story, seed: u64) -> Result<Verdict, Failure> {
+        let keep = if self.arguments.log { Keep::All } else { Keep::Tail };
+        let verdict = catch_unwind(AssertUnwindSafe(|| story.play(seed, keep))).map_err(|panic| {
+            let words = panic.downcast_ref::<String>().map(String::as_str);
+            let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+            Failure::Panicked(words.unwrap_or("a panic without words").to_owned())
+        })?;
+        self.totals().add(&verdict);
+        if self.arguments.log {
+            verdict.log.iter().for_each(|line| println!("{line}"));
         }
-        Err(panic) => (format!("no-panic: {panic}"), Vec::new()),
-    };
-    let invariant = what.split(':').next().unwrap_or_default().to_owned();
-    totals.failures.entry((invariant, scenario.name)).or_default().push(seed);
-    let is_quiet = arguments.failures > 1;
-    if !is_quiet {
-        log.iter().for_each(|line| println!("{line}"));
+        if let Some(violation) = verdict.violation {
+            return Err(Failure::Violated(violation, verdict.log));
+        }
+        if self.arguments.twice || seed.is_multiple_of(TWICE_EVERY) {
+            if story.play(seed, Keep::Tail).log_hash != verdict.log_hash {
+                return Err(Failure::Differed);
+            }
+            self.totals().repeat();
+        }
+        Ok(verdict)
     }
-    println!("\nseed {seed} of {}: {what}", scenario.name);
-    println!("repeat it: cargo xtask sim --scenario {} --seed {seed} --log", scenario.name);
-    false
+
+    /// Plays one seed; with `--every-await` once for every await it has.
+    fn play_seed(&self, seed: u64) {
+        let mut polls = match self.arguments.every_await {
+            true => 0..u64::MAX,
+            false => 0..1,
+        };
+        while let Some(poll) = polls.next()
+            && !self.is_over()
+        {
+            let poll = self.arguments.every_await.then_some(poll).or(self.arguments.poll);
+            let story = self.story(seed, poll);
+            match self.play(&story, seed) {
+                // The story has fewer awaits than that.
+                Ok(verdict) if self.arguments.every_await && verdict.deaths == 0 => return,
+                Ok(_) => {}
+                Err(failure) => self.report(&story, seed, poll, failure),
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.load(Ordering::Relaxed) >= self.arguments.failures
+    }
+
+    fn report(&self, story: &Story, seed: u64, poll: Option<u64>, failure: Failure) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+        let scenario = self.scenario(seed);
+        let (invariant, what) = match &failure {
+            Failure::Violated(violation, _) => (violation.invariant.name(), violation.what.clone()),
+            Failure::Panicked(words) => ("no-panic", words.clone()),
+            Failure::Differed => ("determinism", "two runs of this seed are not the same".to_owned()),
+        };
+        let is_first = self.totals().fail(invariant, scenario.name, seed);
+        let mut without = self.arguments.without.clone();
+        if let Failure::Violated(violation, log) = failure
+            && is_first
+            && !self.arguments.log
+        {
+            let shrunk = shrink(story, seed, violation.invariant, self.arguments.shrink);
+            match &shrunk {
+                Some(shrunk) => print_shrunk(shrunk),
+                None => log.iter().for_each(|line| println!("{line}")),
+            }
+            without.extend(shrunk.into_iter().flat_map(|shrunk| shrunk.without));
+        }
+        println!("\nseed {seed} of {}: {invariant}: {what}", scenario.name);
+        let poll = poll.map(|poll| format!(" --poll {poll}")).unwrap_or_default();
+        let repeat = format!("cargo xtask sim --scenario {} --seed {seed}{poll} --log", scenario.name);
+        println!("repeat it: {repeat}");
+        if !without.is_empty() {
+            println!("repeat what is left of it: {repeat} --without {}", without.join(","));
+        }
+    }
+}
+
+fn print_shrunk(shrunk: &Shrunk) {
+    shrunk.verdict.log.iter().for_each(|line| println!("{line}"));
+    println!("\nwhat is left of the story after {} plays:", shrunk.plays);
+    shrunk.story.describe().iter().for_each(|line| println!("  {line}"));
+    if let Some(violation) = &shrunk.verdict.violation {
+        println!("  and still {violation}");
+    }
 }
 
 fn main() -> ExitCode {
@@ -146,25 +214,22 @@ fn main() -> ExitCode {
     }
     let clock = RealEnv::new();
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
-    let (next, failed, totals) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Mutex::new(Totals::default()));
     let limit = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let jobs = arguments.jobs.unwrap_or(cores).max(1);
+    let player = Player { arguments, totals: Mutex::default(), failed: AtomicUsize::new(0) };
+    let next = AtomicU64::new(seeds.start);
     let worker = || {
-        while failed.load(Ordering::Relaxed) < arguments.failures {
+        while !player.is_over() {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            let is_over = limit.map_or(seed >= seeds.end, |limit| clock.now().0 >= limit);
-            if is_over {
+            if limit.map_or(seed >= seeds.end, |limit| clock.now().0 >= limit) {
                 return;
             }
-            if !judge(&arguments, seed, &totals) {
-                failed.fetch_add(1, Ordering::Relaxed);
-            }
+            player.play_seed(seed);
         }
     };
-    std::thread::scope(|scope| (0..arguments.jobs.max(1)).for_each(|_| drop(scope.spawn(worker))));
-    let totals = totals.into_inner().expect("nobody panics while counting");
+    std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(worker))));
+    let totals = player.totals();
     totals.print(clock.now().0);
-    for ((invariant, scenario), seeds) in &totals.failures {
-        println!("FAILED {invariant} in {scenario}: seeds {seeds:?}");
-    }
-    if totals.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if totals.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -2,6 +2,7 @@
 //! loss could leave there.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use block::{Bytes, Extent, ExtentState, ExtentStatus, MutationKind};
 
@@ -13,19 +14,89 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 /// Space is allocated in units of this.
 const BLOCK_BYTES: u64 = block::BLOCK_BYTES;
 
-/// A sector whose newest bytes are in a volatile cache.
+/// A sector whose newest bytes, those that reads see, are in a volatile cache.
 struct Unflushed {
     /// What certainly survives.
-    durable: Box<[u8]>,
-    /// What was written since and not overwritten before a flush began, oldest first; the last is what reads see.
-    versions: Vec<Version>,
+    durable: Place,
+    /// What was written since and not overwritten before a flush began, oldest first, without the newest.
+    older: Vec<Version>,
+    newest: Stamp,
 }
 
 struct Version {
+    stamp: Stamp,
+    bytes: Place,
+}
+
+#[derive(Clone, Copy)]
+struct Stamp {
     sequence: u64,
-    bytes: Box<[u8]>,
     /// A flush of it failed: no later flush makes it durable, though it may be so by chance.
     abandoned: bool,
+}
+
+/// Where the bytes of one sector are in the [`Attic`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place(u32);
+
+impl Place {
+    /// Zeroes are not kept anywhere.
+    const ZEROES: Self = Self(u32::MAX);
+}
+
+/// Bytes of sectors that reads do not see any more. Its memory is used again and again.
+#[derive(Default)]
+struct Attic {
+    bytes: Vec<u8>,
+    free: Vec<Place>,
+}
+
+impl Attic {
+    fn put(&mut self, bytes: &[u8]) -> Place {
+        if is_zero(bytes) {
+            return Place::ZEROES;
+        }
+        let place = self.free.pop().unwrap_or_else(|| {
+            let next = self.bytes.len() / SECTOR_BYTES as usize;
+            self.bytes.resize(self.bytes.len() + SECTOR_BYTES as usize, 0);
+            Place(u32::try_from(next).expect("a simulated disk has no 2 TiB"))
+        });
+        self.put_at(place, bytes);
+        place
+    }
+
+    fn replace(&mut self, place: &mut Place, bytes: &[u8]) {
+        if *place == Place::ZEROES || is_zero(bytes) {
+            self.take(*place);
+            *place = self.put(bytes);
+        } else {
+            self.put_at(*place, bytes);
+        }
+    }
+
+    fn put_at(&mut self, place: Place, bytes: &[u8]) {
+        let start = place.0 as usize * SECTOR_BYTES as usize;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn get(&self, place: Place, length: usize) -> &[u8] {
+        if place == Place::ZEROES {
+            return &[0; SECTOR_BYTES as usize][..length];
+        }
+        let start = place.0 as usize * SECTOR_BYTES as usize;
+        &self.bytes[start..start + length]
+    }
+
+    fn take(&mut self, place: Place) {
+        if place != Place::ZEROES {
+            self.free.push(place);
+        }
+    }
+
+    fn take_all(&mut self, sector: Unflushed) {
+        self.take(sector.durable);
+        sector.older.into_iter().for_each(|version| self.take(version.bytes));
+    }
 }
 
 /// Bytes, allocation and durability of one disk.
@@ -35,6 +106,7 @@ pub(crate) struct Medium {
     allocated: Vec<bool>,
     allocated_blocks: u64,
     unflushed: BTreeMap<u64, Unflushed>,
+    attic: Attic,
     sequence: u64,
     /// Flushes under way: versions written before they began must be kept apart.
     flushes: usize,
@@ -48,6 +120,7 @@ impl Medium {
             allocated: vec![false; size.0.div_ceil(BLOCK_BYTES) as usize],
             allocated_blocks: 0,
             unflushed: BTreeMap::new(),
+            attic: Attic::default(),
             sequence: 0,
             flushes: 0,
         }
@@ -122,22 +195,15 @@ impl Medium {
 
     /// Puts `data` (or zeroes) in `extent`, remembering what a power loss could bring back.
     fn store(&mut self, extent: Extent, data: Option<&[u8]>, durable: bool, dice: &Dice) {
-        let sectors = self.sectors(extent);
-        if !durable {
-            for sector in sectors.clone() {
-                let before = self.sector_bytes(sector).into();
-                let entry =
-                    self.unflushed.entry(sector).or_insert_with(|| Unflushed { durable: before, versions: Vec::new() });
-                // Without a flush under way the cache keeps one version of a sector, and may have written the last one
-                // back by itself.
-                if self.flushes == 0
-                    && let Some(last) = entry.versions.pop()
-                {
-                    if dice.chance(0.25) {
-                        entry.durable = last.bytes;
+        self.sequence += 1;
+        for sector in self.sectors(extent) {
+            match durable {
+                true => {
+                    if let Some(gone) = self.unflushed.remove(&sector) {
+                        self.attic.take_all(gone);
                     }
-                    entry.versions.clear();
                 }
+                false => self.remember(sector, dice),
             }
         }
         let place = &mut self.bytes[extent.offset.as_usize()..extent.end().as_usize()];
@@ -145,15 +211,32 @@ impl Medium {
             Some(data) => place.copy_from_slice(data),
             None => place.fill(0),
         }
-        self.sequence += 1;
-        for sector in sectors {
-            if durable {
-                self.unflushed.remove(&sector);
-                continue;
+    }
+
+    /// What reads see in `sector` is about to be overwritten in the cache.
+    fn remember(&mut self, sector: u64, dice: &Dice) {
+        let Self { unflushed, attic, bytes, .. } = self;
+        let start = (sector * SECTOR_BYTES) as usize;
+        let before = &bytes[start..(start + SECTOR_BYTES as usize).min(bytes.len())];
+        let stamp = Stamp { sequence: self.sequence, abandoned: false };
+        match unflushed.entry(sector) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Unflushed { durable: attic.put(before), older: Vec::new(), newest: stamp });
             }
-            let bytes = self.sector_bytes(sector).into();
-            let version = Version { sequence: self.sequence, bytes, abandoned: false };
-            self.unflushed.get_mut(&sector).expect("it was entered above").versions.push(version);
+            Entry::Occupied(entry) => {
+                let entry = entry.into_mut();
+                // Without a flush under way the cache keeps one version of a sector, and may have written the last one
+                // back by itself.
+                if self.flushes == 0 {
+                    if dice.chance(0.25) {
+                        attic.replace(&mut entry.durable, before);
+                    }
+                    entry.older.drain(..).for_each(|version| attic.take(version.bytes));
+                } else {
+                    entry.older.push(Version { stamp: entry.newest, bytes: attic.put(before) });
+                }
+                entry.newest = stamp;
+            }
         }
     }
 
@@ -171,40 +254,51 @@ impl Medium {
     /// Ends a flush that began at `cut`. After a failure nobody will ever make durable what it covered.
     pub(crate) fn end_flush(&mut self, cut: u64, success: bool) {
         self.flushes -= 1;
+        let attic = &mut self.attic;
         self.unflushed.retain(|_, sector| {
+            let stamps = sector.older.iter_mut().map(|version| &mut version.stamp).chain([&mut sector.newest]);
             if !success {
-                let covered = sector.versions.iter_mut().filter(|version| version.sequence <= cut);
-                covered.for_each(|version| version.abandoned = true);
+                stamps.filter(|stamp| stamp.sequence <= cut).for_each(|stamp| stamp.abandoned = true);
                 return true;
             }
-            let Some(last) = sector.versions.iter().rposition(|version| version.sequence <= cut) else { return true };
-            if sector.versions[last].abandoned {
+            let covered = stamps.filter(|stamp| stamp.sequence <= cut);
+            let Some((last, is_abandoned)) = covered.map(|stamp| stamp.abandoned).enumerate().last() else {
+                return true;
+            };
+            if is_abandoned {
                 return true;
             }
-            sector.durable = std::mem::take(&mut sector.versions[last].bytes);
-            sector.versions.drain(..=last);
-            !sector.versions.is_empty()
+            if last == sector.older.len() {
+                attic.take(sector.durable);
+                sector.older.drain(..).for_each(|version| attic.take(version.bytes));
+                return false;
+            }
+            attic.take(std::mem::replace(&mut sector.durable, sector.older[last].bytes));
+            sector.older.drain(..=last).rev().skip(1).for_each(|version| attic.take(version.bytes));
+            true
         });
     }
 
     /// Takes the power away: every sector keeps what is durable or anything that was written to it since.
     pub(crate) fn lose_power(&mut self, dice: &Dice) -> usize {
         let unflushed = std::mem::take(&mut self.unflushed);
+        let attic = std::mem::take(&mut self.attic);
         let mut lost = 0;
         for (sector, state) in unflushed {
-            let choice = dice.below(state.versions.len() as u64 + 1) as usize;
-            let bytes = if choice == 0 { &state.durable } else { &state.versions[choice - 1].bytes };
-            lost += usize::from(choice < state.versions.len());
+            let choice = dice.below(state.older.len() as u64 + 2) as usize;
+            let place = match choice {
+                0 => state.durable,
+                choice if choice <= state.older.len() => state.older[choice - 1].bytes,
+                _ => continue,
+            };
+            lost += 1;
             let start = (sector * SECTOR_BYTES) as usize;
-            self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-        }
-        // The allocation follows the bytes: what reads as data has space.
-        for block in 0..self.allocated.len() {
-            let start = block * BLOCK_BYTES as usize;
-            let end = (start + BLOCK_BYTES as usize).min(self.bytes.len());
-            if !self.allocated[block] && self.bytes[start..end].iter().any(|byte| *byte != 0) {
-                self.allocated[block] = true;
-                self.allocated_blocks += 1;
+            let end = (start + SECTOR_BYTES as usize).min(self.bytes.len());
+            let bytes = attic.get(place, end - start);
+            self.bytes[start..end].copy_from_slice(bytes);
+            // The allocation follows the bytes: what reads as data has space.
+            if !is_zero(bytes) {
+                self.allocate(Extent::new(Bytes(start as u64), Bytes(1)));
             }
         }
         self.flushes = 0;
@@ -214,8 +308,10 @@ impl Medium {
     /// Calls `visit` with everything that a power loss now could leave in each sector that is not durable yet.
     pub(crate) fn each_uncertain(&self, mut visit: impl FnMut(u64, &[u8])) {
         for (sector, state) in &self.unflushed {
-            visit(*sector, &state.durable);
-            state.versions.iter().for_each(|version| visit(*sector, &version.bytes));
+            let newest = self.sector_bytes(*sector);
+            visit(*sector, self.attic.get(state.durable, newest.len()));
+            state.older.iter().for_each(|version| visit(*sector, self.attic.get(version.bytes, newest.len())));
+            visit(*sector, newest);
         }
     }
 
@@ -244,6 +340,12 @@ impl Medium {
         let end = (start + SECTOR_BYTES as usize).min(self.bytes.len());
         &self.bytes[start..end]
     }
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // By blocks, so that the compiler makes wide comparisons of it and data is told after the first one.
+    bytes.chunks(64).all(|block| block.iter().fold(0, |bits, byte| bits | byte) == 0)
 }
 
 fn blocks(extent: Extent) -> std::ops::Range<u64> {

@@ -1,6 +1,6 @@
 //! What guests write: every sector of every write is unlike all others, so a sector tells which write it is from.
 
-use crate::medium::SECTOR_BYTES;
+use crate::medium::{SECTOR_BYTES, is_zero};
 
 /// What a sector holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -17,10 +17,12 @@ const fn mix(mut word: u64) -> u64 {
     word ^ (word >> 32)
 }
 
-const fn word(write: u64, sector: u64, index: u64) -> u64 {
-    let base = mix((write + 1) ^ (sector << 40));
-    base.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+/// The first of a sector's words; each further one is [`STEP`] more.
+const fn first_word(write: u64, sector: u64) -> u64 {
+    mix((write + 1) ^ (sector << 40))
 }
+
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Content {
     /// Puts it into `bytes`, the whole of `sector`.
@@ -28,10 +30,13 @@ impl Content {
         match self {
             Self::Zero => bytes.fill(0),
             Self::Written(write) => {
-                for (index, piece) in bytes.chunks_mut(8).enumerate() {
-                    let word = word(write, sector, index as u64).to_le_bytes();
-                    piece.copy_from_slice(&word[..piece.len()]);
+                let mut word = first_word(write, sector);
+                let (words, tail) = bytes.as_chunks_mut::<8>();
+                for place in words {
+                    *place = word.to_le_bytes();
+                    word = word.wrapping_add(STEP);
                 }
+                tail.copy_from_slice(&word.to_le_bytes()[..tail.len()]);
             }
         }
     }
@@ -40,11 +45,17 @@ impl Content {
     #[must_use]
     pub fn matches(self, sector: u64, bytes: &[u8]) -> bool {
         match self {
-            Self::Zero => bytes.iter().all(|byte| *byte == 0),
-            Self::Written(write) => bytes.chunks(8).enumerate().all(|(index, piece)| {
-                let word = word(write, sector, index as u64).to_le_bytes();
-                piece == &word[..piece.len()]
-            }),
+            Self::Zero => is_zero(bytes),
+            Self::Written(write) => {
+                let mut word = first_word(write, sector);
+                let (words, tail) = bytes.as_chunks::<8>();
+                let all = words.iter().all(|found| {
+                    let expected = word;
+                    word = word.wrapping_add(STEP);
+                    u64::from_le_bytes(*found) == expected
+                });
+                all && *tail == word.to_le_bytes()[..tail.len()]
+            }
         }
     }
 }

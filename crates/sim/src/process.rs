@@ -1,17 +1,19 @@
 //! A process of the world: the `Env` that the engine gets, and the power to kill it at any moment.
 //!
 //! Everything that a process runs is spawned through its `SimEnv`; killing it drops all of that at whatever await it
-//! stands. What it had submitted to disks goes on without it (see [`crate::disk`]).
+//! stands. What it had submitted to disks goes on without it (see [`crate::disk`]). Every poll of one of its tasks burns
+//! a step of the world's [`Fuse`](crate::fuse::Fuse), so that a process can be killed at a chosen await.
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use env::{Env, EnvRef, Moment, Task};
-use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
@@ -19,7 +21,7 @@ use crate::clock;
 use crate::dice::Dice;
 use crate::world::{Invariant, World};
 
-/// More tasks than this in one process are an unbounded queue.
+/// More tasks than this in one process are an unbounded queue, unless its limit is stated.
 const TASKS_MAX: usize = 4096;
 
 /// One life of a process.
@@ -32,8 +34,37 @@ pub struct Process {
 struct SimEnv {
     world: World,
     dice: Dice,
-    dead: AtomicBool,
+    dead: Arc<AtomicBool>,
+    tasks_max: usize,
     tasks: Arc<Mutex<Tasks>>,
+}
+
+/// A task of a process: it counts its polls, does nothing once the process is dead, and tells of a panic.
+struct Guarded {
+    task: Task,
+    world: World,
+    dead: Arc<AtomicBool>,
+}
+
+impl Future for Guarded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.dead.load(Ordering::Relaxed) {
+            return Poll::Pending;
+        }
+        if !self.world.fuse().burn() {
+            // Whoever waits for the fuse kills the process; until then nothing of it runs.
+            self.dead.store(true, Ordering::Relaxed);
+            return Poll::Pending;
+        }
+        catch_unwind(AssertUnwindSafe(|| self.task.as_mut().poll(context))).unwrap_or_else(|panic| {
+            let words = panic.downcast_ref::<String>().map(String::as_str);
+            let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
+            self.world.violate(Invariant::NoPanic, words.unwrap_or("a panic without words"));
+            Poll::Ready(())
+        })
+    }
 }
 
 #[derive(Default)]
@@ -47,8 +78,18 @@ impl Process {
     #[must_use]
     pub fn start(world: &World, life: u32) -> Self {
         let dice = world.dice(&format!("process {life}"));
-        let env = SimEnv { world: world.clone(), dice, dead: AtomicBool::new(false), tasks: Arc::default() };
-        Self { env: Arc::new(env) }
+        let (world, dead, tasks) = (world.clone(), Arc::default(), Arc::default());
+        Self { env: Arc::new(SimEnv { world, dice, dead, tasks_max: TASKS_MAX, tasks }) }
+    }
+
+    /// States how many tasks it may have at once; more of them are a violation.
+    ///
+    /// # Panics
+    /// If it has begun to run.
+    #[must_use]
+    pub fn with_tasks_max(mut self, tasks_max: usize) -> Self {
+        Arc::get_mut(&mut self.env).expect("nobody else has the process yet").tasks_max = tasks_max;
+        self
     }
 
     /// Its environment.
@@ -105,16 +146,14 @@ impl Env for SimEnv {
         let mut tasks = self.tasks.lock();
         let number = tasks.next;
         tasks.next += 1;
-        if tasks.running.len() >= TASKS_MAX {
-            self.world.violate(Invariant::Bounded, format!("a process with {TASKS_MAX} tasks"));
+        if tasks.running.len() >= self.tasks_max {
+            let what = format!("a process has more than {} tasks at once", self.tasks_max);
+            self.world.violate(Invariant::Bounded, what);
         }
-        let (world, list) = (self.world.clone(), Arc::clone(&self.tasks));
+        let list = Arc::clone(&self.tasks);
+        let guarded = Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead) };
         let guarded = async move {
-            if let Err(panic) = AssertUnwindSafe(task).catch_unwind().await {
-                let words = panic.downcast_ref::<String>().map(String::as_str);
-                let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-                world.violate(Invariant::NoPanic, words.unwrap_or("a panic without words"));
-            }
+            guarded.await;
             list.lock().running.remove(&number);
         };
         let handle = tokio::spawn(guarded);

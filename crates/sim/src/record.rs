@@ -68,7 +68,7 @@ impl Record {
         let word = if stored.is_ok() { "durable" } else { "in doubt" };
         self.world.event(format_args!("journal {word}: holder {} epoch {}", document.holder, document.epoch));
         if stored.is_ok() {
-            self.host.note_epoch(document.epoch);
+            self.host.note_stored(&document);
         }
         stored
     }

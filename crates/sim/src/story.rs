@@ -8,62 +8,50 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use block::Bytes;
-use env::Moment;
-use migrate::{MoveOptions, Phase, Verify};
+use migrate::{MoveOptions, Verify};
 
 use crate::clock;
-use crate::dice::Dice;
-use crate::disk::{Disk, Faults, STUCK_MAX, Timing};
-use crate::guest::{Guest, GuestReport, Load};
-use crate::host::{Disks, Host, Mistakes, Setup, Status};
-use crate::ledger::Ledger;
+use crate::disk::{Faults, Timing};
+use crate::guest::{GuestReport, Load};
+pub use crate::happening::{Event, Happening, When};
+use crate::host::{Mistakes, Setup, Status};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
-use crate::pattern::Content;
-use crate::port::Port;
-use crate::world::{Invariant, Violation, World};
-
-/// Once faults have stopped a story ends within this, or it does not converge.
-const END_LIMIT: Duration = STUCK_MAX.saturating_mul(4);
-
-/// Something that happens once, at a moment that the seed chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Happening {
-    /// The process is killed and starts again.
-    Crash,
-    /// The host loses its power and comes back.
-    PowerLoss,
-    /// The guest's connection is cut and comes back.
-    Reconnect,
-    /// The target is gone for a while.
-    TargetLost,
-    /// A byte of the target changes.
-    Corruption,
-    /// Somebody pauses the move, and resumes it later.
-    Pause,
-    /// Somebody cancels the move.
-    Cancel,
-    /// Somebody changes the bandwidth.
-    Bandwidth,
-}
+use crate::stage::Cast;
+use crate::words::Word;
+use crate::world::{Violation, World};
 
 /// A story.
 #[derive(Clone)]
 pub struct Story {
-    size: Bytes,
-    filled: f64,
-    dirty_target: bool,
-    alignment: u32,
-    timings: [Timing; 2],
-    faults: [Faults; 2],
-    journal_faults: Faults,
-    space: Option<f64>,
-    load: Load,
-    setup: Setup,
-    happenings: Vec<Happening>,
-    span: Duration,
-    downtime: Duration,
-    moves: bool,
+    pub(crate) size: Bytes,
+    pub(crate) filled: f64,
+    pub(crate) dirty_target: bool,
+    pub(crate) alignment: u32,
+    pub(crate) timings: [Timing; 2],
+    pub(crate) faults: [Faults; 2],
+    pub(crate) journal_faults: Faults,
+    pub(crate) space: Option<f64>,
+    pub(crate) load: Load,
+    pub(crate) setup: Setup,
+    pub(crate) events: Vec<Event>,
+    /// Polls of the process's tasks after which it is killed; the next count begins when it is there again.
+    pub(crate) deaths: Vec<u64>,
+    pub(crate) span: Duration,
+    pub(crate) downtime: Duration,
+    pub(crate) moves: u32,
+    pub(crate) expected: Expected,
+}
+
+/// What a story expects beyond what must always hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Expected {
+    /// No request of the guest takes longer.
+    pub wait_max: Option<Duration>,
+    /// The move goes on from what an earlier process has left.
+    pub resumes: bool,
+    /// The target fails, and the same move ends well: it bears that, or goes on once the target is back.
+    pub target_fails: bool,
 }
 
 /// How a story ended.
@@ -87,6 +75,10 @@ pub struct Verdict {
     pub guest: GuestReport,
     /// How the last move ended.
     pub status: Status,
+    /// How often tasks of the process were polled.
+    pub polls: u64,
+    /// How often it was killed at one of those.
+    pub deaths: u64,
 }
 
 impl Default for Story {
@@ -113,14 +105,17 @@ impl Story {
             setup: Setup {
                 options,
                 pool: Bytes::mib(16),
+                tasks_max: usize::MAX,
                 resumes_lost_targets: true,
                 corrupts: false,
                 mistakes: Mistakes::default(),
             },
-            happenings: Vec::new(),
+            events: Vec::new(),
+            deaths: Vec::new(),
             span: Duration::from_millis(60),
             downtime: Duration::from_millis(20),
-            moves: true,
+            moves: 1,
+            expected: Expected::default(),
         }
     }
 
@@ -148,7 +143,14 @@ impl Story {
     /// Nothing is moved.
     #[must_use]
     pub const fn without_move(mut self) -> Self {
-        self.moves = false;
+        self.moves = 0;
+        self
+    }
+
+    /// The volume is moved so many times: there, back, there again.
+    #[must_use]
+    pub const fn moves(mut self, times: u32) -> Self {
+        self.moves = times;
         self
     }
 
@@ -228,9 +230,49 @@ impl Story {
     /// `happening` happens `times` times.
     #[must_use]
     pub fn with(mut self, happening: Happening, times: u64) -> Self {
-        self.happenings.extend((0..times).map(|_| happening));
-        self.setup.corrupts |= happening == Happening::Corruption && times > 0;
+        self.events.extend((0..times).map(|_| Event { what: happening, when: When::Sometime }));
         self
+    }
+
+    /// `happening` happens at this moment.
+    #[must_use]
+    pub fn at(mut self, when: When, happening: Happening) -> Self {
+        self.events.push(Event { what: happening, when });
+        self
+    }
+
+    /// The process is killed after so many polls of its tasks, and comes back. Said again, it is killed once more, so
+    /// many polls after it came back.
+    #[must_use]
+    pub fn dies_at_poll(mut self, poll: u64) -> Self {
+        self.deaths.push(poll);
+        self
+    }
+
+    /// The process is killed after so many polls of its tasks, and at no other.
+    #[must_use]
+    pub fn dying_only_at_poll(mut self, poll: u64) -> Self {
+        self.deaths = vec![poll];
+        self
+    }
+
+    /// What else is expected.
+    #[must_use]
+    pub const fn expecting(mut self, expected: Expected) -> Self {
+        self.expected = expected;
+        self
+    }
+
+    /// Says one more thing of it; see [`words`](crate::words).
+    #[must_use]
+    pub fn and(mut self, word: impl Word) -> Self {
+        word.tell(&mut self);
+        self
+    }
+
+    /// Whether the target may come to hold what nobody wrote there, so that only a full comparison promises equality.
+    pub(crate) fn corrupts(&self) -> bool {
+        self.faults[1].lies() || self.events.iter().any(|event| event.what == Happening::Corruption)
     }
 
     /// All of it happens within this time from the start of the move.
@@ -277,229 +319,9 @@ impl Story {
                 faults: world.faults(),
                 guest: cast.guest.report(),
                 status: cast.host.status(),
+                polls: world.fuse().polls(),
+                deaths: cast.deaths(),
             }
         })
     }
-}
-
-/// Everything that takes part in a story.
-struct Cast<'a> {
-    story: &'a Story,
-    world: World,
-    dice: Dice,
-    journal: Disk,
-    map: Disk,
-    sides: [Disk; 2],
-    guest: Guest,
-    host: Host,
-}
-
-impl<'a> Cast<'a> {
-    fn assemble(story: &'a Story, world: &World) -> Self {
-        let dice = world.dice("story");
-        let size = story.size;
-        let source = Disk::new(world, "source", size, story.alignment, story.timings[0]);
-        let target_size = if dice.chance(0.2) { size + Bytes::kib(64) } else { size };
-        let target = Disk::new(world, "target", target_size, story.alignment, story.timings[1]);
-        let journal = Disk::new(world, "journal", Bytes::mib(1), 512, Timing::FLASH);
-        let map = Disk::new(world, "map", Bytes::mib(1), 512, Timing::FLASH);
-        let contents = original(story, &dice);
-        let mut bytes = vec![0; SECTOR_BYTES as usize];
-        for (sector, content) in contents.iter().enumerate() {
-            let sector = sector as u64;
-            let offset = Bytes(sector * SECTOR_BYTES);
-            bytes.resize((size - offset).0.min(SECTOR_BYTES) as usize, 0);
-            if *content != Content::Zero {
-                content.fill(sector, &mut bytes);
-                source.fill(offset, &bytes);
-            }
-            if story.dirty_target && dice.chance(0.5) {
-                target.fill(offset, &vec![0xdd; bytes.len()]);
-            }
-        }
-        let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
-        let port = Port::new(world);
-        let guest = Guest::new(world, &port, story.load, ledger);
-        let sides = [source, target];
-        let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
-        let host = Host::new(world, story.setup.clone(), &port, &guest, disks);
-        Self { story, world: world.clone(), dice, journal, map, sides, guest, host }
-    }
-
-    async fn play(&self) {
-        self.begin_faults();
-        self.host.boot();
-        self.guest.start();
-        self.world.sleep(self.dice.up_to(Duration::from_millis(2))).await;
-        if self.story.moves {
-            self.host.ask_for_move();
-        }
-        self.chaos().await;
-        self.end_faults();
-        let Some(()) = self.within_limit(self.come_to_an_end()).await else { return };
-        self.last_checks();
-    }
-
-    fn begin_faults(&self) {
-        let story = self.story;
-        for (disk, faults) in self.sides.iter().zip(story.faults) {
-            disk.set_faults(faults);
-        }
-        self.journal.set_faults(story.journal_faults);
-        self.map.set_faults(story.journal_faults);
-        self.sides[1].set_space(story.space.map(|part| Bytes((story.size.0 as f64 * part) as u64)));
-        if story.faults[0] != Faults::default() {
-            self.guest.allow_errors();
-        }
-    }
-
-    fn end_faults(&self) {
-        self.world.event(format_args!("the faults end"));
-        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1]] {
-            disk.set_faults(Faults::default());
-            disk.set_space(None);
-            disk.set_lost(false);
-        }
-        if let Some(control) = self.host.control() {
-            control.set_bandwidth(None);
-            control.resume();
-        }
-    }
-
-    /// What happens, at moments from the seed.
-    async fn chaos(&self) {
-        let start = self.world.now();
-        let mut moments: Vec<(Moment, Happening)> = self
-            .story
-            .happenings
-            .iter()
-            .map(|happening| (start + self.dice.up_to(self.story.span), *happening))
-            .collect();
-        moments.sort_by_key(|(moment, _)| *moment);
-        for (moment, happening) in moments {
-            self.world.sleep_until(moment).await;
-            self.happen(happening).await;
-        }
-        self.world.sleep_until(start + self.story.span).await;
-    }
-
-    async fn happen(&self, happening: Happening) {
-        match happening {
-            Happening::Crash => {
-                self.host.crash().await;
-                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-                self.host.boot();
-            }
-            Happening::PowerLoss => {
-                self.host.lose_power().await;
-                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-                self.host.boot();
-                self.guest.read_all().await;
-                self.guest.start();
-            }
-            Happening::Reconnect => self.host.reconnect().await,
-            Happening::TargetLost => {
-                // Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.
-                let phase = self.host.control().map(|control| control.snapshot().phase);
-                if phase.is_some_and(|phase| !phase.is_committed() && !phase.is_final()) {
-                    let is_late = |phase| phase >= Phase::Quiescing && phase < Phase::Committed;
-                    if phase.is_some_and(is_late) {
-                        // The commit may be decided already: then it is the guest's own disk that is lost.
-                        self.guest.allow_errors();
-                    }
-                    self.sides[1].set_lost(true);
-                    let (disk, world) = (self.sides[1].clone(), self.world.clone());
-                    let span = self.dice.up_to(Duration::from_millis(10));
-                    self.world.spawn(async move {
-                        world.sleep(span).await;
-                        disk.set_lost(false);
-                    });
-                }
-            }
-            Happening::Corruption => {
-                let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
-                if self.host.control().is_some_and(|control| is_before(control.snapshot().phase)) {
-                    self.sides[1].corrupt(Bytes(self.dice.below(self.story.size.0)));
-                }
-            }
-            Happening::Pause => {
-                let Some(control) = self.host.control() else { return };
-                self.world.event(format_args!("pause"));
-                control.pause();
-                let (world, span) = (self.world.clone(), self.dice.up_to(Duration::from_millis(10)));
-                self.world.spawn(async move {
-                    world.sleep(span).await;
-                    world.event(format_args!("resume"));
-                    control.resume();
-                });
-            }
-            Happening::Cancel => {
-                let Some(control) = self.host.control() else { return };
-                let taken = control.cancel().is_ok();
-                self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
-            }
-            Happening::Bandwidth => {
-                let Some(control) = self.host.control() else { return };
-                let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);
-                self.world.event(format_args!("bandwidth {rate:?}"));
-                control.set_bandwidth(rate.map(Bytes));
-            }
-        }
-    }
-
-    async fn within_limit<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut work = std::pin::pin!(work);
-        tokio::select! {
-            biased;
-            value = &mut work => Some(value),
-            () = self.world.sleep(END_LIMIT) => {
-                let phase = self.host.control().map(|control| control.snapshot());
-                let what = format!("no end {END_LIMIT:?} after the last fault: {:?}, {phase:?}", self.host.status());
-                self.world.violate(Invariant::Converges, what);
-                None
-            }
-        }
-    }
-
-    async fn come_to_an_end(&self) {
-        let mut tries = 0;
-        while self.story.moves && !matches!(self.host.ended().await, Status::Switched(_)) {
-            // Whatever has become of the first try, nothing of it may be in the way of the next.
-            tries += 1;
-            if tries > 5 {
-                let what = format!("five moves without faults did not succeed: {:?}", self.host.status());
-                self.world.violate(Invariant::Converges, what);
-                return;
-            }
-            self.host.move_again();
-        }
-        self.guest.finish().await;
-        self.guest.read_all().await;
-        self.guest.flush().await;
-    }
-
-    fn last_checks(&self) {
-        let ledger = self.guest.ledger();
-        crate::checks::flushed(&self.world, &self.sides[usize::from(self.story.moves)], &ledger, true);
-        let window = self.story.setup.options.window_bytes_max;
-        let guest = self.story.load.outstanding * self.story.load.sectors_max * SECTOR_BYTES;
-        let limit = Bytes(2 * window + 2 * guest) + Bytes::mib(8);
-        let most = self.sides[1].in_flight_bytes_max();
-        if most > limit {
-            let what = format!("{most} were in flight to the target, {limit} is the limit");
-            self.world.violate(Invariant::Bounded, what);
-        }
-    }
-}
-
-/// What the volume holds before the story begins: runs of data and of holes.
-fn original(story: &Story, dice: &Dice) -> Vec<Content> {
-    let count = story.size.0.div_ceil(SECTOR_BYTES) as usize;
-    let mut contents = Vec::with_capacity(count);
-    while contents.len() < count {
-        let content = if dice.chance(story.filled) { Content::Written(0) } else { Content::Zero };
-        let length = dice.within(1..=256) as usize;
-        contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
-    }
-    contents
 }

@@ -15,6 +15,7 @@ use tokio::sync::Notify;
 
 use crate::clock;
 use crate::dice::Dice;
+use crate::fuse::Fuse;
 use crate::log::{EventLog, Keep};
 
 /// What must always hold, by the names of ARCHITECTURE.md.
@@ -42,6 +43,8 @@ pub enum Invariant {
     Converges,
     /// The engine does not panic.
     NoPanic,
+    /// What a scenario expects of its own.
+    AsTold,
 }
 
 impl Invariant {
@@ -60,6 +63,7 @@ impl Invariant {
             Self::Monotonic => "monotonic",
             Self::Converges => "converges",
             Self::NoPanic => "no-panic",
+            Self::AsTold => "as-told",
         }
     }
 }
@@ -98,6 +102,7 @@ struct Shared {
     violation: Mutex<Option<Violation>>,
     violated: Notify,
     faults: Mutex<BTreeMap<&'static str, u64>>,
+    fuse: Fuse,
 }
 
 impl World {
@@ -111,6 +116,7 @@ impl World {
             violation: Mutex::default(),
             violated: Notify::new(),
             faults: Mutex::default(),
+            fuse: Fuse::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -125,6 +131,12 @@ impl World {
     #[must_use]
     pub fn dice(&self, label: &str) -> Dice {
         Dice::new(self.shared.seed, label)
+    }
+
+    /// What kills a process at a chosen await.
+    #[must_use]
+    pub fn fuse(&self) -> &Fuse {
+        &self.shared.fuse
     }
 
     /// The simulated time.

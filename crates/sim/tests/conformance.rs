@@ -11,7 +11,7 @@ fn the_simulated_disk_conforms() {
     for seed in 0..3 {
         sim::clock::run(async {
             let world = World::new(seed, Keep::Tail);
-            let make = async |size| Disk::new(&world, "disk", size, 1, Timing::FLASH).open().await;
+            let make = async |size| Disk::new(&world, "disk", size, 1, Timing::FLASH).open(0).await;
             conformance(seed, make).await;
             assert_eq!(world.violation(), None);
         });

@@ -3,7 +3,7 @@
 use super::*;
 use crate::clock;
 use crate::log::Keep;
-use block::Data;
+use block::{Buffer, Data};
 
 const SIZE: Bytes = Bytes::kib(64);
 
@@ -19,7 +19,7 @@ fn write_of(offset: u64, byte: u8, length: usize) -> Mutation {
 fn what_was_written_is_read_and_takes_its_time() {
     clock::run(async {
         let world = World::new(1, Keep::Tail);
-        let device = disk(&world).open().await;
+        let device = disk(&world).open(0).await;
         device.write(write_of(100, 7, 5000)).await.expect("no faults");
         let read = device.read(Bytes(99), Buffer::unpooled(5002)).await.expect("no faults");
         assert_eq!((read[0], read[1], read[5000], read[5001]), (0, 7, 7, 0));
@@ -35,7 +35,7 @@ fn what_was_written_is_read_and_takes_its_time() {
 fn more_requests_than_channels_queue() {
     clock::run(async {
         let world = World::new(1, Keep::Tail);
-        let device = disk(&world).open().await;
+        let device = disk(&world).open(0).await;
         let writes = (0..64).map(|_| device.write(write_of(0, 1, 512)));
         futures::future::join_all(writes).await.into_iter().for_each(|outcome| outcome.expect("no faults"));
         assert!(world.now().0 >= Duration::from_micros(8 * 80), "64 requests on 8 channels took {:?}", world.now());
@@ -48,7 +48,7 @@ fn a_dropped_write_may_land_late_and_opening_waits_for_it() {
         clock::run(async {
             let world = World::new(seed, Keep::Tail);
             let disk = disk(&world);
-            let device = disk.open().await;
+            let device = disk.open(0).await;
             drop(device.write(write_of(0, 9, 512)));
             assert_eq!(disk.in_flight(), 0, "a write that nobody polled was submitted");
             let writing = tokio::spawn({
@@ -60,7 +60,7 @@ fn a_dropped_write_may_land_late_and_opening_waits_for_it() {
             writing.abort();
             let _ = writing.await;
             let before = disk.inspect(|bytes| bytes[0]);
-            let _ = disk.open().await;
+            let _ = disk.open(0).await;
             (before, disk.inspect(|bytes| bytes[0]), disk.in_flight())
         })
     });
@@ -74,7 +74,7 @@ fn faults_fail_requests_and_are_counted() {
     clock::run(async {
         let world = World::new(1, Keep::Tail);
         let disk = disk(&world);
-        let device = disk.open().await;
+        let device = disk.open(0).await;
         disk.set_space(Some(Bytes(4096)));
         device.write(write_of(0, 1, 4096)).await.expect("there is space for one block");
         let full = device.write(write_of(4096, 1, 1)).await.expect_err("there is none for another");
@@ -90,7 +90,7 @@ fn faults_fail_requests_and_are_counted() {
         assert_eq!(classes, ["flush-error", "lost-write", "no-space", "read-error"]);
         disk.set_lost(true);
         assert_eq!(device.write(write_of(0, 3, 1)).await.expect_err("gone").kind(), ErrorKind::Io);
-        disk.set_fence(Some("it is fenced"));
+        disk.revoke("it is fenced");
         let _ = device.write(write_of(0, 3, 1)).await;
         assert_eq!(world.violation().expect("a fence holds").invariant, Invariant::OneWriter);
     });

@@ -1,0 +1,69 @@
+//! What happens to a story while it is played, and when.
+
+use std::time::Duration;
+
+use migrate::Phase;
+
+/// Something that happens once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happening {
+    /// The process is killed and starts again.
+    Crash,
+    /// The process is killed, starts again, and is killed one to three times more while it recovers.
+    CrashAgain,
+    /// The host loses its power and comes back.
+    PowerLoss,
+    /// The guest's connection is cut and comes back.
+    Reconnect,
+    /// The target is gone for a while.
+    TargetLost,
+    /// A byte of the target changes.
+    Corruption,
+    /// The disk of the journal and of the progress map takes nothing for a while.
+    StoreFull,
+    /// Somebody pauses the move, and resumes it later.
+    Pause,
+    /// Somebody cancels the move.
+    Cancel,
+    /// Somebody changes the bandwidth.
+    Bandwidth,
+}
+
+impl Happening {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Crash => "crash",
+            Self::CrashAgain => "crash-again",
+            Self::PowerLoss => "power-loss",
+            Self::Reconnect => "reconnect",
+            Self::TargetLost => "target-lost",
+            Self::Corruption => "corruption",
+            Self::StoreFull => "store-full",
+            Self::Pause => "pause",
+            Self::Cancel => "cancel",
+            Self::Bandwidth => "bandwidth",
+        }
+    }
+}
+
+/// At which moment something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// At a moment of the story's span that the seed chooses.
+    Sometime,
+    /// So long after the move was asked for.
+    After(Duration),
+    /// Up to 200 us after the move was first seen in this phase. Never if it does not come there within a minute.
+    In(Phase),
+}
+
+/// Something and its moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happens.
+    pub what: Happening,
+    /// When it happens.
+    pub when: When,
+}

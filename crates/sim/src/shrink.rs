@@ -1,0 +1,239 @@
+//! From a story that fails to a smaller one that fails in the same way.
+//!
+//! Every part of a story that can be left out or made smaller has a name. Leaving parts out is tried one after another;
+//! what still breaks the same invariant with the same seed stays out, and so on until nothing more can go. The names
+//! make the story again: `--without NAME,NAME,...`.
+
+use block::Bytes;
+
+use crate::disk::Timing;
+use crate::guest::Pattern;
+use crate::log::Keep;
+use crate::story::{Story, Verdict};
+use crate::world::Invariant;
+
+/// A volume is not made smaller than this.
+const SIZE_MIN: Bytes = Bytes::kib(64);
+
+/// A story that fails.
+#[derive(Clone)]
+pub struct Shrunk {
+    /// What is left of it.
+    pub story: Story,
+    /// What was left out, in order.
+    pub without: Vec<String>,
+    /// How it fails.
+    pub verdict: Verdict,
+    /// How many stories were played to find it.
+    pub plays: u32,
+}
+
+/// Makes the story of `seed` smaller for as long as it breaks `invariant` and at most `plays_max` stories were played.
+/// `None` if it does not break it in the first place.
+#[must_use]
+pub fn shrink(story: &Story, seed: u64, invariant: Invariant, plays_max: u32) -> Option<Shrunk> {
+    let fails = |story: &Story| {
+        let verdict = story.play(seed, Keep::Tail);
+        verdict.violation.as_ref().is_some_and(|violation| violation.invariant == invariant).then_some(verdict)
+    };
+    let mut best = Shrunk { story: story.clone(), without: Vec::new(), verdict: fails(story)?, plays: 1 };
+    loop {
+        let before = best.without.len();
+        for name in names(&best.story) {
+            // Said again and again: half of the half.
+            while best.plays < plays_max
+                && let Some(smaller) = best.story.without(&name)
+            {
+                best.plays += 1;
+                let Some(verdict) = fails(&smaller) else { break };
+                (best.story, best.verdict) = (smaller, verdict);
+                best.without.push(name.clone());
+            }
+        }
+        if best.without.len() == before || best.plays >= plays_max {
+            return Some(best);
+        }
+    }
+}
+
+/// The names of all that may be left out of `story`, the most telling first.
+fn names(story: &Story) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    // From the end, so that the numbers of those that stay do not change while this list is worked through.
+    for index in (0..story.events.len()).rev() {
+        names.push(format!("{}#{index}", story.events[index].what.name()));
+    }
+    names.extend((0..story.deaths.len()).rev().map(|index| format!("death#{index}")));
+    for (place, mut faults) in ["source", "target", "store"].iter().zip(fault_sets(story)) {
+        names.extend(faults.each().iter().map(|(name, _)| format!("{place}.{name}")));
+    }
+    let others = [
+        "space",
+        "requests",
+        "size",
+        "bandwidth",
+        "verify",
+        "dirty-target",
+        "data",
+        "odd-end",
+        "alignment",
+        "flushes",
+        "discards",
+        "reads",
+        "outstanding",
+        "long-requests",
+        "pattern",
+        "timing",
+        "think",
+        "span",
+    ];
+    names.extend(others.map(str::to_owned));
+    names
+}
+
+fn fault_sets(story: &Story) -> [crate::disk::Faults; 3] {
+    [story.faults[0], story.faults[1], story.journal_faults]
+}
+
+impl Story {
+    /// The story without the part of this name, or with half of it; `None` if there is no such part, or nothing left of
+    /// it.
+    #[must_use]
+    pub fn without(&self, name: &str) -> Option<Self> {
+        let mut story = self.clone();
+        if let Some((what, index)) = name.split_once('#') {
+            let index: usize = index.parse().ok()?;
+            if what == "death" {
+                (index < story.deaths.len()).then(|| story.deaths.remove(index))?;
+            } else {
+                story.events.get(index).filter(|event| event.what.name() == what)?;
+                story.events.remove(index);
+            }
+            return Some(story);
+        }
+        if let Some((place, fault)) = name.split_once('.') {
+            let faults = match place {
+                "source" => &mut story.faults[0],
+                "target" => &mut story.faults[1],
+                "store" => &mut story.journal_faults,
+                _ => return None,
+            };
+            let (_, probability) = faults.each().into_iter().find(|(name, _)| *name == fault)?;
+            return (std::mem::take(probability) > 0.0).then_some(story);
+        }
+        story.reduce(name).then_some(story)
+    }
+
+    /// Leaves out, or halves, what `name` says; false if there was nothing to it.
+    fn reduce(&mut self, name: &str) -> bool {
+        /// Halves a number above `least`.
+        fn halve(number: &mut u64, least: u64) -> bool {
+            let half = (*number / 2).max(least);
+            std::mem::replace(number, half) > half
+        }
+        let (load, options) = (&mut self.load, &mut self.setup.options);
+        match name {
+            "space" => self.space.take().is_some(),
+            "requests" => halve(&mut load.requests, 1),
+            "outstanding" => halve(&mut load.outstanding, 1),
+            "long-requests" => halve(&mut load.sectors_max, load.granule),
+            "reads" => std::mem::take(&mut load.reads) > 0.0,
+            "flushes" => std::mem::take(&mut load.flushes) > 0.0,
+            "discards" => std::mem::take(&mut load.discards) + std::mem::take(&mut load.zeroes) > 0.0,
+            "pattern" => std::mem::replace(&mut load.pattern, Pattern::Uniform) != Pattern::Uniform,
+            "think" => {
+                let half = load.think / 2;
+                std::mem::replace(&mut load.think, half).as_micros() > 1
+            }
+            "span" => {
+                let half = self.span / 2;
+                std::mem::replace(&mut self.span, half).as_millis() > 1
+            }
+            "size" => {
+                let half = Bytes(self.size.0 / 2).align_up(1 << 16);
+                half >= SIZE_MIN && std::mem::replace(&mut self.size, half) > half
+            }
+            "odd-end" => {
+                let even = self.size.align_down(1 << 16).max(SIZE_MIN);
+                std::mem::replace(&mut self.size, even) > even
+            }
+            "alignment" => {
+                load.granule = 1;
+                std::mem::replace(&mut self.alignment, 1) > 1
+            }
+            "dirty-target" => std::mem::take(&mut self.dirty_target),
+            "data" => std::mem::replace(&mut self.filled, 0.0) > 0.0,
+            "bandwidth" => options.bandwidth.take().is_some(),
+            "verify" => std::mem::replace(&mut options.verify, migrate::Verify::Off) != migrate::Verify::Off,
+            "timing" => {
+                let is_slow = self.timings.iter().any(|timing| *timing != Timing::FLASH);
+                self.timings = [Timing::FLASH; 2];
+                is_slow
+            }
+            _ => false,
+        }
+    }
+
+    /// The story in a few lines, for people.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        let (load, options) = (&self.load, &self.setup.options);
+        let mut lines = vec![
+            format!(
+                "volume: {} bytes, {:.0} % data, chunks of {}, alignment {}{}; moved {} times",
+                self.size.0,
+                self.filled * 100.0,
+                Bytes(options.chunk_bytes),
+                self.alignment,
+                if self.dirty_target { ", the target holds something else" } else { "" },
+                self.moves,
+            ),
+            format!(
+                "guest: {} requests, {} at once, {:.0} % reads, up to {} sectors, {:?}, thinks up to {:?}",
+                load.requests,
+                load.outstanding,
+                load.reads * 100.0,
+                load.sectors_max,
+                load.pattern,
+                load.think,
+            ),
+            format!(
+                "move: verify {}, bandwidth {:?}, within {:?}",
+                options.verify.name(),
+                options.bandwidth,
+                self.span
+            ),
+        ];
+        for (place, faults) in ["source", "target", "store"].iter().zip(fault_sets(self)) {
+            if faults != crate::disk::Faults::default() {
+                lines.push(format!("{place}: {}", faults.describe()));
+            }
+        }
+        lines.extend(self.space.map(|part| format!("target: space for {:.0} % only", part * 100.0)));
+        lines.extend(self.events.iter().map(|event| format!("{}: {:?}", event.what.name(), event.when)));
+        lines.extend(self.deaths.iter().map(|poll| format!("the process dies at poll {poll}")));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Faults;
+    use crate::host::Mistakes;
+    use crate::story::Happening;
+
+    #[test]
+    fn what_does_not_matter_is_left_out_and_the_names_make_the_same_story_again() {
+        let mistakes = Mistakes { returns_to_source: true, ..Mistakes::default() };
+        let slow = Faults { slow: 0.01, ..Faults::default() };
+        let story = Story::new().mistakes(mistakes).source(slow).with(Happening::Reconnect, 2).dirty_target(true);
+        let seed = (0..50).find(|seed| story.play(*seed, Keep::Tail).violation.is_some()).expect("it is seen");
+        let shrunk = shrink(&story, seed, Invariant::OneWriter, 200).expect("it fails");
+        assert!(shrunk.story.events.is_empty(), "what happened had nothing to do with it: {:?}", shrunk.without);
+        assert!(!shrunk.story.dirty_target && shrunk.story.faults[0] == Faults::default());
+        assert!(shrunk.story.load.requests < 2000);
+        let again = shrunk.without.iter().try_fold(story, |story, name| story.without(name)).expect("all are known");
+        assert_eq!(again.play(seed, Keep::Tail).log_hash, shrunk.verdict.log_hash);
+    }
+}

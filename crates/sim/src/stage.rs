@@ -1,0 +1,375 @@
+//! How a story is played.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use block::{Bytes, ChunkSize};
+use env::Moment;
+use futures::future::{join, join_all};
+use migrate::{Journal, Phase, ProgressMap};
+
+use crate::checks;
+use crate::dice::Dice;
+use crate::disk::{Disk, Faults, Limits, STUCK_MAX, Timing};
+use crate::guest::Guest;
+use crate::happening::{Event, Happening, When};
+use crate::host::{Disks, Host, Setup, Status};
+use crate::ledger::Ledger;
+use crate::medium::SECTOR_BYTES;
+use crate::pattern::Content;
+use crate::port::Port;
+use crate::record::Document;
+use crate::story::Story;
+use crate::world::{Invariant, World};
+
+/// Once faults have stopped a job ends within this: a request that is stuck, another behind it, and the work.
+const JOB_LIMIT: Duration = STUCK_MAX.saturating_mul(3);
+/// So many jobs may end badly after the faults have stopped: the one that they have struck. The next succeeds.
+const TRIES_MAX: u32 = 2;
+/// All that happens is over within the story's span and this.
+const CHAOS_LIMIT: Duration = STUCK_MAX.saturating_mul(10);
+/// So long is a phase waited for in which something shall happen.
+const PHASE_LIMIT: Duration = Duration::from_secs(60);
+/// The largest copy, whatever its chunks are; a window may be exceeded by one.
+const COPY_BYTES_MAX: u64 = 1 << 20;
+/// The smallest window of a copy.
+const WINDOW_BYTES_MIN: u64 = 256 << 10;
+
+/// Everything that takes part in a story.
+pub(crate) struct Cast<'a> {
+    story: &'a Story,
+    world: World,
+    dice: Dice,
+    journal: Disk,
+    map: Disk,
+    sides: [Disk; 2],
+    pub(crate) guest: Guest,
+    pub(crate) host: Host,
+    /// The process is down, or about to be: one cause at a time.
+    outage: tokio::sync::Mutex<()>,
+    deaths: Cell<u64>,
+}
+
+impl<'a> Cast<'a> {
+    pub(crate) fn assemble(story: &'a Story, world: &World) -> Self {
+        let dice = world.dice("story");
+        let size = story.size;
+        let source = Disk::new(world, "source", size, story.alignment, story.timings[0]);
+        // Not where the volume comes back: nothing moves to a smaller disk.
+        let is_larger = dice.chance(0.2) && story.moves < 2;
+        let target_size = if is_larger { size + Bytes::kib(64) } else { size };
+        let target = Disk::new(world, "target", target_size, story.alignment, story.timings[1]);
+        let journal = Disk::new(world, "journal", Bytes::mib(1), 512, Timing::FLASH);
+        let map = Disk::new(world, "map", Bytes::mib(1), 512, Timing::FLASH);
+        let contents = original(story, &dice);
+        let mut bytes = vec![0; SECTOR_BYTES as usize];
+        for (sector, content) in contents.iter().enumerate() {
+            let sector = sector as u64;
+            let offset = Bytes(sector * SECTOR_BYTES);
+            bytes.resize((size - offset).0.min(SECTOR_BYTES) as usize, 0);
+            if *content != Content::Zero {
+                content.fill(sector, &mut bytes);
+                source.fill(offset, &bytes);
+            }
+            if story.dirty_target && dice.chance(0.5) {
+                target.fill(offset, &vec![0xdd; bytes.len()]);
+            }
+        }
+        let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
+        let port = Port::new(world);
+        let guest = Guest::new(world, &port, story.load, ledger);
+        let sides = [source, target];
+        let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
+        let tasks_max = 64 + 4 * story.load.outstanding as usize;
+        let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
+        let host = Host::new(world, setup, &port, &guest, disks);
+        let (outage, deaths) = (tokio::sync::Mutex::default(), Cell::new(0));
+        Self { story, world: world.clone(), dice, journal, map, sides, guest, host, outage, deaths }
+    }
+
+    /// How often the process was killed at a chosen poll.
+    pub(crate) const fn deaths(&self) -> u64 {
+        self.deaths.get()
+    }
+
+    pub(crate) async fn play(&self) {
+        self.state_limits();
+        self.begin_faults();
+        self.host.boot();
+        self.guest.start();
+        self.world.sleep(self.dice.up_to(Duration::from_millis(2))).await;
+        if self.story.moves > 0 {
+            self.host.ask_for_move();
+        }
+        let limit = self.story.span + CHAOS_LIMIT;
+        let Some(()) = self.within(limit, "it is not over", self.chaos()).await else { return };
+        self.end_faults();
+        let Some(()) = self.come_to_an_end().await else { return };
+        self.last_checks();
+    }
+
+    /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
+    /// guest has, journal and progress map of a fixed size.
+    fn state_limits(&self) {
+        let (options, load) = (&self.story.setup.options, &self.story.load);
+        let window = options.window_bytes_max.min(self.story.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
+        let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
+        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(self.story.alignment));
+        // A target that was given up may still hold what the guest had in flight there.
+        let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES)));
+        self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
+        let end = Some(Journal::<Document>::bytes_needed());
+        self.journal.set_limits(Limits { end, in_flight: None });
+        let end = ChunkSize::new(options.chunk_bytes).map(|chunk| ProgressMap::bytes_needed(self.story.size, chunk));
+        self.map.set_limits(Limits { end, in_flight: None });
+    }
+
+    fn begin_faults(&self) {
+        let story = self.story;
+        for (disk, faults) in self.sides.iter().zip(story.faults) {
+            disk.set_faults(faults);
+        }
+        self.journal.set_faults(story.journal_faults);
+        self.map.set_faults(story.journal_faults);
+        self.sides[1].set_space(story.space.map(|part| Bytes((story.size.0 as f64 * part) as u64)));
+        if story.faults[0] != Faults::default() {
+            self.guest.allow_errors();
+        }
+    }
+
+    fn end_faults(&self) {
+        self.world.event(format_args!("the faults end"));
+        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1]] {
+            disk.set_faults(Faults::default());
+            disk.set_space(None);
+            disk.set_lost(false);
+            disk.set_full(false);
+        }
+        if let Some(control) = self.host.control() {
+            control.set_bandwidth(None);
+            control.resume();
+        }
+    }
+
+    /// What happens, at moments from the seed, after phases, and at chosen polls.
+    async fn chaos(&self) {
+        let story = self.story;
+        let start = self.world.now();
+        let mut timed: Vec<(Moment, Happening)> = Vec::new();
+        let mut phased: Vec<(Phase, Happening)> = Vec::new();
+        for Event { what, when } in story.events.iter().copied() {
+            match when {
+                When::Sometime => timed.push((start + self.dice.up_to(story.span), what)),
+                When::After(span) => timed.push((start + span, what)),
+                When::In(phase) => phased.push((phase, what)),
+            }
+        }
+        timed.sort_by_key(|(moment, _)| *moment);
+        let events = async {
+            let timed = async {
+                for (moment, what) in timed {
+                    self.world.sleep_until(moment).await;
+                    self.happen(what).await;
+                }
+                self.world.sleep_until(start + story.span).await;
+            };
+            join(timed, join_all(phased.into_iter().map(|(phase, what)| self.happen_in(phase, what)))).await;
+            if !story.deaths.is_empty() {
+                // Whatever the job does may be the poll at which the process dies.
+                self.limited(PHASE_LIMIT, self.host.ended()).await;
+            }
+            self.world.fuse().put_out();
+        };
+        join(events, self.die_at_polls()).await;
+    }
+
+    async fn die_at_polls(&self) {
+        for polls in &self.story.deaths {
+            self.world.fuse().light(*polls);
+            if !self.world.fuse().burned().await {
+                return;
+            }
+            self.deaths.set(self.deaths.get() + 1);
+            let _outage = self.outage.lock().await;
+            self.host.crash().await;
+            self.world.fuse().renew();
+            self.world.sleep(self.dice.up_to(self.story.downtime)).await;
+            self.host.boot();
+        }
+    }
+
+    async fn happen_in(&self, phase: Phase, what: Happening) {
+        let mut phases = self.host.phases();
+        let seen = async {
+            // The host lives as long as the story does.
+            let _ = phases.wait_for(|seen| *seen == Some(phase)).await;
+        };
+        if self.limited(PHASE_LIMIT, seen).await.is_some() {
+            self.world.sleep(self.dice.up_to(Duration::from_micros(200))).await;
+            self.happen(what).await;
+        }
+    }
+
+    async fn crash(&self) {
+        self.host.crash().await;
+        self.world.sleep(self.dice.up_to(self.story.downtime)).await;
+        self.host.boot();
+    }
+
+    async fn happen(&self, happening: Happening) {
+        match happening {
+            Happening::Crash => {
+                let _outage = self.outage.lock().await;
+                self.crash().await;
+            }
+            Happening::CrashAgain => {
+                let _outage = self.outage.lock().await;
+                self.crash().await;
+                for _ in 0..self.dice.within(1..=3) {
+                    self.world.sleep(self.dice.up_to(Duration::from_micros(800))).await;
+                    self.crash().await;
+                }
+            }
+            Happening::PowerLoss => {
+                let _outage = self.outage.lock().await;
+                self.host.lose_power().await;
+                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
+                self.host.boot();
+                self.guest.read_all().await;
+                self.guest.start();
+            }
+            Happening::Reconnect => {
+                let _outage = self.outage.lock().await;
+                self.host.reconnect().await;
+            }
+            Happening::TargetLost => self.lose_target(),
+            Happening::Corruption => {
+                let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
+                if let Some(target) = self.host.target()
+                    && self.host.control().is_some_and(|control| is_before(control.snapshot().phase))
+                {
+                    self.sides[target].corrupt(Bytes(self.dice.below(self.story.size.0)));
+                }
+            }
+            Happening::StoreFull => {
+                let (stores, world) = ([self.journal.clone(), self.map.clone()], self.world.clone());
+                stores.iter().for_each(|store| store.set_full(true));
+                let span = self.dice.up_to(Duration::from_millis(30));
+                self.world.spawn(async move {
+                    world.sleep(span).await;
+                    stores.iter().for_each(|store| store.set_full(false));
+                });
+            }
+            Happening::Pause => {
+                let Some(control) = self.host.control() else { return };
+                self.world.event(format_args!("pause"));
+                control.pause();
+                let (world, span) = (self.world.clone(), self.dice.up_to(Duration::from_millis(10)));
+                self.world.spawn(async move {
+                    world.sleep(span).await;
+                    world.event(format_args!("resume"));
+                    control.resume();
+                });
+            }
+            Happening::Cancel => {
+                let Some(control) = self.host.control() else { return };
+                let taken = control.cancel().is_ok();
+                self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
+            }
+            Happening::Bandwidth => {
+                let Some(control) = self.host.control() else { return };
+                let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);
+                self.world.event(format_args!("bandwidth {rate:?}"));
+                control.set_bandwidth(rate.map(Bytes));
+            }
+        }
+    }
+
+    /// Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.
+    fn lose_target(&self) {
+        let (Some(target), Some(control)) = (self.host.target(), self.host.control()) else { return };
+        if control.snapshot().phase >= Phase::Quiescing && control.snapshot().phase < Phase::Committed {
+            // The commit may be decided already: then it is the guest's own disk that is lost.
+            self.guest.allow_errors();
+        }
+        self.sides[target].set_lost(true);
+        let (disk, world) = (self.sides[target].clone(), self.world.clone());
+        let span = self.dice.up_to(Duration::from_millis(10));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            disk.set_lost(false);
+        });
+    }
+
+    /// What `work` gives, or `None` after `limit`.
+    async fn limited<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        tokio::select! {
+            biased;
+            value = &mut work => Some(value),
+            () = self.world.sleep(limit) => None,
+        }
+    }
+
+    /// The same, and a violation of `converges` after `limit`.
+    async fn within<T>(&self, limit: Duration, what: &str, work: impl Future<Output = T>) -> Option<T> {
+        let value = self.limited(limit, work).await;
+        if value.is_none() {
+            let progress = self.host.control().map(|control| control.snapshot());
+            let what = format!("{what} after {limit:?}: {:?}, {progress:?}", self.host.status());
+            self.world.violate(Invariant::Converges, what);
+        }
+        value
+    }
+
+    async fn come_to_an_end(&self) -> Option<()> {
+        let mut tries = 0;
+        let mut moves = 0;
+        while moves < self.story.moves {
+            let status = self.within(JOB_LIMIT, "no end of the job", self.host.ended()).await?;
+            if matches!(status, Status::Switched(_)) {
+                moves += 1;
+                if moves == self.story.moves {
+                    break;
+                }
+                tries = 0;
+            } else {
+                // Whatever has become of the first try, nothing of it may be in the way of the next.
+                tries += 1;
+                if tries > TRIES_MAX {
+                    let what = format!("{tries} moves without faults did not succeed: {:?}", self.host.status());
+                    self.world.violate(Invariant::Converges, what);
+                    return None;
+                }
+            }
+            self.host.move_again();
+        }
+        self.guest.let_end();
+        let load = &self.story.load;
+        let think = load.think * u32::try_from(load.requests / load.outstanding.max(1) + 1).unwrap_or(u32::MAX);
+        let guest = async {
+            self.guest.finish().await;
+            self.guest.read_all().await;
+            self.guest.flush().await;
+        };
+        self.within(JOB_LIMIT + think, "the guest is not served", guest).await
+    }
+
+    fn last_checks(&self) {
+        let ledger = self.guest.ledger();
+        checks::flushed(&self.world, &self.sides[self.host.holder()], &ledger, true);
+        checks::as_told(&self.world, &self.story.expected, &self.guest.report(), &self.host.status());
+    }
+}
+
+/// What the volume holds before the story begins: runs of data and of holes.
+fn original(story: &Story, dice: &Dice) -> Vec<Content> {
+    let count = story.size.0.div_ceil(SECTOR_BYTES) as usize;
+    let mut contents = Vec::with_capacity(count);
+    while contents.len() < count {
+        let content = if dice.chance(story.filled) { Content::Written(0) } else { Content::Zero };
+        let length = dice.within(1..=256) as usize;
+        contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
+    }
+    contents
+}

@@ -1,0 +1,333 @@
+//! The vocabulary in which scenarios are told:
+//!
+//! ```
+//! # use transhume_sim as sim;
+//! # use migrate::Phase;
+//! # use sim::{log::Keep, story::Story, words::*};
+//! let story = Story::new()
+//!     .and(guest().asks(300).writes(0.8).at_one_place(64))
+//!     .and(target().flush_errors(0.05).lost_in(Phase::Copying))
+//!     .and(process().killed_in(Phase::Committing))
+//!     .and(expect().switched());
+//! assert_eq!(story.play(1, Keep::Tail).violation, None);
+//! ```
+
+use std::time::Duration;
+
+use migrate::Phase;
+
+use crate::disk::{Faults, Timing};
+use crate::guest::{Load, Pattern};
+use crate::happening::{Event, Happening, When};
+use crate::story::{Expected, Story};
+
+/// Something that can be said of a story.
+pub trait Word {
+    /// Says it.
+    fn tell(self, story: &mut Story);
+}
+
+/// What the guest does.
+#[must_use]
+pub fn guest() -> GuestWord {
+    GuestWord(Load::default())
+}
+
+/// What is wrong with the disk that the volume is on first.
+#[must_use]
+pub const fn source() -> DiskWord {
+    DiskWord::of(0)
+}
+
+/// What is wrong with the disk that it moves to.
+#[must_use]
+pub const fn target() -> DiskWord {
+    DiskWord::of(1)
+}
+
+/// What is wrong with the disk of the journal and of the progress map.
+#[must_use]
+pub const fn store() -> DiskWord {
+    DiskWord::of(STORE)
+}
+
+/// What becomes of the process.
+#[must_use]
+pub const fn process() -> EventWord {
+    EventWord(Vec::new())
+}
+
+/// What the operator does.
+#[must_use]
+pub const fn operator() -> EventWord {
+    EventWord(Vec::new())
+}
+
+/// What is expected beyond what must always hold.
+#[must_use]
+pub fn expect() -> ExpectWord {
+    ExpectWord(Expected::default())
+}
+
+/// The place of the store beside the two sides.
+const STORE: usize = 2;
+
+/// See [`guest`].
+#[derive(Clone, Copy)]
+pub struct GuestWord(Load);
+
+impl GuestWord {
+    /// It makes so many requests.
+    #[must_use]
+    pub const fn asks(mut self, requests: u64) -> Self {
+        self.0.requests = requests;
+        self
+    }
+
+    /// It goes on until the volume has moved.
+    #[must_use]
+    pub const fn never_rests(mut self) -> Self {
+        self.0.endless = true;
+        self
+    }
+
+    /// It has so many requests outstanding.
+    #[must_use]
+    pub const fn at_once(mut self, outstanding: u64) -> Self {
+        self.0.outstanding = outstanding;
+        self
+    }
+
+    /// This part of its requests writes.
+    #[must_use]
+    pub const fn writes(mut self, part: f64) -> Self {
+        self.0.reads = 1.0 - part;
+        self
+    }
+
+    /// This part flushes.
+    #[must_use]
+    pub const fn flushes(mut self, part: f64) -> Self {
+        self.0.flushes = part;
+        self
+    }
+
+    /// These parts of its writes are discards and zeroes.
+    #[must_use]
+    pub const fn discards(mut self, discards: f64, zeroes: f64) -> Self {
+        (self.0.discards, self.0.zeroes) = (discards, zeroes);
+        self
+    }
+
+    /// Its longest request has so many sectors.
+    #[must_use]
+    pub const fn sectors(mut self, longest: u64) -> Self {
+        self.0.sectors_max = longest;
+        self
+    }
+
+    /// Nine of ten requests go to so many sectors.
+    #[must_use]
+    pub const fn at_one_place(mut self, sectors: u64) -> Self {
+        self.0.pattern = Pattern::Hot(sectors);
+        self
+    }
+
+    /// It thinks up to so long between two requests.
+    #[must_use]
+    pub const fn thinks(mut self, think: Duration) -> Self {
+        self.0.think = think;
+        self
+    }
+}
+
+impl Word for GuestWord {
+    fn tell(self, story: &mut Story) {
+        let granule = story.load.granule;
+        story.load = Load { granule, ..self.0 };
+    }
+}
+
+/// See [`source`], [`target`] and [`store`].
+#[derive(Clone)]
+pub struct DiskWord {
+    side: usize,
+    faults: Faults,
+    timing: Option<Timing>,
+    events: Vec<Event>,
+}
+
+/// One word for one probability.
+macro_rules! faults {
+    ($($name:ident $about:literal),*) => {
+        $(#[doc = $about]
+        #[must_use]
+        pub const fn $name(mut self, probability: f64) -> Self {
+            self.faults.$name = probability;
+            self
+        })*
+    };
+}
+
+impl DiskWord {
+    const fn of(side: usize) -> Self {
+        let faults = Faults {
+            read_errors: 0.0,
+            short_reads: 0.0,
+            write_errors: 0.0,
+            flush_errors: 0.0,
+            stuck: 0.0,
+            slow: 0.0,
+            lost_writes: 0.0,
+            misdirected_writes: 0.0,
+            flipped_bits: 0.0,
+        };
+        Self { side, faults, timing: None, events: Vec::new() }
+    }
+
+    faults! {
+        read_errors "So often a read fails.",
+        short_reads "So often a read gives too little.",
+        write_errors "So often a write fails.",
+        flush_errors "So often a flush fails.",
+        stuck "So often a request is stuck.",
+        slow "So often it becomes slow for a while.",
+        lost_writes "So often it loses a write that it answers.",
+        misdirected_writes "So often it puts a write elsewhere.",
+        flipped_bits "So often it flips a bit."
+    }
+
+    /// The same of another disk.
+    #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "a sentence reads so")]
+    pub fn on(mut self, other: Self) -> Self {
+        self.side = other.side;
+        self
+    }
+
+    /// It is that fast.
+    #[must_use]
+    pub const fn is(mut self, timing: Timing) -> Self {
+        self.timing = Some(timing);
+        self
+    }
+
+    /// It is lost for a while once the move is in `phase`. (The target.)
+    #[must_use]
+    pub fn lost_in(mut self, phase: Phase) -> Self {
+        self.events.push(Event { what: Happening::TargetLost, when: When::In(phase) });
+        self
+    }
+
+    /// It takes nothing for a while once the move is in `phase`. (The store.)
+    #[must_use]
+    pub fn full_in(mut self, phase: Phase) -> Self {
+        self.events.push(Event { what: Happening::StoreFull, when: When::In(phase) });
+        self
+    }
+}
+
+impl Word for DiskWord {
+    fn tell(self, story: &mut Story) {
+        match self.side {
+            STORE => story.journal_faults = self.faults,
+            side => story.faults[side] = self.faults,
+        }
+        if let (Some(timing), Some(place)) = (self.timing, story.timings.get_mut(self.side)) {
+            *place = timing;
+        }
+        story.events.extend(self.events);
+    }
+}
+
+/// See [`process`] and [`operator`].
+#[derive(Clone, Default)]
+pub struct EventWord(Vec<Event>);
+
+impl EventWord {
+    fn add(mut self, what: Happening, when: When) -> Self {
+        self.0.push(Event { what, when });
+        self
+    }
+
+    /// The process is killed once the move is in `phase`.
+    #[must_use]
+    pub fn killed_in(self, phase: Phase) -> Self {
+        self.add(Happening::Crash, When::In(phase))
+    }
+
+    /// The process is killed so long after the move was asked for.
+    #[must_use]
+    pub fn killed_after(self, span: Duration) -> Self {
+        self.add(Happening::Crash, When::After(span))
+    }
+
+    /// The process is killed, and again while it recovers.
+    #[must_use]
+    pub fn killed_recovering_in(self, phase: Phase) -> Self {
+        self.add(Happening::CrashAgain, When::In(phase))
+    }
+
+    /// The host loses its power once the move is in `phase`.
+    #[must_use]
+    pub fn powerless_in(self, phase: Phase) -> Self {
+        self.add(Happening::PowerLoss, When::In(phase))
+    }
+
+    /// The move is cancelled once it is in `phase`.
+    #[must_use]
+    pub fn cancels_in(self, phase: Phase) -> Self {
+        self.add(Happening::Cancel, When::In(phase))
+    }
+
+    /// The move is paused for a while once it is in `phase`.
+    #[must_use]
+    pub fn pauses_in(self, phase: Phase) -> Self {
+        self.add(Happening::Pause, When::In(phase))
+    }
+}
+
+impl Word for EventWord {
+    fn tell(self, story: &mut Story) {
+        story.events.extend(self.0);
+    }
+}
+
+/// See [`expect`].
+#[derive(Clone, Copy)]
+pub struct ExpectWord(Expected);
+
+impl ExpectWord {
+    /// The volume moves: what every story that moves one expects.
+    #[must_use]
+    pub const fn switched(self) -> Self {
+        self
+    }
+
+    /// No request of the guest takes longer.
+    #[must_use]
+    pub const fn no_wait_above(mut self, limit: Duration) -> Self {
+        self.0.wait_max = Some(limit);
+        self
+    }
+
+    /// The move goes on from what a killed process has left.
+    #[must_use]
+    pub const fn resumed(mut self) -> Self {
+        self.0.resumes = true;
+        self
+    }
+
+    /// The target has failed, and the same move has ended well.
+    #[must_use]
+    pub const fn target_failed(mut self) -> Self {
+        self.0.target_fails = true;
+        self
+    }
+}
+
+impl Word for ExpectWord {
+    fn tell(self, story: &mut Story) {
+        story.expected = self.0;
+    }
+}

@@ -1,0 +1,61 @@
+//! Scenarios told in the vocabulary, with what they expect of their own.
+
+use std::time::Duration;
+
+use block::Bytes;
+use migrate::{Phase, Verify};
+use sim::disk::Timing;
+use sim::log::Keep;
+use sim::story::Story;
+use sim::words::{expect, guest, operator, process, source, store, target};
+use transhume_sim as sim;
+
+fn holds(story: &Story, seeds: u64) {
+    for seed in 0..seeds {
+        let verdict = story.play(seed, Keep::Tail);
+        assert!(verdict.violation.is_none(), "seed {seed}: {:?}\n{}", verdict.violation, verdict.log.join("\n"));
+    }
+}
+
+#[test]
+fn no_request_waits_long_where_nothing_goes_wrong() {
+    let calm = guest().asks(500).at_once(4).sectors(16).thinks(Duration::from_millis(1));
+    let story = Story::new().options(|options| options.bandwidth = Some(100 << 20));
+    holds(&story.and(calm).and(expect().switched().no_wait_above(Duration::from_millis(20))), 20);
+}
+
+#[test]
+fn a_limit_that_is_not_held_is_seen() {
+    let story = Story::new().and(expect().no_wait_above(Duration::from_micros(1)));
+    let violation = story.play(0, Keep::Tail).violation.expect("no request takes a microsecond");
+    assert_eq!(violation.invariant.name(), "as-told");
+}
+
+#[test]
+fn a_target_that_is_lost_while_it_is_copied_to_comes_back_within_the_move() {
+    let writer = guest().asks(1000).writes(0.8);
+    let story = Story::new().and(writer).and(target().lost_in(Phase::Copying)).and(expect().switched().target_failed());
+    holds(&story, 20);
+}
+
+#[test]
+fn a_process_killed_around_the_commit_ends_on_one_side() {
+    for phase in [Phase::PreSwitch, Phase::Quiescing, Phase::Committing, Phase::Committed, Phase::Switched] {
+        let story = Story::new().volume(Bytes::mib(1)).and(guest().asks(500).writes(0.8));
+        holds(&story.and(process().killed_in(phase)).and(store().slow(0.1)), 10);
+    }
+}
+
+#[test]
+fn a_commit_in_doubt_is_settled_whatever_comes_then() {
+    let story = || Story::new().volume(Bytes::mib(1)).and(guest().asks(500)).and(store().write_errors(0.7));
+    holds(&story().and(process().powerless_in(Phase::InDoubt)), 20);
+    holds(&story().and(operator().cancels_in(Phase::InDoubt)).and(target().lost_in(Phase::InDoubt)), 20);
+    holds(&story().and(process().killed_recovering_in(Phase::InDoubt)), 20);
+}
+
+#[test]
+fn a_pause_and_slow_disks_end_well() {
+    let story = Story::new().volume(Bytes::mib(1)).verify(Verify::Full).and(guest().asks(300));
+    holds(&story.and(operator().pauses_in(Phase::Copying)).and(source().is(Timing::SLOW)), 5);
+}
