@@ -140,7 +140,7 @@ pub(crate) struct AdoptArgs {
     /// What to call the volume
     #[arg(long, required_unless_present = "check")]
     pub(crate) name: Option<String>,
-    /// Only look: every disk of every VM given, whether it can be adopted, and if not, why
+    /// Only look: every disk of every VM given, whether it can be adopted, and if not, why (then it exits with 23)
     #[arg(long, conflicts_with_all = ["node", "name", "accept_option_loss"])]
     pub(crate) check: bool,
     /// Go on although options of the disk are unknown and fall back to QEMU's defaults

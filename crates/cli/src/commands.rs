@@ -20,6 +20,11 @@ pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
             client.check_version().await?;
             start_move(&client, args, common.json).await
         }
+        Command::Adopt(args) if args.check => {
+            let client = client(common);
+            client.check_version().await?;
+            check(&client, &args, common.json).await
+        }
         command => ask(command, common).await.map(|()| 0),
     }
 }
@@ -36,7 +41,6 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
     client.check_version().await?;
     match command {
         Command::Volume(command) => volume(&client, command, json).await,
-        Command::Adopt(args) if args.check => check(&client, &args, json).await,
         Command::Adopt(args) => adopt(&client, args, json).await,
         Command::Release(args) => {
             let volume = client.release(&args.name).await?;
@@ -135,7 +139,7 @@ fn monitors(args: &AdoptArgs) -> Result<Vec<Monitor>> {
 }
 
 /// Every disk of every VM. A VM that does not answer does not keep the others from being looked at.
-async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<()> {
+async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<u8> {
     let monitors = monitors(args)?;
     let (mut disks, mut failed) = (Vec::new(), Vec::new());
     for monitor in &monitors {
@@ -149,10 +153,17 @@ async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<()> {
         }
     }
     print(json, &disks, || show::checked_disks(&disks))?;
-    match failed.into_iter().next() {
-        None => Ok(()),
-        Some(first) => Err(first),
+    // The document is complete: what there is to say besides goes to the standard error alone.
+    if let Some(first) = failed.first() {
+        eprintln!("transhume: {first}");
+        return Ok(first.exit_code);
     }
+    let refused = disks.iter().filter(|disk| !disk.adoptable).count();
+    if refused > 0 {
+        eprintln!("transhume: {refused} of {} disks cannot be adopted as they are", disks.len());
+        return Ok(ErrorCode::NotAdoptable.exit_code());
+    }
+    Ok(0)
 }
 
 async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {

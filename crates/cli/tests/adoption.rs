@@ -197,7 +197,10 @@ fn a_qcow2_disk_is_adopted_below_its_format_and_grows_while_it_moves() {
     let report = world.json(&["move", "web1", "--to", &target, "--no-persist", "--verify", "full"]);
     assert_eq!(report["equal"], true, "{report}");
     qemu.write(0x55);
-    world.json(&["release", "web1"]);
+    let released = world.json(&["release", "web1"]);
+    let stopped_us = released["vm"]["stopped_us"].as_u64().expect("the guest of a container is stopped");
+    let audit = std::fs::read_to_string(world.path("state").join("audit.jsonl")).expect("the audit log");
+    assert!(audit.contains(&format!("\"stopped_us\":{stopped_us}")), "{audit}");
     drop(qemu);
     tool("qemu-img", &["check", "-q", &to.display().to_string()]);
     let length = std::fs::metadata(&to).expect("there").len();
@@ -349,6 +352,15 @@ fn a_check_of_several_vms_tells_of_every_disk() {
     world.refused(&arguments, 21, "no such socket");
     let words = String::from_utf8(world.run(&arguments).stdout).expect("text");
     assert!(words.contains("node disk0") && words.contains(&format!("{dead}\n    not looked at: ")), "{words}");
+    let output = world.run(&[&arguments[..], &["--json"]].concat());
+    let disks: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    assert_eq!(disks.as_array().map(Vec::len), Some(2), "{disks}");
+
+    // Neither does one that cannot be adopted, and the exit code tells.
+    world.json(&["adopt", "--qmp", &first.text(), "--node", "disk0", "--name", "web1"]);
+    let arguments = ["adopt", "--check", "--qmp", &first.text(), "--qmp", &second.text()];
+    world.refused(&arguments, 23, "1 of 3 disks cannot be adopted");
+    world.json(&["release", "web1"]);
 }
 
 #[test]

@@ -258,6 +258,11 @@ impl Plan {
         Self { direction: Direction::Release, disk, image, steps, undo, resumes: guest_runs }
     }
 
+    /// Whether the guest must stand still for the decisive step.
+    pub(crate) fn pauses(&self) -> bool {
+        self.steps.contains(&Step::Pause)
+    }
+
     /// What to remember after a release, so that the next adoption knows the options.
     #[must_use]
     pub fn remembered(&self) -> Remembered {
@@ -443,11 +448,13 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
             options: format_node(disk, &names.file_after),
         });
     }
-    let mut undo = vec![Step::TakeLocks, Step::DeleteNode { node: names.file_after.clone() }];
+    let mut undo = vec![Step::TakeLocks];
     if pauses {
         steps.push(Step::Resume);
+        // Nobody reads through the file node that goes afterwards: the guest need not wait for that.
         undo.push(Step::Resume);
     }
+    undo.push(Step::DeleteNode { node: names.file_after.clone() });
     steps.push(Step::DeleteNode { node: names.nbd.clone() });
     (steps, undo)
 }

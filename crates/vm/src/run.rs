@@ -111,10 +111,13 @@ pub async fn recover(qmp: &Qmp, plan: &Plan, wish: Wish, surroundings: &mut dyn 
     };
     tracing::info!(volume = plan.disk.volume, ?now, ?wish, is_decided, "recovering a plan");
     let stopped = if plan.resumes { Stopped::ByThisPlan } else { Stopped::BySomebodyElse };
+    // A guest that stands still because of us goes on first; what was prepared while it stood is stale then.
+    let is_stopped_by_us = stopped == Stopped::ByThisPlan && plan.pauses() && !graph.is_running;
+    if !is_decided && (is_stopped_by_us || wish == Wish::Back) {
+        undo(qmp, plan, surroundings, stopped).await?;
+    }
     if is_decided || wish == Wish::Forward {
         run(qmp, plan, surroundings, stopped).await?;
-    } else {
-        undo(qmp, plan, surroundings, stopped).await?;
     }
     Ok(standing(&plan.disk, &Graph::read(qmp).await?))
 }
@@ -154,10 +157,16 @@ async fn run(
 ) -> Result<Option<Duration>> {
     let decisive = plan.steps.iter().position(is_decisive).unwrap_or(plan.steps.len());
     let mut graph = Graph::read(qmp).await?;
+    let mut is_stale = false;
     let mut passed = plan.steps.get(decisive).is_some_and(|step| is_done(step, &graph));
     let (mut stopped_at, mut stopped_for) = (None, None);
     for (index, step) in plan.steps.iter().enumerate() {
         let belongs_before = index < decisive && !matches!(step, Step::TakeLocks | Step::DropLocks);
+        // The guest may stand still: the graph is read again only where a step depends on what others may have done.
+        if is_stale && depends_on_others(step) {
+            graph = Graph::read(qmp).await?;
+            is_stale = false;
+        }
         let is_unwanted = *step == Step::Resume && stopped == Stopped::BySomebodyElse;
         if (passed && belongs_before) || is_done(step, &graph) || is_unwanted {
             continue;
@@ -171,7 +180,12 @@ async fn run(
             return Err(Error::new(ErrorKind::Disconnected, context).with_source(error));
         }
         tracing::info!(volume = plan.disk.volume, step = step.describe(), "running a plan");
-        if let Err(error) = carry_out(qmp, step, &plan.disk, &graph, surroundings).await {
+        let outcome = if index == decisive && plan.pauses() && graph.is_running {
+            Err(resumed_by_somebody(step))
+        } else {
+            carry_out(qmp, step, &plan.disk, &graph, surroundings).await
+        };
+        if let Err(error) = outcome {
             if error.leaves_doubt() || passed {
                 return Err(error);
             }
@@ -186,9 +200,7 @@ async fn run(
         if *step == Step::Resume {
             stopped_for = stopped_at.map(|start| qmp.env().now().since(start));
         }
-        if !matches!(step, Step::TakeLocks | Step::DropLocks) {
-            graph = Graph::read(qmp).await?;
-        }
+        is_stale |= !matches!(step, Step::TakeLocks | Step::DropLocks);
     }
     Ok(stopped_for)
 }
@@ -208,6 +220,17 @@ async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings, stopp
         }
     }
     first
+}
+
+/// Whether a step is right or wrong by what others may have done since the graph was read. What the plan itself has done
+/// since then is known without it.
+fn depends_on_others(step: &Step) -> bool {
+    matches!(step, Step::Pause | Step::Reopen { .. } | Step::SetDrive { .. } | Step::DeleteNode { .. })
+}
+
+fn resumed_by_somebody(step: &Step) -> Error {
+    let context = format!("the guest must stand still for {}, and somebody has resumed it", step.describe());
+    Error::new(ErrorKind::UnexpectedGraph, context)
 }
 
 fn is_decisive(step: &Step) -> bool {
@@ -238,8 +261,9 @@ async fn carry_out(
     surroundings: &mut dyn Surroundings,
 ) -> Result<()> {
     let is_inside = standing(disk, graph) == Standing::Inside;
-    let is_command = !matches!(step, Step::TakeLocks | Step::DropLocks);
-    if is_command && is_inside && !surroundings.is_export_connected() {
+    // `cont` drains nothing: a guest that we have stopped goes on, and waits for its export itself.
+    let may_drain = !matches!(step, Step::TakeLocks | Step::DropLocks | Step::Resume);
+    if may_drain && is_inside && !surroundings.is_export_connected() {
         let context = format!(
             "QEMU is not connected to the export of {}: {} would block the guest; start the daemon or run rescue first",
             disk.volume,

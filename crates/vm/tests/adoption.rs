@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Daemon, Given, KINDS, Kind, Server, Vm, node_names, options_shown, run};
+use common::{Daemon, Given, KINDS, Kind, Server, Setup, Vm, node_names, options_shown, run};
 use serde_json::json;
 use transhume_vm::{
     AdoptionRequest, ErrorKind, Graph, Plan, Sources, Standing, Step, Verdict, adopt, inventory, release, standing,
@@ -112,11 +112,7 @@ fn wait_for_lock(image: &str) {
 async fn a_disk_is_released_to_another_image_than_it_was_adopted_from() {
     for given in [Given::Blockdev, Given::Drive, Given::FileAlone] {
         let vm = Vm::start_with(Kind { given, format: "raw", iothread: true }, &["-S"]);
-        let qmp = vm.qmp().await;
-        let server = Server::start(&vm).await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{:?}: {error}: {}", vm.kind, vm.log()));
+        let Setup { qmp, plan, mut daemon, vm, server: _server } = Setup::adopted(vm).await;
         let target = vm.directory.path().join("moved.raw");
         std::fs::copy(&vm.image, &target).expect("the image is copied");
         let back = Plan::release(&plan.disk, &target, None, true);
@@ -139,14 +135,8 @@ fn is_open(vm: &Vm, path: &Path) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failed_release_keeps_the_disk_inside_with_the_locks_held_and_the_vm_alive() {
     for kind in KINDS {
-        let vm = Vm::start(kind);
-        let qmp = vm.qmp().await;
         // The guest's driver runs: with an iothread the disk's nodes are there now.
-        vm.load_goes_on().await;
-        let server = Server::start(&vm).await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{:?}: {error}: {}", vm.kind, vm.log()));
+        let Setup { qmp, plan, mut daemon, vm, server: _server } = Setup::adopted_under_load(kind).await;
         let names = node_names(&qmp).await;
         // Somebody else has the image: QEMU cannot lock it.
         let foreign = backends::QemuLocks::take_beside(&vm.image).expect("shared locks");

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Daemon, Given, HANG, KINDS, Kind, Server, Vm, real_env};
+use common::{Given, HANG, KINDS, Kind, Setup, Vm, real_env};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
@@ -117,13 +117,7 @@ async fn a_monitor_that_answers_garbage_ends_the_connection_and_fails_what_is_pe
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_to_the_vm_is_told_with_what_follows() {
-    let vm = Vm::start_with(PLAIN, &[]);
-    vm.load_goes_on().await;
-    let server = Server::start(&vm).await;
-    let qmp = vm.qmp().await;
-    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-    let mut daemon = Daemon::new(&vm.image);
-    adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
+    let Setup { qmp, plan, vm, server: _server, .. } = Setup::adopted_under_load(PLAIN).await;
     let mut events = VmEvents::watch(&qmp, &plan.disk);
     let graph = Graph::read(&qmp).await.expect("QEMU answers");
     assert_eq!(events.compare(&graph), []);
@@ -159,14 +153,11 @@ async fn what_happens_to_the_vm_is_told_with_what_follows() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_qemu_ends_the_events_and_fails_the_commands() {
-    let mut vm = Vm::start_with(PLAIN, &["-S"]);
-    let server = Server::start(&vm).await;
-    let qmp = vm.qmp().await;
-    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    let setup = Setup::planned(Vm::start_with(PLAIN, &["-S"])).await;
+    let Setup { qmp, plan, mut daemon, mut vm, server: _server } = setup;
     let mut events = VmEvents::watch(&qmp, &plan.disk);
     vm.child.kill().expect("killed");
     assert_eq!(within(events.next()).await, Some(VmEvent::QemuGone));
-    let mut daemon = Daemon::new(&vm.image);
     let error = adopt(&qmp, &plan, &mut daemon).await.expect_err("QEMU is gone");
     assert!(error.leaves_doubt(), "{error}");
 }
@@ -174,13 +165,7 @@ async fn a_killed_qemu_ends_the_events_and_fails_the_commands() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_qcow2_disk_grows_in_its_container_while_it_is_adopted() {
     for kind in [KINDS[2], KINDS[7]] {
-        let vm = Vm::start(kind);
-        vm.load_goes_on().await;
-        let server = Server::start(&vm).await;
-        let qmp = vm.qmp().await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
+        let Setup { qmp, plan, vm, server: _server, .. } = Setup::adopted_under_load(kind).await;
         let mut events = VmEvents::watch(&qmp, &plan.disk);
         let resize = json!({ "node-name": plan.disk.nodes.format, "size": 32 << 20 });
         qmp.execute("block_resize", resize).await.expect("grown");
@@ -196,12 +181,8 @@ async fn a_qcow2_disk_grows_in_its_container_while_it_is_adopted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unplugged_disk_is_noticed_and_our_nodes_are_taken_away() {
     for kind in [KINDS[0], KINDS[4], KINDS[7], KINDS[8]] {
-        let vm = Vm::start_with(kind, &["-S"]);
-        let server = Server::start(&vm).await;
-        let qmp = vm.qmp().await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        let setup = Setup::adopted(Vm::start_with(kind, &["-S"])).await;
+        let Setup { qmp, plan, mut daemon, vm: _vm, server: _server } = setup;
         let mut events = VmEvents::watch(&qmp, &plan.disk);
         // Without a guest that answers the first request, a reset carries the unplugging out.
         qmp.execute("device_del", json!({ "id": "vda" })).await.expect("asked for");
@@ -226,10 +207,7 @@ async fn an_unplugged_disk_is_noticed_and_our_nodes_are_taken_away() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_with_a_block_job_is_refused_and_a_job_begun_later_is_told() {
-    let vm = Vm::start_with(PLAIN, &["-S"]);
-    let server = Server::start(&vm).await;
-    let qmp = vm.qmp().await;
-    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    let Setup { qmp, plan, mut daemon, server, vm } = Setup::planned(Vm::start_with(PLAIN, &["-S"])).await;
     let target = json!({ "driver": "null-co", "node-name": "target", "size": common::DISK_BYTES });
     qmp.execute("blockdev-add", target).await.expect("added");
     let mirror = json!({ "job-id": "mine", "device": "disk0", "target": "target", "sync": "none", "speed": 1 });
@@ -238,7 +216,6 @@ async fn a_disk_with_a_block_job_is_refused_and_a_job_begun_later_is_told() {
     assert_eq!(error.kind(), ErrorKind::Refused);
     assert!(error.to_string().contains("block job"), "{error}");
     qmp.execute("block-job-cancel", json!({ "device": "mine", "force": true })).await.expect("cancelled");
-    let mut daemon = Daemon::new(&vm.image);
     for _ in 0..100 {
         if Graph::read(&qmp).await.expect("QEMU answers").jobs.is_empty() {
             break;

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, Given, KINDS, Kind, Server, Vm, node_names, options_shown};
+use common::{Daemon, Given, KINDS, Kind, Server, Setup, Vm, node_names, options_shown};
 use serde_json::json;
 use transhume_vm::{ErrorKind, Graph, Plan, Qmp, Standing, Step, Wish, adopt, recover, release, standing};
 
@@ -22,10 +22,8 @@ async fn assert_stands(qmp: &Qmp, plan: &Plan, expected: Standing, context: &str
 async fn planned(kind: Kind) -> (Vm, Server, Plan, Vec<String>) {
     let vm = Vm::start(kind);
     vm.load_goes_on().await;
-    let server = Server::start(&vm).await;
-    let qmp = vm.qmp().await;
+    let Setup { qmp, plan, server, vm, .. } = Setup::planned(vm).await;
     let names = node_names(&qmp).await;
-    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
     (vm, server, plan, names)
 }
 
@@ -76,12 +74,8 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
     for kind in KINDS {
         let vm = Vm::start(kind);
         vm.load_goes_on().await;
-        let server = Server::start(&vm).await;
-        let qmp = vm.qmp().await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let shown = options_shown(&qmp).await;
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        let shown = options_shown(&vm.qmp().await).await;
+        let Setup { qmp, plan, daemon, server, vm } = Setup::adopted(vm).await;
         let names = node_names(&qmp).await;
         let back = Plan::release(&plan.disk, &vm.image, None, true);
         let is_decisive = |step: &Step| matches!(step, Step::Reopen { .. } | Step::SetDrive { .. });
@@ -100,6 +94,7 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
             let now = recover(&qmp, &journalled(&back), Wish::Back, &mut daemon).await;
             let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
             assert_eq!(now, Standing::Inside, "{context}");
+            assert_stands(&qmp, &back, Standing::Inside, &context).await;
             assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
             assert!(daemon.locks.is_some(), "{context}: the locks were not taken again");
         }
@@ -138,19 +133,13 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_does_not_grow_between_the_opening_of_its_file_and_the_reopen() {
     for kind in [KINDS[2], KINDS[3]] {
-        let vm = Vm::start(kind);
-        vm.load_goes_on().await;
-        let server = Server::start(&vm).await;
-        let qmp = vm.qmp().await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
-        vm.load_goes_on().await;
-        daemon.dawdles = std::time::Duration::from_secs(2);
-        let back = Plan::release(&plan.disk, &vm.image, None, true);
-        release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        let mut setup = Setup::adopted_under_load(kind).await;
+        setup.vm.load_goes_on().await;
+        setup.daemon.dawdles = std::time::Duration::from_secs(2);
+        let stopped_for = setup.release().await;
+        assert!(stopped_for.is_some_and(|span| span.as_secs() >= 2), "{kind:?}: {stopped_for:?}");
         for _ in 0..10 {
-            vm.load_goes_on().await;
+            setup.vm.load_goes_on().await;
         }
     }
 }
@@ -158,13 +147,7 @@ async fn a_container_does_not_grow_between_the_opening_of_its_file_and_the_reope
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes_on_when_it_is_back() {
     for kind in [KINDS[1], KINDS[2], KINDS[7]] {
-        let vm = Vm::start(kind);
-        vm.load_goes_on().await;
-        let server = Server::start(&vm).await;
-        let qmp = vm.qmp().await;
-        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
-        let mut daemon = Daemon::new(&vm.image);
-        adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
+        let Setup { qmp, plan, mut daemon, server, vm } = Setup::adopted_under_load(kind).await;
         server.stop();
         daemon.is_connected = false;
         let back = Plan::release(&plan.disk, &vm.image, None, true);
@@ -186,10 +169,7 @@ async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
     let kind = Kind { given: Given::Blockdev, format: "raw", iothread: false };
-    let vm = Vm::start(kind);
-    let server = Server::start(&vm).await;
-    let qmp = vm.qmp().await;
-    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    let Setup { qmp, plan, mut daemon, vm, server: _server } = Setup::planned(Vm::start(kind)).await;
     // Somebody puts another file node below the format node meanwhile.
     let image = vm.directory.path().join("other").display().to_string();
     std::fs::copy(&vm.image, &image).expect("copied");
@@ -197,9 +177,40 @@ async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
     qmp.execute("blockdev-add", other).await.expect("a second node");
     let options = json!({ "driver": "raw", "node-name": "disk0", "file": "other" });
     qmp.execute("blockdev-reopen", json!({ "options": [options] })).await.expect("reopened");
-    let mut daemon = Daemon::new(&vm.image);
     let error = adopt(&qmp, &plan, &mut daemon).await.expect_err("the graph was another");
     assert_eq!(error.kind(), ErrorKind::UnexpectedGraph, "{error}");
     assert!(daemon.locks.is_none());
     assert!(node_names(&qmp).await.iter().all(|name| !name.starts_with("th-")));
+}
+
+/// A daemon dies between `stop` and `cont`, and QEMU has lost its export: the guest goes on before anything is asked of the
+/// export, and the disk is released afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guest_that_a_dead_daemon_has_left_stopped_goes_on_before_the_export_is_back() {
+    for kind in [KINDS[2], KINDS[7]] {
+        let Setup { qmp, plan, server, vm, .. } = Setup::adopted_under_load(kind).await;
+        let back = Plan::release(&plan.disk, &vm.image, None, true);
+        let decisive = back.steps.iter().position(|step| matches!(step, Step::Reopen { .. })).expect("a release");
+        let mut dying = Daemon::dying_before(&vm.image, decisive);
+        dying.locks = Some(backends::QemuLocks::take_beside(&vm.image).expect("shared locks"));
+        release(&qmp, &back, &mut dying).await.expect_err("it was killed");
+        drop(dying);
+        assert!(!Graph::read(&qmp).await.expect("QEMU answers").is_running, "{kind:?}: it was not killed midway");
+        server.stop();
+        let left = journalled(&back);
+        let mut daemon = Daemon::new(&vm.image);
+        daemon.is_connected = false;
+        let error = recover(&qmp, &left, Wish::Forward, &mut daemon).await.expect_err("the export is gone");
+        assert_eq!(error.kind(), ErrorKind::ExportDisconnected, "{kind:?}: {error}");
+        assert_stands(&qmp, &left, Standing::Inside, "the export is gone").await;
+        drop(server);
+        let server = Server::start(&vm).await;
+        vm.load_goes_on().await;
+        assert_eq!(server.export.connections(), 1, "{kind:?}");
+        daemon.is_connected = true;
+        let now = recover(&qmp, &left, Wish::Forward, &mut daemon).await.expect("recovered");
+        assert_eq!(now, Standing::Outside, "{kind:?}");
+        assert_stands(&qmp, &left, Standing::Outside, "released").await;
+        vm.load_goes_on().await;
+    }
 }

@@ -23,6 +23,7 @@ use api::v1::{self, AdoptRequest, CheckRequest, CheckedDisk, Error, ErrorCode};
 use backends::{BackendSpec, CacheMode};
 use vm::{AdoptionRequest, ExportAddress, Plan, Standing, Verdict, Wish};
 
+use crate::audit::Peer;
 use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
 use crate::held::{HoldOptions, QemuRule, suited};
@@ -96,7 +97,7 @@ impl Daemon {
         match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => {
                 turn(&volume, AdoptionDirection::Adopted, None).await?;
-                Ok(with_stop(volume.show(), stopped_for))
+                Ok(self.with_stop(volume.show(), stopped_for))
             }
             Err(error) => {
                 let answer = of_vm(&error);
@@ -156,7 +157,21 @@ impl Daemon {
         };
         self.remember(&plan);
         self.drop_volume(&volume).await?;
-        Ok(with_stop(shown, stopped_for))
+        Ok(self.with_stop(shown, stopped_for))
+    }
+
+    /// A volume as it is shown to whoever has had it adopted or released: with what that has cost the guest, which the
+    /// audit log keeps.
+    fn with_stop(&self, mut shown: v1::Volume, stopped_for: Option<Duration>) -> v1::Volume {
+        let stopped_us = stopped_for.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));
+        if let Some(stopped_us) = stopped_us {
+            let cost = serde_json::json!({ "stopped_us": stopped_us });
+            self.audit.record(self.env.wall_clock(), &Peer::daemon(), ("guest.stopped", &shown.name), cost, None);
+        }
+        if let Some(vm) = &mut shown.vm {
+            vm.stopped_us = stopped_us;
+        }
+        shown
     }
 
     /// Removes a volume that QEMU has just let go of.
@@ -173,14 +188,6 @@ impl Daemon {
         let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
         tokio::spawn(async move { recover(&daemon, &volume).await });
     }
-}
-
-/// A volume as it is shown to whoever has had it adopted or released: with what that has cost the guest.
-fn with_stop(mut shown: v1::Volume, stopped_for: Option<Duration>) -> v1::Volume {
-    if let Some(vm) = &mut shown.vm {
-        vm.stopped_us = stopped_for.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));
-    }
-    shown
 }
 
 /// Looks where an adopted disk stands and finishes what was begun: an adoption is undone if QEMU does not go through us

@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
-use transhume_vm::{AdoptionRequest, CommandLine, ExportAddress, Graph, Qmp, Sources, Step, Surroundings};
+use transhume_vm::{
+    AdoptionRequest, CommandLine, ExportAddress, Graph, Plan, Qmp, Sources, Step, Surroundings, adopt, release,
+};
 
 /// How long anything may take before the test counts as hung.
 pub const HANG: Duration = Duration::from_secs(30);
@@ -67,6 +69,45 @@ pub struct Kind {
     pub iothread: bool,
 }
 
+/// What the disk hangs on in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bus {
+    VirtioBlk,
+    VirtioScsi,
+    /// The AHCI controller of the machine.
+    Ide,
+}
+
+impl Bus {
+    /// The devices that make `disk0` the guest's disk.
+    fn devices(self, iothread: bool) -> Vec<String> {
+        let iothread = if iothread { ",iothread=io0" } else { "" };
+        match self {
+            Self::VirtioBlk => vec![format!("virtio-blk-pci,drive=disk0,id=vda,bootindex=0,bus=port0{iothread}")],
+            Self::VirtioScsi => vec![
+                format!("virtio-scsi-pci,id=scsi0,bus=port0{iothread}"),
+                "scsi-hd,drive=disk0,id=vda,bootindex=0,bus=scsi0.0".to_owned(),
+            ],
+            Self::Ide => vec!["ide-hd,drive=disk0,id=vda,bootindex=0,bus=ide.0".to_owned()],
+        }
+    }
+}
+
+/// A block device over a file, gone when this is dropped.
+pub struct Loop(pub PathBuf);
+
+impl Loop {
+    pub fn over(file: &Path) -> Self {
+        Self(run("losetup", &["--find", "--show", &file.display().to_string()]).trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        run("losetup", &["--detach", &self.0.display().to_string()]);
+    }
+}
+
 pub const KINDS: [Kind; 10] = [
     Kind { given: Given::Blockdev, format: "raw", iothread: false },
     Kind { given: Given::Blockdev, format: "raw", iothread: true },
@@ -79,6 +120,21 @@ pub const KINDS: [Kind; 10] = [
     Kind { given: Given::FileAlone, format: "raw", iothread: false },
     Kind { given: Given::FileAlone, format: "raw", iothread: true },
 ];
+
+/// A directory with a disk in it whose boot sector is [`LOAD`].
+fn boot_image(kind: Kind) -> (TempDir, PathBuf) {
+    let directory = tempfile::Builder::new().prefix("vm-test-").tempdir().expect("a temporary directory");
+    let raw = directory.path().join("boot.raw");
+    let mut bytes = vec![0_u8; DISK_BYTES as usize];
+    bytes[..LOAD.len()].copy_from_slice(&LOAD);
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(&raw, bytes).expect("the image is written");
+    let image = directory.path().join(format!("disk.{}", kind.format));
+    let (from, to) = (raw.display().to_string(), image.display().to_string());
+    run("qemu-img", &["convert", "-f", "raw", "-O", kind.format, &from, &to]);
+    std::fs::remove_file(raw).expect("the boot image goes");
+    (directory, image)
+}
 
 /// A QEMU that is killed when the test is done with it.
 pub struct Vm {
@@ -103,18 +159,26 @@ impl Vm {
     }
 
     pub fn start_with(kind: Kind, more: &[&str]) -> Self {
-        let directory = tempfile::Builder::new().prefix("vm-test-").tempdir().expect("a temporary directory");
-        let raw = directory.path().join("boot.raw");
-        let mut bytes = vec![0_u8; DISK_BYTES as usize];
-        bytes[..LOAD.len()].copy_from_slice(&LOAD);
-        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
-        std::fs::write(&raw, bytes).expect("the image is written");
-        let image = directory.path().join(format!("disk.{}", kind.format));
-        let (from, to) = (raw.display().to_string(), image.display().to_string());
-        run("qemu-img", &["convert", "-f", "raw", "-O", kind.format, &from, &to]);
-        std::fs::remove_file(raw).expect("the boot image goes");
+        let (directory, image) = boot_image(kind);
+        Self::start_on(directory, &image, "file", kind, Bus::VirtioBlk, more)
+    }
+
+    /// With the disk on another bus.
+    pub fn start_on_bus(kind: Kind, bus: Bus) -> Self {
+        let (directory, image) = boot_image(kind);
+        Self::start_on(directory, &image, "file", kind, bus, &[])
+    }
+
+    /// With the disk in a block device.
+    pub fn start_on_block_device(kind: Kind) -> (Self, Loop) {
+        let (directory, image) = boot_image(kind);
+        let device = Loop::over(&image);
+        (Self::start_on(directory, &device.0, "host_device", kind, Bus::VirtioBlk, &[]), device)
+    }
+
+    fn start_on(directory: TempDir, image: &Path, driver: &str, kind: Kind, bus: Bus, more: &[&str]) -> Self {
+        let (image, to) = (image.to_owned(), image.display().to_string());
         let monitor = directory.path().join("qmp");
-        let iothread = if kind.iothread { ",iothread=io0" } else { "" };
         let mut arguments: Vec<String> =
             ["-accel", "tcg", "-machine", "q35", "-nodefaults", "-display", "none"].map(str::to_owned).to_vec();
         let mut add = |option: &str, value: String| arguments.extend([option.to_owned(), value]);
@@ -124,7 +188,7 @@ impl Vm {
         match kind.given {
             Given::Blockdev => {
                 let file = json!({
-                    "driver": "file", "node-name": "file0", "filename": to, "discard": "unmap", "aio": "threads",
+                    "driver": driver, "node-name": "file0", "filename": to, "discard": "unmap", "aio": "threads",
                     "cache": { "direct": false, "no-flush": true }, "auto-read-only": true, "read-only": false,
                 });
                 let more = if kind.format == "qcow2" { ",l2-cache-size=1048576,pass-discard-other=on" } else { "" };
@@ -136,21 +200,23 @@ impl Vm {
                         kind.format
                     ),
                 );
-                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
             }
             Given::Drive => {
                 let options =
                     "if=none,id=disk0,cache=unsafe,discard=unmap,detect-zeroes=on,throttling.iops-total=20000";
                 add("-drive", format!("file={to},format={},{options}", kind.format));
-                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
             }
             Given::FileAlone => {
                 add(
                     "-blockdev",
-                    format!("file,node-name=disk0,filename={to},discard=unmap,detect-zeroes=unmap,cache.no-flush=on"),
+                    format!(
+                        "{driver},node-name=disk0,filename={to},discard=unmap,detect-zeroes=unmap,cache.no-flush=on"
+                    ),
                 );
-                add("-device", format!("virtio-blk-pci,drive=disk0,id=vda,bus=port0{iothread}"));
             }
+        }
+        for device in bus.devices(kind.iothread) {
+            add("-device", device);
         }
         add("-chardev", format!("file,id=console,path={}", directory.path().join("console").display()));
         add("-device", "isa-debugcon,iobase=0xe9,chardev=console".to_owned());
@@ -299,8 +365,14 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn new(image: &Path) -> Self {
-        let image = image.to_owned();
-        Self { image, locks: None, is_connected: true, dies_before: None, dawdles: Duration::ZERO, taken: Vec::new() }
+        Self {
+            image: image.to_owned(),
+            locks: None,
+            is_connected: true,
+            dies_before: None,
+            dawdles: Duration::ZERO,
+            taken: Vec::new(),
+        }
     }
 
     pub fn dying_before(image: &Path, step: usize) -> Self {
@@ -335,6 +407,53 @@ impl Surroundings for Daemon {
             tokio::time::sleep(dawdles).await;
             if dies { Err(io::Error::other("killed by the test")) } else { Ok(()) }
         })
+    }
+}
+
+/// A VM, the export of its disk, and a plan to adopt it.
+pub struct Setup {
+    pub qmp: Qmp,
+    pub plan: Plan,
+    pub daemon: Daemon,
+    pub server: Server,
+    pub vm: Vm,
+}
+
+impl Setup {
+    /// Planned, not yet adopted.
+    pub async fn planned(vm: Vm) -> Self {
+        let server = Server::start(&vm).await;
+        let qmp = vm.qmp().await;
+        let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await;
+        let plan = plan.unwrap_or_else(|error| panic!("{:?}: {error}", vm.kind));
+        let daemon = Daemon::new(&vm.image);
+        Self { qmp, plan, daemon, server, vm }
+    }
+
+    /// Adopted.
+    pub async fn adopted(vm: Vm) -> Self {
+        let mut setup = Self::planned(vm).await;
+        setup.adopt().await;
+        setup
+    }
+
+    /// Adopted, by a VM whose guest works on its disk.
+    pub async fn adopted_under_load(kind: Kind) -> Self {
+        let vm = Vm::start(kind);
+        vm.load_goes_on().await;
+        Self::adopted(vm).await
+    }
+
+    pub async fn adopt(&mut self) -> Option<Duration> {
+        let ran = adopt(&self.qmp, &self.plan, &mut self.daemon).await;
+        ran.unwrap_or_else(|error| panic!("{:?}: {error}: {}", self.vm.kind, self.vm.log()))
+    }
+
+    /// Back to the image that it was adopted from.
+    pub async fn release(&mut self) -> Option<Duration> {
+        let back = Plan::release(&self.plan.disk, &self.vm.image, None, true);
+        let ran = release(&self.qmp, &back, &mut self.daemon).await;
+        ran.unwrap_or_else(|error| panic!("{:?}: {error}: {}", self.vm.kind, self.vm.log()))
     }
 }
 
