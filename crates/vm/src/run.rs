@@ -111,7 +111,7 @@ pub async fn recover(qmp: &Qmp, plan: &Plan, wish: Wish, surroundings: &mut dyn 
     };
     tracing::info!(volume = plan.disk.volume, ?now, ?wish, is_decided, "recovering a plan");
     let stopped = if plan.resumes { Stopped::ByThisPlan } else { Stopped::BySomebodyElse };
-    // A guest that stands still because of us goes on first; what was prepared while it stood is stale then.
+    // A guest that stands still because of us goes on first, before the export is asked for anything.
     let is_stopped_by_us = stopped == Stopped::ByThisPlan && plan.pauses() && !graph.is_running;
     if !is_decided && (is_stopped_by_us || wish == Wish::Back) {
         undo(qmp, plan, surroundings, stopped).await?;
@@ -160,6 +160,11 @@ async fn run(
     let mut is_stale = false;
     let mut passed = plan.steps.get(decisive).is_some_and(|step| is_done(step, &graph));
     let (mut stopped_at, mut stopped_for) = (None, None);
+    if !passed && is_prepared_while_stopped(plan, &graph) {
+        // The guest may have run since then, and what it has made grow would read as zeroes.
+        undo(qmp, plan, surroundings, stopped).await?;
+        graph = Graph::read(qmp).await?;
+    }
     for (index, step) in plan.steps.iter().enumerate() {
         let belongs_before = index < decisive && !matches!(step, Step::TakeLocks | Step::DropLocks);
         // The guest may stand still: the graph is read again only where a step depends on what others may have done.
@@ -220,6 +225,12 @@ async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings, stopp
         }
     }
     first
+}
+
+/// Whether a node is there already that may only be added while the guest stands still.
+fn is_prepared_while_stopped(plan: &Plan, graph: &Graph) -> bool {
+    let after = plan.steps.iter().skip_while(|step| **step != Step::Pause);
+    after.into_iter().any(|step| matches!(step, Step::AddNode { .. }) && is_done(step, graph))
 }
 
 /// Whether a step is right or wrong by what others may have done since the graph was read. What the plan itself has done

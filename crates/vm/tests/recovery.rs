@@ -184,7 +184,7 @@ async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
 }
 
 /// A daemon dies between `stop` and `cont`, and QEMU has lost its export: the guest goes on before anything is asked of the
-/// export, and the disk is released afterwards.
+/// export. It makes its container grow meanwhile: the file node that was opened while it stood still is not used any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_that_a_dead_daemon_has_left_stopped_goes_on_before_the_export_is_back() {
     for kind in [KINDS[2], KINDS[7]] {
