@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags};
@@ -23,6 +23,9 @@ use crate::target::{TargetError, block_size_of, directory_of, sync_directory_of}
 
 const TOMBSTONE_MAGIC: &[u8; 16] = b"TRANSHUME MOVED\n";
 const TOMBSTONE_BYTES: usize = 4096;
+/// A file is deleted in steps of so many bytes, or more where that would take too many.
+const SHRINK_BYTES: u64 = 32 << 20;
+const SHRINK_STEPS_MAX: u64 = 256;
 
 /// A source that was put out of the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +78,28 @@ pub fn is_deleted(path: &Path, epoch: u64) -> Result<bool, TargetError> {
     Ok(!real.exists() && !moved_name(&real, epoch).exists())
 }
 
+/// Gives a file's space back in steps, each durable before the next: where the file system discards what it frees, a
+/// whole volume at once keeps the disk from everybody else for half a second and more. A file that has another name, too,
+/// keeps its bytes.
+fn shrink(path: &Path) -> std::io::Result<()> {
+    let file = match File::options().write(true).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        opened => opened?,
+    };
+    let found = file.metadata()?;
+    if found.nlink() > 1 {
+        return Ok(());
+    }
+    let step = SHRINK_BYTES.max(found.len() / SHRINK_STEPS_MAX);
+    let mut length = found.len();
+    while length > step {
+        length -= step;
+        file.set_len(length)?;
+        file.sync_all()?;
+    }
+    Ok(())
+}
+
 fn moved_name(real: &Path, epoch: u64) -> PathBuf {
     let mut name = real.as_os_str().to_owned();
     name.push(format!(".moved-{epoch}"));
@@ -113,6 +138,7 @@ impl Retired {
     /// What the operating system says; it being gone already is none.
     pub fn delete(&self) -> Result<(), TargetError> {
         let Self::File { to, .. } = self else { return Ok(()) };
+        shrink(to).map_err(|error| TargetError::os(to, "deleting", error))?;
         match std::fs::remove_file(to) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(TargetError::os(to, "deleting", error)),
             _ => sync_directory_of(to),

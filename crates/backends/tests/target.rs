@@ -195,6 +195,21 @@ fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
 }
 
 #[test]
+fn deleting_a_large_retired_file_leaves_nothing_but_what_has_another_name() {
+    let directory = directory();
+    let (source, other) = (directory.path().join("source"), directory.path().join("other"));
+    file_of(&source, 100 << 20);
+    retire_source(&source, 1, directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&source, 1).expect("looked"));
+
+    file_of(&source, 100 << 20);
+    std::fs::hard_link(&source, &other).expect("linked");
+    retire_source(&source, 2, directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&source, 2).expect("looked"));
+    assert_eq!(std::fs::metadata(&other).expect("there").len(), 100 << 20, "the other name has lost its bytes");
+}
+
+#[test]
 fn a_retired_block_device_has_a_tombstone_and_can_be_restored() {
     let directory = directory();
     let backing = directory.path().join("backing");

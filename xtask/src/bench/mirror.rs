@@ -1,6 +1,7 @@
 //! A volume that is moved under load, by us, by QEMU's `blockdev-mirror`, and offline. The load generator is one and the
 //! same, and so is the file. Figures are from the migration's own window: from the order to its end.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,7 @@ pub(crate) fn run_in_memory(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     for (name, copier) in copies {
         let mut seconds = Samples::default();
         for _ in 0..bench.runs {
+            volume.warm_memory()?;
             seconds.push(volume.copy_offline(copier)?);
         }
         rows.push(Row::new(format!("offline copy in memory, {name}"), "s", seconds, Goal::None));
@@ -188,6 +190,9 @@ fn measure_all(bench: &Bench, volume: &Volume, medium: Medium, offer: Offer) -> 
 fn measure(bench: &Bench, volume: &Volume, medium: Medium, mover: Mover, offer: Offer) -> anyhow::Result<Run> {
     let folder = private_folder(bench.memory.path())?;
     let is_direct = medium == Medium::Disk;
+    if medium == Medium::Memory {
+        volume.warm_memory()?;
+    }
     let run = match mover {
         Mover::Ours => {
             let daemon = Transhumed::start(&bench.programs, folder.path())?;
@@ -198,7 +203,7 @@ fn measure(bench: &Bench, volume: &Volume, medium: Medium, mover: Mover, offer: 
             let target = format!("{}{options}", path_word(&volume.target));
             let verify = if is_direct { "sample" } else { "off" };
             under_load(bench, &endpoint, offer, || {
-                daemon.move_to(VOLUME, Path::new(&target), &["--verify", verify, "--delete-source"]).map(drop)
+                daemon.move_to(VOLUME, Path::new(&target), &["--verify", verify]).map(drop)
             })
         }
         Mover::QemuBackground | Mover::QemuWriteBlocking => {
@@ -245,9 +250,29 @@ impl Volume {
         Ok(Self { source, target, bytes })
     }
 
-    /// What was moved lies at the target; the source is gone, or is an old copy.
+    /// What was moved lies at the target; the source is an old copy, which we have given another name and QEMU has not.
+    /// Nobody's migration is charged with deleting it. What a file system does of that later (discards) is done on return.
     fn take_back(&self) -> anyhow::Result<()> {
-        std::fs::rename(&self.target, &self.source).context("taking the moved volume back")
+        let folder = self.source.parent().context("the volume lies in a folder")?;
+        for entry in std::fs::read_dir(folder).context("looking for the old copy")? {
+            let path = entry.context("looking for the old copy")?.path();
+            if path.to_string_lossy().contains(".moved-") {
+                std::fs::remove_file(path).context("removing the old copy")?;
+            }
+        }
+        std::fs::rename(&self.target, &self.source).context("taking the moved volume back")?;
+        std::fs::File::open(folder).and_then(|folder| folder.sync_all()).context("syncing the folder")
+    }
+
+    /// Makes the machine have as much memory at hand as the target will take. A virtual machine's host takes free memory
+    /// back, and whoever touched it first after that would wait for the host: twice to five times as long as a copy takes.
+    fn warm_memory(&self) -> anyhow::Result<()> {
+        let mut file = std::fs::File::create(&self.target).context("creating a file to warm memory with")?;
+        let zeroes = vec![0; 1 << 20];
+        for _ in 0..self.bytes >> 20 {
+            file.write_all(&zeroes).context("warming memory")?;
+        }
+        std::fs::remove_file(&self.target).context("removing the file that warmed memory")
     }
 
     fn copy_offline(&self, copier: Copier) -> anyhow::Result<f64> {
@@ -262,6 +287,8 @@ impl Volume {
         let seconds = started.elapsed().as_secs_f64();
         let copied = std::fs::metadata(&self.target).context("looking at the copy")?.len();
         std::fs::remove_file(&self.target).context("removing the copy")?;
+        let folder = self.target.parent().context("the copy lies in a folder")?;
+        std::fs::File::open(folder).and_then(|folder| folder.sync_all()).context("syncing the folder")?;
         if copied != self.bytes {
             bail!("{program} copied {copied} of {} bytes", self.bytes);
         }
