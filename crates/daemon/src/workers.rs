@@ -1,5 +1,6 @@
 //! The data plane: one thread a core, each with an event loop of its own. A connection stays on its worker.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::runtime::{Builder, Handle};
@@ -9,6 +10,9 @@ use crate::problem::{Result, of_state};
 
 /// The nice value of workers that give way: about a third of an equal's share.
 const YIELDING_NICE: i32 = 5;
+
+/// How late its timers may be, in nanoseconds; the kernel's default is 50 us.
+const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
 
 /// One thread with its event loop; it ends when this is dropped, and what runs on it is torn down.
 pub(crate) struct Worker {
@@ -28,6 +32,8 @@ impl Worker {
         Self::start_with(name, || {
             // Of the calling thread alone, on Linux. Where it is not allowed the copy competes as an equal.
             let _ = rustix::process::setpriority_process(None, YIELDING_NICE);
+            // Its short breaths are to be as short as they are meant.
+            let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK);
         })
     }
 

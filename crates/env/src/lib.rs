@@ -60,6 +60,10 @@ pub trait Env: Send + Sync + 'static {
     /// A random number from this world's one source.
     fn random(&self) -> u64;
 
+    /// Lets whoever waits for the caller's processor have it, by blocking the calling thread for some microseconds. Only
+    /// for a thread that carries nothing of a guest's. A world without threads has nobody to let.
+    fn breathe(&self) {}
+
     /// The wall clock, for records that people read; never for measuring.
     fn wall_clock(&self) -> SystemTime;
 }

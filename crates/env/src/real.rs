@@ -8,6 +8,9 @@ use rand_chacha::ChaCha12Rng;
 
 use crate::{Env, Moment, Task};
 
+/// Long enough for a thread that waits to be put on the processor. (After 2 us most still waited.)
+const BREATH: Duration = Duration::from_micros(20);
+
 /// The machine's monotonic clock, its operating system's randomness, and the tokio runtime of whoever calls.
 pub struct RealEnv {
     start: Instant,
@@ -39,6 +42,11 @@ impl Env for RealEnv {
 
     fn spawn(&self, task: Task) {
         tokio::spawn(task);
+    }
+
+    fn breathe(&self) {
+        // A sleep: to yield means to lose all of the time slice wherever somebody else is busy.
+        std::thread::sleep(BREATH);
     }
 
     fn random(&self) -> u64 {

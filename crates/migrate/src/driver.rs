@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use std::pin::pin;
 
 use crate::control::{Control, TargetWish};
-use crate::pace::{Duty, Governor, Window};
+use crate::pace::{Breath, Duty, Governor, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
@@ -50,6 +50,9 @@ pub(crate) struct Driver {
     pub(crate) window: Window,
     pub(crate) governor: Governor,
     pub(crate) duty: Duty,
+    pub(crate) breath: Breath,
+    /// Both devices answered the last copy at once.
+    pub(crate) at_once: bool,
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
     /// What ended it, or the last thing that it survived.
@@ -78,6 +81,8 @@ impl Driver {
             window: Window::new(options.window_bytes_max.min(pool.limit().0 / 2)),
             governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
             duty: Duty::default(),
+            breath: Breath::default(),
+            at_once: false,
             bucket,
             statistics,
             env,
@@ -193,6 +198,20 @@ impl Driver {
     /// Waits for a change or for `limit`.
     async fn wait(&self, limit: Duration) {
         select(pin!(self.control.shared.signal.notified()), self.env.sleep(limit)).await;
+    }
+
+    /// Whether the copy holds a processor that the guest may want, and goes in small steps therefore.
+    fn is_in_the_way(&self) -> bool {
+        self.at_once && self.governor.is_guest_active()
+    }
+
+    /// Gives the processor away for a moment, if it is time to.
+    fn breathe(&mut self) {
+        let began = self.env.now();
+        if self.is_in_the_way() && self.breath.is_due(began) {
+            self.env.breathe();
+            self.breath.record(began, self.env.now());
+        }
     }
 
     /// Publishes progress and looks at what the guest feels.

@@ -1,9 +1,11 @@
 //! How much the copy may have in flight: as much as the devices take without queueing, and less when the guest feels it.
 
+mod breath;
 mod duty;
 mod governor;
 mod window;
 
+pub(crate) use breath::Breath;
 pub(crate) use duty::Duty;
 pub(crate) use governor::Governor;
 pub(crate) use window::Window;
@@ -19,4 +21,16 @@ pub(crate) async fn yield_now() {
         std::task::Poll::Pending
     })
     .await;
+}
+
+/// What `work` gives, and whether it never waited but to let others run once.
+pub(crate) async fn at_once<T>(work: impl Future<Output = T>) -> (T, bool) {
+    let mut work = std::pin::pin!(work);
+    let mut waits = 0_u32;
+    std::future::poll_fn(|context| {
+        let polled = work.as_mut().poll(context).map(|value| (value, waits <= 1));
+        waits += 1;
+        polled
+    })
+    .await
 }

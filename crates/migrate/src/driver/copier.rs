@@ -21,6 +21,8 @@ use crate::strategy::mirror::copy::{Copied, CopyError};
 pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
 /// While the guest leaves room, copies are not smaller than this.
 const COPY_BYTES_MIN: u64 = 256 << 10;
+/// Where the copy is in the guest's way, copies are of this size and one after the other.
+const STEP_BYTES: u64 = 128 << 10;
 /// Holes are brought into step in runs of this size.
 const HOLE_BYTES_MAX: u64 = 256 << 20;
 /// So often a copy is tried again after an error.
@@ -34,6 +36,8 @@ struct Ended {
     bytes: u64,
     began: Moment,
     outcome: Result<Copied, CopyError>,
+    /// Neither device let the copy wait.
+    at_once: bool,
     /// Holes say nothing of the device's speed.
     is_hole: bool,
 }
@@ -92,6 +96,7 @@ impl Driver {
                 if let Some(event) = self.take_ended(&mut copies, ended) {
                     stop.get_or_insert(event);
                 }
+                self.breathe();
             }
         }
     }
@@ -115,10 +120,15 @@ impl Driver {
     async fn begin_copies(&mut self, copies: &mut Copies) {
         loop {
             let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
+            let is_in_the_way = self.is_in_the_way();
+            let allowed = if is_in_the_way { allowed.min(STEP_BYTES) } else { allowed };
             if self.env.now() < copies.not_before || (copies.bytes > 0 && copies.bytes >= allowed) {
                 return;
             }
-            let size = (allowed / 4).clamp(COPY_BYTES_MIN.min(allowed), COPY_BYTES_MAX);
+            let size = match is_in_the_way {
+                true => STEP_BYTES,
+                false => (allowed / 4).clamp(COPY_BYTES_MIN.min(allowed), COPY_BYTES_MAX),
+            };
             let chunks = (size / self.options.chunk_bytes).max(1);
             let Some(next) = self.next_run(copies, chunks).await else { return };
             let (Next::Data(run) | Next::Hole(run)) = &next;
@@ -153,11 +163,11 @@ impl Driver {
         copies.in_flight.push(Box::pin(async move {
             // Devices that answer at once would otherwise never let anybody else run.
             crate::pace::yield_now().await;
-            let outcome = match buffer {
-                Some(buffer) => mirror.copy_run(run.clone(), buffer).await,
-                None => mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()),
+            let (outcome, at_once) = match buffer {
+                Some(buffer) => crate::pace::at_once(mirror.copy_run(run.clone(), buffer)).await,
+                None => (mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()), false),
             };
-            Ended { run, bytes, began, outcome, is_hole }
+            Ended { run, bytes, began, outcome, at_once, is_hole }
         }));
     }
 
@@ -206,6 +216,9 @@ impl Driver {
     /// Draws conclusions from a copy that has ended.
     fn take_ended(&mut self, copies: &mut Copies, ended: Ended) -> Option<Event> {
         let now = self.env.now();
+        if !ended.is_hole {
+            self.at_once = ended.at_once;
+        }
         let rest = self.duty.record(ended.began, now, self.governor.duty());
         copies.not_before = copies.not_before.max(now + rest);
         let (session, error) = match ended.outcome {

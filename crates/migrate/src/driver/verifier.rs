@@ -104,6 +104,7 @@ impl Driver {
             };
             let Some(ended) = ended else { continue };
             bytes -= ended.bytes;
+            self.breathe();
             let now = self.env.now();
             not_before = not_before.max(now + self.duty.record(ended.began, now, self.governor.duty()));
             let retried = matches!(ended.outcome, Err(CompareError::Source(_)) | Err(CompareError::Target(..)));

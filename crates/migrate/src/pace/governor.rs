@@ -33,16 +33,23 @@ pub(crate) struct Governor {
     pending: GuestWindow,
     /// How many looks in a row brought too few requests.
     looks: u32,
+    /// The guest did something before the last decision.
+    is_guest_active: bool,
 }
 
 impl Governor {
     pub(crate) const fn new(limit: Duration) -> Self {
         let pending = GuestWindow { requests: 0, latency_p99: Duration::ZERO, latency_max: Duration::ZERO };
-        Self { share: 1.0, limit, quiet: None, at_floor: (Duration::MAX, 0), pending, looks: 0 }
+        Self { share: 1.0, limit, quiet: None, at_floor: (Duration::MAX, 0), pending, looks: 0, is_guest_active: false }
     }
 
     pub(crate) const fn share(&self) -> f64 {
         self.share
+    }
+
+    /// Whether the guest has requests at all.
+    pub(crate) const fn is_guest_active(&self) -> bool {
+        self.is_guest_active
     }
 
     /// Which part of the time copies may be under way.
@@ -60,6 +67,7 @@ impl Governor {
         }
         let felt = std::mem::take(&mut self.pending);
         self.looks = 0;
+        self.is_guest_active = felt.requests > 0;
         let limit = self.quiet.map_or(self.limit, |quiet| self.limit.max(quiet.mul_f64(QUIET_FACTOR)));
         if felt.requests > 0 && felt.latency_p99 > limit {
             if self.share <= SHARE_MIN {
