@@ -15,7 +15,7 @@ mod spec;
 mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
-pub use offload::{CopyOffload, copy_extent};
+pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
 pub use retire::{Retired, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};

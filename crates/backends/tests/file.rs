@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use block::testing::conformance;
-use block::{BlockDevice, Buffer, Bytes, Data, Device, ErrorKind, Extent, Mutation};
+use block::{Buffer, Bytes, Data, Device, ErrorKind, Extent, Mutation};
 use env::RealEnv;
 use tempfile::{TempDir, tempdir_in};
-use transhume_backends::{BackendSpec, CacheMode, CopyOffload, Engine, FileBackend, OpenOptions, copy_extent};
+use transhume_backends::{BackendSpec, CacheMode, Engine, FileBackend, FileOffload, OpenOptions};
 
 fn in_memory() -> TempDir {
     tempdir_in("/dev/shm").expect("a directory in memory")
@@ -82,26 +82,11 @@ async fn files_through_the_page_cache_conform() {
 }
 
 #[tokio::test]
-async fn the_file_system_copies_within_itself_and_refuses_between_two() {
+async fn a_file_system_that_shares_no_blocks_is_not_asked_to_copy() {
     let (memory, disk) = (in_memory(), on_disk());
-    let size = Bytes(1_000_001);
-    let bytes: Vec<u8> = (0..size.0).map(|number| (number % 249) as u8).collect();
-    for (directory, cache) in [(&memory, CacheMode::Auto), (&disk, CacheMode::Page), (&disk, CacheMode::Direct)] {
-        let (source, target) = (create(directory, cache, size).await, create(directory, cache, size).await);
-        device(&source).write(Mutation::data(Bytes::ZERO, Data::copy_of(&bytes))).await.expect("written");
-        let extent = Extent::between(Bytes(65536), size);
-        let outcome = copy_extent(&source, &target, extent).await.expect("copied");
-        let CopyOffload::Copied(copied) = outcome else { panic!("{cache:?} refused") };
-        assert!(copied >= extent.length.align_down(4096) - Bytes(4096), "only {copied} were copied");
-        let rest = (extent.offset + copied).as_usize();
-        if rest < bytes.len() {
-            let by_hand = Mutation::data(Bytes::from(rest), Data::copy_of(&bytes[rest..]));
-            device(&target).write(by_hand).await.expect("written");
-        }
-        let read = device(&target).read(Bytes::ZERO, Buffer::unpooled(size.as_usize())).await.expect("read");
-        assert!(read[..65536].iter().all(|&byte| byte == 0) && read[65536..] == bytes[65536..]);
-    }
+    let size = Bytes(1 << 20);
     let (source, target) = (create(&memory, CacheMode::Auto, size).await, create(&disk, CacheMode::Auto, size).await);
-    let outcome = copy_extent(&source, &target, Extent::whole(source.geometry().size)).await;
-    assert_eq!(outcome.expect("no failure"), CopyOffload::Unsupported);
+    assert!(FileOffload::between(&source, &target).await.is_none(), "two file systems share blocks");
+    let other = create(&memory, CacheMode::Auto, size).await;
+    assert!(FileOffload::between(&source, &other).await.is_none(), "memory shares blocks");
 }

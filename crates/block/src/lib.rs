@@ -14,6 +14,7 @@ mod error;
 mod filter;
 mod mem;
 mod mutation;
+mod offload;
 mod range_lock;
 mod slot;
 #[cfg(any(test, feature = "testing"))]
@@ -27,6 +28,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use mem::MemDevice;
 pub use mutation::{Mutation, MutationKind};
+pub use offload::Offload;
 pub use range_lock::{RangeGuard, RangeLock, RangeMode, RangeQueue, RangeWait, Ticket};
 pub use slot::{Quiesced, Slot, SlotLane};
 pub use units::{BLOCK_BYTES, Bytes, ChunkIndex, ChunkSize, Extent};

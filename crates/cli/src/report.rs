@@ -46,6 +46,10 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
             "copied",
             format!("{} at {}", bytes(report.bytes_copied), rate(report.bytes_copied as f64 / copying)),
         ));
+        if report.bytes_offloaded > 0 {
+            let shared = bytes(report.bytes_offloaded);
+            lines.push(("offloaded", format!("{shared} of that by the file system, without a checksum of ours")));
+        }
         if report.bytes_zero > 0 {
             lines.push(("holes", format!("{}, not copied", bytes(report.bytes_zero))));
         }

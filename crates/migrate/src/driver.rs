@@ -270,6 +270,7 @@ impl Driver {
                     return None;
                 }
                 self.target = device;
+                self.mirror.tracker(|tracker| tracker.set_offload(None));
                 self.statistics.set_past_page_cache(comparison.is_some());
                 self.comparison = comparison;
                 empty

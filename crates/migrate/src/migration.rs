@@ -40,6 +40,7 @@ impl Migration {
         }
         let progress_map = parts.progress_map.take();
         let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh, progress_map.is_some());
+        tracker.set_offload(parts.offload.take());
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{BufferPool, Device, IoFuture, Slot};
+use block::{BufferPool, Device, IoFuture, Offload, Slot};
 use env::EnvRef;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,8 @@ pub struct Parts {
     /// Devices that read source and target past the page cache. `None`: comparisons read through it, and the report
     /// says so.
     pub comparison: Option<Comparison>,
+    /// Copies from source to target below us, where that is cheap. `None`: every byte is read and written.
+    pub offload: Option<Arc<dyn Offload>>,
     /// Where the copy's buffers come from; at least 4 MiB, and not the pool that guest requests wait for.
     pub pool: BufferPool,
 }

@@ -112,6 +112,8 @@ pub struct Report {
     pub bytes_total: u64,
     /// Data copied, everything that was copied again included.
     pub bytes_copied: u64,
+    /// Of the data copied, what the file system has copied or shared by itself: it carried no checksum.
+    pub bytes_offloaded: u64,
     /// Holes and zeroes, which were not copied as data.
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.

@@ -24,6 +24,7 @@ use crate::checks;
 use crate::dice::Dice;
 use crate::disk::Disk;
 use crate::guest::Guest;
+use crate::offload::SimOffload;
 use crate::port::Port;
 use crate::process::Process;
 use crate::record::{Document, Job, Record, StallMeter};
@@ -75,6 +76,8 @@ pub struct Setup {
     pub tasks_max: usize,
     /// Whether a target that was lost is resumed, or the job cancelled.
     pub resumes_lost_targets: bool,
+    /// Whether the two sides can copy between each other without the engine.
+    pub offloads: bool,
     /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
     pub corrupts: bool,
     /// See [`Mistakes`].
@@ -448,6 +451,11 @@ impl Host {
         };
         let map = ProgressMap::open(self.open(&shared.map, Role::Map, 0).await, identity).await?;
         let pool = BufferPool::new(shared.setup.pool);
+        let (from, to) = (source.clone(), target.clone());
+        let offload = shared.setup.offloads.then(|| {
+            let dice = shared.world.dice("offload");
+            Arc::new(SimOffload { world: shared.world.clone(), dice, source: from, target: to }) as _
+        });
         let parts = Parts {
             env: process.env(),
             slot: slot.clone(),
@@ -458,6 +466,7 @@ impl Host {
             progress_map: Some(map),
             meter: Some(Arc::new(StallMeter::new(meter.clone()))),
             comparison: None,
+            offload,
             pool,
         };
         let (control, work) = Migration::start(parts, options).await?;

@@ -18,6 +18,7 @@
 //! | disk lost | target | up to 3 times | every request fails until it comes back | the same |
 //! | stuck | any disk | up to 1 %; stores 5 % | a request takes up to 90 s | the guest waits for no target longer than the stated limit |
 //! | slow | any disk | up to 10 % | up to 50 ms at a twentieth of the speed | all |
+//! | offload refused, in part, failed | between source and target | 10 %, 10 %, 5 % | nobody knows what the target holds there | the engine copies it itself |
 //! | lost, misdirected write, flipped bit | target | up to 2 % | a part of a write does not land, lands elsewhere, lands with one bit wrong | found by a full comparison if it came before that |
 //! | corruption | target | up to 3 times | a bit changes by itself | the same |
 //! | crash | the process | up to 6 times, at any moment, in a chosen phase, or at a chosen await | every task ends at its await; requests under way land wholly, in part, late (up to 56 ms) or never | everything that was answered |
@@ -55,6 +56,7 @@ pub mod host;
 pub mod ledger;
 pub mod log;
 mod medium;
+mod offload;
 pub mod pattern;
 pub mod port;
 pub mod process;

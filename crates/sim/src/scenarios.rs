@@ -66,6 +66,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("reconnect", "the guest's connection is cut and comes back", reconnect),
     scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
     scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
+    scenario(
+        "offload",
+        "source and target copy between each other, in part, with errors, and the target fails",
+        offload,
+    ),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 
@@ -355,6 +360,12 @@ fn reconnect(dice: &Dice) -> Story {
     common(dice).source(Faults { slow: rate(dice), ..Faults::default() }).with(Happening::Reconnect, dice.within(1..=5))
 }
 
+fn offload(dice: &Dice) -> Story {
+    let rate = rate(dice);
+    let faults = Faults { write_errors: rate, flush_errors: rate * 10.0, stuck: rate / 10.0, ..Faults::default() };
+    common(dice).offloads(true).target(faults).with(Happening::Crash, dice.below(3))
+}
+
 fn swarm(dice: &Dice) -> Story {
     let maybe = |value: f64| if dice.chance(0.3) { value * dice.fraction() } else { 0.0 };
     let faults = || Faults {
@@ -382,5 +393,6 @@ fn swarm(dice: &Dice) -> Story {
     ] {
         story = story.with(happening, times(limit));
     }
-    if dice.chance(0.1) { story.target_space(dice.fraction()) } else { story }
+    let story = if dice.chance(0.1) { story.target_space(dice.fraction()) } else { story };
+    story.offloads(dice.chance(0.15))
 }

@@ -107,6 +107,7 @@ impl Story {
                 pool: Bytes::mib(16),
                 tasks_max: usize::MAX,
                 resumes_lost_targets: true,
+                offloads: false,
                 corrupts: false,
                 mistakes: Mistakes::default(),
             },
@@ -224,6 +225,13 @@ impl Story {
     #[must_use]
     pub const fn gives_up_lost_targets(mut self) -> Self {
         self.setup.resumes_lost_targets = false;
+        self
+    }
+
+    /// Source and target can copy between each other by themselves.
+    #[must_use]
+    pub const fn offloads(mut self, offloads: bool) -> Self {
+        self.setup.offloads = offloads;
         self
     }
 

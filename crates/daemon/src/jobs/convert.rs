@@ -46,6 +46,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         seconds: report.seconds,
         bytes_total: report.bytes_total,
         bytes_copied: report.bytes_copied,
+        bytes_offloaded: report.bytes_offloaded,
         bytes_zero: report.bytes_zero,
         bytes_mirrored: report.bytes_mirrored,
         bytes_resumed: report.bytes_resumed,

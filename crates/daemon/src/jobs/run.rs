@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions};
+use backends::{BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions};
 use block::{BufferPool, Bytes, Device};
 use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
 
@@ -68,6 +68,11 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
     let source = slot.device();
     let hold = volume.hold_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &hold).await;
+    let source_backend = volume.with_held(|held| Arc::clone(held.backend()));
+    let offload = match &source_backend {
+        Some(source) => FileOffload::between(source, target.backend()).await.map(|offload| Arc::new(offload) as _),
+        None => None,
+    };
     let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
     let parts = Parts {
         env: Arc::clone(&daemon.env),
@@ -80,6 +85,7 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,
+        offload,
         pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
     };
     let options = job.record.options.clone();

@@ -173,6 +173,7 @@ impl Driver {
             bytes_total: statistics.size.0,
             bytes_copied: counts.copied,
             bytes_zero: counts.zero,
+            bytes_offloaded: counts.offloaded,
             bytes_mirrored: counts.mirrored,
             bytes_resumed: statistics.bytes_resumed.0,
             stall_us_max: statistics.stall.as_micros() as u64,

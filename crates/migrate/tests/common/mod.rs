@@ -358,6 +358,7 @@ impl World {
             progress_map: None,
             meter: None,
             comparison: None,
+            offload: None,
             pool: BufferPool::new(Bytes::mib(8)),
         }
     }

@@ -29,6 +29,8 @@ pub(crate) struct Copied {
     pub(crate) data: u64,
     /// Bytes of holes and zeroes.
     pub(crate) zero: u64,
+    /// Of the data, what was copied below us.
+    pub(crate) offloaded: u64,
 }
 
 impl Shared {
@@ -42,6 +44,11 @@ impl Shared {
             claim.suspect = false;
             return Ok(Copied::default());
         };
+        if self.offload(&mut claim, extent, &session).await? {
+            let copied = Copied { data: extent.length.0, zero: 0, offloaded: extent.length.0 };
+            self.end(&mut claim, run, &session, copied);
+            return Ok(copied);
+        }
         let source = self.source.read(extent.offset, buffer).await;
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
         let checksum = xxh3_64(&data);
@@ -93,7 +100,7 @@ impl Shared {
         }
         let extent = self.tracker(|tracker| tracker.run_extent(&zeroes));
         let failed = |error: Error| CopyError::Target(session.number, error.wrap(format!("copying the hole {extent}")));
-        let copied = Copied { data: 0, zero: extent.length.0 };
+        let copied = Copied { zero: extent.length.0, ..Copied::default() };
         if session.trusts_zeroes && zero_prefix(&session.target, extent).await.map_err(failed)? == extent.end() {
             self.tracker(|tracker| {
                 tracker.counts.zero += copied.zero;
@@ -112,10 +119,28 @@ impl Shared {
         Ok(chunks)
     }
 
+    /// Has the layer below copy all of a claimed `extent`, if it does such things. The lock is held over it, as it is
+    /// while the source is read: that is what it does, and the source is no faster than this. Not done, by half or with an
+    /// error, everything is read and written, and says itself what is wrong.
+    async fn offload(&self, claim: &mut Claim<'_>, extent: Extent, session: &Session) -> Result<bool, CopyError> {
+        let Some(offload) = self.tracker(|tracker| tracker.offload()) else { return Ok(false) };
+        claim.written = true;
+        let copy = Box::pin(async move { offload.copy(extent).await });
+        match self.finish_target(copy, session.number).await {
+            Ok(done) => Ok(done == extent.length),
+            Err(error) if self.tracker(|tracker| tracker.is_current(session.number)) => {
+                tracing::warn!(%extent, error = error.chain(), "a copy could not be offloaded and is made here");
+                Ok(false)
+            }
+            Err(error) => Err(CopyError::Target(session.number, error.wrap(format!("copying {extent}")))),
+        }
+    }
+
     fn end(&self, claim: &mut Claim<'_>, run: Range<u64>, session: &Session, copied: Copied) {
         self.tracker(|tracker| {
             tracker.counts.copied += copied.data;
             tracker.counts.zero += copied.zero;
+            tracker.counts.offloaded += copied.offloaded;
             tracker.counts.unflushed += copied.data;
             tracker.end_copy(run, session.number);
         });

@@ -22,7 +22,7 @@ use crate::ProgressMap;
 use crate::control::Control;
 
 /// A target operation that can outlive the guest's request that began it.
-type TargetWork = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type TargetWork<T = ()> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// A mirror over source and target. Clones are the same mirror: one is the guest's device, one the driver's.
 #[derive(Clone)]
@@ -287,7 +287,7 @@ impl Shared {
     }
 
     /// The source has answered; gives the target its time.
-    pub(crate) async fn finish_target(&self, mut target: TargetWork, session: u64) -> Result<()> {
+    pub(crate) async fn finish_target<T: Send + 'static>(&self, mut target: TargetWork<T>, session: u64) -> Result<T> {
         if let std::task::Poll::Ready(outcome) = futures::poll!(&mut target) {
             return outcome;
         }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
-use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, PackedState};
+use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload, PackedState};
 use env::Moment;
 
 use super::patience::Patience;
@@ -135,6 +136,8 @@ struct Activity {
 pub(crate) struct Counts {
     pub(crate) copied: u64,
     pub(crate) zero: u64,
+    /// Of what was copied, what nobody has read here.
+    pub(crate) offloaded: u64,
     pub(crate) mirrored: u64,
     pub(crate) redos: u64,
     /// Mirrored writes that the target failed and the guest did not notice.
@@ -151,6 +154,8 @@ pub(crate) struct Tracker {
     scrutiny: ChunkMap<Scrutiny>,
     session: Option<Session>,
     sessions: u64,
+    /// Copies to the session's target below us.
+    offload: Option<Arc<dyn Offload>>,
     /// With the session's target.
     patience: Patience,
     mode: Mode,
@@ -177,6 +182,7 @@ impl Tracker {
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
             session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,
+            offload: None,
             patience: Patience::default(),
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
@@ -202,6 +208,15 @@ impl Tracker {
 
     pub(crate) fn is_current(&self, session: u64) -> bool {
         self.session.as_ref().is_some_and(|current| current.number == session)
+    }
+
+    /// What copies to the target below us from now on.
+    pub(crate) fn set_offload(&mut self, offload: Option<Arc<dyn Offload>>) {
+        self.offload = offload;
+    }
+
+    pub(crate) fn offload(&self) -> Option<Arc<dyn Offload>> {
+        self.offload.clone()
     }
 
     /// Chunks that an earlier session of the job has copied and flushed.

@@ -1,0 +1,58 @@
+//! Moves within a file system whose files can share blocks.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use support::load::Load;
+use support::{World, tool};
+
+/// An XFS in a file of the world's directory, gone when this is dropped.
+struct Xfs(PathBuf);
+
+impl Xfs {
+    fn new(world: &World) -> Self {
+        let (image, at) = (world.path("xfs.img"), world.path("xfs"));
+        std::fs::File::create(&image).and_then(|file| file.set_len(400 << 20)).expect("created");
+        std::fs::create_dir(&at).expect("created");
+        tool("mkfs.xfs", &["-q", "-m", "reflink=1", &image.display().to_string()]);
+        tool("mount", &["-o", "loop", &image.display().to_string(), &at.display().to_string()]);
+        Self(at)
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        tool("umount", &["--lazy", &self.0.display().to_string()]);
+    }
+}
+
+fn shared_bytes(path: &Path) -> u64 {
+    let listed = tool("filefrag", &["-v", "-b4096", &path.display().to_string()]);
+    let shared = listed.lines().filter(|line| line.contains("shared"));
+    shared.filter_map(|line| line.split(':').nth(3)?.trim().parse::<u64>().ok()).sum::<u64>() * 4096
+}
+
+#[test]
+fn a_move_within_a_file_system_that_shares_blocks_copies_none_and_is_compared_all_the_same() {
+    for cache in ["direct", "page"] {
+        let mut world = World::new();
+        let xfs = Xfs::new(&world);
+        let image = world.image("xfs/disk.img", (48 << 20) + 512, 1 << 18);
+        let uri = format!("nbd+unix:///x?socket={}", world.text("x.sock"));
+        let backend = format!("file:{},cache={cache}", image.display());
+        world.json(&["volume", "attach", "x", "--backend", &backend, "--export", &uri]);
+        let load = Load::start(&uri, &image, 40);
+        let to = xfs.0.join("new.img");
+        let target = format!("file:{},cache={cache}", to.display());
+        // Slow enough for the guest to meet the copy.
+        let report = world.json(&["move", "x", "--to", &target, "--verify", "full", "--bandwidth", "48MiB/s"]);
+        assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+        let (copied, offloaded) = (report["bytes_copied"].as_u64(), report["bytes_offloaded"].as_u64());
+        assert!(offloaded > copied.map(|copied| copied * 3 / 4), "{cache}: little was offloaded: {report}");
+        let expected = load.finish();
+        assert!(std::fs::read(&to).expect("read") == expected, "{cache}: the target is not what the guest wrote");
+        assert!(shared_bytes(&to) > 4 << 20, "{cache}: the two files share next to nothing");
+        world.terminate();
+    }
+}

@@ -1,0 +1,52 @@
+//! What copies between two disks without the engine seeing the bytes: a file system that shares blocks, in a world where
+//! anything may go wrong with that.
+
+use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, IoFuture, Mutation, Offload, Result};
+
+use crate::dice::Dice;
+use crate::medium::SECTOR_BYTES;
+use crate::world::World;
+
+/// Copies in two parts, one after the other, unless it refuses, fails or does only a part.
+pub(crate) struct SimOffload {
+    pub(crate) world: World,
+    pub(crate) dice: Dice,
+    pub(crate) source: Device,
+    pub(crate) target: Device,
+}
+
+impl SimOffload {
+    async fn put(&self, extent: Extent) -> Result<()> {
+        if extent.is_empty() {
+            return Ok(());
+        }
+        let read = self.source.read(extent.offset, Buffer::unpooled(extent.length.as_usize())).await?;
+        self.target.write(Mutation::data(extent.offset, Data::copy_of(&read))).await
+    }
+
+    async fn copy_parts(&self, extent: Extent) -> Result<Bytes> {
+        if self.dice.chance(0.1) {
+            return Ok(Bytes::ZERO);
+        }
+        let sectors = self.dice.below(extent.length.0 / SECTOR_BYTES + 1);
+        let middle = extent.offset + Bytes(sectors * SECTOR_BYTES).min(extent.length);
+        self.put(Extent::between(extent.offset, middle)).await?;
+        if self.dice.chance(0.1) {
+            self.world.fault("offload-part", format_args!("{extent:?} up to {}", middle.0));
+            return Ok(middle - extent.offset);
+        }
+        if self.dice.chance(0.05) {
+            self.world.fault("offload-error", format_args!("{extent:?}"));
+            return Err(Error::new(ErrorKind::Io, "sharing blocks: injected"));
+        }
+        self.put(Extent::between(middle, extent.end())).await?;
+        self.world.event(format_args!("offloaded {extent:?}"));
+        Ok(extent.length)
+    }
+}
+
+impl Offload for SimOffload {
+    fn copy(&self, extent: Extent) -> IoFuture<'_, Bytes> {
+        Box::pin(self.copy_parts(extent))
+    }
+}
