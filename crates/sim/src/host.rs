@@ -132,6 +132,8 @@ struct Shared {
     boots: Mutex<u8>,
     /// The newest epoch whose store was answered.
     epoch: Mutex<u64>,
+    /// The number of the newest document whose store was answered.
+    stores: Mutex<u64>,
     /// The side that held the volume when the journal was last read or stored.
     holder: Mutex<usize>,
     /// From where the last move began.
@@ -171,6 +173,7 @@ impl Host {
             lives: Mutex::new(0),
             boots: Mutex::new(1),
             epoch: Mutex::new(0),
+            stores: Mutex::new(0),
             holder: Mutex::new(0),
             from: Mutex::new(0),
             phase: tokio::sync::watch::Sender::new(None),
@@ -555,8 +558,9 @@ impl Host {
         }
     }
 
-    pub(crate) fn newest_epoch(&self) -> u64 {
-        *self.shared.epoch.lock()
+    /// The epoch and the number of the newest document whose store was answered.
+    pub(crate) fn newest_stored(&self) -> (u64, u64) {
+        (*self.shared.epoch.lock(), *self.shared.stores.lock())
     }
 
     /// A document was stored durably, or found. The side that does not hold the volume any more is fenced: whoever opens
@@ -565,6 +569,8 @@ impl Host {
         let shared = &self.shared;
         let mut newest = shared.epoch.lock();
         *newest = document.epoch.max(*newest);
+        let mut stores = shared.stores.lock();
+        *stores = document.stores.max(*stores);
         let before = std::mem::replace(&mut *shared.holder.lock(), document.holder);
         if before != document.holder {
             shared.sides[before].require_epoch(document.epoch);

@@ -18,6 +18,8 @@ pub(crate) struct Document {
     pub(crate) holder: usize,
     /// Grows when that changes.
     pub(crate) epoch: u64,
+    /// How many documents were stored before it.
+    pub(crate) stores: u64,
     /// How many jobs there were.
     pub(crate) jobs: u64,
     /// The job under way.
@@ -45,10 +47,11 @@ pub(crate) struct Record {
 
 impl Record {
     pub(crate) fn new(world: &World, journal: Journal<Document>, found: Option<Document>, host: Host) -> Result<Self> {
-        let known = host.newest_epoch();
+        let (epoch, stores) = host.newest_stored();
         let document = found.unwrap_or_default();
-        if document.epoch < known {
-            let what = format!("the journal says epoch {}, but {known} was acknowledged", document.epoch);
+        if document.epoch < epoch || document.stores < stores {
+            let found = format!("epoch {}, document {}", document.epoch, document.stores);
+            let what = format!("the journal says {found}, but epoch {epoch}, document {stores} was acknowledged");
             world.violate(Invariant::CrashResume, what);
         }
         Ok(Self { world: world.clone(), host, journal, document: Mutex::new(document) })
@@ -62,6 +65,7 @@ impl Record {
         let document = {
             let mut document = self.document.lock();
             change(&mut document);
+            document.stores += 1;
             document.clone()
         };
         let stored = self.journal.store(&document).await;

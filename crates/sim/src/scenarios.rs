@@ -214,7 +214,9 @@ fn resume(dice: &Dice) -> Story {
         ..Load::default()
     };
     let crashes = dice.within(1..=6);
+    let flush_errors = dice.pick(&[0.0, 0.0, 0.4]);
     common(dice)
+        .and(target().flush_errors(flush_errors))
         .volume(Bytes::mib(dice.pick(&[9, 13])))
         .guest(load)
         .options(|options| options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10])))
@@ -282,7 +284,7 @@ fn failed_flush(dice: &Dice) -> Story {
         .volume(Bytes::mib(dice.pick(&[1, 3])))
         .dirty_target(dice.chance(0.3))
         .and(place)
-        .and(target().flush_errors(rate).slow(0.01))
+        .and(target().flush_errors(rate).slow(0.01).is(Timing::SLOW))
         .within(Duration::from_secs(25))
         .options(|options| options.bandwidth = Some(dice.pick(&[40 << 10, 100 << 10])))
         .with(Happening::Crash, crashes)

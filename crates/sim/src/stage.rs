@@ -24,6 +24,8 @@ use crate::world::{Invariant, World};
 
 /// Once faults have stopped a job ends within this: a request that is stuck, another behind it, and the work.
 const JOB_LIMIT: Duration = STUCK_MAX.saturating_mul(3);
+/// The same where the guest does not rest and nothing is stuck.
+const ENDLESS_LIMIT: Duration = Duration::from_secs(5);
 /// So many jobs may end badly after the faults have stopped: the one that they have struck. The next succeeds.
 const TRIES_MAX: u32 = 2;
 /// All that happens is over within the story's span and this.
@@ -326,7 +328,8 @@ impl<'a> Cast<'a> {
         let mut tries = 0;
         let mut moves = 0;
         while moves < self.story.moves {
-            let status = self.within(JOB_LIMIT, "no end of the job", self.host.ended()).await?;
+            let limit = if self.story.load.endless { ENDLESS_LIMIT } else { JOB_LIMIT };
+            let status = self.within(limit, "no end of the job", self.host.ended()).await?;
             if matches!(status, Status::Switched(_)) {
                 moves += 1;
                 if moves == self.story.moves {

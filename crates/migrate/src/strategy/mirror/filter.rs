@@ -190,7 +190,10 @@ impl Shared {
         if !plan.activate.is_empty() {
             self.activate(&plan.activate).await;
         }
-        let Some((session, parts)) = &plan.mirror else {
+        // The session may have ended while the activity log was waited for: its target is nobody's any more, or another
+        // session will copy these chunks again.
+        let mirror = plan.mirror.as_ref().filter(|(session, _)| self.tracker.lock().is_current(session.number));
+        let Some((session, parts)) = mirror else {
             let answer = self.source.write(mutation).await;
             finish.may_differ = answer.is_err();
             return answer;
