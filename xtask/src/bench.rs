@@ -131,18 +131,27 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// Builds the release programs and returns where they are.
 pub(crate) fn build_programs() -> anyhow::Result<PathBuf> {
+    build("release")
+}
+
+/// The same with every assertion in them, as tests use them.
+pub(crate) fn build_debug_programs() -> anyhow::Result<PathBuf> {
+    build("dev")
+}
+
+fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--locked", "--release", "--bins"])
+        .args(["build", "--quiet", "--locked", "--profile", profile, "--bins"])
         .args(["--package", "transhume-cli", "--package", "transhume-guest"])
         .status()
         .context("running cargo")?;
     if !status.success() {
-        bail!("building the release programs: {status}");
+        bail!("building the programs: {status}");
     }
     let own = std::env::current_exe().context("asking where this program is")?;
     let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
-    Ok(target.join("release"))
+    Ok(target.join(if profile == "dev" { "debug" } else { profile }))
 }
 
 /// A folder that is removed at the end.

@@ -6,6 +6,7 @@ mod mutations;
 mod setup;
 mod sim;
 mod tidy;
+mod torture;
 
 use std::process::ExitCode;
 
@@ -31,6 +32,8 @@ enum Chore {
     Sim(sim::Arguments),
     /// Make mistakes in the engine on purpose, and check that the simulator sees each of them.
     Mutations(mutations::Arguments),
+    /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
+    Torture(torture::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Chore::Demo(arguments) => demo::run(arguments),
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
+        Chore::Torture(arguments) => torture::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

@@ -304,7 +304,7 @@ fn a_paused_move_stays_paused_over_a_restart() {
 fn moves_wait_in_a_queue() {
     let mut world = World::without_daemon();
     std::fs::write(world.path("config.toml"), "running-jobs-max = 1\n").expect("written");
-    world.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
     world.start();
     let mut ids = Vec::new();
     for name in ["a", "b"] {

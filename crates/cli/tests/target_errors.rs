@@ -59,7 +59,7 @@ fn wait_for(world: &World, what: &str, is_there: impl Fn(&Value) -> bool) -> Val
 fn world_without_rings() -> World {
     let mut world = World::without_daemon();
     let strace = "strace -D -I1 -f -qq -o /dev/null -etrace=io_uring_setup -einject=io_uring_setup:error=EPERM";
-    world.launcher = strace.split(' ').map(str::to_owned).collect();
+    world.daemon.launcher = strace.split(' ').map(str::to_owned).collect();
     world.start();
     world
 }

@@ -146,12 +146,12 @@ fn tcp_exports_are_served_and_a_taken_port_is_refused() {
 fn an_unknown_key_a_wrong_socket_and_a_second_daemon_are_refused() {
     let mut world = World::without_daemon();
     std::fs::write(world.path("config.toml"), "workers = 1\nwrokers = 2\n").expect("written");
-    world.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
     check_refusal("config", &world.start_in_vain(), 30, "unknown field `wrokers`");
     std::fs::write(world.path("config.toml"), "workers = 1\nlog = \"debug\"\n").expect("written");
     world.start();
     check_refusal("second", &world.start_in_vain(), 31, "another transhumed");
-    world.arguments.extend(["--state-dir".to_owned(), world.text("other")]);
+    world.daemon.arguments.extend(["--state-dir".to_owned(), world.text("other")]);
     let second = std::process::Command::new(env!("CARGO_BIN_EXE_transhumed"))
         .args(["--state-dir", &world.text("other"), "--listen", &format!("unix:{}", world.text("api"))])
         .output()

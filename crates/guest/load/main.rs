@@ -1,7 +1,8 @@
 //! The load that runs inside the guest: random reads and writes whose every block names its generation, so that a lost,
 //! stale or misplaced write is an error that is told, at once and again when the whole disk is read at the end.
 //!
-//! It speaks in lines that start with `@load ` on its output and takes `stop`, `rate N` and `verify` on its input.
+//! It speaks in lines that start with `@load ` on its output and takes `stop`, `rate N` and `verify` (the whole disk is
+//! read again, then the load goes on) on its input.
 //! Latency in offered-rate mode counts from the moment a request was due, not from when a worker was free to send it.
 
 #[path = "../src/pattern.rs"]
@@ -50,6 +51,8 @@ struct Load {
     is_stopping: AtomicBool,
     /// When the offered load of the current rate began, in nanoseconds since the start, and how many were due since.
     offered: std::sync::Mutex<(u64, u64)>,
+    /// Shared by each request, held alone by a verification between them.
+    traffic: std::sync::RwLock<()>,
     started: Instant,
 }
 
@@ -78,6 +81,7 @@ fn main() {
         errors: AtomicU64::new(0),
         is_stopping: AtomicBool::new(false),
         offered: std::sync::Mutex::new((0, 0)),
+        traffic: std::sync::RwLock::new(()),
         started: Instant::now(),
     };
     if !load.options.is_prefilled {
@@ -135,6 +139,7 @@ impl Load {
         let mut writes = 0_u64;
         while !self.is_stopping.load(Ordering::Relaxed) {
             let due = self.wait_for_turn();
+            let _request = self.traffic.read().expect("no holder panics");
             let Some(slot) = self.claim(&mut random) else { continue };
             let is_read = random.below(100) < self.options.read_percent;
             if is_read {
@@ -284,6 +289,10 @@ impl Load {
             let Ok(line) = line else { return };
             match line.trim().split_once(' ').unwrap_or((line.trim(), "")) {
                 ("stop", _) => self.is_stopping.store(true, Ordering::Relaxed),
+                ("verify", _) => {
+                    let _alone = self.traffic.write().expect("no holder panics");
+                    self.verify();
+                }
                 ("rate", rate) => {
                     let rate = rate.trim().parse().unwrap_or(0);
                     *self.offered.lock().expect("no holder panics") = (self.now_ns(), 0);

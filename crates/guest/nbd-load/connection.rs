@@ -21,7 +21,11 @@ pub(crate) enum Command {
     Write = 1,
     Disconnect = 2,
     Flush = 3,
+    Zeroes = 6,
 }
+
+/// With [`Command::Zeroes`]: write them, make no hole.
+pub(crate) const NO_HOLE: u16 = 1 << 1;
 
 /// The head of a reply; the bytes of a read follow it.
 pub(crate) struct Reply {
@@ -63,17 +67,23 @@ impl Connection {
         self.sent < self.outgoing.len()
     }
 
+    /// Ends it for the server, too, whatever it was about to send or read.
+    pub(crate) fn hang_up(&self) {
+        // It may have been lost altogether.
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Queues a request; `fill` appends the bytes of a write.
     pub(crate) fn request(
         &mut self,
-        command: Command,
+        (command, flags): (Command, u16),
         cookie: u64,
         offset: u64,
         length: u32,
         fill: impl FnOnce(&mut Vec<u8>),
     ) {
         self.outgoing.extend_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        self.outgoing.extend_from_slice(&0_u16.to_be_bytes());
+        self.outgoing.extend_from_slice(&flags.to_be_bytes());
         self.outgoing.extend_from_slice(&(command as u16).to_be_bytes());
         self.outgoing.extend_from_slice(&cookie.to_be_bytes());
         self.outgoing.extend_from_slice(&offset.to_be_bytes());

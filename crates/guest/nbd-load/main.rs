@@ -2,10 +2,15 @@
 //!
 //! It offers a fixed rate whatever the server does, and counts each latency from the moment the request was due, so a
 //! server that stops for a while is charged with every request that waited, not with one. Without a rate it keeps a
-//! fixed number of requests in flight. It speaks in the lines of the guest's load, takes `stop`, `rate N` and `mark` (an
-//! `interval` line for what was since the last one) on its input, and drives any NBD server the same way.
+//! fixed number of requests in flight. It speaks in the lines of the guest's load, takes `stop`, `rate N`, `verify` (all
+//! is read again, then the load goes on) and `mark` (an `interval` line for what was since the last one) on its input,
+//! and drives any NBD server the same way.
+//!
+//! With `reconnect_seconds` it behaves like QEMU when a connection is lost: it makes another, for so long, and sends
+//! again what was not answered.
 
 mod connection;
+mod contents;
 mod options;
 #[path = "../src/pattern.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -17,21 +22,31 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use connection::{Command, Connection};
+use connection::{Command, Connection, NO_HOLE};
+use contents::{Content, append_slot, count_faults};
 use options::Options;
 use pattern::BLOCK_BYTES;
 use report::Meter;
 use rustix::event::{PollFd, PollFlags, poll};
 
 const TOLD_MAX: u64 = 20;
+const RECONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// Requests that may wait in the server in offered-rate mode; beyond it they wait here, their clocks running.
 const IN_FLIGHT_MAX: usize = 4096;
 
 #[derive(Clone, Copy)]
 struct Request {
     command: Command,
+    flags: u16,
     slot: usize,
     due: Duration,
+}
+
+/// What the host has told the load to do.
+#[derive(Clone, Copy, Default)]
+struct Orders {
+    stop: bool,
+    verify: bool,
 }
 
 struct Load {
@@ -41,7 +56,7 @@ struct Load {
     in_flight: Vec<Vec<Option<Request>>>,
     free: Vec<(usize, u64)>,
     /// What each slot holds and whether a request is on it; empty unless the load verifies.
-    generations: Vec<u32>,
+    contents: Vec<Content>,
     is_busy: Vec<bool>,
     meter: Meter,
     random: Random,
@@ -81,7 +96,7 @@ fn run(options: Options) -> io::Result<()> {
     let mut load = Load {
         in_flight: vec![vec![None; per_connection]; connections.len()],
         free: cookies.flat_map(|cookie| (0..connections.len()).map(move |index| (index, cookie))).collect(),
-        generations: if options.is_verifying { vec![1; slots] } else { Vec::new() },
+        contents: if options.is_verifying { vec![Content::FIRST; slots] } else { Vec::new() },
         is_busy: if options.is_verifying { vec![false; slots] } else { Vec::new() },
         meter: Meter::new(),
         random: Random(options.seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
@@ -101,6 +116,7 @@ fn run(options: Options) -> io::Result<()> {
     load.offer()?;
     say("stopped");
     let wrong = load.verify()?;
+    load.disconnect()?;
     let is_right = wrong == 0 && load.errors == 0 && load.faults == 0;
     say(&format!("done ok={} errors={}", u8::from(is_right), load.errors));
     Ok(())
@@ -113,34 +129,39 @@ impl Load {
 
     /// Offers requests until told to stop, then waits for the last of them.
     fn offer(&mut self) -> io::Result<()> {
-        let mut is_stopping = false;
+        let mut orders = Orders::default();
         let mut next_interval = Duration::from_millis(self.options.interval_ms);
         loop {
             let now = self.now();
             if self.options.seconds > 0 && now >= Duration::from_secs(self.options.seconds) {
-                is_stopping = true;
+                orders.stop = true;
             }
-            if !is_stopping {
+            let is_holding = orders.stop || orders.verify;
+            if !is_holding {
                 self.submit_due(now);
             }
-            for connection in &mut self.connections {
-                connection.send()?;
-            }
+            self.send()?;
             if self.options.interval_ms > 0 && now >= next_interval {
                 self.tell_interval(now);
                 next_interval += Duration::from_millis(self.options.interval_ms);
             }
-            let in_flight = self.in_flight_count();
-            if is_stopping && in_flight == 0 {
+            let is_drained = self.in_flight_count() == 0;
+            if orders.stop && is_drained {
                 self.tell_interval(now);
                 return Ok(());
             }
-            let limit = if is_stopping { Duration::from_millis(100) } else { self.until_next_due(now, next_interval) };
-            let has_orders = self.wait(limit)?;
-            for index in 0..self.connections.len() {
-                self.take_replies(index)?;
+            if orders.verify && is_drained {
+                self.verify()?;
+                orders.verify = false;
+                (self.rate_from, self.rate_sent) = (self.now(), 0);
+                continue;
             }
-            is_stopping |= has_orders && self.obey();
+            let limit = if is_holding { Duration::from_millis(100) } else { self.until_next_due(now, next_interval) };
+            let has_orders = self.wait(limit)?;
+            self.receive()?;
+            if has_orders {
+                self.obey(&mut orders);
+            }
         }
     }
 
@@ -157,16 +178,24 @@ impl Load {
             self.rate_sent += 1;
             let is_read = self.random.below(100) < u64::from(self.options.read_percent);
             let Some(slot) = self.free_slot() else { return };
-            let command = if is_read { Command::Read } else { Command::Write };
-            self.submit(Request { command, slot, due });
+            let (command, flags) = if is_read { (Command::Read, 0) } else { self.choose_write() };
+            self.submit(Request { command, flags, slot, due });
             if !is_read {
                 self.writes += 1;
                 let every = self.options.flush_every;
                 if every > 0 && self.writes.is_multiple_of(every) && !self.free.is_empty() {
-                    self.submit(Request { command: Command::Flush, slot: 0, due });
+                    self.submit(Request { command: Command::Flush, flags: 0, slot: 0, due });
                 }
             }
         }
+    }
+
+    fn choose_write(&mut self) -> (Command, u16) {
+        let zero_percent = u64::from(self.options.zero_percent);
+        if zero_percent == 0 || self.random.below(100) >= zero_percent {
+            return (Command::Write, 0);
+        }
+        (Command::Zeroes, if self.random.below(2) == 0 { 0 } else { NO_HOLE })
     }
 
     fn due_of(&self, number: u64) -> Duration {
@@ -195,23 +224,76 @@ impl Load {
     fn submit(&mut self, request: Request) {
         let Some((index, cookie)) = self.free.pop() else { return };
         self.in_flight[index][cookie as usize] = Some(request);
-        let Request { command, slot, .. } = request;
-        if command == Command::Flush {
-            return self.connections[index].request(command, cookie, 0, 0, |_| {});
-        }
-        let io_bytes = self.options.io_bytes;
-        let generation = self.generations.get(slot).map(|generation| generation + 1);
-        if let Some(busy) = self.is_busy.get_mut(slot) {
+        if request.command != Command::Flush
+            && let Some(busy) = self.is_busy.get_mut(request.slot)
+        {
             *busy = true;
         }
-        let payload = &self.payload;
-        self.connections[index].request(command, cookie, slot as u64 * u64::from(io_bytes), io_bytes, |out| {
-            match (command, generation) {
-                (Command::Write, Some(generation)) => append_slot(out, slot, io_bytes as usize, generation),
-                (Command::Write, None) => out.extend_from_slice(payload),
-                _ => {}
-            }
+        self.put(index, cookie, request);
+    }
+
+    /// Puts a request into its connection's buffer, for the first time or again after the connection was lost.
+    fn put(&mut self, index: usize, cookie: u64, request: Request) {
+        let Request { command, flags, slot, .. } = request;
+        let connection = &mut self.connections[index];
+        if command == Command::Flush {
+            return connection.request((command, flags), cookie, 0, 0, |_| {});
+        }
+        let io_bytes = self.options.io_bytes;
+        let offset = slot as u64 * u64::from(io_bytes);
+        let (content, payload) = (self.contents.get(slot), &self.payload);
+        connection.request((command, flags), cookie, offset, io_bytes, |out| match (command, content) {
+            (Command::Write, Some(content)) => append_slot(out, slot, io_bytes as usize, content.after_write()),
+            (Command::Write, None) => out.extend_from_slice(payload),
+            _ => {}
         });
+    }
+
+    /// Sends what is queued; connections that are lost are made again.
+    fn send(&mut self) -> io::Result<()> {
+        for index in 0..self.connections.len() {
+            if let Err(error) = self.connections[index].send() {
+                self.restore(index, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what has been answered; connections that are lost are made again.
+    fn receive(&mut self) -> io::Result<()> {
+        for index in 0..self.connections.len() {
+            if let Err(error) = self.take_replies(index) {
+                self.restore(index, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a lost connection again, and asks again for what it did not answer. `error` is how it was lost.
+    fn restore(&mut self, index: usize, error: io::Error) -> io::Result<()> {
+        if error.kind() == io::ErrorKind::Other {
+            // What the server said makes no sense: no connection would make it better.
+            return Err(error);
+        }
+        let limit = self.now() + Duration::from_secs(self.options.reconnect_seconds);
+        // The server must see the end of the old connection before it sees the new one.
+        self.connections[index].hang_up();
+        while self.now() < limit {
+            match Connection::open(&self.options.socket, &self.options.export) {
+                Ok(connection) => self.connections[index] = connection,
+                Err(_) => {
+                    std::thread::sleep(RECONNECT_INTERVAL);
+                    continue;
+                }
+            }
+            for cookie in 0..self.in_flight[index].len() {
+                if let Some(request) = self.in_flight[index][cookie] {
+                    self.put(index, cookie as u64, request);
+                }
+            }
+            return Ok(());
+        }
+        Err(error)
     }
 
     /// Waits until a socket or the input has something, or for `limit`; says whether the input has.
@@ -253,12 +335,13 @@ impl Load {
             }
             if reply.error != 0 {
                 self.tell_error(&request, reply.error);
-            } else if let Some(generation) = self.generations.get_mut(request.slot) {
+            } else if let Some(content) = self.contents.get_mut(request.slot) {
                 match request.command {
-                    Command::Write => *generation += 1,
+                    Command::Write => *content = content.after_write(),
+                    Command::Zeroes => *content = content.after_zeroes(),
                     Command::Read => {
-                        self.faults +=
-                            count_faults(self.connections[index].data(data), request.slot, *generation, self.faults)
+                        let bytes = self.connections[index].data(data);
+                        self.faults += count_faults(bytes, request.slot, *content, self.faults);
                     }
                     _ => {}
                 }
@@ -287,18 +370,18 @@ impl Load {
         ));
     }
 
-    /// Takes the host's orders; true once told to stop or when nobody gives orders any more.
-    fn obey(&mut self) -> bool {
+    /// Takes the host's orders; nobody giving orders any more is one to stop.
+    fn obey(&mut self, orders: &mut Orders) {
         let mut bytes = [0; 4096];
         let text = match io::stdin().read(&mut bytes) {
-            Ok(0) => return true,
+            Ok(0) => return orders.stop = true,
             Ok(count) => String::from_utf8_lossy(&bytes[..count]).into_owned(),
-            Err(_) => return false,
+            Err(_) => return,
         };
-        let mut is_stopping = false;
         for line in text.lines() {
             match line.split_once(' ').unwrap_or((line, "")) {
-                ("stop", _) => is_stopping = true,
+                ("stop", _) => orders.stop = true,
+                ("verify", _) => orders.verify = true,
                 ("mark", _) => {
                     let now = self.now();
                     self.tell_interval(now);
@@ -311,7 +394,6 @@ impl Load {
                 _ => {}
             }
         }
-        is_stopping
     }
 
     /// Reads every slot again, if the load verifies, and returns how many blocks are wrong.
@@ -319,56 +401,32 @@ impl Load {
         if !self.options.is_verifying {
             return Ok(0);
         }
-        self.options.rate = 0;
         let before = self.faults;
         let mut next = 0;
         while next < self.slots || self.in_flight_count() > 0 {
             while next < self.slots && !self.free.is_empty() && self.in_flight_count() < 64 {
                 let due = self.now();
-                self.submit(Request { command: Command::Read, slot: next, due });
+                self.submit(Request { command: Command::Read, flags: 0, slot: next, due });
                 next += 1;
             }
-            for connection in &mut self.connections {
-                connection.send()?;
-            }
-            self.wait(Duration::from_millis(100))?;
-            for index in 0..self.connections.len() {
-                self.take_replies(index)?;
-            }
-        }
-        for connection in &mut self.connections {
-            connection.request(Command::Disconnect, 0, 0, 0, |_| {});
-            connection.send()?;
+            self.send()?;
+            self.wait(Duration::from_millis(10))?;
+            self.receive()?;
         }
         let wrong = self.faults - before;
         let blocks = self.slots * self.options.io_bytes as usize / BLOCK_BYTES;
-        let rewritten = self.generations.iter().filter(|generation| **generation > 1).count();
+        let rewritten = self.contents.iter().filter(|content| content.is_rewritten()).count();
         say(&format!("verified blocks={blocks} wrong={wrong} slots_rewritten={rewritten}"));
         Ok(wrong)
     }
-}
 
-fn append_slot(out: &mut Vec<u8>, slot: usize, io_bytes: usize, generation: u32) {
-    let start = out.len();
-    out.resize(start + io_bytes, 0);
-    let first = (slot * io_bytes / BLOCK_BYTES) as u64;
-    for (block, bytes) in (first..).zip(out[start..].chunks_exact_mut(BLOCK_BYTES)) {
-        pattern::fill(bytes, block, u64::from(generation));
-    }
-}
-
-fn count_faults(bytes: &[u8], slot: usize, generation: u32, told: u64) -> u64 {
-    let first = (slot * bytes.len() / BLOCK_BYTES) as u64;
-    let mut faults = 0;
-    for (block, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
-        if let Err(fault) = pattern::check(bytes, block, u64::from(generation)) {
-            if told + faults < TOLD_MAX {
-                say(&format!("fault block={block} expected={generation} {fault:?}"));
-            }
-            faults += 1;
+    fn disconnect(&mut self) -> io::Result<()> {
+        for connection in &mut self.connections {
+            connection.request((Command::Disconnect, 0), 0, 0, 0, |_| {});
+            connection.send()?;
         }
+        Ok(())
     }
-    faults
 }
 
 /// xorshift64*: the order of requests needs no better.

@@ -13,6 +13,10 @@ pub(crate) struct Options {
     pub(crate) interval_ms: u64,
     pub(crate) region_bytes: u64,
     pub(crate) flush_every: u64,
+    /// How many of a hundred writes write zeroes, half of them as holes.
+    pub(crate) zero_percent: u32,
+    /// How long to try to make a lost connection again; 0 for not at all.
+    pub(crate) reconnect_seconds: u64,
     /// Whether every block was filled with generation 1 before, and is checked and written by the pattern.
     pub(crate) is_verifying: bool,
     pub(crate) seed: u64,
@@ -31,6 +35,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
         interval_ms: 0,
         region_bytes: 0,
         flush_every: 0,
+        zero_percent: 0,
+        reconnect_seconds: 0,
         is_verifying: false,
         seed: 1,
     };
@@ -50,6 +56,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
             "interval_ms" => options.interval_ms = number()?,
             "region_bytes" => options.region_bytes = number()?,
             "flush_every" => options.flush_every = number()?,
+            "zero_percent" => options.zero_percent = small()?,
+            "reconnect_seconds" => options.reconnect_seconds = number()?,
             "verify" => options.is_verifying = number()? == 1,
             "seed" => options.seed = number()?,
             _ => return Err(format!("{name}: no such option")),

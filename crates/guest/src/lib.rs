@@ -17,10 +17,12 @@
 //! # }
 //! ```
 //!
-//! A booted guest never outlives its handle, nor the process that booted it.
+//! A booted guest never outlives its handle, nor the process that booted it. [`Daemon`] is the other half of such a
+//! test: our own daemon in a folder of its own, started, killed and started again.
 
 mod acceleration;
 mod cpio;
+mod daemon;
 mod event;
 mod initramfs;
 pub mod pattern;
@@ -31,6 +33,7 @@ mod verdict;
 mod verified;
 
 pub use acceleration::Acceleration;
+pub use daemon::Daemon;
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
 pub use qemu::Guest;

@@ -10,25 +10,24 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use transhume_guest::Daemon;
 
 /// Nothing here takes longer, on the slowest machine.
 pub(crate) const HANG: Duration = Duration::from_secs(120);
 
 /// A daemon and its directory; both are gone when this is dropped.
 pub(crate) struct World {
+    /// The daemon; before the directory, so that it is gone first.
+    pub(crate) daemon: Daemon,
     directory: tempfile::TempDir,
-    daemon: Option<Child>,
-    /// More arguments for the daemon.
-    pub(crate) arguments: Vec<String>,
-    /// A program and its arguments that become the daemon.
-    pub(crate) launcher: Vec<String>,
 }
 
 impl World {
     /// A directory without a daemon.
     pub(crate) fn without_daemon() -> Self {
         let directory = tempfile::Builder::new().prefix("th").tempdir().expect("a temporary directory");
-        Self { directory, daemon: None, arguments: Vec::new(), launcher: Vec::new() }
+        let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+        Self { daemon: Daemon::new(programs, directory.path()), directory }
     }
 
     /// A running daemon.
@@ -48,83 +47,49 @@ impl World {
         self.path(name).display().to_string()
     }
 
-    fn daemon_command(&self) -> Command {
-        let words = self.launcher.iter().map(String::as_str).chain([env!("CARGO_BIN_EXE_transhumed")]);
-        let words: Vec<&str> = words.collect();
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).arg("--state-dir").arg(self.path("state"));
-        command.arg("--listen").arg(format!("unix:{}", self.text("api")));
-        command.args(&self.arguments);
-        command
-    }
-
     /// Starts the daemon and waits until it answers.
     pub(crate) fn start(&mut self) {
-        let log = std::fs::File::options().create(true).append(true).open(self.path("log")).expect("a log");
-        let daemon = self.daemon_command().stderr(log).spawn().expect("the daemon starts");
-        self.daemon = Some(daemon);
-        let start = Instant::now();
-        loop {
-            let answer = self.run(&["version", "--json"]);
-            let answer: Value = serde_json::from_slice(&answer.stdout).unwrap_or_default();
-            // Only the API of the daemon that was just started counts.
-            let pid = self.daemon.as_ref().map(Child::id);
-            if answer["daemon"]["pid"].as_u64() == pid.map(u64::from) {
-                return;
-            }
-            let ended = self.daemon.as_mut().expect("started").try_wait().expect("a child");
-            assert!(ended.is_none() && start.elapsed() < HANG, "the daemon does not come up:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        self.daemon.start().expect("the daemon starts");
     }
 
     /// Starts a daemon that is expected to end by itself.
     pub(crate) fn start_in_vain(&self) -> Output {
-        self.daemon_command().output().expect("the daemon starts")
+        self.daemon.command().output().expect("the daemon starts")
     }
 
     /// `kill -9`.
     pub(crate) fn kill(&mut self) {
-        let mut daemon = self.daemon.take().expect("a daemon runs");
-        daemon.kill().expect("killed");
-        daemon.wait().expect("reaped");
+        self.daemon.kill();
     }
 
     /// The daemon's process.
     pub(crate) fn pid(&self) -> u32 {
-        self.daemon.as_ref().expect("a daemon runs").id()
+        self.daemon.pid().expect("a daemon runs")
     }
 
     /// SIGTERM, and waits for the end.
     pub(crate) fn terminate(&mut self) {
-        let mut daemon = self.daemon.take().expect("a daemon runs");
-        signal(&daemon, rustix::process::Signal::TERM);
-        assert!(wait(&mut daemon).success(), "the daemon did not end well:\n{}", self.log());
+        self.daemon.terminate().expect("the daemon ends well");
     }
 
     /// What the daemon has logged.
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+        self.daemon.log()
     }
 
     /// The command line, not yet run.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_transhume"));
-        command.args(arguments).env("TRANSHUME_API", self.path("api")).stdin(Stdio::null());
-        command
+        self.daemon.client(arguments)
     }
 
     /// Runs the command line.
     pub(crate) fn run(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("the program runs")
+        self.daemon.run(arguments).expect("the program runs")
     }
 
     /// Runs the command line, which must succeed, with `--json`.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
-        let output = self.run(&[arguments, &["--json"]].concat());
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{arguments:?}: {err}\n{out}\n{}", self.log());
-        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+        self.daemon.json(arguments).expect("it succeeds")
     }
 
     /// Runs the command line, which must fail with `code` and one line that has `part` in it.
@@ -161,27 +126,7 @@ impl World {
 
     /// Job `id` once it is over.
     pub(crate) fn wait_for_job(&self, id: u64) -> Value {
-        let start = Instant::now();
-        loop {
-            let jobs = self.json(&["jobs", "--all"]);
-            let job = jobs.as_array().expect("a list").iter().find(|job| job["id"] == id).cloned();
-            if let Some(job) =
-                job.filter(|job| ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over))
-            {
-                return job;
-            }
-            assert!(start.elapsed() < HANG, "job {id} does not end:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            let _ = daemon.kill();
-            let _ = daemon.wait();
-        }
+        self.daemon.wait_for_job(id).expect("the job ends")
     }
 }
 

@@ -1,0 +1,267 @@
+//! Who uses the volume and knows what it must hold.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use transhume_guest::{Disk, Event, Guest, GuestSpec, Load, Verdict};
+
+use super::plan::ClientKind;
+use super::proxy::Proxy;
+use super::stage::{Stage, VOLUME_BYTES, text};
+use crate::bench::process::guarded;
+
+/// The volume's name.
+pub(crate) const VOLUME: &str = "tortured";
+const NODE: &str = "data";
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Requests a second; an emulated guest and a small machine keep up with it.
+const RATE: u32 = 1500;
+const RATE_GUEST: u32 = 400;
+
+/// A client of the volume.
+pub(crate) enum Client {
+    /// The load, and the proxy that it goes through.
+    Load(NbdLoad, Proxy),
+    /// fio, if it runs now.
+    Fio(Option<Child>),
+    /// A guest whose disk is adopted.
+    Guest(Box<Guest>),
+}
+
+impl Client {
+    /// Brings a client up on `file`, which holds generation 1, and gives the volume to the daemon.
+    pub(crate) fn start(
+        kind: ClientKind,
+        stage: &Stage,
+        programs: &Path,
+        file: &Path,
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        if kind == ClientKind::Guest {
+            let load =
+                Load { is_prefilled: true, rate: RATE_GUEST, workers: 6, read_percent: 50, seed, ..Load::default() };
+            let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw(file, NODE)).load(load))?;
+            guest.wait_for_load(PATIENCE)?;
+            let client = Self::Guest(Box::new(guest));
+            client.adopt(stage)?;
+            return Ok(client);
+        }
+        let socket = stage.folder().join("nbd");
+        let export = format!("nbd+unix:///{VOLUME}?socket={}", socket.display());
+        let backend = format!("file:{}", file.display());
+        stage.daemon.json(&["volume", "attach", VOLUME, "--backend", &backend, "--export", &export])?;
+        if kind == ClientKind::Fio {
+            return Ok(Self::Fio(None));
+        }
+        let front = stage.folder().join("front");
+        let proxy = Proxy::start(&front, &socket)?;
+        Ok(Self::Load(NbdLoad::start(programs, &front, seed)?, proxy))
+    }
+
+    /// Gets to work, if it does not work all the time.
+    pub(crate) fn begin_cycle(&mut self, stage: &Stage, seed: u64) -> anyhow::Result<()> {
+        if let Self::Fio(running) = self {
+            let uri = format!("--uri=nbd+unix:///{VOLUME}?socket={}", stage.folder().join("nbd").display());
+            let child = guarded(Path::new("fio"))
+                .args(["--name=torture", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=8k", "--iodepth=8"])
+                .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--rate_iops=2500"])
+                .args([format!("--size={VOLUME_BYTES}"), format!("--randseed={seed}")])
+                .current_dir(stage.folder())
+                .stdout(Stdio::null())
+                .stderr(Stdio::piped())
+                .spawn();
+            *running = Some(child.context("starting fio")?);
+        }
+        Ok(())
+    }
+
+    /// Reads everything, and fails if anything is not what it was acknowledged to be.
+    pub(crate) fn verify(&mut self) -> anyhow::Result<()> {
+        match self {
+            Self::Load(load, _) => load.verify(),
+            Self::Guest(guest) => {
+                guest.send("verify")?;
+                guest.wait_until(PATIENCE, |event| matches!(event, Event::Verified { .. }))?;
+                is_right_so_far(guest.verdict())
+            }
+            Self::Fio(running) => {
+                let Some(mut child) = running.take() else { return Ok(()) };
+                let end = Instant::now() + PATIENCE;
+                while child.try_wait().context("waiting for fio")?.is_none() {
+                    if Instant::now() > end {
+                        // It dies with its handle's process anyway.
+                        let _ = child.kill();
+                        bail!("fio does not end");
+                    }
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                let output = child.wait_with_output().context("waiting for fio")?;
+                if !output.status.success() {
+                    bail!("fio failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Ends it, and the daemon's service for it; what it found all in all must be right.
+    pub(crate) fn finish(self, stage: &Stage) -> anyhow::Result<()> {
+        match self {
+            Self::Load(load, proxy) => {
+                load.finish()?;
+                drop(proxy);
+                detach(stage)
+            }
+            Self::Fio(_) => detach(stage),
+            Self::Guest(mut guest) => {
+                stage.daemon.json(&["release", VOLUME])?;
+                let verdict = guest.finish(PATIENCE)?;
+                if !verdict.is_right() {
+                    bail!("the guest found what must not be: {verdict:?}");
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Of a guest: gives the disk to the daemon.
+    pub(crate) fn adopt(&self, stage: &Stage) -> anyhow::Result<()> {
+        let Self::Guest(guest) = self else { return Ok(()) };
+        let qmp = text(&guest.qmp_socket());
+        stage.daemon.json(&["adopt", "--qmp", &qmp, "--node", NODE, "--name", VOLUME]).map(drop)
+    }
+
+    /// Of a guest: gives the disk back to it, and to the daemon again.
+    pub(crate) fn readopt(&self, stage: &Stage) -> anyhow::Result<()> {
+        if let Self::Guest(_) = self {
+            stage.daemon.json(&["release", VOLUME])?;
+            self.adopt(stage)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the volume is a running VM's disk.
+    pub(crate) fn is_adopted(&self) -> bool {
+        matches!(self, Self::Guest(_))
+    }
+
+    /// The proxy that it goes through, if it does.
+    pub(crate) fn proxy(&self) -> Option<&Proxy> {
+        match self {
+            Self::Load(_, proxy) => Some(proxy),
+            _ => None,
+        }
+    }
+
+    /// Stops its process, or lets it go on.
+    pub(crate) fn freeze(&self, is_frozen: bool) -> anyhow::Result<()> {
+        let pid = match self {
+            Self::Load(load, _) => load.child.id(),
+            Self::Fio(Some(child)) => child.id(),
+            Self::Fio(None) => return Ok(()),
+            Self::Guest(guest) => guest.pid(),
+        };
+        let signal = if is_frozen { Signal::STOP } else { Signal::CONT };
+        let pid = Pid::from_raw(pid.cast_signed()).context("a process has a number")?;
+        // fio may have ended by itself.
+        kill_process(pid, signal).or_else(|error| if matches!(self, Self::Fio(_)) { Ok(()) } else { Err(error) })?;
+        Ok(())
+    }
+}
+
+fn detach(stage: &Stage) -> anyhow::Result<()> {
+    // The daemon may not have seen the end of the last connection yet.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match stage.daemon.ask(&["volume", "detach", VOLUME])? {
+            Ok(_) => return Ok(()),
+            Err((8, _)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
+            Err((code, said)) => bail!("detaching: {code}: {said}"),
+        }
+    }
+}
+
+fn is_right_so_far(verdict: &Verdict) -> anyhow::Result<()> {
+    if verdict.wrong > 0 || !verdict.complaints.is_empty() {
+        bail!("the client found what must not be: {verdict:?}");
+    }
+    Ok(())
+}
+
+/// The verifying load as a process; see crates/guest/nbd-load.
+pub(crate) struct NbdLoad {
+    child: Child,
+    events: Receiver<Event>,
+    verdict: Verdict,
+}
+
+impl NbdLoad {
+    fn start(programs: &Path, socket: &Path, seed: u64) -> anyhow::Result<Self> {
+        let mut child = guarded(&programs.join("nbd-load"))
+            .args([format!("socket={}", socket.display()), format!("export={VOLUME}"), format!("seed={seed}")])
+            .args([format!("rate={RATE}"), "connections=2".into(), "read_percent=50".into()])
+            .args(["verify=1", "flush_every=32", "zero_percent=15", "reconnect_seconds=60"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting nbd-load")?;
+        let output = child.stdout.take().expect("a pipe was asked for");
+        let (sender, events) = mpsc::channel();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(output).lines().map_while(Result::ok);
+            lines.map(|line| Event::parse(&line)).try_for_each(|event| sender.send(event).ok())
+        });
+        Ok(Self { child, events, verdict: Verdict::default() })
+    }
+
+    fn verify(&mut self) -> anyhow::Result<()> {
+        self.order("verify")?;
+        self.wait_until(|event| matches!(event, Event::Verified { .. }))?;
+        is_right_so_far(&self.verdict)
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.order("stop")?;
+        self.wait_until(|event| matches!(event, Event::Done { .. }))?;
+        if !self.verdict.is_right() {
+            bail!("the load found what must not be: {:?}", self.verdict);
+        }
+        Ok(())
+    }
+
+    fn order(&mut self, order: &str) -> anyhow::Result<()> {
+        let input = self.child.stdin.as_mut().context("a pipe was asked for")?;
+        // Without a load to tell, its last words tell more than the broken pipe.
+        let _ = writeln!(input, "{order}");
+        Ok(())
+    }
+
+    fn wait_until(&mut self, is_it: impl Fn(&Event) -> bool) -> anyhow::Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(event) => {
+                    self.verdict.note(&event);
+                    if is_it(&event) {
+                        return Ok(());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => bail!("the load hangs: {:?}", self.verdict),
+                Err(RecvTimeoutError::Disconnected) => bail!("the load has ended: {:?}", self.verdict),
+            }
+        }
+    }
+}
+
+impl Drop for NbdLoad {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,236 @@
+//! What happens in one cycle: drawn from a seed, without looking at the world.
+
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha12Rng;
+
+/// Who uses the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientKind {
+    /// Our verifying load over the export, through a proxy that can cut and slow it down; it reconnects like QEMU.
+    Load,
+    /// fio with verification; it does not reconnect, so the daemon is not killed under it.
+    Fio,
+    /// A Linux guest under QEMU, whose disk is adopted.
+    Guest,
+}
+
+/// Where a volume can go to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A file on the machine's disk: direct IO.
+    Disk,
+    /// A file on a tmpfs.
+    Memory,
+    /// A file on a small ext4 file system, which can be filled.
+    Small,
+    /// A block device.
+    Device,
+}
+
+impl Place {
+    /// All of them.
+    pub(crate) const ALL: [Self; 4] = [Self::Disk, Self::Memory, Self::Small, Self::Device];
+}
+
+/// What is done to a move, or to those around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blow {
+    /// `kill -9` of the daemon, and a new one at once.
+    Kill,
+    /// The same, so long after it came up, in the middle of its recovery.
+    KillAgain(Duration),
+    /// SIGTERM, and a new daemon: an upgrade.
+    Restart,
+    /// The daemon is stopped for a while.
+    Freeze(Duration),
+    /// The client's process is stopped for a while.
+    FreezeClient(Duration),
+    /// Every connection is cut in the middle of whatever it carries.
+    Cut,
+    /// Connections carry nothing for a while.
+    Hold(Duration),
+    /// Connections carry so many bytes a second for a while.
+    Trickle(u64, Duration),
+    /// The move's bandwidth is set, in MiB/s.
+    Bandwidth(u32),
+    /// The move is paused for a while.
+    Pause(Duration),
+    /// The move is cancelled.
+    Cancel,
+    /// The target's file system is filled, and has room again when the move is over.
+    Fill,
+}
+
+/// One cycle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Where the volume goes to.
+    pub(crate) place: Place,
+    /// What is compared.
+    pub(crate) verify: &'static str,
+    /// How fast the copy is at first, in MiB/s.
+    pub(crate) bandwidth: u32,
+    /// Whether the source is deleted.
+    pub(crate) delete_source: bool,
+    /// Whether a file that an earlier move left is overwritten, if there is one.
+    pub(crate) overwrite_kept: bool,
+    /// What happens, and how long after the thing before it.
+    pub(crate) blows: Vec<(Duration, Blow)>,
+    /// Of an adopted disk: whether it is released and adopted again afterwards.
+    pub(crate) readopt: bool,
+}
+
+/// How long the blows of a cycle last, all together; the move itself is about as long.
+const CYCLE: Duration = Duration::from_millis(1500);
+const BLOWS_MAX: usize = 4;
+
+/// The dice of one act: everything that is drawn follows from its seed.
+pub(crate) struct Dice(ChaCha12Rng);
+
+impl Dice {
+    /// The dice of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(ChaCha12Rng::seed_from_u64(seed))
+    }
+
+    /// Who uses the volume in this act, and for how many cycles.
+    pub(crate) fn act(&mut self) -> (ClientKind, u32) {
+        match self.0.random_range(0..10) {
+            0..=6 => (ClientKind::Load, self.0.random_range(4..=10)),
+            7 => (ClientKind::Fio, self.0.random_range(1..=3)),
+            _ => (ClientKind::Guest, self.0.random_range(4..=8)),
+        }
+    }
+
+    /// A seed for somebody else.
+    pub(crate) fn seed(&mut self) -> u64 {
+        self.0.random_range(1..u64::from(u32::MAX))
+    }
+
+    fn one_in(&mut self, count: u32) -> bool {
+        self.0.random_range(0..count) == 0
+    }
+
+    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.0.random_range(0..from.len())]
+    }
+
+    fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(self.0.random_range(from..=to))
+    }
+
+    /// The next cycle of an act, to one of `places`.
+    pub(crate) fn plan(&mut self, kind: ClientKind, places: &[Place]) -> Plan {
+        let place = self.pick(places);
+        let mut plan = Plan {
+            place,
+            verify: self.pick(&["off", "sample", "full", "full"]),
+            bandwidth: self.pick(&[0, 12, 16, 24, 32, 64]),
+            delete_source: self.one_in(3),
+            overwrite_kept: self.one_in(2),
+            blows: Vec::new(),
+            readopt: self.one_in(3),
+        };
+        let count = self.0.random_range(0..=BLOWS_MAX);
+        if place == Place::Small && self.one_in(2) {
+            // So slow that the move cannot be over before the file system is full.
+            plan.bandwidth = 4;
+            plan.blows.push((self.millis(0, 100), Blow::Fill));
+        }
+        let pause = CYCLE.as_millis() as u64 / (count.max(1) as u64);
+        while plan.blows.len() < count {
+            let blow = self.blow(kind);
+            let is_filled = plan.blows.iter().any(|(_, blow)| *blow == Blow::Fill);
+            if !(is_filled && matches!(blow, Blow::Bandwidth(_))) {
+                plan.blows.push((self.millis(0, pause), blow));
+            }
+        }
+        plan
+    }
+
+    fn blow(&mut self, kind: ClientKind) -> Blow {
+        loop {
+            let blow = match self.0.random_range(0..16) {
+                0..=3 => Blow::Kill,
+                4 => Blow::KillAgain(self.millis(0, 40)),
+                5 => Blow::Restart,
+                6 => Blow::Freeze(self.millis(20, 400)),
+                7 => Blow::FreezeClient(self.millis(20, 400)),
+                8 | 9 => Blow::Cut,
+                10 => Blow::Hold(self.millis(20, 300)),
+                11 => Blow::Trickle(self.0.random_range(20_000..400_000), self.millis(50, 300)),
+                12 | 13 => Blow::Bandwidth(self.pick(&[0, 8, 16, 128])),
+                14 => Blow::Pause(self.millis(20, 300)),
+                _ => Blow::Cancel,
+            };
+            if blow.suits(kind) {
+                return blow;
+            }
+        }
+    }
+}
+
+impl Blow {
+    /// Whether a client of this kind must survive it.
+    pub(crate) fn suits(self, kind: ClientKind) -> bool {
+        match self {
+            Self::Kill | Self::KillAgain(_) | Self::Restart => kind != ClientKind::Fio,
+            Self::Cut | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_draws_the_same_cycles_again_and_another_seed_draws_others() {
+        let draw = |seed| {
+            let mut dice = Dice::new(seed);
+            let (kind, cycles) = dice.act();
+            (0..cycles).map(|_| dice.plan(kind, &Place::ALL)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+    }
+
+    #[test]
+    fn every_kind_of_client_place_and_blow_is_drawn_and_nobody_gets_what_would_break_him() {
+        let (mut kinds, mut places, mut blows) = (Vec::new(), Vec::new(), std::collections::BTreeSet::new());
+        for seed in 0..300 {
+            let mut dice = Dice::new(seed);
+            let (kind, cycles) = dice.act();
+            kinds.push(kind);
+            for _ in 0..cycles {
+                let plan = dice.plan(kind, &Place::ALL);
+                places.push(plan.place);
+                assert!(plan.blows.iter().all(|(_, blow)| blow.suits(kind)), "{kind:?}: {plan:?}");
+                blows.extend(plan.blows.iter().map(|(_, blow)| {
+                    let name = format!("{blow:?}");
+                    name.split('(').next().unwrap_or_default().to_owned()
+                }));
+            }
+        }
+        for kind in [ClientKind::Load, ClientKind::Fio, ClientKind::Guest] {
+            assert!(kinds.contains(&kind), "no {kind:?}");
+        }
+        assert!(Place::ALL.iter().all(|place| places.contains(place)));
+        assert_eq!(blows.len(), 12, "{blows:?}");
+    }
+
+    #[test]
+    fn a_file_system_is_filled_before_the_move_can_be_over() {
+        for seed in 0..300 {
+            let mut dice = Dice::new(seed);
+            let (kind, _) = dice.act();
+            let plan = dice.plan(kind, &Place::ALL);
+            if let Some(at) = plan.blows.iter().position(|(_, blow)| *blow == Blow::Fill) {
+                assert_eq!((at, plan.bandwidth, plan.place), (0, 4, Place::Small), "{plan:?}");
+            }
+        }
+    }
+}
