@@ -16,7 +16,10 @@ mod mem;
 mod mutation;
 mod offload;
 mod range_lock;
+#[cfg(test)]
+mod range_lock_tests;
 mod slot;
+mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod units;

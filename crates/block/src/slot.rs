@@ -14,15 +14,13 @@
 //! in the steady state a request costs two additions that no other core touches. While the slot is draining or
 //! quiesced, new requests wait in their lanes and nothing is refused. All migrations enter and leave through here.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+mod turnstile;
 
 use arc_swap::ArcSwap;
-use crossbeam_utils::CachePadded;
-use parking_lot::Mutex;
-use tokio::sync::Notify;
 
+use crate::sync::{self, Arc};
 use crate::{BlockDevice, Buffer, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
+use turnstile::{Count, Inside, Turnstile};
 
 /// The control side of a joint: who holds it may quiesce the traffic and change the device below. Clones are the same
 /// slot.
@@ -33,19 +31,9 @@ pub struct Slot {
 
 struct Shared {
     device: ArcSwap<Device>,
-    /// New requests wait while this is set.
-    held: AtomicBool,
-    lanes: Mutex<Vec<Arc<LaneState>>>,
-    /// A request in flight was answered while the slot was held.
-    drained: Notify,
-    resumed: Notify,
+    turnstile: Turnstile,
     /// Held from `quiesce` to resume: one at a time.
     quiescing: Arc<tokio::sync::Mutex<()>>,
-}
-
-#[derive(Default)]
-struct LaneState {
-    in_flight: CachePadded<AtomicUsize>,
 }
 
 impl Slot {
@@ -54,10 +42,7 @@ impl Slot {
     pub fn new(device: Device) -> Self {
         let shared = Shared {
             device: ArcSwap::from_pointee(device),
-            held: AtomicBool::new(false),
-            lanes: Mutex::new(Vec::new()),
-            drained: Notify::new(),
-            resumed: Notify::new(),
+            turnstile: Turnstile::new(),
             quiescing: Arc::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -66,9 +51,7 @@ impl Slot {
     /// A way into the slot for one connection or queue.
     #[must_use]
     pub fn lane(&self) -> SlotLane {
-        let state = Arc::new(LaneState::default());
-        self.shared.lanes.lock().push(Arc::clone(&state));
-        SlotLane { shared: Arc::clone(&self.shared), state }
+        SlotLane { shared: Arc::clone(&self.shared), count: self.shared.turnstile.add_lane() }
     }
 
     /// The device below now.
@@ -80,28 +63,17 @@ impl Slot {
     /// How many requests are in flight below, over all lanes.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.shared.in_flight()
+        self.shared.turnstile.inside()
     }
 
     /// Holds new requests and waits until those in flight are answered. Dropping the wait resumes, so a caller bounds
     /// it in time by racing it against a timer.
     pub async fn quiesce(&self) -> Quiesced {
         let turn = Arc::clone(&self.shared.quiescing).lock_owned().await;
-        self.shared.held.store(true, Ordering::SeqCst);
+        self.shared.turnstile.hold();
         let quiesced = Quiesced { shared: Arc::clone(&self.shared), _turn: turn };
-        loop {
-            let drained = self.shared.drained.notified();
-            if self.shared.in_flight() == 0 {
-                return quiesced;
-            }
-            drained.await;
-        }
-    }
-}
-
-impl Shared {
-    fn in_flight(&self) -> usize {
-        self.lanes.lock().iter().map(|lane| lane.in_flight.load(Ordering::SeqCst)).sum()
+        self.shared.turnstile.drain().await;
+        quiesced
     }
 }
 
@@ -123,65 +95,30 @@ impl Quiesced {
 
 impl Drop for Quiesced {
     fn drop(&mut self) {
-        self.shared.held.store(false, Ordering::SeqCst);
-        self.shared.resumed.notify_waiters();
+        self.shared.turnstile.open();
     }
 }
 
 /// One connection's way into a slot.
 pub struct SlotLane {
     shared: Arc<Shared>,
-    state: Arc<LaneState>,
-}
-
-/// A request in flight; dropping it counts it as answered.
-struct InFlight<'a> {
-    lane: &'a SlotLane,
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.lane.state.in_flight.fetch_sub(1, Ordering::SeqCst);
-        if self.lane.shared.held.load(Ordering::SeqCst) {
-            self.lane.shared.drained.notify_one();
-        }
-    }
+    count: Arc<Count>,
 }
 
 impl SlotLane {
-    /// Counts a request in, or `None` if the slot is held. The count goes up before the flag is looked at, and the
-    /// quiescing side sets the flag before it looks at the counts: one of the two always sees the other.
-    fn try_enter(&self) -> Option<InFlight<'_>> {
-        self.state.in_flight.fetch_add(1, Ordering::SeqCst);
-        let entered = InFlight { lane: self };
-        (!self.shared.held.load(Ordering::SeqCst)).then_some(entered)
-    }
-
     /// Counts a request in, waiting while the slot is held. The wait is boxed: it is rare, and as a part of every
     /// request's future it would be most of its size.
-    async fn enter(&self) -> InFlight<'_> {
-        match self.try_enter() {
-            Some(entered) => entered,
-            None => Box::pin(self.wait_to_enter()).await,
-        }
-    }
-
-    async fn wait_to_enter(&self) -> InFlight<'_> {
-        loop {
-            let resumed = self.shared.resumed.notified();
-            if self.shared.held.load(Ordering::SeqCst) {
-                resumed.await;
-            }
-            if let Some(entered) = self.try_enter() {
-                return entered;
-            }
+    async fn enter(&self) -> Inside<'_> {
+        match self.shared.turnstile.try_enter(&self.count) {
+            Some(inside) => inside,
+            None => Box::pin(self.shared.turnstile.wait_to_enter(&self.count)).await,
         }
     }
 }
 
 impl Drop for SlotLane {
     fn drop(&mut self) {
-        self.shared.lanes.lock().retain(|lane| !Arc::ptr_eq(lane, &self.state));
+        self.shared.turnstile.remove_lane(&self.count);
     }
 }
 
