@@ -2,9 +2,13 @@
 # `setup` installs the rest.
 
 CARGO ?= cargo
+PREFIX ?= /usr/local
 SEEDS ?= 0..500
+CYCLES ?= 200
+MINUTES ?= 5
+FUZZ := client protocol server
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations demo bench-local deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -15,17 +19,20 @@ build: ## Build transhume and transhumed (debug)
 release: ## Build transhume and transhumed as they are installed
 	$(CARGO) build --locked --release --package transhume-cli
 
-install: release ## Install both programs below PREFIX (default /usr/local)
-	install -D -m 755 -t $(DESTDIR)$(or $(PREFIX),/usr/local)/bin \
+install: release ## Install both programs and the systemd unit below PREFIX (default /usr/local)
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin \
 		$(or $(CARGO_TARGET_DIR),target)/release/transhume $(or $(CARGO_TARGET_DIR),target)/release/transhumed
+	install -D -m 644 packaging/transhumed.service $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service
+	sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service
 
 setup: ## Install what tests, demo and benchmarks need (Debian packages; needs root)
 	@$(CARGO) xtask setup
 
-test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, simulator seeds
+test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture
 	$(CARGO) build --locked --workspace --all-targets
 	$(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) sim
+	$(CARGO) xtask torture --seed 100 --cycles 5 --act-cycles 2
 
 sim: ## Run the simulator's seeds (SEEDS=A..B)
 	$(CARGO) xtask sim --seeds $(SEEDS)
@@ -36,6 +43,17 @@ sim-long: ## Run 100,000 of the simulator's seeds, and kill the process at every
 
 mutations: ## Make mistakes in the engine, each of which the simulator must see (ONLY=NAME,NAME)
 	$(CARGO) xtask mutations $(if $(ONLY),--only $(ONLY))
+
+torture: setup ## Kill, cut, throttle, freeze and fill the real daemon (CYCLES=200)
+	$(CARGO) xtask torture --cycles $(CYCLES)
+
+# Each target has its share of the minutes. What is found is kept in crates/nbd/fuzz/artifacts, with the command to repeat it.
+fuzz: ## Fuzz what parses foreign bytes (MINUTES=5; needs a nightly toolchain, installs cargo-fuzz)
+	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
+	@for target in $(FUZZ); do \
+		echo "fuzzing $$target"; \
+		(cd crates/nbd && $(CARGO) +nightly fuzz run $$target -- -max_total_time=$$(( $(MINUTES) * 60 / $(words $(FUZZ)) ))) || exit 1; \
+	done
 
 check: ## Format, clippy, documentation and the house rules
 	$(CARGO) fmt --all --check

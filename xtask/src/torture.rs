@@ -205,11 +205,14 @@ fn play(
         for blow in blows {
             *tally.blows.entry(blow.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
         }
+        let begun = Instant::now();
         let context = || format!("cycle {number}, {plan:?}");
         client.begin_cycle(stage, dice.seed())?;
         let outcome = cycle::play(stage, &client, &plan, &here, number).with_context(context)?;
         client.verify().with_context(context)?;
         let now = checks::check(stage, &plan, &outcome).with_context(context)?;
+        let state = outcome.job["state"].as_str().unwrap_or_default();
+        println!("     {state} after {:.1} s", begun.elapsed().as_secs_f64());
         tally.moved += u32::from(now.path != here.path);
         here = now;
         if plan.readopt {

@@ -40,11 +40,8 @@ impl Slot {
     /// A slot with `device` below.
     #[must_use]
     pub fn new(device: Device) -> Self {
-        let shared = Shared {
-            device: ArcSwap::from_pointee(device),
-            turnstile: Turnstile::new(),
-            quiescing: Arc::default(),
-        };
+        let shared =
+            Shared { device: ArcSwap::from_pointee(device), turnstile: Turnstile::new(), quiescing: Arc::default() };
         Self { shared: Arc::new(shared) }
     }
 

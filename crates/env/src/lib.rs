@@ -6,6 +6,8 @@
 //! seam of their own.
 
 mod real;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 use std::future::Future;
 use std::ops::{Add, Sub};

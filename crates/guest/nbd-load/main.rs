@@ -216,8 +216,12 @@ impl Load {
 
     fn free_slot(&mut self) -> Option<usize> {
         let tries = 1000;
+        let hot = self.options.hot_slots;
         (0..tries)
-            .map(|_| self.random.below(self.slots as u64) as usize)
+            .map(|_| {
+                let is_hot = hot > 0 && self.random.below(2) == 0;
+                self.random.below(if is_hot { hot } else { self.slots as u64 }) as usize
+            })
             .find(|slot| !self.is_busy.get(*slot).is_some_and(|busy| *busy))
     }
 

@@ -13,6 +13,8 @@ pub(crate) struct Options {
     pub(crate) interval_ms: u64,
     pub(crate) region_bytes: u64,
     pub(crate) flush_every: u64,
+    /// Half of the requests go to the first so many slots; 0 for all to all.
+    pub(crate) hot_slots: u64,
     /// How many of a hundred writes write zeroes, half of them as holes.
     pub(crate) zero_percent: u32,
     /// How long to try to make a lost connection again; 0 for not at all.
@@ -35,6 +37,7 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
         interval_ms: 0,
         region_bytes: 0,
         flush_every: 0,
+        hot_slots: 0,
         zero_percent: 0,
         reconnect_seconds: 0,
         is_verifying: false,
@@ -56,6 +59,7 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
             "interval_ms" => options.interval_ms = number()?,
             "region_bytes" => options.region_bytes = number()?,
             "flush_every" => options.flush_every = number()?,
+            "hot_slots" => options.hot_slots = number()?,
             "zero_percent" => options.zero_percent = small()?,
             "reconnect_seconds" => options.reconnect_seconds = number()?,
             "verify" => options.is_verifying = number()? == 1,

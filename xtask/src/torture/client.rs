@@ -205,7 +205,7 @@ impl NbdLoad {
         let mut child = guarded(&programs.join("nbd-load"))
             .args([format!("socket={}", socket.display()), format!("export={VOLUME}"), format!("seed={seed}")])
             .args([format!("rate={RATE}"), "connections=2".into(), "read_percent=50".into()])
-            .args(["verify=1", "flush_every=32", "zero_percent=15", "reconnect_seconds=60"])
+            .args(["verify=1", "flush_every=32", "zero_percent=15", "hot_slots=24", "reconnect_seconds=60"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -118,7 +118,14 @@ fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome)
             std::thread::sleep(length);
             client.freeze(false)?;
         }
-        Blow::Cut | Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
+        Blow::Cut(length) => {
+            stage.daemon.signal(Signal::STOP)?;
+            std::thread::sleep(length / 2);
+            on_the_way(client, blow)?;
+            std::thread::sleep(length / 2);
+            stage.daemon.signal(Signal::CONT)?;
+        }
+        Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
         Blow::Bandwidth(mib) => steer(stage, &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?,
         Blow::Pause(length) => {
             steer(stage, &["pause", VOLUME])?;

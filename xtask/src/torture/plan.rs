@@ -47,8 +47,9 @@ pub(crate) enum Blow {
     Freeze(Duration),
     /// The client's process is stopped for a while.
     FreezeClient(Duration),
-    /// Every connection is cut in the middle of whatever it carries.
-    Cut,
+    /// Every connection is cut in the middle of whatever it carries; the daemon is stopped for so long around it, and
+    /// finds the end of the old connections and the beginning of the new ones at the same time.
+    Cut(Duration),
     /// Connections carry nothing for a while.
     Hold(Duration),
     /// Connections carry so many bytes a second for a while.
@@ -158,7 +159,7 @@ impl Dice {
                 5 => Blow::Restart,
                 6 => Blow::Freeze(self.millis(20, 400)),
                 7 => Blow::FreezeClient(self.millis(20, 400)),
-                8 | 9 => Blow::Cut,
+                8 | 9 => Blow::Cut(self.millis(0, 60)),
                 10 => Blow::Hold(self.millis(20, 300)),
                 11 => Blow::Trickle(self.0.random_range(20_000..400_000), self.millis(50, 300)),
                 12 | 13 => Blow::Bandwidth(self.pick(&[0, 8, 16, 128])),
@@ -177,7 +178,7 @@ impl Blow {
     pub(crate) fn suits(self, kind: ClientKind) -> bool {
         match self {
             Self::Kill | Self::KillAgain(_) | Self::Restart => kind != ClientKind::Fio,
-            Self::Cut | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
+            Self::Cut(_) | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
             _ => true,
         }
     }

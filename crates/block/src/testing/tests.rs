@@ -18,6 +18,26 @@ async fn the_device_in_memory_conforms() {
     }
 }
 
+#[tokio::test]
+async fn a_slot_that_is_held_again_and_again_conforms() {
+    let holding = std::cell::RefCell::new(Vec::new());
+    let make = async |size| {
+        let slot = crate::Slot::new(Device::new("memory", MemDevice::new(size)));
+        let lane = Device::new("lane", slot.lane());
+        holding.borrow_mut().push(tokio::spawn(async move {
+            loop {
+                let quiesced = slot.quiesce().await;
+                tokio::task::yield_now().await;
+                drop(quiesced);
+                tokio::task::yield_now().await;
+            }
+        }));
+        lane
+    };
+    conformance(3, make).await;
+    holding.into_inner().iter().for_each(tokio::task::JoinHandle::abort);
+}
+
 /// What is wrong with a device.
 #[derive(Clone, Copy)]
 enum Defect {

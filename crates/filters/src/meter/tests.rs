@@ -1,44 +1,13 @@
 //! The meters against devices whose latency is known, on a virtual clock.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use block::{Data, Device, ErrorKind, Extent, MemDevice, Mutation, Slot};
-use env::{Env, Moment, Task};
-use tokio::time::Instant as PausedClock;
+use env::testing::PausedEnv;
 
 use super::*;
 use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen, Throttle};
-
-/// The paused clock of tokio as an environment; randomness is a counter.
-pub(crate) struct PausedEnv {
-    start: PausedClock,
-    drawn: AtomicU64,
-}
-
-impl PausedEnv {
-    pub(crate) fn shared() -> EnvRef {
-        Arc::new(Self { start: PausedClock::now(), drawn: AtomicU64::new(0) })
-    }
-}
-
-impl Env for PausedEnv {
-    fn now(&self) -> Moment {
-        Moment(self.start.elapsed())
-    }
-    fn sleep(&self, span: Duration) -> Task {
-        Box::pin(tokio::time::sleep(span))
-    }
-    fn spawn(&self, task: Task) {
-        tokio::spawn(task);
-    }
-    fn random(&self) -> u64 {
-        self.drawn.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9E37_79B9_7F4A_7C15)
-    }
-    fn wall_clock(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH
-    }
-}
 
 fn rule(verb: FaultVerb, when: FaultWhen, action: FaultAction) -> FaultRule {
     FaultRule { verb, extent: None, when, action }
@@ -58,7 +27,7 @@ fn write_of(offset: u64, length: usize) -> Mutation {
 
 #[tokio::test(start_paused = true)]
 async fn latencies_bytes_and_errors_are_counted_in_their_window() {
-    let env = PausedEnv::shared();
+    let env = PausedEnv::shared(0);
     let fault = faulty(&env);
     let state = MeterState::new(Arc::clone(&env));
     let device = Device::new("metered", metered(&state, Device::new("faulty", fault.clone())));
@@ -82,7 +51,7 @@ async fn latencies_bytes_and_errors_are_counted_in_their_window() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_connection_counted_outlives_it() {
-    let env = PausedEnv::shared();
+    let env = PausedEnv::shared(0);
     let state = MeterState::new(Arc::clone(&env));
     let device = Device::new("metered", metered(&state, Device::new("mem", MemDevice::new(Bytes::mib(1)))));
     device.write(write_of(0, 4096)).await.expect("memory answers");
@@ -93,7 +62,7 @@ async fn what_a_connection_counted_outlives_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stall_is_seen_while_the_request_still_waits_and_after_it_was_answered() {
-    let env = PausedEnv::shared();
+    let env = PausedEnv::shared(0);
     let fault = faulty(&env);
     fault.add(rule(FaultVerb::Write, FaultWhen::Nth(1), FaultAction::Delay(Duration::from_millis(50))));
     let state = MeterState::new(Arc::clone(&env));
@@ -118,7 +87,7 @@ async fn a_stall_is_seen_while_the_request_still_waits_and_after_it_was_answered
 
 #[tokio::test(start_paused = true)]
 async fn faults_strike_as_their_rules_say() {
-    let env = PausedEnv::shared();
+    let env = PausedEnv::shared(0);
     let fault = faulty(&env);
     let device = Device::new("faulty", fault.clone());
     let first_block = Some(Extent::new(Bytes(0), Bytes(4096)));
@@ -145,7 +114,7 @@ async fn faults_strike_as_their_rules_say() {
 
 #[tokio::test(start_paused = true)]
 async fn a_throttle_holds_its_rate_over_a_second() {
-    let env = PausedEnv::shared();
+    let env = PausedEnv::shared(0);
     let memory = Device::new("mem", MemDevice::new(Bytes::mib(8)));
     let device = Device::new("slow", Throttle::new(memory, Arc::clone(&env), 1 << 20));
     let began = env.now();
