@@ -43,6 +43,7 @@
 //! `docs/reliability.md` says how each one looks. That each can fail is proved by mistakes in hosts and devices
 //! (`tests/mutations.rs`) and in the engine itself (`mutations/*.patch`, made one by one by `cargo xtask mutations`).
 
+pub mod bench;
 mod checks;
 pub mod clock;
 pub mod dice;
@@ -57,6 +58,7 @@ pub mod ledger;
 pub mod log;
 mod medium;
 mod offload;
+pub mod model;
 pub mod pattern;
 pub mod port;
 pub mod process;
@@ -66,4 +68,6 @@ pub mod shrink;
 mod stage;
 pub mod story;
 pub mod words;
+pub mod trace;
+pub mod workload;
 pub mod world;

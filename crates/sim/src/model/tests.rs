@@ -1,0 +1,115 @@
+//! That flash, arrays and volumes on the network behave as their figures say.
+
+use super::*;
+use crate::bench::{Client, Tally, play};
+use crate::dice::Dice;
+use crate::workload::{Oltp, Sequential, Workload};
+
+fn run(model: impl Model, workload: impl Workload + 'static, outstanding: usize, seconds: u64) -> Tally {
+    let mut model = model;
+    let clients = vec![Client::new(workload, outstanding)];
+    play(&mut model, clients, Duration::from_secs(seconds), &Dice::new(1, "model")).remove(0)
+}
+
+#[track_caller]
+fn near(value: f64, wanted: f64, part: f64) {
+    assert!((value - wanted).abs() <= wanted * part, "{value:.1} instead of {wanted} within {part}");
+}
+
+#[test]
+fn flash_reaches_the_iops_and_rates_of_its_data_sheets() {
+    let sata = FlashFigures::SATA_80GB;
+    let over = 40 << 30;
+    let iops =
+        |figures, reads, depth, seconds| run(Flash::new(figures), Oltp::new(over, 4096, reads), depth, seconds).iops();
+    near(iops(sata, 1.0, 32, 4), 38_000.0, 0.05);
+    near(iops(sata, 0.0, 32, 20), 10_000.0, 0.05);
+    near(1e6 / iops(sata, 1.0, 1, 2), 77.0, 0.05);
+    let rate =
+        |figures, reads| run(Flash::new(figures), Sequential::new(0, over, 1 << 20, reads), 8, 20).megabytes_a_second();
+    near(rate(sata, 1.0), 270.0, 0.05);
+    near(rate(sata, 0.0), 90.0, 0.05);
+    let nvme = FlashFigures::NVME_512GB;
+    near(iops(nvme, 1.0, 128, 1), 370_000.0, 0.05);
+    near(iops(nvme, 0.0, 32, 4), 140_000.0, 0.08);
+    near(1e6 / iops(nvme, 1.0, 1, 1), 65.0, 0.05);
+    near(rate(nvme, 1.0), 3500.0, 0.05);
+    near(rate(nvme, 0.0), 2300.0, 0.05);
+}
+
+#[test]
+fn a_small_partition_of_flash_has_a_small_part_of_its_parallelism() {
+    let whole = FlashFigures::NVME_512GB;
+    let iops = |figures: FlashFigures| run(Flash::new(figures), Oltp::new(8 << 30, 4096, 1.0), 128, 1).iops();
+    let (ten, fifty) = (whole.partition(10_000_000_000), whole.partition(50_000_000_000));
+    assert_eq!((ten.dies, fifty.dies), (1, 6));
+    // One die gives 1 / 60 us.
+    near(iops(ten), 16_667.0, 0.02);
+    near(iops(fifty), 100_000.0, 0.02);
+}
+
+#[test]
+fn writes_slow_reads_of_flash_down() {
+    let figures = FlashFigures::SATA_80GB;
+    let p99 = |reads| run(Flash::new(figures), Oltp::new(40 << 30, 4096, reads), 4, 4).latency.quantile(0.99);
+    assert!(p99(0.7) > 3 * p99(1.0), "{:?} and {:?}", p99(0.7), p99(1.0));
+}
+
+fn striped(members: usize) -> Raid0 {
+    let disks = (0..members).map(|_| Box::new(HardDisk::new(HardDiskFigures::ST31000524AS)) as Box<dyn Model>);
+    Raid0::new(disks.collect(), 64 << 10)
+}
+
+#[test]
+fn raid_0_adds_up_rates_and_random_requests() {
+    let stream =
+        |members| run(striped(members), Sequential::new(0, 40 << 30, 4 << 20, 1.0), 4, 20).megabytes_a_second();
+    near(stream(4), 4.0 * stream(1), 0.15);
+    let reads = |members| run(striped(members), Oltp::new(100 << 30, 4096, 1.0), 16 * members, 40).iops();
+    near(reads(4), 4.0 * reads(1), 0.15);
+}
+
+#[test]
+fn raid_0_answers_everything_once_wherever_stripes_cut_it() {
+    let mut raid = striped(3);
+    let (mut done, dice) = (Vec::new(), Dice::new(1, "cuts"));
+    for number in 0..200 {
+        let request = Request::read(dice.below(1 << 30), dice.within(1..=1 << 20));
+        raid.submit(Moment::default(), Ticket(number), request);
+        let parts = raid.parts(&request);
+        assert_eq!(parts.iter().map(|(_, part)| part.length).sum::<u64>(), request.length);
+    }
+    raid.submit(Moment::default(), Ticket(200), Request::flush());
+    while let Some(next) = raid.next() {
+        raid.advance(next, &mut done);
+    }
+    done.sort_unstable();
+    assert_eq!(done, (0..=200).map(Ticket).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_array_of_the_esx_paper_serves_its_load_and_its_copy() {
+    let array = || Array::new(ArrayFigures::CX4_120);
+    let oltp = run(array(), Oltp::iometer(32 << 30), 16, 60);
+    // Figure 10 begins with about 2600 reads and 1100 writes a second.
+    near(oltp.reads as f64 / 60.0, 2600.0, 0.08);
+    near(oltp.writes as f64 / 60.0, 1100.0, 0.08);
+    let copy = run(array(), Sequential::new(0, 32 << 30, 256 << 10, 1.0), 16, 20).megabytes_a_second();
+    near(copy, 240.0, 0.05);
+}
+
+#[test]
+fn a_write_to_the_array_is_answered_from_its_cache_and_later_bounded_by_its_disks() {
+    let short = run(Array::new(ArrayFigures::CX4_120), Oltp::new(32 << 30, 8192, 0.0), 16, 2);
+    assert!(short.latency_mean() < Duration::from_millis(1), "{:?}", short.latency_mean());
+    let long = run(Array::new(ArrayFigures::CX4_120), Oltp::new(32 << 30, 8192, 0.0), 16, 200);
+    let at_end = long.iops();
+    assert!(at_end < short.iops() / 3.0, "{at_end} and {} writes a second", short.iops());
+}
+
+#[test]
+fn the_slow_volume_of_the_esx_paper_gives_a_tenth_of_the_array() {
+    let oltp = run(Nfs::new(NfsFigures::ESX_SLOW), Oltp::iometer(32 << 30), 16, 100);
+    near(oltp.reads as f64 / 100.0, 200.0, 0.15);
+    near(oltp.writes as f64 / 100.0, 95.0, 0.2);
+}
