@@ -1,5 +1,6 @@
 //! `transhume-sim`: plays seeds and says what it saw. `cargo xtask sim` runs it.
 
+mod side_show;
 mod tally;
 
 use std::ops::Range;
@@ -17,6 +18,7 @@ use transhume_sim::shrink::{Shrunk, shrink};
 use transhume_sim::story::{Story, Verdict};
 use transhume_sim::world::Violation;
 
+use side_show::SideShow;
 use tally::Totals;
 
 /// One seed of so many is played twice, and must give the same log.
@@ -65,9 +67,11 @@ struct Arguments {
     /// How many threads play at once; otherwise one a core.
     #[arg(long)]
     jobs: Option<usize>,
-    /// List the scenarios.
+    /// List the scenarios and the experiments.
     #[arg(long)]
     list: bool,
+    #[command(flatten)]
+    side_show: SideShow,
 }
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
@@ -210,9 +214,13 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
         SCENARIOS.iter().for_each(|scenario| println!("{:<16} {}", scenario.name, scenario.about));
+        side_show::list();
         return ExitCode::SUCCESS;
     }
     let clock = RealEnv::new();
+    if let Some(code) = arguments.side_show.play(arguments.seed.unwrap_or(1), &clock) {
+        return code;
+    }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let limit = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -15,6 +15,8 @@ mod cylinders;
 mod flash;
 mod hard_disk;
 mod nfs;
+mod page_cache;
+mod path;
 mod raid0;
 mod volume;
 
@@ -22,6 +24,8 @@ pub use array::{Array, ArrayFigures};
 pub use flash::{Flash, FlashFigures};
 pub use hard_disk::{HardDisk, HardDiskFigures};
 pub use nfs::{Nfs, NfsFigures};
+pub use page_cache::{PageCache, PageCacheFigures};
+pub use path::Path;
 pub use raid0::Raid0;
 pub use volume::Volume;
 

@@ -42,6 +42,10 @@ pub(super) struct Server {
 }
 
 impl Server {
+    pub(super) const fn new() -> Self {
+        Self { free_at: Moment(Duration::ZERO) }
+    }
+
     /// Serves something that arrives at `now` and takes `span`; says when that is done.
     pub(super) fn serve(&mut self, now: Moment, span: Duration) -> Moment {
         self.free_at = self.free_at.max(now) + span;

@@ -40,10 +40,14 @@ impl Cylinders {
         &self.zones[next - 1]
     }
 
-    /// How far inside `offset` lies, from 0 (outside) to 1.
-    pub(super) fn radius(&self, offset: u64) -> f64 {
+    /// Which part of all cylinders lies between two places; zero within one cylinder.
+    pub(super) fn distance(&self, one: u64, other: u64) -> f64 {
+        (self.cylinder(one) - self.cylinder(other)).abs() / self.total
+    }
+
+    fn cylinder(&self, offset: u64) -> f64 {
         let zone = self.zone(offset);
-        (zone.first_cylinder + (offset - zone.first_byte) as f64 / zone.cylinder_bytes) / self.total
+        (zone.first_cylinder + (offset - zone.first_byte) as f64 / zone.cylinder_bytes).floor()
     }
 
     /// How many bytes a second pass below the head at `offset`.

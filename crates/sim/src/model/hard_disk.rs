@@ -4,9 +4,9 @@
 //!   read  ──▶ in the read-ahead? ──yes──▶ done when the head has passed it
 //!                  │ no
 //!                  ▼
-//!              queue of reads ──────────┐  the elevator: onwards in one direction, then back;
-//!                                       ├─▶ reads first, but a batch of destages after every
-//!   write ──▶ cache ──▶ queue of destages ┘  16 reads while the cache is more than half full
+//!              queue of reads ───────────┐  the elevator: inwards only, then from the outside again; reads
+//!                                        ├─▶ first, but after 16 of them writes that somebody waits for.
+//!   write ──▶ cache ──▶ queue of destages ┘  A cache that is full, or idle for 20 ms, is emptied by half.
 //!               └──▶ done, as long as there is room (without a cache: when it is on the platter)
 //! ```
 //!
@@ -118,10 +118,12 @@ impl HardDiskFigures {
     }
 }
 
-/// After so many reads in a row a filling cache has its turn.
+/// After so many reads in a row writes that somebody waits for have their turn.
 const READS_IN_A_ROW: u32 = 16;
-/// So many destages are done in a row, as long as no cache is more than half full.
-const DESTAGES_IN_A_ROW: u32 = 16;
+/// So many writes are done in a row at most while reads wait.
+const THROUGH_IN_A_ROW: u32 = 16;
+/// The same for those that were answered from the cache.
+const DESTAGES_IN_A_ROW: u32 = 64;
 /// Queued requests that follow one another are one movement up to this many bytes.
 const MERGE_BYTES_MAX: u64 = 1 << 20;
 
@@ -140,7 +142,6 @@ pub struct HardDisk {
     busy: Option<Movement>,
     head: Head,
     in_a_row: (Verb, u32),
-    upwards: bool,
     quiet_since: Moment,
     flushes: Vec<(Ticket, u64)>,
     sequence: u64,
@@ -180,7 +181,6 @@ impl HardDisk {
             busy: None,
             head: Head::default(),
             in_a_row: (Verb::Read, 0),
-            upwards: true,
             quiet_since: Moment::default(),
             flushes: Vec::new(),
             sequence: 0,
@@ -191,9 +191,8 @@ impl HardDisk {
     /// How long the head takes from where it stands to the first byte of `offset`, beginning at `now`.
     fn positioning(&self, now: Moment, offset: u64, verb: Verb) -> Duration {
         let revolution_ns = self.figures.revolution.as_nanos() as u64;
-        let distance = (self.cylinders.radius(offset) - self.cylinders.radius(self.head.position)).abs();
-        let mut seek = self.figures.seek(distance);
-        if verb == Verb::Write {
+        let mut seek = self.figures.seek(self.cylinders.distance(offset, self.head.position));
+        if verb == Verb::Write && !seek.is_zero() {
             seek += self.figures.write_settle;
         }
         let arrived = (now + seek).0.as_nanos() as u64 % revolution_ns;
@@ -210,8 +209,9 @@ impl HardDisk {
         let rate = self.cylinders.rate(position);
         let passed = ((now - since).as_nanos() * u128::from(rate) / 1_000_000_000) as u64;
         let reached = position + passed.min(self.figures.read_ahead);
-        // Only an idle head that is still on its way there gives more than what it has passed.
-        if request.offset > reached || (request.end() > reached && passed >= self.figures.read_ahead) {
+        // What an idle head is on its way to it gives when it comes there.
+        let will_reach = position + self.figures.read_ahead;
+        if request.offset > will_reach || (request.end() > reached && passed >= self.figures.read_ahead) {
             return None;
         }
         let passes = since + transfer(request.end().saturating_sub(position), rate);
@@ -238,7 +238,6 @@ impl HardDisk {
             return;
         }
         let Some(verb) = self.turn(now) else { return };
-        let stays = self.in_a_row.0 == verb && now == self.head.since;
         self.in_a_row = if self.in_a_row.0 == verb { (verb, self.in_a_row.1 + 1) } else { (verb, 1) };
         let (offset, end, served) = match verb {
             Verb::Read => self.take_reads(),
@@ -248,10 +247,10 @@ impl HardDisk {
         let buffered = self.buffered_until(now, &Request::read(offset, end - offset)).filter(|_| verb == Verb::Read);
         let until = match buffered {
             Some(until) => until,
-            // What follows without a gap was queued in time.
-            None if stays && offset == self.head.position => now + transfer(end - offset, rate),
             None => {
-                let began = now + self.figures.command;
+                // Commands that waited were understood meanwhile.
+                let waited = now == self.head.since || (verb == Verb::Write && self.figures.dirty_max > 0);
+                let began = if waited { now } else { now + self.figures.command };
                 began + self.positioning(began, offset, verb) + transfer(end - offset, rate)
             }
         };
@@ -264,33 +263,30 @@ impl HardDisk {
     fn turn(&self, now: Moment) -> Option<Verb> {
         let (last, count) = self.in_a_row;
         let writes_wait = self.figures.dirty_max == 0 || !self.flushes.is_empty() || !self.held.is_empty();
-        let is_filling = self.dirty * 2 > self.figures.dirty_max;
+        // Once at it the head goes on until half of the cache is clean: going there costs more than being there.
+        let goes_on = last == Verb::Write && self.dirty * 2 > self.figures.dirty_max;
+        let destages_max = if self.figures.dirty_max == 0 { THROUGH_IN_A_ROW } else { DESTAGES_IN_A_ROW };
         match (self.reads.is_empty(), self.destages.is_empty()) {
             (true, true) => None,
             (false, true) => Some(Verb::Read),
             (false, false) => {
-                let urgent = writes_wait || is_filling;
-                let stays = match last {
-                    Verb::Read => count < READS_IN_A_ROW || !urgent,
-                    _ => urgent && count >= DESTAGES_IN_A_ROW,
+                let writes = match last {
+                    Verb::Read => writes_wait && count >= READS_IN_A_ROW,
+                    _ => (writes_wait || goes_on) && count < destages_max,
                 };
-                Some(if stays { Verb::Read } else { Verb::Write })
+                Some(if writes { Verb::Write } else { Verb::Read })
             }
             (true, false) => {
                 let is_quiet = now.since(self.quiet_since) >= self.figures.idle;
-                (writes_wait || is_filling || is_quiet).then_some(Verb::Write)
+                (writes_wait || goes_on || is_quiet).then_some(Verb::Write)
             }
         }
     }
 
     fn take_reads(&mut self) -> (u64, u64, Vec<Ticket>) {
         let from = (self.head.position, Ticket(0), 0);
-        let first = match self.upwards {
-            true => self.reads.range(from..).next().or_else(|| self.reads.iter().next_back()),
-            false => self.reads.range(..=from).next_back().or_else(|| self.reads.iter().next()),
-        };
+        let first = self.reads.range(from..).next().or_else(|| self.reads.first());
         let first = *first.expect("the caller has seen a read");
-        self.upwards = first.0 >= self.head.position;
         self.reads.remove(&first);
         let (offset, ticket, length) = first;
         let (mut end, mut served) = (offset + length, vec![ticket]);
@@ -307,12 +303,8 @@ impl HardDisk {
 
     fn take_destages(&mut self) -> (u64, u64, Vec<Ticket>) {
         let from = (self.head.position, 0);
-        let first = match self.upwards {
-            true => self.destages.range(from..).next().or_else(|| self.destages.iter().next_back()),
-            false => self.destages.range(..=from).next_back().or_else(|| self.destages.iter().next()),
-        };
+        let first = self.destages.range(from..).next().or_else(|| self.destages.iter().next());
         let (&key, &(length, ticket)) = first.expect("the caller has seen a destage");
-        self.upwards = key.0 >= self.head.position;
         self.destages.remove(&key);
         self.dirty -= length;
         let (offset, mut end) = (key.0, key.0 + length);
@@ -376,6 +368,7 @@ impl Model for HardDisk {
                     self.head = Head { position: gone_on, since, ..self.head };
                     self.head.buffer_start =
                         self.head.buffer_start.max(gone_on.saturating_sub(self.figures.read_ahead));
+                    self.in_a_row = (Verb::Read, 0);
                     self.endings.add(at, ticket);
                     return;
                 }
