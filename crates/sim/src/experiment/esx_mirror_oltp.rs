@@ -84,7 +84,9 @@ pub(super) fn play(scene: Scene, seed: u64) -> Result<Seen> {
 }
 
 async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
-    let array = || Array::new(ArrayFigures::CX4_120);
+    // A cache that is as large for this volume as the array's is for the paper's, or it would hold much of it.
+    let cache = (ArrayFigures::CX4_120.cache as f64 * scene.size.0 as f64 / PAPER_SIZE.0 as f64) as u64;
+    let array = || Array::new(ArrayFigures { cache, ..ArrayFigures::CX4_120 });
     let target: Box<dyn Model> = match scene.to_nfs {
         true => Box::new(Nfs::new(NfsFigures::ESX_SLOW)),
         false => Box::new(array()),
@@ -136,6 +138,8 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
     }
 }
 
+/// The paper's data disk.
+const PAPER_SIZE: Bytes = Bytes::gib(32);
 const OLTP_SIZE: Bytes = Bytes::gib(4);
 const NFS_SIZE: Bytes = Bytes::gib(1);
 

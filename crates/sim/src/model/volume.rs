@@ -193,3 +193,39 @@ impl BlockDevice for VolumeDevice {
         block::ready(Ok(self.volume.shared.contents.lock().extents(extent)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::log::Keep;
+    use crate::model::{HardDisk, HardDiskFigures};
+
+    #[test]
+    fn two_volumes_on_one_disk_have_their_own_bytes_and_one_head() {
+        clock::run(async {
+            let world = World::new(1, Keep::Tail);
+            let disk = HardDisk::new(HardDiskFigures::ST31000524AS);
+            let one = Volume::new(&world, "one", Bytes::gib(100), Origin::Filled, disk);
+            let other = one.beside("other", Bytes::gib(100), Origin::Empty, 500 << 30);
+            let (first, second) = (one.device(), other.device());
+            let alone = {
+                let began = world.now();
+                for index in 0..50 {
+                    first.read(Bytes::mib(index), Buffer::unpooled(1 << 20)).await.expect("models do not fail");
+                }
+                world.now() - began
+            };
+            let began = world.now();
+            for index in 50..75 {
+                let (near, far) = (Buffer::unpooled(1 << 20), Buffer::unpooled(1 << 20));
+                let pair =
+                    futures::future::join(first.read(Bytes::mib(index), near), second.read(Bytes::mib(index), far));
+                let (near, far) = pair.await;
+                assert!(near.expect("models do not fail")[0] != 0 && far.expect("models do not fail")[0] == 0);
+            }
+            let together = world.now() - began;
+            assert!(together > alone * 2, "{together:?} for the same bytes with seeks, {alone:?} without");
+        });
+    }
+}
