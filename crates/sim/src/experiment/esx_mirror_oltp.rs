@@ -97,7 +97,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
     let device = source.device();
     let slot = Slot::new(device.clone());
     let meter = MeterState::new(process.env());
-    let port = Device::new("meter", meter.filter(Device::new("lane", slot.lane())));
+    let port = Device::new("meter", meter.metered(slot.lane()));
     let load = Oltp::iometer(scene.size.0);
     let player = Player::start(world, "guest", port, Origin::Filled, load, scene.outstanding);
     world.sleep(BEFORE).await;
