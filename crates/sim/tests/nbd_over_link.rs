@@ -86,7 +86,7 @@ fn a_cut_fails_what_is_in_flight_and_the_next_connection_finds_what_was_answered
     for seed in 0..20 {
         clock::run(async {
             let pair =
-                Pair::new(seed, |world| Disk::new(world, "disk", Bytes::mib(1), 1, Timing::FLASH).open_at_once());
+                Pair::new(seed, |world| Disk::new(world, "disk", Bytes::mib(1), 1, Timing::FLASH).open_at_once(0));
             let device = pair.connect().await.expect("the server is there");
             let cutter = (pair.world.clone(), pair.link.clone());
             let cutting = pair.world.spawn(async move {
@@ -202,7 +202,8 @@ fn wrong_bits_never_hang_and_never_panic_though_nbd_cannot_always_see_them() {
 fn a_seed_is_a_run() {
     let play = |seed| {
         clock::run(async {
-            let pair = Pair::new(seed, |world| Disk::new(world, "disk", Bytes::mib(1), 1, Timing::SLOW).open_at_once());
+            let pair =
+                Pair::new(seed, |world| Disk::new(world, "disk", Bytes::mib(1), 1, Timing::SLOW).open_at_once(0));
             pair.link.set_faults(LinkFaults { reorder: Duration::from_millis(1), ..LinkFaults::default() });
             let device = pair.connect().await.expect("the server is there");
             let writes = (0..64).map(|block| device.write(Mutation::data(Bytes(block * 4096), block_of(block as u8))));
