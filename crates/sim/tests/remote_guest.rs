@@ -90,6 +90,7 @@ impl Scene {
             progress_map: None,
             meter: Some(Arc::new(VolumeMeter::new(self.meter.clone()))),
             comparison: None,
+            offload: None,
             pool: BufferPool::new(Bytes::mib(16)),
         };
         let options = MoveOptions {

@@ -120,6 +120,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         progress_map: None,
         meter: Some(Arc::new(VolumeMeter::new(meter))),
         comparison: None,
+        offload: None,
         pool: BufferPool::new(Bytes::mib(64)),
     };
     let began = world.now();
