@@ -46,7 +46,7 @@ pub(crate) enum Command {
     /// Take over the disk of a running VM, or look which disks can be taken over
     #[command(after_help = "Examples:\n  transhume adopt --check --qmp /run/qemu/web1.qmp\n  \
         transhume adopt --qmp /run/qemu/web1.qmp --node disk0 --name web1\n  \
-        transhume adopt --libvirt web1 --node libvirt-1-format --name web1")]
+        transhume adopt --libvirt web1 --node vda --name web1")]
     Adopt(AdoptArgs),
     /// Give an adopted disk back to its VM
     #[command(after_help = "Example: transhume release web1")]
@@ -134,7 +134,7 @@ pub(crate) struct AdoptArgs {
     /// A libvirt domain; with --check several times
     #[arg(long, value_name = "DOMAIN")]
     pub(crate) libvirt: Vec<String>,
-    /// The block node of the disk, as --check shows it
+    /// The block node of the disk, as --check shows it, or its name in the libvirt domain
     #[arg(long, required_unless_present = "check")]
     pub(crate) node: Option<String>,
     /// What to call the volume

@@ -13,6 +13,8 @@ pub enum ErrorKind {
     NoMonitor,
     /// The monitor belongs to another client; the context says to whom.
     MonitorBusy,
+    /// libvirt itself does not answer, or does not let the command through now. The command was not carried out.
+    LibvirtUnreachable,
     /// The other side does not speak QMP, or breaks it.
     Protocol,
     /// The connection to QEMU ended. Whether the command was carried out is to be read from QEMU's graph.
@@ -54,6 +56,7 @@ pub struct Error {
     kind: ErrorKind,
     context: String,
     qemu: Option<QemuError>,
+    is_unsettled: bool,
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -61,7 +64,7 @@ impl Error {
     /// An error of `kind`; `context` says in one line what is wrong and, where possible, what to do.
     #[must_use]
     pub fn new(kind: ErrorKind, context: impl Into<String>) -> Self {
-        Self { kind, context: context.into(), qemu: None, source: None }
+        Self { kind, context: context.into(), qemu: None, is_unsettled: false, source: None }
     }
 
     /// The same with the error that caused it.
@@ -77,7 +80,7 @@ impl Error {
 
     pub(crate) fn of_qemu(command: &str, error: QemuError) -> Self {
         let context = format!("QEMU refused {command}: {}", error.description);
-        Self { kind: ErrorKind::Qemu, context, qemu: Some(error), source: None }
+        Self { kind: ErrorKind::Qemu, context, qemu: Some(error), is_unsettled: false, source: None }
     }
 
     /// What went wrong, for code.
@@ -92,10 +95,18 @@ impl Error {
         self.qemu.as_ref()
     }
 
-    /// Whether it is not known if the command was carried out.
+    /// The same of a plan that it leaves half done.
+    pub(crate) fn unsettled(mut self) -> Self {
+        self.is_unsettled = true;
+        self
+    }
+
+    /// Whether a plan that ended with it was neither finished nor undone: QEMU's graph says where the disk stands.
     #[must_use]
     pub fn leaves_doubt(&self) -> bool {
-        matches!(self.kind, ErrorKind::Disconnected | ErrorKind::TimedOut)
+        let is_unheard =
+            matches!(self.kind, ErrorKind::Disconnected | ErrorKind::TimedOut | ErrorKind::LibvirtUnreachable);
+        self.is_unsettled || is_unheard
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::graph::Graph;
 use crate::plan::AdoptedDisk;
-use crate::qmp::{Event, Qmp};
+use crate::qmp::{Event, LOOK_AGAIN, Qmp};
 use crate::run::{Standing, standing};
 
 /// Something that happened to a VM or to its adopted disk.
@@ -185,6 +185,7 @@ fn understand(event: &Event, disk: &AdoptedDisk) -> Option<VmEvent> {
         }
         // Jobs by other names than the node's: whether it is ours only the graph tells.
         "JOB_STATUS_CHANGE" if text("status") == "created" => Some(VmEvent::Missed),
+        LOOK_AGAIN => Some(VmEvent::Missed),
         "BLOCK_IO_ERROR" if is_ours(&text("device")) || is_ours(&text("node-name")) => {
             let (operation, action, reason) = (text("operation"), text("action"), text("reason"));
             Some(VmEvent::IoError { operation, action, reason })

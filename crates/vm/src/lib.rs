@@ -5,7 +5,7 @@
 //!                   └──▶ inventory            └─ AdoptedDisk ──▶ VmEvents (what happens meanwhile), persist (afterwards)
 //! ```
 //!
-//! [`Qmp`] speaks to one QEMU. [`Graph`] is what it says of its block nodes, and the truth about where a disk stands. A
+//! [`Qmp`] speaks to one QEMU, over a monitor of its own or through libvirt. [`Graph`] is what it says of its block nodes, and the truth about where a disk stands. A
 //! [`Plan`] is a list of steps that can be begun again at any time. [`Surroundings`] is what a running plan needs of the
 //! daemon: the image's locks, and whether QEMU is connected to the export.
 
@@ -33,5 +33,5 @@ pub use plan::{
     AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
     RECONNECT_SECONDS, Step, node_name,
 };
-pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, owner_of_socket};
+pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, owner_of_socket, qemu_of_domain};
 pub use run::{Standing, Surroundings, Wish, adopt, forget, recover, release, standing};

@@ -217,7 +217,7 @@ pub type AdoptionPlan = Plan;
 /// What an adoption is asked for.
 #[derive(Clone, Debug)]
 pub struct AdoptionRequest {
-    /// The disk: a node, a device's id, a `-drive`'s id or a QOM path.
+    /// The disk: a node, a device's id, a `-drive`'s id or a QOM path; for a libvirt domain also its name there (`vda`).
     pub node: String,
     /// The volume's name.
     pub volume: String,
@@ -236,7 +236,8 @@ impl Plan {
     /// `NotFound`, `Refused` and `OptionLoss` with the reason; what QMP says.
     pub async fn adopt(qmp: &Qmp, sources: &Sources, request: &AdoptionRequest) -> Result<Self> {
         let graph = Graph::read(qmp).await?;
-        let disk = Disk::find(qmp, &graph, &request.node).await?;
+        let by_libvirt = sources.libvirt.as_ref().and_then(|domain| domain.alias_of(&request.node));
+        let disk = Disk::find(qmp, &graph, by_libvirt.unwrap_or(&request.node)).await?;
         disk.check(&graph)?;
         let options = DiskOptions::gather(&disk, sources);
         if !request.accept_option_loss {

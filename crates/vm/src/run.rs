@@ -191,13 +191,16 @@ async fn run(
             carry_out(qmp, step, &plan.disk, &graph, surroundings).await
         };
         if let Err(error) = outcome {
-            if error.leaves_doubt() || passed {
+            if passed {
+                return Err(error.unsettled());
+            }
+            if error.leaves_doubt() {
                 return Err(error);
             }
             tracing::warn!(volume = plan.disk.volume, %error, "undoing a plan");
             undo(qmp, plan, surroundings, stopped).await.map_err(|second| {
                 let context = format!("{error}; and undoing it failed");
-                Error::new(second.kind(), context).with_source(second)
+                Error::new(second.kind(), context).with_source(second).unsettled()
             })?;
             return Err(error);
         }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Monitor};
-use vm::{CommandLine, LibvirtDomain, Plan, Qmp, Remembered, Sources};
+use vm::{CommandLine, LibvirtDomain, Plan, Qmp, Remembered, Sources, Virsh};
 
 use crate::daemon::Daemon;
 use crate::document::SocketOwner;
@@ -26,19 +26,36 @@ pub(super) struct Vm {
 impl Daemon {
     /// Connects to a VM and gathers what is known of its disks' options.
     pub(super) async fn reach(&self, monitor: &Monitor) -> Result<Vm> {
-        let (path, libvirt) = match monitor {
-            Monitor::Qmp(path) => (PathBuf::from(path), None),
+        let (qmp, libvirt) = match monitor {
+            Monitor::Qmp(path) => (Qmp::connect(Path::new(path), Arc::clone(&self.env)).await, None),
             Monitor::Libvirt(domain) => {
-                let (path, domain) = find_domain(domain).await?;
-                (path, Some(domain))
+                let xml = domain_xml(domain).await.map_err(|error| of_vm(&error))?;
+                let parsed = LibvirtDomain::parse(&xml).map_err(|error| of_vm(&error))?;
+                (self.connect_to_domain(&xml, &parsed).await, Some(parsed))
             }
         };
-        let qmp = Qmp::connect(&path, Arc::clone(&self.env)).await.map_err(|error| of_vm(&error))?;
+        let qmp = qmp.map_err(|error| of_vm(&error))?;
         let pid = qmp.process_id();
         let command_line = pid.and_then(|pid| CommandLine::of_process(pid).ok().flatten());
         let owner = pid.and_then(|pid| std::fs::metadata(format!("/proc/{pid}")).ok());
         let owner = owner.map(|process| SocketOwner { uid: process.uid(), gid: process.gid() });
         Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered() }, owner })
+    }
+
+    /// Over a monitor of the domain's own that libvirt does not use, if there is one that answers; through libvirt
+    /// otherwise.
+    async fn connect_to_domain(&self, xml: &str, domain: &LibvirtDomain) -> vm::Result<Qmp> {
+        if !domain.is_running {
+            let context = format!("the libvirt domain {} does not run", domain.name);
+            return Err(vm::Error::new(vm::ErrorKind::NoMonitor, context));
+        }
+        if let Some(path) = second_monitor(xml) {
+            match Qmp::connect(&path, Arc::clone(&self.env)).await {
+                Ok(qmp) => return Ok(qmp),
+                Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
+            }
+        }
+        Qmp::through_libvirt(Virsh::default(), &domain.uuid, Arc::clone(&self.env)).await
     }
 
     fn remembered(&self) -> Vec<Remembered> {
@@ -64,23 +81,10 @@ impl Daemon {
     }
 }
 
-/// The XML of a running libvirt domain, and a monitor of it that libvirt itself does not use.
-async fn find_domain(domain: &str) -> Result<(PathBuf, LibvirtDomain)> {
-    let refused = |what: String| {
-        Error::new(ErrorCode::QmpUnreachable, format!("the libvirt domain {domain}: {what}"))
-            .with_hint("docs/libvirt.md says what the domain needs")
-    };
-    let output =
-        tokio::process::Command::new("virsh").args(["dumpxml", "--security-info", "--", domain]).output().await;
-    let output = output.map_err(|error| refused(format!("virsh could not be run: {error}")))?;
-    if !output.status.success() {
-        return Err(refused(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-    }
-    let xml = String::from_utf8_lossy(&output.stdout);
-    let parsed = LibvirtDomain::parse(&xml).map_err(|error| refused(error.to_string()))?;
-    let path = second_monitor(&xml)
-        .ok_or_else(|| refused("it has no second QMP monitor; libvirt's own takes one client only".to_owned()))?;
-    Ok((path, parsed))
+/// The XML of a libvirt domain as it runs.
+async fn domain_xml(domain: &str) -> vm::Result<String> {
+    let output = Virsh::default().run(&["dumpxml", "--security-info", "--", domain]).await;
+    output.map_err(|error| vm::Error::new(error.kind(), format!("the libvirt domain {domain}")).with_source(error))
 }
 
 /// The socket of a `-qmp unix:PATH,...` in the domain's `<qemu:commandline>`.
@@ -105,8 +109,11 @@ fn second_monitor(xml: &str) -> Option<PathBuf> {
 pub(crate) fn of_vm(error: &vm::Error) -> Error {
     use vm::ErrorKind;
     let (code, hint) = match error.kind() {
-        ErrorKind::NoMonitor => (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs"),
+        ErrorKind::NoMonitor => {
+            (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs, or a libvirt domain that does")
+        }
         ErrorKind::Disconnected => (ErrorCode::QmpUnreachable, "QEMU has gone; `transhume status` shows what is left"),
+        ErrorKind::LibvirtUnreachable => (ErrorCode::QmpBusy, "see whether `virsh list` answers"),
         ErrorKind::MonitorBusy => (ErrorCode::QmpBusy, "let that one disconnect, or give QEMU a second monitor"),
         ErrorKind::Refused | ErrorKind::NotFound => {
             (ErrorCode::NotAdoptable, "`transhume adopt --check` shows every disk of the VM")

@@ -13,6 +13,8 @@ pub struct LibvirtDisk {
     pub source: String,
     /// The name in the guest: `<target dev=...>`.
     pub target: String,
+    /// The id of its device in QEMU, while the domain runs: `<alias name=...>`.
+    pub alias: String,
     /// The attributes of `<driver>`.
     pub driver: Vec<(String, String)>,
     /// `<metadata_cache><max_size>`, in bytes.
@@ -26,6 +28,10 @@ pub struct LibvirtDisk {
 pub struct LibvirtDomain {
     /// Its name.
     pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// Whether it runs: only then the definition has an id.
+    pub is_running: bool,
     /// Its disks.
     pub disks: Vec<LibvirtDisk>,
 }
@@ -69,7 +75,9 @@ impl LibvirtDomain {
                 Event::Start(element) | Event::Empty(element) => {
                     let name = String::from_utf8_lossy(element.name().as_ref()).into_owned();
                     path.push(name);
-                    if path_is(&path, &["domain", "devices", "disk"]) {
+                    if path_is(&path, &["domain"]) {
+                        domain.is_running = attributes(element).iter().any(|(name, _)| name == "id");
+                    } else if path_is(&path, &["domain", "devices", "disk"]) {
                         domain.disks.push(LibvirtDisk::default());
                     } else if path.len() > 3 && path_is(&path[..3], &["domain", "devices", "disk"]) {
                         let below: Vec<&str> = path[3..].iter().map(String::as_str).collect();
@@ -85,6 +93,8 @@ impl LibvirtDomain {
                     let text = text.decode().map_err(|error| broken(&error))?;
                     if path_is(&path, &["domain", "name"]) {
                         domain.name.push_str(text.trim());
+                    } else if path_is(&path, &["domain", "uuid"]) {
+                        domain.uuid.push_str(text.trim());
                     } else if path.last().is_some_and(|last| last == "max_size")
                         && let (Some(disk), Ok(size)) = (domain.disks.last_mut(), text.trim().parse::<u64>())
                     {
@@ -102,6 +112,13 @@ impl LibvirtDomain {
     #[must_use]
     pub fn disk(&self, image: &str) -> Option<&LibvirtDisk> {
         self.disks.iter().find(|disk| disk.source == image && !image.is_empty())
+    }
+
+    /// The id that QEMU knows the disk by whose name in the guest is `target` (`vda`, as `virsh domblklist` says it).
+    #[must_use]
+    pub fn alias_of(&self, target: &str) -> Option<&str> {
+        let disk = self.disks.iter().find(|disk| disk.target == target && !target.is_empty())?;
+        (!disk.alias.is_empty()).then_some(disk.alias.as_str())
     }
 }
 
@@ -121,6 +138,10 @@ fn take(disk: &mut LibvirtDisk, below: &[&str], element: &BytesStart<'_>, unit_f
             let attributes = attributes(element);
             let target = attributes.into_iter().find(|(name, _)| name == "dev");
             disk.target = target.map(|(_, value)| value).unwrap_or_default();
+        }
+        ["alias"] => {
+            let alias = attributes(element).into_iter().find(|(name, _)| name == "name");
+            disk.alias = alias.map(|(_, value)| value).unwrap_or_default();
         }
         ["encryption"] | ["source", "encryption"] => disk.is_encrypted = true,
         ["driver", "metadata_cache", "max_size"] => {
@@ -179,14 +200,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const XML: &str = "<domain type='kvm'><name>web&amp;1</name><devices>
+    const XML: &str = "<domain type='kvm' id='7'><name>web&amp;1</name>
+      <uuid>59f4ab81-ee60-4b97-b937-ba75986546c2</uuid><devices>
       <disk type='file' device='disk'>
         <driver name='qemu' type='qcow2' cache='none' io='native' discard='unmap' detect_zeroes='unmap' strange='1'>
           <metadata_cache><max_size unit='KiB'>1024</max_size></metadata_cache>
         </driver>
         <source file='/images/a &amp; b.qcow2' index='1'/>
         <backingStore type='file'><source file='/not/this'/></backingStore>
-        <target dev='vda' bus='virtio'/>
+        <target dev='vda' bus='virtio'/><alias name='virtio-disk0'/>
       </disk>
       <disk type='block'><source dev='/dev/vg/lv'/><target dev='vdb'/></disk>
     </devices></domain>";
@@ -196,6 +218,9 @@ mod tests {
         let domain = LibvirtDomain::parse(XML).expect("the XML is well formed");
         let disk = domain.disk("/images/a & b.qcow2").expect("the first disk is there");
         assert_eq!(disk.target, "vda");
+        assert_eq!(domain.alias_of("vda"), Some("virtio-disk0"));
+        assert_eq!((domain.alias_of("vdb"), domain.alias_of("")), (None, None));
+        assert_eq!((domain.uuid.as_str(), domain.is_running), ("59f4ab81-ee60-4b97-b937-ba75986546c2", true));
         let (format, file, unknown) = disk.options();
         let expected = json!({"discard": "unmap", "detect-zeroes": "unmap", "cache-size": 1 << 20});
         assert_eq!(Value::Object(format), expected);

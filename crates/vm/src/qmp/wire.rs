@@ -18,6 +18,14 @@ pub struct Version {
     pub micro: u64,
 }
 
+impl Version {
+    /// From what `query-version` and the greeting say.
+    pub(crate) fn parse(said: &Value) -> Self {
+        let number = |name: &str| said["qemu"][name].as_u64().unwrap_or_default();
+        Self { major: number("major"), minor: number("minor"), micro: number("micro") }
+    }
+}
+
 impl std::fmt::Display for Version {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "{}.{}.{}", self.major, self.minor, self.micro)
@@ -53,9 +61,7 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, String> {
         return Err("not a JSON object".to_owned());
     };
     if let Some(qmp) = object.get("QMP") {
-        let number = |name: &str| qmp["version"]["qemu"][name].as_u64().unwrap_or_default();
-        let version = Version { major: number("major"), minor: number("minor"), micro: number("micro") };
-        return Ok(Message::Greeting(version));
+        return Ok(Message::Greeting(Version::parse(&qmp["version"])));
     }
     let id = object.get("id").and_then(Value::as_u64);
     if let Some(value) = object.remove("return") {
@@ -73,17 +79,17 @@ pub(crate) fn parse(line: &[u8]) -> Result<Message, String> {
     Ok(Message::Unknown)
 }
 
-/// The line that asks for `command`.
-pub(crate) fn request(id: u64, command: &str, arguments: &Value) -> Vec<u8> {
+/// What asks for `command`, on one line, without the line's end. libvirt gives commands ids of its own.
+pub(crate) fn request(id: Option<u64>, command: &str, arguments: &Value) -> String {
     let mut object = Map::new();
     object.insert("execute".to_owned(), command.into());
     if arguments.as_object().is_some_and(|arguments| !arguments.is_empty()) {
         object.insert("arguments".to_owned(), arguments.clone());
     }
-    object.insert("id".to_owned(), id.into());
-    let mut line = Value::Object(object).to_string().into_bytes();
-    line.push(b'\n');
-    line
+    if let Some(id) = id {
+        object.insert("id".to_owned(), id.into());
+    }
+    Value::Object(object).to_string()
 }
 
 /// Cuts a stream of bytes into lines.

@@ -1,0 +1,127 @@
+//! QMP over a unix socket of QEMU's.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use env::EnvRef;
+use futures::future::{Either, select};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{broadcast, mpsc, oneshot};
+
+use super::owner::owner_of_socket;
+use super::wire::{self, Lines, Message};
+use super::{Event, GREETING_LIMIT, Request, Version};
+use crate::error::{Error, ErrorKind, Result};
+
+/// A monitor that has greeted.
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    pub(super) version: Version,
+    pub(super) process_id: Option<u32>,
+}
+
+/// Connects and waits for the greeting.
+pub(super) async fn open(path: &Path, env: &EnvRef) -> Result<Opened> {
+    let shown = path.display();
+    let stream = UnixStream::connect(path).await.map_err(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::ConnectionRefused => "nobody listens on it any more: QEMU is dead",
+            std::io::ErrorKind::NotFound => "there is no such socket",
+            std::io::ErrorKind::PermissionDenied => "run as root or as QEMU's user",
+            _ => "no connection",
+        };
+        Error::new(ErrorKind::NoMonitor, format!("monitor {shown}: {hint}")).with_source(error)
+    })?;
+    let process_id = stream.peer_cred().ok().and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok());
+    let mut connection = Connection { stream, lines: Lines::default() };
+    match env::timeout(&**env, GREETING_LIMIT, connection.next()).await {
+        Some(Ok(Message::Greeting(version))) => Ok(Opened { connection, version, process_id }),
+        Some(Ok(other)) => Err(Error::new(ErrorKind::Protocol, format!("monitor {shown}: no greeting but {other:?}"))),
+        Some(Err(error)) => Err(error),
+        None => Err(busy(path, process_id)),
+    }
+}
+
+fn busy(path: &Path, qemu: Option<u32>) -> Error {
+    let owner = owner_of_socket(path, qemu).map(|owner| format!(" \u{2014} {owner}")).unwrap_or_default();
+    let context = format!(
+        "monitor {}: no greeting within {} s: another client owns this monitor{owner}",
+        path.display(),
+        GREETING_LIMIT.as_secs()
+    );
+    Error::new(ErrorKind::MonitorBusy, context)
+}
+
+pub(super) struct Connection {
+    stream: UnixStream,
+    lines: Lines,
+}
+
+impl Connection {
+    /// The next message. May be dropped while it waits: what was read stays.
+    async fn next(&mut self) -> Result<Message> {
+        let broken = |what: String| Error::new(ErrorKind::Protocol, format!("the monitor does not speak QMP: {what}"));
+        loop {
+            if let Some(line) = self.lines.next().map_err(broken)? {
+                return wire::parse(&line).map_err(broken);
+            }
+            let count = self.stream.read_buf(&mut self.lines.bytes).await.unwrap_or(0);
+            if count == 0 {
+                return Err(Error::new(ErrorKind::Disconnected, "QEMU closed the monitor"));
+            }
+        }
+    }
+}
+
+/// Carries requests out and answers back until one side is gone; what is pending then fails by being dropped.
+pub(super) async fn serve(
+    mut connection: Connection,
+    mut requests: mpsc::Receiver<Request>,
+    events: broadcast::Sender<Arc<Event>>,
+) {
+    let mut pending: HashMap<u64, (String, oneshot::Sender<Result<Value>>)> = HashMap::new();
+    let mut last_id = 0_u64;
+    loop {
+        let next = {
+            let message = std::pin::pin!(connection.next());
+            let request = std::pin::pin!(requests.recv());
+            match select(message, request).await {
+                Either::Left((message, _)) => Either::Left(message),
+                Either::Right((request, _)) => Either::Right(request),
+            }
+        };
+        match next {
+            Either::Left(Ok(Message::Answer { id, result })) => {
+                // QEMU leaves the id out only when it could not read the command at all; then the oldest is meant.
+                let id = id.or_else(|| pending.keys().min().copied());
+                if let Some((command, waiting)) = id.and_then(|id| pending.remove(&id)) {
+                    // Whoever asked may have given up.
+                    let _ = waiting.send(result.map_err(|error| Error::of_qemu(&command, error)));
+                }
+            }
+            Either::Left(Ok(Message::Event(event))) => {
+                tracing::debug!(event = event.name, data = %event.data, "qmp");
+                // Without listeners nobody misses it.
+                let _ = events.send(Arc::new(event));
+            }
+            Either::Left(Ok(Message::Greeting(_) | Message::Unknown)) => {}
+            Either::Left(Err(error)) => {
+                tracing::debug!(%error, "the monitor's connection ends");
+                return;
+            }
+            Either::Right(None) => return,
+            Either::Right(Some(request)) => {
+                last_id += 1;
+                let mut line = wire::request(Some(last_id), &request.command, &request.arguments);
+                line.push('\n');
+                pending.insert(last_id, (request.command, request.answer));
+                if connection.stream.write_all(line.as_bytes()).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
