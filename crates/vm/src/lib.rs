@@ -33,5 +33,5 @@ pub use plan::{
     AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
     RECONNECT_SECONDS, Step, node_name,
 };
-pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, owner_of_socket, qemu_of_domain};
+pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, owner_of_socket};
 pub use run::{Standing, Surroundings, Wish, adopt, forget, recover, release, standing};

@@ -55,7 +55,7 @@ impl Daemon {
                 Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
             }
         }
-        Qmp::through_libvirt(Virsh::default(), &domain.uuid, Arc::clone(&self.env)).await
+        Qmp::through_libvirt(Virsh::default(), domain, Arc::clone(&self.env)).await
     }
 
     fn remembered(&self) -> Vec<Remembered> {

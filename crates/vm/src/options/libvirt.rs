@@ -32,6 +32,8 @@ pub struct LibvirtDomain {
     pub uuid: String,
     /// Whether it runs: only then the definition has an id.
     pub is_running: bool,
+    /// The user that its QEMU runs as, if libvirt says so (`<seclabel model='dac'>`).
+    pub user: Option<u32>,
     /// Its disks.
     pub disks: Vec<LibvirtDisk>,
 }
@@ -95,6 +97,10 @@ impl LibvirtDomain {
                         domain.name.push_str(text.trim());
                     } else if path_is(&path, &["domain", "uuid"]) {
                         domain.uuid.push_str(text.trim());
+                    } else if path_is(&path, &["domain", "seclabel", "label"]) {
+                        // `+64055:+107`; a label of another model is no pair of numbers.
+                        let user = text.trim().strip_prefix('+').and_then(|rest| rest.split_once(":+"));
+                        domain.user = user.and_then(|(user, _)| user.parse().ok()).or(domain.user);
                     } else if path.last().is_some_and(|last| last == "max_size")
                         && let (Some(disk), Ok(size)) = (domain.disks.last_mut(), text.trim().parse::<u64>())
                     {
@@ -211,7 +217,9 @@ mod tests {
         <target dev='vda' bus='virtio'/><alias name='virtio-disk0'/>
       </disk>
       <disk type='block'><source dev='/dev/vg/lv'/><target dev='vdb'/></disk>
-    </devices></domain>";
+    </devices>
+    <seclabel type='dynamic' model='apparmor'><label>libvirt-59f4ab81</label></seclabel>
+    <seclabel type='dynamic' model='dac'><label>+64055:+107</label><imagelabel>+1:+2</imagelabel></seclabel></domain>";
 
     #[test]
     fn disks_are_read_with_their_options() {
@@ -221,6 +229,7 @@ mod tests {
         assert_eq!(domain.alias_of("vda"), Some("virtio-disk0"));
         assert_eq!((domain.alias_of("vdb"), domain.alias_of("")), (None, None));
         assert_eq!((domain.uuid.as_str(), domain.is_running), ("59f4ab81-ee60-4b97-b937-ba75986546c2", true));
+        assert_eq!(domain.user, Some(64055));
         let (format, file, unknown) = disk.options();
         let expected = json!({"discard": "unmap", "detect-zeroes": "unmap", "cache-size": 1 << 20});
         assert_eq!(Value::Object(format), expected);

@@ -25,11 +25,12 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::LibvirtDomain;
 
 pub use owner::{Owner, owner_of_socket};
 use virsh::Domain;
 pub(crate) use virsh::LOOK_AGAIN;
-pub use virsh::{Virsh, qemu_of_domain};
+pub use virsh::Virsh;
 pub use wire::{Event, Version};
 
 /// How long QEMU may take to greet. It greets at once, unless another client owns the monitor.
@@ -86,22 +87,19 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Reaches the QEMU of a libvirt domain through libvirt, whose monitor takes no second client. `uuid` is the
-    /// domain's. libvirt marks the domain as tainted (`custom-monitor`) until its next start.
+    /// Reaches the QEMU of a running libvirt domain through libvirt, whose monitor takes no second client. libvirt marks the
+    /// domain as tainted (`custom-monitor`) until its next start.
     ///
     /// # Errors
     /// `NoMonitor` if the domain does not run on this host or virsh is missing, `LibvirtUnreachable` if libvirt does not
     /// answer.
-    pub async fn through_libvirt(virsh: Virsh, uuid: &str, env: EnvRef) -> Result<Self> {
-        let process_id = qemu_of_domain(uuid).ok_or_else(|| {
-            let context = format!("no QEMU of this host has the UUID {uuid}: the domain does not run here");
-            Error::new(ErrorKind::NoMonitor, context)
-        })?;
+    pub async fn through_libvirt(virsh: Virsh, domain: &LibvirtDomain, env: EnvRef) -> Result<Self> {
+        let process_id = virsh::qemu_of(domain)?;
         let (requests, receiver) = mpsc::channel(REQUESTS_WAITING_MAX);
         let (events, _) = broadcast::channel(EVENTS_KEPT);
         let (ended_sender, ended) = watch::channel(false);
-        let name = format!("libvirt domain {uuid}");
-        let domain = Domain { virsh, uuid: uuid.to_owned(), process_id };
+        let name = format!("libvirt domain {}", domain.name);
+        let domain = Domain { virsh, uuid: domain.uuid.clone(), process_id };
         let server = virsh::serve(domain, receiver, events.clone(), Arc::clone(&env));
         env.spawn(Box::pin(async move {
             server.await;

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use super::wire::{self, Event, Message};
 use super::{COMMAND_LIMIT, Request};
 use crate::error::{Error, ErrorKind, Result};
+use crate::options::LibvirtDomain;
 
 /// How often it is looked whether QEMU still lives.
 const LIFE_INTERVAL: Duration = Duration::from_secs(1);
@@ -88,11 +90,28 @@ impl Virsh {
     }
 }
 
-/// The process of this host that has a libvirt domain's UUID on its command line.
-#[must_use]
-pub fn qemu_of_domain(uuid: &str) -> Option<u32> {
-    let processes = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    processes.into_iter().find(|pid: &u32| has_uuid(*pid, uuid))
+/// QEMU's process of a running domain: the one that has the domain's UUID on its command line and runs as the user that
+/// libvirt says. Anybody can start a process with such a command line, so several are no answer.
+///
+/// # Errors
+/// `NoMonitor` if there is none on this host, or more than one.
+pub(super) fn qemu_of(domain: &LibvirtDomain) -> Result<u32> {
+    let is_its = |pid: &u32| {
+        let user = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
+        has_uuid(*pid, &domain.uuid) && user.is_ok_and(|user| domain.user.is_none_or(|expected| expected == user))
+    };
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let found: Vec<u32> = processes.filter(is_its).collect();
+    let unclear = |what: String| {
+        let context = format!("the libvirt domain {}: {what} its UUID {}", domain.name, domain.uuid);
+        Err(Error::new(ErrorKind::NoMonitor, context))
+    };
+    match found.as_slice() {
+        [] => unclear("no QEMU of this host has".to_owned()),
+        [pid] => Ok(*pid),
+        several => unclear(format!("the processes {several:?} all have")),
+    }
 }
 
 fn has_uuid(pid: u32, uuid: &str) -> bool {
