@@ -117,7 +117,7 @@ impl PreparedTarget {
 }
 
 /// Makes a target ready: a file is created as long as the volume and without allocating anything, with the owner and
-/// mode of the source; a file or block device that exists is checked.
+/// mode of the source, its access control list and its label; a file or block device that exists is checked.
 ///
 /// # Errors
 /// One line that says what is wrong and what to do; then nothing has been changed or left behind.
@@ -208,6 +208,9 @@ fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Prep
             fchown(&file, Some(source.uid()), Some(source.gid())).map_err(attempt)?;
             let mode = std::fs::Permissions::from_mode(source.mode() & 0o7777);
             file.set_permissions(mode).map_err(attempt)?;
+            if let Some(source) = request.source {
+                copy_labels(source, &file);
+            }
         }
         file.sync_all().map_err(attempt)?;
         sync_directory_of(path)?;
@@ -236,6 +239,19 @@ fn refuse_if_in_use(path: &Path, file: &File) -> Result<(), TargetError> {
         return Err(in_use(describe_holder(file, SERVER_BYTE)));
     }
     QemuLocks::take(path).map(drop).map_err(|error| in_use(error.context().to_owned()))
+}
+
+/// Copies who else may open the source: its access control list and its SELinux label. A file system that keeps neither is
+/// no reason to refuse: what then cannot be opened is said when it is opened.
+fn copy_labels(source: &Path, target: &File) {
+    for name in ["system.posix_acl_access", "security.selinux"] {
+        let mut value = [0_u8; 4096];
+        let Ok(length) = rustix::fs::getxattr(source, name, &mut value) else { continue };
+        let copied = rustix::fs::fsetxattr(target, name, &value[..length], rustix::fs::XattrFlags::empty());
+        if let Err(error) = copied {
+            tracing::warn!(source = %source.display(), name, %error, "not copied to the target");
+        }
+    }
 }
 
 /// Whether the file system has room for what the source has allocated, counting what the target itself will free.

@@ -28,9 +28,20 @@ async fn a_new_target_is_sparse_and_has_the_owner_and_mode_of_the_source() {
     file_of(&source, 1 << 20);
     std::fs::set_permissions(&source, std::fs::Permissions::from_mode(0o640)).expect("chmod");
     std::os::unix::fs::chown(&source, Some(1234), Some(2345)).expect("chown, as root");
+    // Its owner may read and write, and so may user 77; group and others may not.
+    let entries: [(u16, u16, u32); 5] = [(1, 6, !0), (2, 6, 77), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, allowed, user) in entries {
+        list.extend(tag.to_le_bytes().into_iter().chain(allowed.to_le_bytes()).chain(user.to_le_bytes()));
+    }
+    let name = "system.posix_acl_access";
+    rustix::fs::setxattr(&source, name, &list, rustix::fs::XattrFlags::empty()).expect("the file system keeps lists");
     let prepared = prepare(&target, Some(&source), false).await.expect("a good target");
     let made = std::fs::metadata(&target).expect("it is there");
-    assert_eq!((made.len(), made.blocks(), made.mode() & 0o777), (1 << 20, 0, 0o640));
+    assert_eq!((made.len(), made.blocks(), made.mode() & 0o777), (1 << 20, 0, 0o660));
+    let mut copied = [0; 256];
+    let length = rustix::fs::getxattr(&target, name, &mut copied).expect("a list");
+    assert_eq!(copied[..length], list);
     assert_eq!((made.uid(), made.gid()), (1234, 2345));
     assert_eq!((prepared.origin, prepared.reads_zero), (TargetOrigin::Created, true));
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::descriptor;
 use crate::error::{Error, Result};
 use crate::graph::{Frontend, Graph, Node, device_type, has_queue_mapping, iothread_of, no_such_disk};
 use crate::qmp::Qmp;
@@ -86,7 +87,11 @@ impl Disk {
     pub async fn of_frontend(qmp: &Qmp, graph: &Graph, frontend: &Frontend) -> Result<Self> {
         let empty = || Error::refused(format!("{} is empty", name_of(frontend)));
         let chain = graph.chain(frontend.root.as_deref().ok_or_else(empty)?);
-        let file = *chain.last().ok_or_else(empty)?;
+        let mut file = (*chain.last().ok_or_else(empty)?).clone();
+        if let Some(image) = descriptor::image_of(qmp, &file.filename).await? {
+            file.filename = image.display().to_string();
+        }
+        let file = &file;
         let format_index = chain.iter().position(|node| FORMATS.contains(&node.driver.as_str()));
         let format = format_index.map_or(file, |index| chain[index]);
         let filters_end = format_index.unwrap_or(chain.len() - 1);

@@ -23,6 +23,8 @@ pub enum ErrorKind {
     TimedOut,
     /// QEMU answered with an error; [`Error::qemu`] has its class and words.
     Qemu,
+    /// QEMU may not reach our socket or the image; the context says why not and what mends it.
+    Denied,
     /// What was named does not exist in this VM.
     NotFound,
     /// This disk is not adopted; the context says why.

@@ -9,7 +9,9 @@
 //! [`Plan`] is a list of steps that can be begun again at any time. [`Surroundings`] is what a running plan needs of the
 //! daemon: the image's locks, and whether QEMU is connected to the export.
 
+mod access;
 mod check;
+mod descriptor;
 mod disk;
 mod error;
 mod event;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 
+use crate::descriptor;
 use crate::disk::Form;
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
@@ -287,7 +288,7 @@ async fn carry_out(
     }
     match step {
         Step::AddNode { node, options, size } => {
-            qmp.execute("blockdev-add", options.clone()).await?;
+            descriptor::add_node(qmp, options).await?;
             check_size(qmp, node, *size).await
         }
         Step::SetIothread { node, iothread, like } => {
@@ -303,7 +304,10 @@ async fn carry_out(
             require(root == Some(from), step)?;
             done(qmp.execute("qom-set", json!({ "path": qom_path, "property": "drive", "value": to })).await)
         }
-        Step::DeleteNode { node } => done(qmp.execute("blockdev-del", json!({ "node-name": node })).await),
+        Step::DeleteNode { node } => {
+            done(qmp.execute("blockdev-del", json!({ "node-name": node })).await)?;
+            descriptor::forget(qmp, graph.node(node)).await
+        }
         Step::Pause => done(qmp.execute("stop", json!({})).await),
         Step::Resume => done(qmp.execute("cont", json!({})).await),
         Step::TakeLocks => surroundings.take_locks().await.map_err(|error| locks("taken", error)),

@@ -122,6 +122,7 @@ pub(crate) fn of_vm(error: &vm::Error) -> Error {
         ErrorKind::ExportDisconnected => (ErrorCode::WrongState, "wait until QEMU has connected again"),
         ErrorKind::Locks => (ErrorCode::BackendLocked, "stop the program that uses the image"),
         ErrorKind::Hook => (ErrorCode::PersistFailed, "change the VM's configuration yourself"),
+        ErrorKind::Denied => (ErrorCode::PermissionDenied, "the VM is as it was; mend it and do it again"),
         ErrorKind::Invalid => (ErrorCode::Invalid, "`transhume adopt --help` shows an example"),
         _ => (
             ErrorCode::QmpRefused,

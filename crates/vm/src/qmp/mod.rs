@@ -16,6 +16,7 @@ mod socket;
 mod virsh;
 mod wire;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,6 +61,8 @@ pub struct Qmp {
 struct Request {
     command: String,
     arguments: Value,
+    /// An open file that goes with it.
+    file: Option<OwnedFd>,
     answer: oneshot::Sender<Result<Value>>,
 }
 
@@ -117,24 +120,28 @@ impl Qmp {
     /// # Errors
     /// `Qemu` with QEMU's own words; `Disconnected` and `TimedOut` leave open whether the command was carried out.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value> {
-        self.execute_within(COMMAND_LIMIT, command, arguments).await
+        self.run(command, arguments, None).await
     }
 
-    /// [`Self::execute`] with a limit of its own.
+    /// [`Self::execute`] with an open file for QEMU, for `add-fd`.
     ///
     /// # Errors
     /// As [`Self::execute`].
-    pub async fn execute_within(&self, limit: Duration, command: &str, arguments: Value) -> Result<Value> {
+    pub async fn execute_with_file(&self, command: &str, arguments: Value, file: OwnedFd) -> Result<Value> {
+        self.run(command, arguments, Some(file)).await
+    }
+
+    async fn run(&self, command: &str, arguments: Value, file: Option<OwnedFd>) -> Result<Value> {
         tracing::debug!(monitor = self.name, command, %arguments, "qmp");
         let gone = || Error::new(ErrorKind::Disconnected, format!("QEMU went away during {command}"));
         let (answer, receiver) = oneshot::channel();
-        let request = Request { command: command.to_owned(), arguments, answer };
+        let request = Request { command: command.to_owned(), arguments, file, answer };
         self.requests.send(request).await.map_err(|_| gone())?;
-        match env::timeout(&*self.env, limit, receiver).await {
+        match env::timeout(&*self.env, COMMAND_LIMIT, receiver).await {
             Some(Ok(answer)) => answer,
             Some(Err(_)) => Err(gone()),
             None => {
-                let context = format!("QEMU did not answer {command} within {} s", limit.as_secs());
+                let context = format!("QEMU did not answer {command} within {} s", COMMAND_LIMIT.as_secs());
                 Err(Error::new(ErrorKind::TimedOut, context))
             }
         }

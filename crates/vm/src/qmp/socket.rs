@@ -1,13 +1,17 @@
 //! QMP over a unix socket of QEMU's.
 
 use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use env::EnvRef;
 use futures::future::{Either, select};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
@@ -74,6 +78,26 @@ impl Connection {
             }
         }
     }
+
+    /// Sends `bytes`, and `file` with the first of them.
+    async fn send(&mut self, bytes: &[u8], file: Option<OwnedFd>) -> io::Result<()> {
+        let mut sent = 0;
+        if let Some(file) = file {
+            let stream = &self.stream;
+            sent = stream.async_io(Interest::WRITABLE, || send_with_file(stream.as_fd(), bytes, file.as_fd())).await?;
+        }
+        self.stream.write_all(&bytes[sent..]).await
+    }
+}
+
+fn send_with_file(socket: BorrowedFd<'_>, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let files = [file];
+    let fits = control.push(SendAncillaryMessage::ScmRights(&files));
+    debug_assert!(fits, "there is room for one file");
+    let flags = SendFlags::NOSIGNAL;
+    Ok(rustix::net::sendmsg(socket, &[io::IoSlice::new(bytes)], &mut control, flags)?)
 }
 
 /// Carries requests out and answers back until one side is gone; what is pending then fails by being dropped.
@@ -118,7 +142,7 @@ pub(super) async fn serve(
                 let mut line = wire::request(Some(last_id), &request.command, &request.arguments);
                 line.push('\n');
                 pending.insert(last_id, (request.command, request.answer));
-                if connection.stream.write_all(line.as_bytes()).await.is_err() {
+                if connection.send(line.as_bytes(), request.file).await.is_err() {
                     return;
                 }
             }

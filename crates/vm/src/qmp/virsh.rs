@@ -154,7 +154,9 @@ pub(super) async fn serve(
         // Whoever asks several things at once gets to send all of them.
         tokio::task::yield_now().await;
         let mut batch = vec![first];
-        while let Ok(next) = requests.try_recv() {
+        while batch.iter().all(|request| request.file.is_none())
+            && let Ok(next) = requests.try_recv()
+        {
             batch.push(next);
         }
         pass_on(&domain, batch, &env).await;
@@ -162,10 +164,16 @@ pub(super) async fn serve(
 }
 
 /// Runs one virsh for `batch`. It prints the answers in order, and stops where libvirt refuses.
-async fn pass_on(domain: &Domain, batch: Vec<Request>, env: &EnvRef) {
+async fn pass_on(domain: &Domain, mut batch: Vec<Request>, env: &EnvRef) {
     let line: Vec<String> = batch.iter().map(|request| pass_line(&domain.uuid, request)).collect();
     let virsh = &domain.virsh;
-    let output = env::timeout(&**env, COMMAND_LIMIT, virsh.command().arg(line.join("; ")).output()).await;
+    let mut command = virsh.command();
+    command.arg(line.join("; "));
+    // virsh hands its standard input on, see `pass_line`.
+    if let Some(file) = batch.iter_mut().find_map(|request| request.file.take()) {
+        command.stdin(file);
+    }
+    let output = env::timeout(&**env, COMMAND_LIMIT, command.output()).await;
     let (printed, failure) = match output {
         None => (String::new(), (ErrorKind::TimedOut, "virsh did not answer in time".to_owned())),
         Some(Err(error)) => (String::new(), (ErrorKind::LibvirtUnreachable, virsh.missing(error).to_string())),
@@ -189,7 +197,8 @@ async fn pass_on(domain: &Domain, batch: Vec<Request>, env: &EnvRef) {
 /// only within texts, where they can be written otherwise.
 fn pass_line(uuid: &str, request: &Request) -> String {
     let json = wire::request(None, &request.command, &request.arguments).replace('\'', "\\u0027");
-    format!("qemu-monitor-command {uuid} '{json}'")
+    let with_file = if request.file.is_some() { "--pass-fds 0 " } else { "" };
+    format!("qemu-monitor-command {uuid} {with_file}'{json}'")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -292,7 +301,7 @@ mod tests {
     fn no_text_of_a_command_ends_its_quotes() {
         let (answer, _) = oneshot::channel();
         let arguments = json!({ "a": "'; destroy web1; '\\ \" $HOME `id` \n" });
-        let request = Request { command: "qom-get".to_owned(), arguments: arguments.clone(), answer };
+        let request = Request { command: "qom-get".to_owned(), arguments: arguments.clone(), file: None, answer };
         let line = pass_line("59f4ab81-ee60-4b97-b937-ba75986546c2", &request);
         let (_, quoted) = line.split_once(" '").expect("a quote");
         let json = quoted.strip_suffix('\'').expect("a quote at the end");
