@@ -3,16 +3,22 @@
 //! Every copy tells how long it took. The shortest of late is what the devices take with nobody waiting; what a copy
 //! takes longer than that, it has waited in a queue, and `window * (1 - shortest / taken)` bytes are in that queue. The
 //! window grows while fewer than a little are queued and shrinks while more than some are (TCP Vegas' rule): more in
-//! flight would add latency for everybody and no bandwidth. At the beginning it doubles until a queue is seen.
+//! flight would add latency for everybody and no bandwidth. At the beginning it doubles until a queue is seen. What a
+//! little is follows from the rate: half a millisecond of it, because the shortest time on a device shared with others
+//! was luck, and a window that trusts it leaves a fast device idle.
 
 use std::time::Duration;
 
 use env::Moment;
 
-/// Fewer bytes than this in the queue: grow.
-const QUEUE_BYTES_MIN: f64 = 128.0 * 1024.0;
+/// Fewer bytes than this in the queue: grow. The least for slow devices, the most for fast ones.
+const QUEUE_BYTES_TO_GROW: (f64, f64) = (128.0 * 1024.0, 384.0 * 1024.0);
+/// In between it is what the device takes in this time, in seconds.
+const QUEUE_SECONDS_TO_GROW: f64 = 0.000_55;
 /// More bytes than this in the queue: shrink.
-const QUEUE_BYTES_MAX: f64 = 384.0 * 1024.0;
+const QUEUE_BYTES_TO_SHRINK: (f64, f64) = (384.0 * 1024.0, 1024.0 * 1024.0);
+/// In between, as above.
+const QUEUE_SECONDS_TO_SHRINK: f64 = 0.001_5;
 /// The window never falls below this.
 const WINDOW_BYTES_MIN: f64 = 256.0 * 1024.0;
 /// How much the window changes for every window's worth of copies.
@@ -76,12 +82,16 @@ impl Window {
         let ratio = base.as_secs_f64() / taken.as_secs_f64().max(1e-9);
         let queued = self.bytes * (1.0 - ratio.min(1.0));
         let fraction = length as f64 / self.bytes;
-        if queued > QUEUE_BYTES_MAX {
+        // A window's worth takes as long as each of its copies.
+        let rate = self.bytes / taken.as_secs_f64().max(1e-9);
+        let shrink_above = (rate * QUEUE_SECONDS_TO_SHRINK).clamp(QUEUE_BYTES_TO_SHRINK.0, QUEUE_BYTES_TO_SHRINK.1);
+        let grow_below = (rate * QUEUE_SECONDS_TO_GROW).clamp(QUEUE_BYTES_TO_GROW.0, QUEUE_BYTES_TO_GROW.1);
+        if queued > shrink_above {
             self.starting = false;
             // Beyond twice the limit by the surplus, so that a device that has become slow is not waited for long.
-            let excess = (queued / QUEUE_BYTES_MAX).min(4.0);
+            let excess = (queued / shrink_above).min(4.0);
             self.bytes -= STEP_BYTES * fraction.min(1.0) * excess;
-        } else if queued < QUEUE_BYTES_MIN && full {
+        } else if queued < grow_below && full {
             let growth = if self.starting { length as f64 } else { STEP_BYTES * fraction.min(1.0) };
             self.bytes += growth;
         }
@@ -114,8 +124,23 @@ mod tests {
             let knee = rate * fixed.as_secs_f64() + 262_144.0;
             let settled = settle(rate, fixed, 5000).bytes() as f64;
             assert!(settled >= knee * 0.9, "{settled} leaves a device of knee {knee} idle");
-            assert!(settled <= knee + 2.0 * QUEUE_BYTES_MAX, "{settled} queues behind a knee of {knee}");
+            assert!(settled <= knee + 2.0 * QUEUE_BYTES_TO_SHRINK.1, "{settled} queues behind a knee of {knee}");
         }
+    }
+
+    #[test]
+    fn a_fast_device_may_have_more_in_its_queue_than_a_slow_one() {
+        // A window of 2 MiB, a third of which is queued.
+        let shrinks = |rate: f64| {
+            let mut window = Window { bytes: 2048.0 * 1024.0, starting: false, ..Window::new(64 << 20) };
+            let taken = Duration::from_secs_f64(window.bytes / rate);
+            window.record(Moment::default(), 256 << 10, taken.mul_f64(2.0 / 3.0), false);
+            let before = window.bytes();
+            window.record(Moment::default(), 256 << 10, taken, false);
+            window.bytes() < before
+        };
+        assert!(shrinks(100e6), "683 KiB are 7 ms of work for a slow device");
+        assert!(!shrinks(700e6), "683 KiB are 1 ms of work for a fast one");
     }
 
     #[test]
