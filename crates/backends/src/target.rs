@@ -85,6 +85,21 @@ impl FileIdentity {
 }
 
 impl PreparedTarget {
+    /// Whether the target's name still leads to what was prepared.
+    ///
+    /// # Errors
+    /// When the file was deleted, or another one has its name.
+    pub fn check(&self) -> Result<(), TargetError> {
+        let path = self.spec.path();
+        let is_same = match std::fs::metadata(path) {
+            Ok(found) if self.origin == TargetOrigin::BlockDevice => found.file_type().is_block_device(),
+            Ok(found) => FileIdentity::of(&found) == self.identity,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+            Err(error) => return Err(TargetError::os(path, "looking at", error)),
+        };
+        if is_same { Ok(()) } else { Err(TargetError::Replaced { path: path.to_owned() }) }
+    }
+
     /// Takes back what was prepared: a file that was created is removed, one that was there is left empty, a block
     /// device is left as it is. A file that has been replaced by another meanwhile is not touched. Doing it twice does
     /// no harm.

@@ -195,6 +195,29 @@ fn a_target_that_runs_full_ends_the_move_and_the_guest_goes_on() {
     same(&image, &load.finish());
 }
 
+#[test]
+fn a_target_that_is_deleted_or_replaced_meanwhile_does_not_get_the_volume() {
+    let world = World::new();
+    let image = world.image("disk.img", 8 << 20, 65536);
+    world.attach("x", &image);
+    let to = world.path("new.img");
+    for replacement in [None, Some("somebody's")] {
+        let arguments = ["move", "x", "--to", &target(&to), "--bandwidth", "8MiB/s", "--detach"];
+        let id = world.json(&arguments)["id"].as_u64().expect("a number");
+        std::fs::remove_file(&to).expect("deleted");
+        if let Some(bytes) = replacement {
+            std::fs::write(&to, bytes).expect("replaced");
+        }
+        let over = world.wait_for_job(id);
+        assert_eq!(over["state"], "failed", "{over}");
+        let words = over["error"]["message"].as_str().expect("text");
+        assert!(words.contains("deleted or replaced"), "{words}");
+        assert_eq!(std::fs::read_to_string(&to).ok().as_deref(), replacement, "another's file was touched");
+        assert!(image.exists(), "the source was put out of the way");
+    }
+    assert!(world.json(&["volume", "show", "x"])["backend"].as_str().expect("text").contains("disk.img"));
+}
+
 /// A file system of its own, unmounted when this is dropped.
 struct Mount {
     path: std::path::PathBuf,

@@ -100,4 +100,12 @@ impl JobJournal for VolumeJournal {
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(self.update(VolumeDocument::after_commit))
     }
+
+    fn may_commit(&self) -> block::Result<()> {
+        // The record names a path. If somebody has deleted or replaced the file there, the bytes are in one without a
+        // name, and the next start of the daemon or of the VM would find nothing, or something else.
+        let document = self.document();
+        let Some(job) = &document.job else { return Ok(()) };
+        job.target.check().map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string()))
+    }
 }

@@ -61,6 +61,15 @@ pub trait JobJournal: Send + Sync {
     /// The commit point: records durably that the *target* holds the volume. The guest is held meanwhile, so this is
     /// one small durable write and nothing else. An error means in doubt, not refused.
     fn commit(&self) -> IoFuture<'_, ()>;
+
+    /// Asked when the target is complete and flushed, right before the guest is held: whether the target can be what the
+    /// volume's record will name. An error ends the migration with the guest on the source.
+    ///
+    /// # Errors
+    /// What stands against it, for people.
+    fn may_commit(&self) -> block::Result<()> {
+        Ok(())
+    }
 }
 
 /// What a job's record in the journal says of the migration itself; the daemon's document embeds it.

@@ -74,6 +74,11 @@ pub enum TargetError {
         /// The target.
         path: PathBuf,
     },
+    /// It was deleted or replaced while it was written.
+    Replaced {
+        /// The target.
+        path: PathBuf,
+    },
     /// It is neither a file nor a block device.
     NoFile {
         /// The target.
@@ -109,6 +114,7 @@ impl TargetError {
             | Self::NotEmpty { .. }
             | Self::TooSmall { .. }
             | Self::DanglingLink { .. }
+            | Self::Replaced { .. }
             | Self::NoFile { .. } => ErrorKind::Invalid,
         }
     }
@@ -158,6 +164,9 @@ impl fmt::Display for TargetError {
             }
             Self::DanglingLink { path } => {
                 write!(out, "{} is a link to nothing: remove it, or name another target", path.display())
+            }
+            Self::Replaced { path } => {
+                write!(out, "somebody has deleted or replaced {} during the move: move again", path.display())
             }
             Self::NoFile { path } => {
                 write!(out, "{} is neither a file nor a block device: name another target", path.display())

@@ -51,7 +51,13 @@ impl Driver {
         self.statistics.switchover.flush_us = micros(self.env.now().since(began));
         match (flushed, self.demand()) {
             (_, Some(event)) => event,
-            (Ok(()), None) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::Flushed,
+            (Ok(()), None) if self.mirror.tracker(|tracker| tracker.is_complete()) => match self.journal.may_commit() {
+                Ok(()) => Event::Flushed,
+                Err(error) => {
+                    self.error = Some(error);
+                    Event::Broken
+                }
+            },
             (Ok(()), None) => Event::Missing,
             (Err(error), None) => {
                 self.error = Some(error);
