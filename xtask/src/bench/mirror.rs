@@ -15,6 +15,9 @@ use super::server::{Endpoint, StorageDaemon, Transhumed, VOLUME, path_word};
 use super::{Bench, private_folder};
 
 const WARM_UP: Duration = Duration::from_secs(1);
+/// A file system that discards what a deleted file has left goes on with that in the background (ext4 since Linux 6.5), and
+/// holds every request on the disk for up to 70 ms: whoever is measured next shall not pay for it.
+const SETTLE: Duration = Duration::from_secs(4);
 const MEMORY_RATE: u32 = 20_000;
 const DISK_RATE: u32 = 2_000;
 const DEPTH: u32 = 16;
@@ -138,6 +141,7 @@ pub(crate) fn run_on_disk(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let mut offline = Samples::default();
     for _ in 0..bench.runs {
         // The offline copy takes its turn among the others: a disk's speed changes from minute to minute.
+        std::thread::sleep(SETTLE);
         offline.push(volume.copy_offline(Copier::QemuImgDirect)?);
         for (mover, figures) in MOVERS.iter().zip(&mut figures) {
             figures.push(&measure(bench, &volume, Medium::Disk, *mover, offer)?, Some(DISK_RATE));
@@ -190,8 +194,9 @@ fn measure_all(bench: &Bench, volume: &Volume, medium: Medium, offer: Offer) -> 
 fn measure(bench: &Bench, volume: &Volume, medium: Medium, mover: Mover, offer: Offer) -> anyhow::Result<Run> {
     let folder = private_folder(bench.memory.path())?;
     let is_direct = medium == Medium::Disk;
-    if medium == Medium::Memory {
-        volume.warm_memory()?;
+    match medium {
+        Medium::Memory => volume.warm_memory()?,
+        Medium::Disk => std::thread::sleep(SETTLE),
     }
     let run = match mover {
         Mover::Ours => {
@@ -251,7 +256,7 @@ impl Volume {
     }
 
     /// What was moved lies at the target; the source is an old copy, which we have given another name and QEMU has not.
-    /// Nobody's migration is charged with deleting it. What a file system does of that later (discards) is done on return.
+    /// Nobody's migration is charged with deleting it.
     fn take_back(&self) -> anyhow::Result<()> {
         let folder = self.source.parent().context("the volume lies in a folder")?;
         for entry in std::fs::read_dir(folder).context("looking for the old copy")? {
