@@ -5,6 +5,7 @@ mod adopt;
 mod figures;
 mod idle;
 mod load;
+mod machine;
 mod memory;
 mod mirror;
 mod nbd;
@@ -22,7 +23,7 @@ use figures::Row;
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: nbd, idle, mirror-memory, mirror-disk, stall, adopt, memory. May be given again.
+    /// Only these groups: machine, nbd, idle, mirror-memory, mirror-disk, stall, adopt, memory. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -73,6 +74,7 @@ pub(crate) struct Bench {
 type Group = fn(&Bench) -> anyhow::Result<Vec<Row>>;
 
 const GROUPS: &[(&str, Group)] = &[
+    ("machine", machine::run),
     ("nbd", nbd::run),
     ("idle", idle::run),
     ("mirror-memory", mirror::run_in_memory),

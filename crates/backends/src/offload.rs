@@ -2,8 +2,7 @@
 //!
 //! Whether it does is tried once, with two small files without names beside the two that count. Then `copy_file_range`
 //! is asked, which shares blocks where they may be shared. A file system without that would have the kernel copy the
-//! bytes, which is no cheaper than what the mirror does itself, and nobody could check them on their way: it is not
-//! asked.
+//! bytes, a little cheaper than the mirror does it itself, but nobody could check them on their way: it is not asked.
 
 use std::fs::File;
 use std::io::Write;

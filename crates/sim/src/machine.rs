@@ -9,7 +9,7 @@
 //! | [`Machine::step_wall_clock`] | its wall clock jumps; the monotonic one does not |
 //!
 //! Clocks of real machines are off by up to about 200 ppm (crystals), and wall clocks jump by hours when somebody
-//! corrects them. The engine gets all of it through its [`Env`](env::Env) and nothing else.
+//! corrects them. The engine gets all of it through its [`env::Env`] and nothing else.
 
 use std::future::Future;
 use std::pin::Pin;
