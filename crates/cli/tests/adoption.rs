@@ -208,6 +208,43 @@ fn a_qcow2_disk_is_adopted_below_its_format_and_grows_while_it_moves() {
 }
 
 #[test]
+fn a_raw_disk_is_not_resized_while_it_moves_and_a_qcow2_disk_keeps_its_new_size() {
+    for format in ["raw", "qcow2"] {
+        let world = World::new();
+        let raw = world.image("disk.raw", 16 << 20, 65536);
+        let image = world.path(&format!("disk.{format}"));
+        if format == "qcow2" {
+            tool("qemu-img", &["convert", "-O", "qcow2", &raw.display().to_string(), &image.display().to_string()]);
+        }
+        let second = world.path("second");
+        let monitor = format!("unix:{},server=on,wait=off", second.display());
+        let file = format!("driver=file,node-name=file0,filename={}", image.display());
+        let top = format!("driver={format},node-name=disk0,file=file0");
+        let device = "virtio-blk-pci,drive=disk0,id=vda";
+        let mut qemu =
+            Qemu::start(&world, &["-qmp", &monitor, "-blockdev", &file, "-blockdev", &top, "-device", device]);
+        world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+        // The daemon watches its monitor while the disk moves.
+        qemu.monitor = second;
+        let to = world.path(&format!("new.{format}"));
+        let target = format!("file:{}", to.display());
+        let arguments = ["move", "web1", "--to", &target, "--no-persist", "--verify", "full"];
+        let job = world.json(&[&arguments[..], &["--bandwidth", "8MiB/s", "--detach"]].concat());
+        let resized = qemu.ask("block_resize", json!({ "node-name": "disk0", "size": 96 << 20 }));
+        assert_eq!(resized.is_object(), format == "qcow2", "{format}: {resized}");
+        let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+        assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}");
+        qemu.write(0x66);
+        world.json(&["release", "web1"]);
+        drop(qemu);
+        let told = tool("qemu-img", &["info", "--output=json", "-f", format, &to.display().to_string()]);
+        let told: Value = serde_json::from_str(&told).expect("JSON");
+        let size = if format == "raw" { 16 << 20 } else { 96 << 20 };
+        assert_eq!(told["virtual-size"], size, "{format}");
+    }
+}
+
+#[test]
 fn monitors_that_are_dead_owned_or_of_a_disk_that_cannot_be_adopted_are_refused() {
     let world = World::new();
     let image = world.image("disk.img", 4 << 20, 65536);
