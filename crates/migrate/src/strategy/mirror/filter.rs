@@ -198,6 +198,16 @@ impl Shared {
             finish.may_differ = answer.is_err();
             return answer;
         };
+        if self.tracker.lock().mode() == Mode::TargetHolds {
+            // A commit that was in doubt is settled, and the guest has not been swapped over yet: the source is frozen.
+            assert!(
+                *parts == [extent],
+                "the target holds the volume, and {extent} is not all of what is there: {parts:?}"
+            );
+            let answer = write_parts(session.target.clone(), parts, &mutation).await;
+            finish.may_differ = answer.is_err();
+            return answer;
+        }
         let force = mutation.fua && plan.force_target;
         let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
         let (source, mut target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
@@ -244,11 +254,14 @@ impl Shared {
     }
 
     async fn guest_flush(&self) -> Result<()> {
-        let session = {
+        let (session, mode) = {
             let tracker = self.tracker.lock();
-            tracker.mode().flushes_both().then(|| tracker.session().cloned()).flatten()
+            (tracker.mode().flushes_both().then(|| tracker.session().cloned()).flatten(), tracker.mode())
         };
         let Some(session) = session else { return self.source.flush().await };
+        if mode == Mode::TargetHolds {
+            return session.target.flush().await;
+        }
         let target = session.target.clone();
         let flush: TargetWork = Box::pin(async move { target.flush().await });
         let (source, target) = self.both(self.source.flush(), flush, session.number).await;
