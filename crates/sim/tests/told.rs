@@ -59,3 +59,10 @@ fn a_pause_and_slow_disks_end_well() {
     let story = Story::new().volume(Bytes::mib(1)).verify(Verify::Full).and(guest().asks(300));
     holds(&story.and(operator().pauses_in(Phase::Copying)).and(source().is(Timing::SLOW)), 5);
 }
+
+#[test]
+fn what_a_source_fails_to_write_in_doubt_does_not_keep_later_writes_from_the_target() {
+    let writer = guest().asks(1500).writes(1.0).sectors(8);
+    let story = Story::new().volume(Bytes::mib(2)).and(writer).and(source().write_errors(0.01));
+    holds(&story.and(store().write_errors(0.7)), 60);
+}

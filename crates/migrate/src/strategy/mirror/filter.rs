@@ -216,6 +216,11 @@ impl Shared {
         finish.may_differ = source.is_err() || missed.is_some();
         // Noted before the guest is answered, and while nobody else can reach the extent.
         drop(finish);
+        if source.is_err() && self.tracker.lock().mode() == Mode::InDoubt {
+            // The two sides may differ here, so the commit must not be stored again: the doubt is settled for the source.
+            let context = "the source failed a write while the commit was in doubt, so the two sides may differ";
+            self.fail_target(session.number, Error::new(ErrorKind::Io, context));
+        }
         if missed.is_some() {
             self.tracker.lock().counts.missed += 1;
             target = Ok(());

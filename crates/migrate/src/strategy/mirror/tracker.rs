@@ -343,7 +343,10 @@ impl Tracker {
                 self.touch_target(index);
                 if may_differ {
                     self.scrutiny.set(index, Scrutiny::Wanted);
-                    if self.life.get(index) == Life::Had {
+                    // Where the target may hold the volume, writes must go on to reach it. When a doubt is settled for the
+                    // source, the mirror is dropped and with it everything that was written since the last flush.
+                    let may_be_lost = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
+                    if may_be_lost && self.life.get(index) == Life::Had {
                         self.lose(index);
                     }
                 }
