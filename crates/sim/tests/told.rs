@@ -66,3 +66,12 @@ fn what_a_source_fails_to_write_in_doubt_does_not_keep_later_writes_from_the_tar
     let story = Story::new().volume(Bytes::mib(2)).and(writer).and(source().write_errors(0.01));
     holds(&story.and(store().write_errors(0.7)), 60);
 }
+
+#[test]
+fn a_full_progress_map_ends_the_job_and_does_not_hold_the_guest() {
+    let writer = guest().asks(250).at_once(16).sectors(64).at_one_place(256);
+    for phase in [Phase::Copying, Phase::Verifying] {
+        let story = Story::new().volume(Bytes::mib(1)).filled(0.7).and(writer);
+        holds(&story.and(store().full_in(phase)), 100);
+    }
+}

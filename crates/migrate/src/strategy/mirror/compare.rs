@@ -53,7 +53,13 @@ impl Shared {
         let mut buffers = acquire_two(pool, length).await;
         let mut effort = Effort::default();
         loop {
-            let guard = if effort.locked { Some(self.lock.exclusive(extent).await) } else { None };
+            let guard = match effort.locked {
+                true => match self.lock_for_job(extent).await {
+                    None => return Ok(Compared::NotHad),
+                    guard => guard,
+                },
+                false => None,
+            };
             let (session, before) =
                 self.tracker(|tracker| (tracker.session().cloned(), tracker.generation(run.clone())));
             let Some(session) = session else { return Ok(Compared::NotHad) };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{
     BlockDevice, Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
-    Mutation, MutationKind, RangeLock, Result,
+    Mutation, MutationKind, RangeGuard, RangeLock, Result,
 };
 use env::EnvRef;
 use futures::future::{Either, select};
@@ -49,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) flushing: tokio::sync::Mutex<()>,
     /// What the target or the progress map has failed with, until the driver takes it.
     failures: Mutex<Failures>,
+    /// The progress map has failed: guest writes wait, with their extents locked, for the end of the job.
+    has_map_failed: AtomicBool,
     control: Control,
 }
 
@@ -83,6 +85,7 @@ impl Mirror {
             target_limit,
             flushing: tokio::sync::Mutex::default(),
             failures: Mutex::default(),
+            has_map_failed: AtomicBool::new(false),
             control,
         };
         Self { shared: Arc::new(shared) }
@@ -162,7 +165,24 @@ impl Shared {
     /// The progress map cannot be written: the job must end, because a crash could not be survived.
     pub(crate) fn fail_map(&self, error: Error) {
         self.failures.lock().map.get_or_insert(error);
-        self.control.shared.signal.notify_one();
+        self.has_map_failed.store(true, Ordering::Release);
+        self.announce();
+    }
+
+    /// Locks `extent` for a copy or a comparison. None when the progress map has failed: whoever has the extent may be a
+    /// guest write that waits for the end of the job, and the job does not end before this has.
+    pub(crate) async fn lock_for_job(&self, extent: Extent) -> Option<RangeGuard> {
+        let failed = async {
+            let mut changes = self.changes.subscribe();
+            while !self.has_map_failed.load(Ordering::Acquire) {
+                // The sender lives in `self`, so the wait ends only with a change.
+                let _ = changes.changed().await;
+            }
+        };
+        match select(pin!(self.lock.exclusive(extent)), pin!(failed)).await {
+            Either::Left((guard, _)) => Some(guard),
+            Either::Right(_) => None,
+        }
     }
 
     /// Waits until `is_over` holds of mode and session.
