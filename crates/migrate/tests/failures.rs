@@ -414,7 +414,7 @@ async fn a_mirror_that_a_cancel_had_to_leave_behind_is_in_nobodys_way() {
 async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
     for is_fresh in [true, false] {
         let size = 1_000_000;
-        let env: env::EnvRef = common::TestEnv::new(1);
+        let env: env::EnvRef = env::testing::PausedEnv::shared(1);
         let world = World::over(env.clone(), Disk::new(&env, Bytes(size)), Disk::new(&env, Bytes(size)));
         // Every mutation of the target fails: where zeroes are trusted there is none.
         world.target.manners.lock().writes_left = Some(0);

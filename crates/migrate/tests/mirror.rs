@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Device, ErrorKind, Extent, MemDevice, Mutation};
-use common::{Disk, TestEnv, World, options, outcome, switched, until};
+use common::{Disk, World, options, outcome, switched, until};
 use env::EnvRef;
+use env::testing::PausedEnv;
 use migrate::{Control, Migration, MoveOptions, Outcome, Phase, Verify};
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +63,7 @@ async fn a_disk_that_cannot_tell_holes_is_moved_and_its_zeroes_are_not_written_a
 
 #[tokio::test(start_paused = true)]
 async fn a_sparse_volume_of_16_tib_is_moved_in_little_memory_and_stays_sparse() {
-    let env: EnvRef = TestEnv::new(1);
+    let env: EnvRef = PausedEnv::shared(1);
     let size = Bytes(16 << 40);
     let (source, target) = (Disk::new(&env, size), Disk::new(&env, size));
     for place in 0..10 {
@@ -110,7 +111,7 @@ async fn the_guest_s_flushes_reach_the_target_from_the_pre_switch_on_and_not_bef
 
 #[tokio::test(start_paused = true)]
 async fn the_bandwidth_holds_and_can_be_changed() {
-    let env: EnvRef = TestEnv::new(1);
+    let env: EnvRef = PausedEnv::shared(1);
     let (source, target) = (Disk::new(&env, Bytes::mib(64)), Disk::new(&env, Bytes::mib(64)));
     for place in 0..64 {
         source.put(place << 20, &vec![7; 1 << 20]).await;
@@ -199,7 +200,7 @@ async fn corruption_that_was_planted_before_the_comparison_is_found_and_named() 
 
 #[tokio::test(start_paused = true)]
 async fn a_guest_that_rewrites_one_chunk_forever_does_not_keep_the_copy_from_ending() {
-    let env: EnvRef = TestEnv::new(9);
+    let env: EnvRef = PausedEnv::shared(9);
     let (source, target) = (Disk::new(&env, Bytes::mib(1)), Disk::new(&env, Bytes::mib(1)));
     source.put(0, &vec![1; 1 << 20]).await;
     source.manners.lock().delay_ms = 1;
@@ -250,7 +251,7 @@ async fn targets_that_do_not_suit_are_refused_and_nothing_changes() {
 
 #[tokio::test(start_paused = true)]
 async fn a_target_that_is_larger_serves_the_volume_and_its_rest_is_left_alone() {
-    let env: EnvRef = TestEnv::new(1);
+    let env: EnvRef = PausedEnv::shared(1);
     let (source, target) = (Disk::new(&env, Bytes(1_000_000)), Disk::new(&env, Bytes(2_000_000)));
     source.put(0, &vec![1; 1_000_000]).await;
     target.put(1_000_000, &[5; 100]).await;

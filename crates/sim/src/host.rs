@@ -9,14 +9,14 @@
 //!                                                                 └─────────────────────────────────────┘
 //! ```
 
+mod setup;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{BufferPool, Bytes, Device, Result, Slot};
+use block::{BufferPool, Device, Result, Slot};
 use filters::MeterState;
-use migrate::{
-    Control, JobRecord, Journal, MapIdentity, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap, Report,
-};
+use migrate::{Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -30,88 +30,7 @@ use crate::process::Process;
 use crate::record::{Document, Job, Record, StallMeter};
 use crate::world::{Invariant, World};
 
-/// Which device of the host a wrapper is asked to wrap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// The journal.
-    Journal,
-    /// The progress map.
-    Map,
-    /// The side that holds the volume.
-    Source,
-    /// The side that it moves to.
-    Target,
-}
-
-/// Mistakes that a host or a device may be made to make, to prove that the checkers see them.
-#[derive(Clone, Default)]
-pub struct Mistakes {
-    /// Opens a disk without waiting for what a dead process has left on its way.
-    pub opens_at_once: bool,
-    /// Lets a new connection in before the requests of the old one are finished.
-    pub no_barrier: bool,
-    /// Connects the guest before the mirror is back in its path.
-    pub serves_before_resuming: bool,
-    /// Believes a progress map of another boot.
-    pub trusts_old_maps: bool,
-    /// Takes what an undone move has left behind for a target that nobody has used.
-    pub trusts_used_targets: bool,
-    /// Serves the guest from the source again after the switchover.
-    pub returns_to_source: bool,
-    /// Puts something between the host and a disk.
-    pub wrap: Option<Arc<Wrap>>,
-}
-
-/// See [`Mistakes::wrap`].
-pub type Wrap = dyn Fn(&World, Role, Device) -> Device + Send + Sync;
-
-/// How a host is set up.
-#[derive(Clone)]
-pub struct Setup {
-    /// How its moves are carried out.
-    pub options: MoveOptions,
-    /// How many bytes the copy's buffers may take.
-    pub pool: Bytes,
-    /// How many tasks the process may have at once.
-    pub tasks_max: usize,
-    /// Whether a target that was lost is resumed, or the job cancelled.
-    pub resumes_lost_targets: bool,
-    /// Whether the two sides can copy between each other without the engine.
-    pub offloads: bool,
-    /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
-    pub corrupts: bool,
-    /// See [`Mistakes`].
-    pub mistakes: Mistakes,
-}
-
-/// How the move stands.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Status {
-    /// None was asked for.
-    Idle,
-    /// It is under way.
-    Running,
-    /// The volume has moved. Without a report if the process died before it could make one.
-    Switched(Option<Box<Report>>),
-    /// It was cancelled.
-    Cancelled,
-    /// It failed, and says why.
-    Failed(String),
-}
-
-impl Status {
-    /// Its name.
-    #[must_use]
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Running => "running",
-            Self::Switched(_) => "switched",
-            Self::Cancelled => "cancelled",
-            Self::Failed(_) => "failed",
-        }
-    }
-}
+pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
 /// A host with one volume. Clones are the same host.
 #[derive(Clone)]
@@ -591,14 +510,4 @@ impl Host {
         }
         checks::flushed(&shared.world, target, &ledger, is_promised);
     }
-}
-
-/// The disks of a host.
-pub struct Disks {
-    /// Holds the journal.
-    pub journal: Disk,
-    /// Holds the progress map.
-    pub map: Disk,
-    /// The two places of the volume.
-    pub sides: [Disk; 2],
 }

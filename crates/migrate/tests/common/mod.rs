@@ -4,50 +4,16 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use block::{
     BlockDevice, Buffer, BufferPool, Bytes, Data, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
     MemDevice, Mutation, MutationKind, Result, Slot,
 };
-use env::{Env, EnvRef, Moment, Task};
+use env::EnvRef;
+use env::testing::PausedEnv;
 use migrate::{Control, JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap};
 use parking_lot::Mutex;
-
-/// Tokio's paused clock and one seed.
-pub struct TestEnv {
-    start: tokio::time::Instant,
-    random: AtomicU64,
-}
-
-impl TestEnv {
-    pub fn new(seed: u64) -> Arc<Self> {
-        Arc::new(Self { start: tokio::time::Instant::now(), random: AtomicU64::new(seed) })
-    }
-}
-
-impl Env for TestEnv {
-    fn now(&self) -> Moment {
-        Moment(self.start.elapsed())
-    }
-    fn sleep(&self, span: Duration) -> Task {
-        Box::pin(tokio::time::sleep(span))
-    }
-    fn spawn(&self, task: Task) {
-        tokio::spawn(task);
-    }
-    fn random(&self) -> u64 {
-        // SplitMix64.
-        let state = self.random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-    fn wall_clock(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH
-    }
-}
 
 /// How a disk behaves.
 #[derive(Default)]
@@ -304,7 +270,7 @@ pub fn options() -> MoveOptions {
 impl World {
     /// A volume of `size` bytes, about half of it data in pieces of all sizes.
     pub async fn new(seed: u64, size: u64) -> Self {
-        let env: EnvRef = TestEnv::new(seed);
+        let env: EnvRef = PausedEnv::shared(seed);
         let source = Disk::new(&env, Bytes(size));
         let target = Disk::new(&env, Bytes(size));
         let mut at = 0;

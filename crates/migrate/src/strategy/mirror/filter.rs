@@ -212,13 +212,16 @@ impl Shared {
         }
         // The session may have ended while the activity log was waited for: its target is nobody's any more, or another
         // session will copy these chunks again.
-        let mirror = plan.mirror.as_ref().filter(|(session, _)| self.tracker.lock().is_current(session.number));
-        let Some((session, parts)) = mirror else {
+        let (is_current, mode) = {
+            let tracker = self.tracker.lock();
+            (plan.mirror.as_ref().is_some_and(|(session, _)| tracker.is_current(session.number)), tracker.mode())
+        };
+        let Some((session, parts)) = plan.mirror.as_ref().filter(|_| is_current) else {
             let answer = self.source.write(mutation).await;
             finish.may_differ = answer.is_err();
             return answer;
         };
-        if self.tracker.lock().mode() == Mode::TargetHolds {
+        if mode == Mode::TargetHolds {
             // A commit that was in doubt is settled, and the guest has not been swapped over yet: the source is frozen.
             assert!(
                 *parts == [extent],
