@@ -51,6 +51,11 @@ const BANS: &[Ban] = &[
         allowed: &["crates/env/src/real.rs", "xtask/", "crates/guest/", "/tests/", "/examples/"],
         reason: "a worker thread is never put to sleep; waiting goes through env",
     },
+    Ban {
+        word: concat!("watch::", "Sender"),
+        allowed: &["crates/migrate/src/control.rs", "crates/sim/src/host.rs", "crates/daemon/", "crates/vm/", "xtask/"],
+        reason: "it wakes those who wait in a random order, and a seed would not repeat a run: a Notify keeps their order",
+    },
     Ban { word: concat!("FIX", "ME"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
     Ban { word: concat!("XX", "X"), allowed: &[], reason: "what is left to do is an issue, not a comment" },
     Ban { word: concat!("#[ign", "ore"), allowed: &[], reason: "a test that does not run tests nothing" },
@@ -62,6 +67,10 @@ const BANS: &[Ban] = &[
     Ban { word: concat!("lazy_", "static"), allowed: &[], reason: "no global state" },
     Ban { word: concat!("static ", "mut"), allowed: &[], reason: "no global state" },
 ];
+
+/// The code that runs in the simulator.
+const SIMULATED: &[&str] =
+    &["crates/block/src/", "crates/filters/src/", "crates/migrate/src/", "crates/nbd/src/", "crates/sim/src/"];
 
 struct Ban {
     word: &'static str,
@@ -116,12 +125,25 @@ fn check_source(path: &Path, breaches: &mut Vec<String>) -> anyhow::Result<()> {
     if lines > FILE_LINES_MAX {
         breaches.push(format!("{shown}: {lines} lines: split it, it holds more than one idea"));
     }
+    check_select(&text, &shown, breaches);
     for ban in BANS.iter().filter(|ban| !ban.allowed.iter().any(|allowed| shown.contains(allowed))) {
         for (number, line) in code_lines(&text, &shown).filter(|(_, line)| line.contains(ban.word)) {
             breaches.push(format!("{shown}:{number}: {}: {} ({})", ban.word, ban.reason, line.trim()));
         }
     }
     Ok(())
+}
+
+/// What the simulator runs chooses among what is ready in the order in which it is written down, not by chance.
+fn check_select(text: &str, shown: &str, breaches: &mut Vec<String>) {
+    let is_simulated = SIMULATED.iter().any(|place| shown.starts_with(place));
+    let mut lines = code_lines(text, shown).filter(|_| is_simulated).peekable();
+    while let Some((number, line)) = lines.next() {
+        let is_biased = lines.peek().is_none_or(|(_, next)| next.trim() == "biased;");
+        if line.trim_end().ends_with("select! {") && !is_biased {
+            breaches.push(format!("{shown}:{number}: select! without `biased;`: a seed would not repeat a run"));
+        }
+    }
 }
 
 /// The numbered lines of a file up to its unit tests, which may sleep and measure as they like.

@@ -1,10 +1,12 @@
 //! The world without a migration: what holds by itself, and that the checkers see it when it does not.
 
 use block::Bytes;
+use migrate::Phase;
 use sim::disk::Faults;
 use sim::host::Mistakes;
 use sim::log::Keep;
 use sim::story::{Happening, Story};
+use sim::words::{guest, store};
 use transhume_sim as sim;
 
 fn still() -> Story {
@@ -48,6 +50,20 @@ fn the_same_seed_is_the_same_run() {
         assert_eq!((one.log_hash, one.events, one.simulated), (two.log_hash, two.events, two.simulated));
         assert_ne!(one.log_hash, story.play(seed + 1, Keep::Tail).log_hash);
     }
+}
+
+/// Writes that wait for the end of a job whose progress map is full all go on at once: in the order in which they came.
+#[test]
+fn requests_that_are_woken_together_go_on_in_the_same_order_every_time() {
+    let writer = guest().asks(250).at_once(16).sectors(8).writes(1.0);
+    let story = Story::new().volume(Bytes::mib(8)).and(writer).and(store().full_in(Phase::Verifying));
+    for seed in 0..6 {
+        let first = story.play(seed, Keep::Tail).log_hash;
+        assert!((0..6).all(|_| story.play(seed, Keep::Tail).log_hash == first), "seed {seed}");
+    }
+    let swarm = sim::scenarios::find("swarm").expect("it is listed").story(16_700);
+    let first = swarm.play(16_700, Keep::Tail).log_hash;
+    assert!((0..6).all(|_| swarm.play(16_700, Keep::Tail).log_hash == first), "seed 16700 of the swarm");
 }
 
 #[test]

@@ -139,6 +139,7 @@ where
         let pending = Arc::clone(&pending);
         Box::pin(async move {
             let outcome = tokio::select! {
+                biased;
                 outcome = send(writer, queue) => outcome,
                 _ = told => Ok(()),
             };

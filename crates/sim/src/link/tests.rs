@@ -113,6 +113,7 @@ fn on_a_half_open_connection_one_side_is_heard_and_the_other_not_and_nobody_is_t
         client.read_exact(&mut bytes).await.expect("this way works");
         drop(client);
         let heard = tokio::select! {
+            biased;
             read = server.read_u8() => Some(read.is_ok()),
             () = world.sleep(Duration::from_secs(3600)) => None,
         };

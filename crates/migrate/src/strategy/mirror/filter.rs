@@ -14,7 +14,7 @@ use block::{
 use env::EnvRef;
 use futures::future::{Either, select};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::patience::may_pass;
 use super::tracker::{Mode, Session, Tracker, WritePlan};
@@ -40,8 +40,9 @@ pub(crate) struct Shared {
     tracker: Mutex<Tracker>,
     /// The target answers reads, too.
     reads_target: AtomicBool,
-    /// Grows with every change of mode or session, for those who wait for one.
-    changes: watch::Sender<u64>,
+    /// Told of every change of mode or session. Wakes those who wait in the order in which they came: a channel of
+    /// tokio's wakes them in a random one, and a seed would not repeat a run.
+    changes: Notify,
     /// Writes to a target that was given up while they were under way.
     late: Arc<AtomicUsize>,
     target_limit: Duration,
@@ -80,7 +81,7 @@ impl Mirror {
             map,
             tracker: Mutex::new(tracker),
             reads_target: AtomicBool::new(false),
-            changes: watch::Sender::new(0),
+            changes: Notify::new(),
             late: Arc::default(),
             target_limit,
             flushing: tokio::sync::Mutex::default(),
@@ -118,7 +119,7 @@ impl Shared {
     }
 
     fn announce(&self) {
-        self.changes.send_modify(|change| *change += 1);
+        self.changes.notify_waiters();
         self.control.shared.signal.notify_one();
     }
 
@@ -173,10 +174,12 @@ impl Shared {
     /// guest write that waits for the end of the job, and the job does not end before this has.
     pub(crate) async fn lock_for_job(&self, extent: Extent) -> Option<RangeGuard> {
         let failed = async {
-            let mut changes = self.changes.subscribe();
-            while !self.has_map_failed.load(Ordering::Acquire) {
-                // The sender lives in `self`, so the wait ends only with a change.
-                let _ = changes.changed().await;
+            loop {
+                let changed = self.changes.notified();
+                if self.has_map_failed.load(Ordering::Acquire) {
+                    return;
+                }
+                changed.await;
             }
         };
         match select(pin!(self.lock.exclusive(extent)), pin!(failed)).await {
@@ -187,10 +190,12 @@ impl Shared {
 
     /// Waits until `is_over` holds of mode and session.
     async fn wait_until(&self, is_over: impl Fn(&Tracker) -> bool) {
-        let mut changes = self.changes.subscribe();
-        while !is_over(&self.tracker.lock()) {
-            // The sender lives in `self`, so the wait ends only with a change.
-            let _ = changes.changed().await;
+        loop {
+            let changed = self.changes.notified();
+            if is_over(&self.tracker.lock()) {
+                return;
+            }
+            changed.await;
         }
     }
 
