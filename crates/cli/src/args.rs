@@ -4,10 +4,11 @@
 
 use std::path::PathBuf;
 
-use api::v1::Verify;
+use api::v1::{OnNoConverge, Strategy, Verify};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::rate::Rate;
+use crate::span::Span;
 
 /// Moves the disks of running virtual machines while they work.
 #[derive(Debug, Parser)]
@@ -168,6 +169,60 @@ impl From<VerifyArg> for Verify {
     }
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum StrategyArg {
+    /// The guest's writes go to both sides: converges under any load
+    Mirror,
+}
+
+impl From<StrategyArg> for Strategy {
+    fn from(strategy: StrategyArg) -> Self {
+        match strategy {
+            StrategyArg::Mirror => Self::Mirror,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum OnNoConvergeArg {
+    /// End the move; the guest stays on the source
+    Abort,
+    /// Hold the guest until the rest is copied, if half a minute is enough; otherwise end the move
+    Force,
+    /// Go on as a mirror, which converges
+    Mirror,
+}
+
+impl From<OnNoConvergeArg> for OnNoConverge {
+    fn from(choice: OnNoConvergeArg) -> Self {
+        match choice {
+            OnNoConvergeArg::Abort => Self::Abort,
+            OnNoConvergeArg::Force => Self::Force,
+            OnNoConvergeArg::Mirror => Self::Mirror,
+        }
+    }
+}
+
+/// How copy and guest writes come together.
+#[derive(Debug, Args)]
+pub(crate) struct StrategyArgs {
+    /// How the copy and what the guest writes meanwhile come together
+    #[arg(long, value_enum, default_value = "mirror")]
+    pub(crate) strategy: StrategyArg,
+    /// Of strategies that iterate: copy what the guest writes again and again last
+    #[arg(long)]
+    pub(crate) hot_blocks: bool,
+    /// Of strategies that iterate: hold the guest for the rest if that is expected to take no longer [default: 200ms]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) downtime_limit: Option<Span>,
+    /// Of strategies that iterate: be done so long after the start, or do what --on-no-converge says
+    #[arg(long, value_name = "TIME")]
+    pub(crate) deadline: Option<Span>,
+    /// Of strategies that iterate: what to do when what is left gets no smaller [default: mirror]
+    #[arg(long, value_enum)]
+    pub(crate) on_no_converge: Option<OnNoConvergeArg>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     /// The volume
@@ -181,6 +236,8 @@ pub(crate) struct PlanArgs {
     /// How much to compare before the switchover
     #[arg(long, value_enum, default_value = "sample")]
     pub(crate) verify: VerifyArg,
+    #[command(flatten)]
+    pub(crate) how: StrategyArgs,
     /// Replace what the target holds
     #[arg(long)]
     pub(crate) overwrite: bool,

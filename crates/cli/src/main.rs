@@ -5,6 +5,7 @@ mod commands;
 mod rate;
 mod report;
 mod show;
+mod span;
 mod watch;
 
 use std::process::ExitCode;

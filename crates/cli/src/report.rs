@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Job, JobState, Report};
+use api::v1::{Iteration, Job, JobState, Report};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -41,6 +41,7 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     if report.bytes_total > 0 {
         let copying = report.phases.get("copying").copied().unwrap_or(report.seconds).max(1e-6);
         lines.push(("volume", bytes(report.bytes_total)));
+        lines.push(("strategy", report.strategy.to_string()));
         lines.push(("time", time(report.seconds)));
         lines.push((
             "copied",
@@ -55,6 +56,9 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         }
         if report.bytes_resumed > 0 {
             lines.push(("resumed", format!("{} were there from before a restart", bytes(report.bytes_resumed))));
+        }
+        if report.iterations.len() > 1 {
+            lines.extend(report.iterations.iter().map(|pass| ("pass", iteration(pass))));
         }
         lines.push(("mirrored", format!("{} that the guest wrote meanwhile", bytes(report.bytes_mirrored))));
         lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
@@ -71,6 +75,23 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.extend(report.notes.iter().map(|note| ("note", note.clone())));
     lines
+}
+
+/// One pass over what was not in step.
+fn iteration(pass: &Iteration) -> String {
+    let held = if pass.held { " with the guest held" } else { "" };
+    let deferred = match pass.bytes_deferred {
+        0 => String::new(),
+        deferred => format!(" ({} of it put off)", bytes(deferred)),
+    };
+    format!(
+        "{}: {} in {}{held}, then {} were different again{deferred}: {}",
+        pass.number,
+        bytes(pass.bytes_copied),
+        time(pass.seconds),
+        bytes(pass.bytes_dirty),
+        pass.decision
+    )
 }
 
 fn compared(report: &Report) -> String {

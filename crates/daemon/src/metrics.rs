@@ -88,7 +88,7 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
         line(out, "transhume_job_state", &labels(job, &format!(",state=\"{}\"", job.state.name())), 1.0);
     }
     type Figure = fn(&api::v1::Progress) -> u64;
-    let figures: [(&str, &str, &str, Figure); 6] = [
+    let figures: [(&str, &str, &str, Figure); 8] = [
         ("transhume_job_bytes", "gauge", "The volume's size.", |progress| progress.bytes_total),
         ("transhume_job_done_bytes", "gauge", "What is in step on both sides.", |progress| progress.bytes_done),
         ("transhume_job_copied_bytes_total", "counter", "Data copied.", |progress| progress.bytes_copied),
@@ -96,6 +96,18 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
             progress.bytes_mirrored
         }),
         ("transhume_job_verified_bytes_total", "counter", "Bytes compared.", |progress| progress.bytes_verified),
+        (
+            "transhume_job_iteration",
+            "gauge",
+            "The pass over what is not in step; the first is over the whole volume.",
+            |progress| progress.iteration.into(),
+        ),
+        (
+            "transhume_job_dirty_bytes",
+            "gauge",
+            "What the guest has made different again since it was copied.",
+            |progress| progress.bytes_dirty,
+        ),
         ("transhume_job_target_losses_total", "counter", "How often the target was lost.", |progress| {
             progress.target_losses
         }),

@@ -4,6 +4,7 @@
 //! every activity early; copies and comparisons under way are always driven to their end first.
 
 mod copier;
+mod passes;
 mod statistics;
 mod switchover;
 mod verifier;
@@ -25,6 +26,7 @@ use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
+use passes::Passes;
 use statistics::Statistics;
 
 /// How often progress is published and the guest's latency looked at.
@@ -55,6 +57,7 @@ pub(crate) struct Driver {
     pub(crate) at_once: bool,
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
+    pub(crate) passes: Passes,
     /// What ended it, or the last thing that it survived.
     pub(crate) error: Option<Error>,
     /// The slot while the guest is held.
@@ -85,6 +88,7 @@ impl Driver {
             at_once: false,
             bucket,
             statistics,
+            passes: Passes::default(),
             env,
             slot,
             source,

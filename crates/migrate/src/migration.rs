@@ -31,6 +31,7 @@ impl Migration {
         mut parts: Parts,
         options: MoveOptions,
     ) -> Result<(Control, impl Future<Output = Outcome> + Send + 'static)> {
+        options.check()?;
         let chunk = options.chunk_size()?;
         let (source, target) = (parts.source.clone(), parts.target.clone());
         check_target(&source, &target)?;
@@ -123,6 +124,8 @@ fn first_progress(size: Bytes, resumed: Bytes) -> Progress {
         bytes_verified: 0,
         bytes_to_verify: 0,
         rate: 0,
+        iteration: 0,
+        bytes_dirty: 0,
         eta_seconds: None,
         stall_us_max: 0,
         seconds: 0.0,

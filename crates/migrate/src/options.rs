@@ -45,6 +45,71 @@ impl std::str::FromStr for Verify {
     }
 }
 
+/// How the copy and what the guest writes meanwhile come together. `docs/strategies.md` compares them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// IO mirroring (ESX paper, section 2.4): guest writes go to both sides where the target is in step. It converges
+    /// under any load and has no parameters.
+    #[default]
+    Mirror,
+}
+
+impl Strategy {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Mirror];
+
+    /// The word for it on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+        }
+    }
+
+    /// Whether it copies in iterations and needs the convergence logic: what the guest writes to chunks that were
+    /// copied is copied again.
+    #[must_use]
+    pub const fn iterates(self) -> bool {
+        match self {
+            Self::Mirror => false,
+        }
+    }
+}
+
+impl std::fmt::Display for Strategy {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+/// What becomes of a move that copies in iterations and does not converge: what is left to copy gets no smaller, or the
+/// deadline would pass first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNoConverge {
+    /// It ends; the guest stays on the source.
+    Abort,
+    /// The guest is held for as long as the last copy takes, unless that would take longer than
+    /// [`forced_downtime_ms_max`](MoveOptions::forced_downtime_ms_max): then it ends.
+    Force,
+    /// It goes on as a mirror, which converges.
+    #[default]
+    Mirror,
+}
+
+impl OnNoConverge {
+    /// The word for it on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Abort => "abort",
+            Self::Force => "force",
+            Self::Mirror => "mirror",
+        }
+    }
+}
+
 /// How a move is carried out. The default is right for most; it serialises into the job's record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -70,6 +135,20 @@ pub struct MoveOptions {
     pub target_ms: u64,
     /// How many chunks `sample` draws at random.
     pub sample_chunks: u64,
+    /// How copy and guest writes come together.
+    pub strategy: Strategy,
+    /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
+    pub hot_blocks: bool,
+    /// Of strategies that iterate: for how long the guest may be held while the rest is copied, as expected, in
+    /// milliseconds. (The ESX paper's is 5 s.)
+    pub downtime_limit_ms: u64,
+    /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds. One that would
+    /// take longer does not converge. `None` for no limit.
+    pub deadline_ms: Option<u64>,
+    /// Of strategies that iterate: what is done if that does not converge.
+    pub on_no_converge: OnNoConverge,
+    /// The longest that [`OnNoConverge::Force`] may expect to hold the guest, in milliseconds.
+    pub forced_downtime_ms_max: u64,
 }
 
 impl Default for MoveOptions {
@@ -84,6 +163,12 @@ impl Default for MoveOptions {
             commit_ms: 500,
             target_ms: 30_000,
             sample_chunks: 256,
+            strategy: Strategy::default(),
+            hot_blocks: false,
+            downtime_limit_ms: 200,
+            deadline_ms: None,
+            on_no_converge: OnNoConverge::default(),
+            forced_downtime_ms_max: 30_000,
         }
     }
 }
@@ -100,6 +185,28 @@ impl MoveOptions {
         })
     }
 
+    /// Looks whether the choices go together.
+    ///
+    /// # Errors
+    /// Invalid, with what does not and why.
+    pub fn check(&self) -> block::Result<()> {
+        self.chunk_size()?;
+        let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
+        if self.hot_blocks && !self.strategy.iterates() {
+            let context =
+                format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);
+            return refuse(context);
+        }
+        if self.deadline_ms.is_some() && !self.strategy.iterates() {
+            let context = format!("a deadline is for strategies that may not converge, and {} does", self.strategy);
+            return refuse(context);
+        }
+        if self.downtime_limit_ms == 0 {
+            return refuse("a downtime limit of nothing cannot be kept".to_owned());
+        }
+        Ok(())
+    }
+
     pub(crate) const fn quiesce_limit(&self) -> Duration {
         Duration::from_millis(self.quiesce_ms)
     }
@@ -110,5 +217,33 @@ impl MoveOptions {
 
     pub(crate) const fn target_limit(&self) -> Duration {
         Duration::from_millis(self.target_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_that_were_recorded_before_there_were_strategies_are_a_mirror_s() {
+        let before: MoveOptions = serde_json::from_str(r#"{"chunk_bytes":65536,"verify":"full"}"#).expect("it reads");
+        assert_eq!(before, MoveOptions { verify: Verify::Full, ..MoveOptions::default() });
+        assert_eq!(before.strategy, Strategy::Mirror);
+    }
+
+    #[test]
+    fn what_belongs_to_iterations_is_refused_for_a_mirror() {
+        assert!(MoveOptions::default().check().is_ok());
+        assert!(MoveOptions { hot_blocks: true, ..MoveOptions::default() }.check().is_err());
+        assert!(MoveOptions { deadline_ms: Some(1), ..MoveOptions::default() }.check().is_err());
+        assert!(MoveOptions { downtime_limit_ms: 0, ..MoveOptions::default() }.check().is_err());
+    }
+
+    #[test]
+    fn the_words_are_those_of_the_record() {
+        for strategy in Strategy::ALL {
+            let word = serde_json::to_string(strategy).expect("a word");
+            assert_eq!(word, format!("\"{}\"", strategy.name()));
+        }
     }
 }

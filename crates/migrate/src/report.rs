@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use block::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::{Phase, Verify};
+use crate::{Phase, Strategy, Verify};
 
 /// An error as it is shown and stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +49,11 @@ pub struct Progress {
     pub rate: u64,
     /// Seconds until the switchover at that rate.
     pub eta_seconds: Option<u64>,
+    /// Which pass over what is not in step this is; the first goes over the whole volume.
+    pub iteration: u32,
+    /// What the guest has written to chunks that had been copied and that is not copied again yet. None is kept by a
+    /// strategy that does not iterate.
+    pub bytes_dirty: u64,
     /// The longest guest request in the switchover so far, in microseconds.
     pub stall_us_max: u64,
     /// Since the migration began.
@@ -101,11 +106,34 @@ pub struct Switchover {
     pub doubts: u64,
 }
 
+/// One pass over what was not in step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Iteration {
+    /// From 1, which goes over the whole volume.
+    pub number: u32,
+    /// What was not in step when it began, holes included.
+    pub bytes: u64,
+    /// What it copied as data.
+    pub bytes_copied: u64,
+    /// What it took, pauses and comparisons in between included.
+    pub seconds: f64,
+    /// What the guest had made different again at its end.
+    pub bytes_dirty: u64,
+    /// Of that, what was put off because the guest writes it again and again.
+    pub bytes_deferred: u64,
+    /// Whether the guest was held meanwhile.
+    pub held: bool,
+    /// What was decided at its end, and why, in words.
+    pub decision: String,
+}
+
 /// The whole of a migration, for people and for programs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Where it ended.
     pub phase: Phase,
+    /// How copy and guest writes came together.
+    pub strategy: Strategy,
     /// From its start to the switchover or whatever ended it.
     pub seconds: f64,
     /// The size of the volume.
@@ -134,6 +162,8 @@ pub struct Report {
     pub switchover: Switchover,
     /// Seconds in each phase.
     pub phases: BTreeMap<String, f64>,
+    /// The passes over what was not in step, in order; of very many the first and the last ones.
+    pub iterations: Vec<Iteration>,
     /// Chunks that were copied again because the guest wrote to them meanwhile.
     pub redos: u64,
     /// Copies and comparisons that were tried again after an error.

@@ -29,6 +29,36 @@ impl std::fmt::Display for Verify {
     }
 }
 
+/// How the copy and what the guest writes meanwhile come together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// Guest writes go to both sides.
+    #[default]
+    Mirror,
+}
+
+impl std::fmt::Display for Strategy {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Mirror => "mirror",
+        })
+    }
+}
+
+/// What becomes of a move that copies in iterations and does not converge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnNoConverge {
+    /// It ends; the guest stays on the source.
+    Abort,
+    /// The guest is held until the rest is copied, if that takes less than half a minute; otherwise it ends.
+    Force,
+    /// It goes on as a mirror.
+    #[default]
+    Mirror,
+}
+
 /// Asks for a volume to be moved (`POST /v1/volumes/NAME/move`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -41,6 +71,22 @@ pub struct MoveRequest {
     /// What is compared.
     #[serde(default)]
     pub verify: Verify,
+    /// How copy and guest writes come together.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// Of strategies that iterate: leave what the guest writes again and again for the last iteration but one.
+    #[serde(default)]
+    pub hot_blocks: bool,
+    /// Of strategies that iterate: for how long the guest may be held for the rest, in milliseconds; 200 if nothing is
+    /// said.
+    #[serde(default)]
+    pub downtime_limit_ms: Option<u64>,
+    /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// Of strategies that iterate: what to do if that does not converge; `mirror` if nothing is said.
+    #[serde(default)]
+    pub on_no_converge: Option<OnNoConverge>,
     /// Replace what the target holds.
     #[serde(default)]
     pub overwrite: bool,
@@ -177,6 +223,10 @@ pub struct Progress {
     pub rate: u64,
     /// Seconds until the switchover at that rate.
     pub eta_seconds: Option<u64>,
+    /// Which pass over what is not in step this is; the first goes over the whole volume.
+    pub iteration: u32,
+    /// What the guest has made different again since it was copied.
+    pub bytes_dirty: u64,
     /// The guest's longest request around the switchover, in microseconds.
     pub stall_us_max: u64,
     /// Since it began.
@@ -227,10 +277,34 @@ pub struct Switchover {
     pub retries: u64,
 }
 
+/// One pass over what was not in step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Iteration {
+    /// From 1, which goes over the whole volume.
+    pub number: u32,
+    /// What was not in step when it began, holes included.
+    pub bytes: u64,
+    /// What it copied as data.
+    pub bytes_copied: u64,
+    /// What it took.
+    pub seconds: f64,
+    /// What the guest had made different again at its end.
+    pub bytes_dirty: u64,
+    /// Of that, what was put off because the guest writes it again and again.
+    pub bytes_deferred: u64,
+    /// Whether the guest was held meanwhile.
+    pub held: bool,
+    /// What was decided at its end, and why.
+    pub decision: String,
+}
+
 /// What a move was, for people and for programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
+    /// How copy and guest writes came together.
+    pub strategy: Strategy,
     /// From its start to the switchover, or whatever ended it.
     pub seconds: f64,
     /// The volume's size.
@@ -259,6 +333,8 @@ pub struct Report {
     pub switchover: Switchover,
     /// Seconds in each phase.
     pub phases: BTreeMap<String, f64>,
+    /// The passes over what was not in step, in order; of very many the first and the last ones.
+    pub iterations: Vec<Iteration>,
     /// Chunks copied again because the guest wrote to them.
     pub redos: u64,
     /// Copies and comparisons tried again after an error.

@@ -1,9 +1,52 @@
 //! From the migration's types to the API's, whose meaning does not change when the migration's do.
 
 use api::v1;
-use migrate::Verify;
+use migrate::{MoveOptions, OnNoConverge, Strategy, Verify};
 
-pub(crate) const fn of_api_verify(verify: v1::Verify) -> Verify {
+/// How the migration carries out what was asked for.
+///
+/// # Errors
+/// What does not go together, for people.
+pub(crate) fn to_options(request: &v1::MoveRequest) -> crate::problem::Result<MoveOptions> {
+    let defaults = MoveOptions::default();
+    let options = MoveOptions {
+        verify: of_api_verify(request.verify),
+        bandwidth: request.bandwidth.filter(|rate| *rate > 0),
+        strategy: of_api_strategy(request.strategy),
+        hot_blocks: request.hot_blocks,
+        downtime_limit_ms: request.downtime_limit_ms.unwrap_or(defaults.downtime_limit_ms),
+        deadline_ms: request.deadline_ms,
+        on_no_converge: request.on_no_converge.map_or(defaults.on_no_converge, of_api_on_no_converge),
+        ..defaults
+    };
+    options.check().map_err(|error| {
+        let hint = "docs/strategies.md says which flags belong to which strategy";
+        crate::problem::invalid(error.context().to_owned(), hint)
+    })?;
+    Ok(options)
+}
+
+const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
+    match strategy {
+        v1::Strategy::Mirror => Strategy::Mirror,
+    }
+}
+
+const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
+    match strategy {
+        Strategy::Mirror => v1::Strategy::Mirror,
+    }
+}
+
+const fn of_api_on_no_converge(choice: v1::OnNoConverge) -> OnNoConverge {
+    match choice {
+        v1::OnNoConverge::Abort => OnNoConverge::Abort,
+        v1::OnNoConverge::Force => OnNoConverge::Force,
+        v1::OnNoConverge::Mirror => OnNoConverge::Mirror,
+    }
+}
+
+const fn of_api_verify(verify: v1::Verify) -> Verify {
     match verify {
         v1::Verify::Off => Verify::Off,
         v1::Verify::Sample => Verify::Sample,
@@ -32,6 +75,8 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
         bytes_to_verify: progress.bytes_to_verify,
         rate: progress.rate,
         eta_seconds: progress.eta_seconds,
+        iteration: progress.iteration,
+        bytes_dirty: progress.bytes_dirty,
         stall_us_max: progress.stall_us_max,
         seconds: progress.seconds,
         target_losses: progress.target_losses,
@@ -42,7 +87,18 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
 pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Report {
     let verification = &report.verification;
     let switchover = &report.switchover;
+    let iterations = report.iterations.iter().map(|pass| v1::Iteration {
+        number: pass.number,
+        bytes: pass.bytes,
+        bytes_copied: pass.bytes_copied,
+        seconds: pass.seconds,
+        bytes_dirty: pass.bytes_dirty,
+        bytes_deferred: pass.bytes_deferred,
+        held: pass.held,
+        decision: pass.decision.clone(),
+    });
     v1::Report {
+        strategy: to_api_strategy(report.strategy),
         seconds: report.seconds,
         bytes_total: report.bytes_total,
         bytes_copied: report.bytes_copied,
@@ -73,6 +129,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
             retries: switchover.quiesce_retries,
         },
         phases: report.phases.clone(),
+        iterations: iterations.collect(),
         redos: report.redos,
         retries: report.retries,
         missed_writes: report.missed_writes,

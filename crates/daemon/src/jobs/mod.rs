@@ -25,13 +25,13 @@ use migrate::{Control, Phase};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-pub(crate) use convert::of_api_verify;
 pub(crate) use finish::{cannot_resume, clear_job, complete, undo_without_target};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{parse_backend, show};
 
 use crate::problem::Result;
+use convert::to_options;
 
 /// A job that is not over, as the daemon holds it.
 pub(crate) struct JobHandle {

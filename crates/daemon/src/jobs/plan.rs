@@ -26,6 +26,7 @@ impl Daemon {
         let volume = self.volume(name)?;
         let source = volume.require_up()?.device();
         let request = request.request;
+        super::to_options(&request)?;
         let spec = target_spec(&volume, &request.to)?;
         let mut notes = Vec::new();
 

@@ -7,7 +7,7 @@ use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetReques
 use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase};
 
-use super::{JobHandle, of_api_verify};
+use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -24,9 +24,10 @@ impl Daemon {
         volume.require_up()?;
         refuse_second(&volume)?;
         self.check_persistence(&volume, &request)?;
+        let options = to_options(&request)?;
         let spec = target_spec(&volume, &request.to)?;
         let target = self.prepare(&volume, spec, request.overwrite).await?;
-        let outcome = self.accept(peer, &volume, request, target.clone()).await;
+        let outcome = self.accept(peer, &volume, request, options, target.clone()).await;
         if outcome.is_err() {
             discard(&target);
         }
@@ -58,17 +59,13 @@ impl Daemon {
         peer: &Peer,
         volume: &Arc<Volume>,
         request: MoveRequest,
+        options: MoveOptions,
         target: PreparedTarget,
     ) -> Result<Job> {
         let size_limit = volume_size(volume);
         let hold = HoldOptions { size_limit, ..volume.hold_options(self.config.lock_wait()).for_target() };
         let held =
             Held::open(&target.spec, &hold, &*self.env).await.map_err(|error| of_backend(&error, "the target"))?;
-        let options = MoveOptions {
-            verify: of_api_verify(request.verify),
-            bandwidth: request.bandwidth.filter(|rate| *rate > 0),
-            ..MoveOptions::default()
-        };
         let started_unix_ms = unix_ms(self.env.wall_clock());
         let document = JobDocument {
             id: self.history.next_id(),

@@ -13,6 +13,7 @@ use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
+use super::passes::Left;
 use super::{Driver, TICK};
 use crate::Event;
 use crate::strategy::mirror::copy::{Copied, CopyError};
@@ -61,6 +62,7 @@ struct Copies {
 
 impl Driver {
     pub(super) async fn copy(&mut self) -> Event {
+        self.begin_pass(false);
         let in_flight = FuturesUnordered::new();
         let mut copies =
             Copies { in_flight, bytes: 0, not_before: Moment::default(), hint: None, retries: BTreeMap::new() };
@@ -82,6 +84,7 @@ impl Driver {
                 }
                 let complete = self.mirror.tracker(|tracker| tracker.is_complete());
                 if complete && !self.machine.paused() {
+                    self.end_pass("every chunk is on both sides".to_owned());
                     return Event::Copied;
                 }
             }
@@ -99,6 +102,21 @@ impl Driver {
                 self.breathe();
             }
         }
+    }
+
+    /// A pass over what is not in step begins, or goes on after an interruption.
+    fn begin_pass(&mut self, held: bool) {
+        let (size, had, copied) =
+            self.mirror.tracker(|tracker| (self.mirror.size.0, tracker.bytes_had().0, tracker.counts.copied));
+        self.passes.begin(self.env.now(), size.saturating_sub(had), copied, held);
+    }
+
+    /// The pass is over, and `decision` is what was made of it.
+    fn end_pass(&mut self, decision: String) {
+        let (size, had, copied) =
+            self.mirror.tracker(|tracker| (self.mirror.size.0, tracker.bytes_had().0, tracker.counts.copied));
+        let left = Left { copied, dirty: size.saturating_sub(had), deferred: 0 };
+        self.passes.end(self.env.now(), left, decision);
     }
 
     /// The copies that end next: one, and all that have ended with it. None when something else wants to be looked at.

@@ -150,6 +150,8 @@ impl Driver {
             bytes_verified: verified,
             bytes_to_verify: statistics.bytes_to_verify,
             rate: if is_moving { statistics.rate } else { 0 },
+            iteration: self.passes.number(),
+            bytes_dirty: 0,
             eta_seconds: (is_moving && statistics.rate > 0).then(|| left.div_ceil(statistics.rate)),
             stall_us_max: statistics.stall.as_micros() as u64,
             seconds: statistics.seconds(now),
@@ -169,6 +171,7 @@ impl Driver {
         let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
         Report {
             phase: self.machine.phase(),
+            strategy: self.options.strategy,
             seconds: statistics.seconds(self.env.now()),
             bytes_total: statistics.size.0,
             bytes_copied: counts.copied,
@@ -183,6 +186,7 @@ impl Driver {
             verification: statistics.verification.clone(),
             switchover: statistics.switchover,
             phases: phases.collect(),
+            iterations: self.passes.done().to_vec(),
             redos: counts.redos,
             retries: statistics.retries,
             missed_writes: counts.missed,
