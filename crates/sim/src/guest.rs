@@ -208,7 +208,16 @@ impl Guest {
     /// Flushes its disk. True if that succeeded.
     pub async fn flush(&self) -> bool {
         let ticket = self.ledger().ask_flush();
-        let answer = self.shared.port.request(|device| Box::pin(async move { device.flush().await })).await;
+        let before = Mutex::new(None);
+        let answer = self.shared.port.request(|device| {
+            let count = ["crash", "flush-error"].map(|class| self.shared.world.count(class));
+            let last = before.lock().replace(count);
+            if last.is_some_and(|last| last[0] < count[0] && last[1] < count[1]) {
+                self.ledger().flush_lost();
+            }
+            Box::pin(async move { device.flush().await })
+        });
+        let answer = answer.await;
         self.note("flush", &answer);
         self.shared.world.event(format_args!("guest flush answered"));
         self.ledger().flush_done(&ticket, answer.is_ok());

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::checks;
+use crate::debt::Debt;
 use crate::dice::Dice;
 use crate::disk::Disk;
 use crate::guest::Guest;
@@ -73,6 +74,7 @@ struct Life {
     /// Which side the move under `control` goes to.
     target: usize,
     serving: Option<(Slot, MeterState)>,
+    debt: Debt,
 }
 
 impl Host {
@@ -244,7 +246,9 @@ impl Host {
     }
 
     fn plug(&self, process: &Process, slot: &Slot, meter: &MeterState) {
-        self.shared.port.plug(process, Device::new("meter", meter.metered(slot.lane())));
+        let debt = self.shared.now.lock().debt.clone();
+        let metered = Device::new("meter", meter.metered(slot.lane()));
+        self.shared.port.plug(process, debt.connection(metered));
         self.shared.now.lock().serving = Some((slot.clone(), meter.clone()));
     }
 

@@ -271,6 +271,11 @@ impl Ledger {
         }
     }
 
+    /// A flush under way may have failed, and who knew of it is dead: what was answered before it no flush covers any more.
+    pub fn flush_lost(&mut self) {
+        self.flush_failed = self.step();
+    }
+
     fn is_gone(&self, version: &Version) -> bool {
         // What was on its way while a flush failed is as doubtful as what was answered before.
         let covered = |answered: Tick| {

@@ -26,6 +26,9 @@
 //! | power loss | the host | up to 3 times | the same, and every sector (512 bytes) that was not flushed holds any of its versions | everything that was flushed |
 //! | reconnect | the guest's connection | up to 5 times | requests under way are asked again on a new one, in any order | all |
 //!
+//! A flush that fails in a process that dies before it can say so is known to nobody: what it covered is excused, and no
+//! file system of a real machine does better. One that fails while the guest's connection is cut is told to the next.
+//!
 //! Reads see the disk as it was at some moment between question and answer; writes land at some moment between, or in
 //! two parts at two moments. Requests that overlap in time may take effect in any order. Discards free whole blocks of
 //! 4096 bytes and leave the rest as it was. Memory is never corrupted and the clock never jumps.
@@ -46,6 +49,7 @@
 pub mod bench;
 mod checks;
 pub mod clock;
+mod debt;
 pub mod dice;
 pub mod disk;
 pub mod experiment;

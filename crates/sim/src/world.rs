@@ -205,6 +205,12 @@ impl World {
         self.shared.faults.lock().clone()
     }
 
+    /// How many faults of `class` there were.
+    #[must_use]
+    pub fn count(&self, class: &str) -> u64 {
+        self.shared.faults.lock().get(class).copied().unwrap_or_default()
+    }
+
     /// The hash of all events so far, and how many there were.
     #[must_use]
     pub fn log_hash(&self) -> (u64, u64) {

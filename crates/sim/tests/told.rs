@@ -6,7 +6,7 @@ use block::Bytes;
 use migrate::{Phase, Verify};
 use sim::disk::Timing;
 use sim::log::Keep;
-use sim::story::Story;
+use sim::story::{Happening, Story};
 use sim::words::{expect, guest, operator, process, source, store, target};
 use transhume_sim as sim;
 
@@ -74,4 +74,11 @@ fn a_full_progress_map_ends_the_job_and_does_not_hold_the_guest() {
         let story = Story::new().volume(Bytes::mib(1)).filled(0.7).and(writer);
         holds(&story.and(store().full_in(phase)), 100);
     }
+}
+
+#[test]
+fn a_flush_that_fails_while_the_connection_is_cut_is_told_to_the_next() {
+    let writer = guest().asks(1000).writes(0.9).flushes(0.2).at_one_place(64).thinks(Duration::from_micros(100));
+    let story = Story::new().volume(Bytes::mib(1)).without_move().and(writer).and(source().flush_errors(0.3));
+    holds(&story.with(Happening::Reconnect, 12).with(Happening::PowerLoss, 2), 60);
 }
