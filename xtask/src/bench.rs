@@ -10,6 +10,7 @@ mod memory;
 mod mirror;
 mod nbd;
 pub(crate) mod process;
+mod reserve;
 pub(crate) mod server;
 mod stall;
 

@@ -185,6 +185,24 @@ async fn holes_are_found_and_dirty_pages_are_data() {
 }
 
 #[tokio::test]
+async fn a_file_without_holes_is_data_until_one_is_punched() {
+    let (disk, memory) = (directory(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
+    for (directory, cache) in [(&disk, CacheMode::Direct), (&memory, CacheMode::Auto)] {
+        let path = directory.path().join(cache.name());
+        file_of(&path, 4 << 20);
+        let device = device(&open(&path, cache, &OpenOptions::default()).await);
+        let hole_bytes = async || {
+            let pieces = device.extents(Extent::whole(Bytes::mib(4))).await.expect("described");
+            pieces.iter().filter(|piece| piece.state.reads_zero()).map(|piece| piece.extent.length.0).sum::<u64>()
+        };
+        device.write(data(0, 4 << 20, 1)).await.expect("written");
+        assert_eq!(hole_bytes().await, 0);
+        device.write(Mutation::discard(Extent::new(Bytes::mib(1), Bytes::mib(2)))).await.expect("discarded");
+        assert_eq!(hole_bytes().await, 2 << 20);
+    }
+}
+
+#[tokio::test]
 async fn containers_that_grow_conform() {
     let (disk, memory) = (directory(), tempfile::tempdir_in("/dev/shm").expect("a directory in memory"));
     for (directory, cache) in [(&disk, CacheMode::Direct), (&disk, CacheMode::Page), (&memory, CacheMode::Auto)] {

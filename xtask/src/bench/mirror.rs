@@ -1,7 +1,6 @@
 //! A volume that is moved under load, by us, by QEMU's `blockdev-mirror`, and offline. The load generator is one and the
 //! same, and so is the file. Figures are from the migration's own window: from the order to its end.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use transhume_guest::Interval;
 use super::figures::{Goal, Row, Samples};
 use super::load::{NbdLoad, Offer};
 use super::process::output_of;
+use super::reserve::Reserve;
 use super::server::{Endpoint, StorageDaemon, Transhumed, VOLUME, path_word};
 use super::{Bench, private_folder};
 
@@ -89,6 +89,7 @@ impl Figures {
 
 pub(crate) fn run_in_memory(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let volume = Volume::create(bench.memory.path(), bench.mirror_bytes)?;
+    let _reserve = Reserve::create(bench.memory.path(), bench.mirror_bytes * 5 / 4)?;
     let mut rows = Vec::new();
     for (name, offer) in [("20,000 offered", Offer::Rate(MEMORY_RATE)), ("closed loop 16", Offer::Depth(DEPTH))] {
         let figures = measure_all(bench, &volume, Medium::Memory, offer)?;
@@ -98,7 +99,6 @@ pub(crate) fn run_in_memory(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     for (name, copier) in copies {
         let mut seconds = Samples::default();
         for _ in 0..bench.runs {
-            volume.warm_memory()?;
             seconds.push(volume.copy_offline(copier)?);
         }
         rows.push(Row::new(format!("offline copy in memory, {name}"), "s", seconds, Goal::None));
@@ -194,9 +194,8 @@ fn measure_all(bench: &Bench, volume: &Volume, medium: Medium, offer: Offer) -> 
 fn measure(bench: &Bench, volume: &Volume, medium: Medium, mover: Mover, offer: Offer) -> anyhow::Result<Run> {
     let folder = private_folder(bench.memory.path())?;
     let is_direct = medium == Medium::Disk;
-    match medium {
-        Medium::Memory => volume.warm_memory()?,
-        Medium::Disk => std::thread::sleep(SETTLE),
+    if is_direct {
+        std::thread::sleep(SETTLE);
     }
     let run = match mover {
         Mover::Ours => {
@@ -267,17 +266,6 @@ impl Volume {
         }
         std::fs::rename(&self.target, &self.source).context("taking the moved volume back")?;
         std::fs::File::open(folder).and_then(|folder| folder.sync_all()).context("syncing the folder")
-    }
-
-    /// Makes the machine have as much memory at hand as the target will take. A virtual machine's host takes free memory
-    /// back, and whoever touched it first after that would wait for the host: twice to five times as long as a copy takes.
-    fn warm_memory(&self) -> anyhow::Result<()> {
-        let mut file = std::fs::File::create(&self.target).context("creating a file to warm memory with")?;
-        let zeroes = vec![0; 1 << 20];
-        for _ in 0..self.bytes >> 20 {
-            file.write_all(&zeroes).context("warming memory")?;
-        }
-        std::fs::remove_file(&self.target).context("removing the file that warmed memory")
     }
 
     fn copy_offline(&self, copier: Copier) -> anyhow::Result<f64> {

@@ -1,14 +1,18 @@
 //! Where a file has data: `SEEK_DATA` and `SEEK_HOLE`, a bounded number of calls a question.
+//!
+//! In memory `SEEK_HOLE` goes from page to page and keeps writers out meanwhile: 10 ms for a GiB without a hole. A file
+//! that is allocated whole is not asked therefore; it may read as zeroes in places, which whoever reads it sees.
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 
 use block::{Bytes, Extent, ExtentState, ExtentStatus, IoFuture, ready};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use std::sync::Arc;
 
-use super::FileBackend;
+use super::{Engine, FileBackend};
 
 /// How many pieces one answer has at most; each costs two system calls.
 const PIECES_MAX: usize = 64;
@@ -44,8 +48,13 @@ impl FileBackend {
         }
         let file = Arc::clone(&self.file);
         let unit = u64::from(self.geometry.request_alignment);
+        let is_in_memory = self.engine == Engine::Memory;
         Box::pin(async move {
-            let outcome = self.executor.run(move || find(&file, extent, unit)).await;
+            let look = move || match is_in_memory && is_allocated(&file, extent)? {
+                true => Ok(all_data(extent)),
+                false => find(&file, extent, unit),
+            };
+            let outcome = self.executor.run(look).await;
             let found = outcome.map_err(|error| self.failed(error, "looking for holes in", extent))?;
             if found.data_run.is_some() {
                 *self.data_run.lock() = found.data_run;
@@ -53,6 +62,17 @@ impl FileBackend {
             Ok(found.pieces)
         })
     }
+}
+
+/// Whether the file, which holds all of `extent`, has as many blocks as bytes.
+fn is_allocated(file: &File, extent: Extent) -> io::Result<bool> {
+    let metadata = file.metadata()?;
+    Ok(metadata.blocks() * 512 >= metadata.len() && extent.end().0 <= metadata.len())
+}
+
+/// Not remembered as a run of data: holes may be punched without our knowing.
+fn all_data(extent: Extent) -> Found {
+    Found { pieces: vec![ExtentStatus { extent, state: ExtentState::Data }], data_run: None }
 }
 
 /// The first byte of data at or after `offset`, or `None` if none follows.
