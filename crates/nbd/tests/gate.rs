@@ -46,20 +46,53 @@ async fn a_new_connection_waits_for_the_requests_of_a_dead_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn living_connections_do_not_block_each_other() {
+async fn a_living_connection_blocks_others_only_until_what_it_had_begun_before_is_done() {
     let (recorder, exports) = held();
     let (mut first, _server) = enter(&exports).await;
-    first.send(Command::Trim, 0, 0, 512).await;
-    sleep(Duration::from_secs(1)).await;
     for _ in 0..4 {
+        first.send(Command::Trim, 0, 0, 512).await;
+        sleep(Duration::from_secs(1)).await;
         let (mut other, server) = enter(&exports).await;
-        let flushed = timeout(Duration::from_secs(1), other.ask(Command::Flush, 0, 0, 0)).await;
+        let mut flush = Box::pin(other.ask(Command::Flush, 0, 0, 0));
+        let early = timeout(Duration::from_secs(60), &mut flush).await;
+        assert!(early.is_err(), "entered beside a request whose client may be gone");
+        // What comes later is not waited for.
+        first.send(Command::Trim, 0, 4096, 512).await;
+        sleep(Duration::from_secs(1)).await;
+        recorder.release(1);
+        let flushed = timeout(Duration::from_secs(1), &mut flush).await;
         assert_eq!(flushed.expect("a living connection blocked another"), None);
+        drop(flush);
         other.leave().await;
         server.await.expect("no panic");
+        recorder.release(1);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(recorder.in_flight.load(std::sync::atomic::Ordering::SeqCst), 0);
     }
-    recorder.release(1);
-    assert_eq!(first.answer(0).await.error, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_connection_has_received_and_not_begun_is_waited_for() {
+    let (recorder, exports) = held();
+    let (mut first, _server) = enter(&exports).await;
+    first.send(Command::Write, 0, 0, 1).await;
+    first.say(&[1]).await;
+    sleep(Duration::from_secs(1)).await;
+    let (mut second, _server) = enter(&exports).await;
+    // It is not admitted, so its request is received and not begun; and then a third one comes.
+    second.send(Command::Write, 0, 0, 1).await;
+    second.say(&[2]).await;
+    sleep(Duration::from_secs(1)).await;
+    let (mut third, _server) = enter(&exports).await;
+    third.send(Command::Write, 0, 0, 1).await;
+    third.say(&[3]).await;
+    for _ in 0..3 {
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(recorder.in_flight.load(std::sync::atomic::Ordering::SeqCst), 1, "two were let in at once");
+        recorder.release(1);
+    }
+    assert_eq!(third.answer(0).await.error, None);
+    assert_eq!(recorder.take_log(), ["0+1 data 1", "0+1 data 2", "0+1 data 3"]);
 }
 
 #[tokio::test(start_paused = true)]

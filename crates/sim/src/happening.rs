@@ -15,6 +15,12 @@ pub enum Happening {
     PowerLoss,
     /// The guest's connection is cut and comes back.
     Reconnect,
+    /// The guest's connection is lost for the guest, and not for the server. (Over NBD, as the next two.)
+    HalfOpen,
+    /// The guest does not read its answers for a while.
+    SlowReader,
+    /// Nothing moves between guest and server for a while.
+    LinkDown,
     /// The target is gone for a while.
     TargetLost,
     /// A byte of the target changes.
@@ -38,6 +44,9 @@ impl Happening {
             Self::CrashAgain => "crash-again",
             Self::PowerLoss => "power-loss",
             Self::Reconnect => "reconnect",
+            Self::HalfOpen => "half-open",
+            Self::SlowReader => "slow-reader",
+            Self::LinkDown => "link-down",
             Self::TargetLost => "target-lost",
             Self::Corruption => "corruption",
             Self::StoreFull => "store-full",

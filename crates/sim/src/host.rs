@@ -14,9 +14,10 @@ mod setup;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{BufferPool, Device, Result, Slot};
+use block::{BufferPool, Bytes, Device, Result, Slot};
 use filters::MeterState;
 use migrate::{Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
+use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -32,6 +33,9 @@ use crate::record::{Document, Job, Record, StallMeter};
 use crate::world::{Invariant, World};
 
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
+
+/// Where the payloads of NBD connections live.
+const EXPORT_POOL: Bytes = Bytes::mib(64);
 
 /// A host with one volume. Clones are the same host.
 #[derive(Clone)]
@@ -129,13 +133,14 @@ impl Host {
             process.kill().await;
         }
         // Futures of a dead process that hold the slot or a device are gone; only the port may still have a lane.
-        let _ = self.shared.port.cut();
+        self.shared.port.hang_up();
     }
 
     /// Takes the power away from everything, the guest included.
     pub async fn lose_power(&self) {
         self.crash().await;
         self.shared.guest.lose_power().await;
+        self.shared.port.lose_power().await;
         let Shared { journal, map, sides, boots, .. } = &*self.shared;
         [journal, map, &sides[0], &sides[1]].into_iter().for_each(Disk::lose_power);
         if !self.shared.setup.mistakes.trusts_old_maps {
@@ -146,8 +151,9 @@ impl Host {
     /// Cuts the guest's connection and lets it come back.
     pub async fn reconnect(&self) {
         let Some((slot, meter)) = self.shared.now.lock().serving.clone() else { return };
-        let Some(leftover) = self.shared.port.cut() else { return };
         self.shared.world.fault("reconnect", format_args!("the guest's connection is cut"));
+        // A guest that speaks NBD connects again by itself.
+        let Some(leftover) = self.shared.port.cut() else { return };
         if !self.shared.setup.mistakes.no_barrier {
             leftover.finished().await;
         }
@@ -247,8 +253,15 @@ impl Host {
 
     fn plug(&self, process: &Process, slot: &Slot, meter: &MeterState) {
         let debt = self.shared.now.lock().debt.clone();
-        let metered = Device::new("meter", meter.metered(slot.lane()));
-        self.shared.port.plug(process, debt.connection(metered));
+        let (lanes, meters) = (slot.clone(), meter.clone());
+        let open = move || debt.connection(Device::new("meter", meters.metered(lanes.lane())));
+        match self.shared.port.is_wire() {
+            true => {
+                let pool = BufferPool::new(EXPORT_POOL);
+                self.shared.port.offer(process, Arc::new(Export::new("volume", pool, open)));
+            }
+            false => self.shared.port.plug(process, open()),
+        }
         self.shared.now.lock().serving = Some((slot.clone(), meter.clone()));
     }
 

@@ -24,7 +24,10 @@
 //! | crash | the process | up to 6 times, at any moment, in a chosen phase, or at a chosen await | every task ends at its await; requests under way land wholly, in part, late (up to 56 ms) or never | everything that was answered |
 //! | crash in recovery | the process | up to 9 times | killed again up to 0.8 ms after it was started | the same |
 //! | power loss | the host | up to 3 times | the same, and every sector (512 bytes) that was not flushed holds any of its versions | everything that was flushed |
-//! | reconnect | the guest's connection | up to 5 times | requests under way are asked again on a new one, in any order | all |
+//! | reconnect | the guest's connection | up to 8 times | it is cut; requests under way are asked again on a new one, in any order | all |
+//! | half open | a guest's connection over NBD | up to 5 times | what the guest's side sends vanishes, its end included; the guest notices within 20 ms and connects anew, the server is never told | the same |
+//! | slow reader | a guest over NBD | up to 4 times | it does not read for up to 10 ms | the same |
+//! | link down | between a guest over NBD and the server | up to 3 times | nothing moves for up to 10 ms | the same |
 //!
 //! A flush that fails in a process that dies before it can say so is known to nobody: what it covered is excused, and no
 //! file system of a real machine does better. One that fails while the guest's connection is cut is told to the next.
@@ -76,6 +79,7 @@ pub mod shrink;
 mod stage;
 pub mod story;
 pub mod trace;
+pub mod wire;
 pub mod words;
 pub mod workload;
 pub mod world;

@@ -18,6 +18,7 @@
 //! | [`LinkFaults::reorder`] | segments of different connections overtake each other; within one they never do |
 //! | [`LinkFaults::corrupt`] | a bit of a segment changes, as behind a checksum of 16 bits |
 //! | [`Link::set_rate`] | it becomes slower or faster |
+//! | [`Link::set_reading`] | one side does not read: what is sent to it fills the window, and then its sender waits |
 //!
 //! Figures for real links: 1 Gbit/s Ethernet carries 117 MB/s of TCP payload and 10 Gbit/s 1,170 (1500-byte frames, 94 %);
 //! within a rack a way takes 50 us, within a city 1 ms, across a continent 30 ms (all assumed).
@@ -141,6 +142,14 @@ impl Link {
     pub fn silence(&self, side: Side) {
         self.shared.world.fault("half-open", format_args!("{}: the {side:?} is not heard", self.shared.name));
         self.shared.state.lock().silence(side);
+    }
+
+    /// Whether `side` of all connections reads what has arrived.
+    pub fn set_reading(&self, side: Side, reads: bool) {
+        if !reads {
+            self.shared.world.fault("slow-reader", format_args!("{}: the {side:?}", self.shared.name));
+        }
+        self.shared.state.lock().set_reading(side, reads);
     }
 
     /// How many bytes have arrived from clients and from servers.

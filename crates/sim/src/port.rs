@@ -1,21 +1,32 @@
 //! The joint between a guest and the process that serves its disk: connections come and go, requests stay.
 //!
-//! A request whose connection has gone without an answer is asked again on the next one, as QEMU does after a
-//! reconnect, in any order.
+//! There are two ways: calls of the process's own device, which cost the least, or NBD over a [`Wire`], as guests have
+//! it. A request whose connection has gone without an answer is asked again on the next one, as QEMU does after a
+//! reconnect, in any order. Who keeps what is left of the old connection from undoing that is the host in the first case
+//! ([`Leftover`]), and the NBD server in the second.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use block::{Device, IoFuture, Result};
+use block::{Device, ErrorKind, IoFuture, Result};
 use futures::future::{Either, select};
+use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::dice::Dice;
+use crate::link::{Link, Side};
 use crate::process::Process;
+use crate::wire::{Wire, WireFigures};
 use crate::world::World;
+
+/// A half-open connection is noticed by the guest within this.
+const KEEPALIVE_MAX: Duration = Duration::from_millis(20);
+
+/// A guest's network is in trouble for so long at once.
+const TROUBLE_MAX: Duration = Duration::from_millis(10);
 
 /// Where a guest's disk is plugged in. Clones are the same port.
 #[derive(Clone)]
@@ -28,15 +39,42 @@ struct Shared {
     dice: Dice,
     plugged: Mutex<Option<Connection>>,
     changed: Notify,
+    wire: Option<Wire>,
 }
 
 /// One connection of the guest to a process.
 #[derive(Clone)]
 struct Connection {
-    process: Process,
+    /// Whose device it is, if requests are calls.
+    process: Option<Process>,
     device: Device,
-    cut: Arc<Notify>,
+    loss: Arc<Loss>,
     requests: Arc<Requests>,
+}
+
+/// Whether a connection has gone. (A watch channel would wake its receivers in an order that no seed repeats.)
+#[derive(Default)]
+struct Loss {
+    is_lost: AtomicBool,
+    told: Notify,
+}
+
+impl Loss {
+    fn lose(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+        self.told.notify_waiters();
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    async fn lost(&self) {
+        let told = self.told.notified();
+        if !self.is_lost() {
+            told.await;
+        }
+    }
 }
 
 #[derive(Default)]
@@ -55,39 +93,174 @@ impl Drop for Working {
     }
 }
 
+impl Connection {
+    fn new(process: Option<&Process>, device: Device) -> Self {
+        Self { process: process.cloned(), device, loss: Arc::default(), requests: Arc::default() }
+    }
+
+    /// Carries out `work`, a request to its device; `None` if the connection goes first.
+    async fn carry_out<T: Send + 'static>(&self, work: IoFuture<'static, T>) -> Option<Result<T>> {
+        let lost = pin!(self.loss.lost());
+        let Some(process) = &self.process else {
+            return match select(work, lost).await {
+                Either::Left((Err(error), _)) if error.kind() == ErrorKind::Disconnected => {
+                    self.loss.lose();
+                    None
+                }
+                Either::Left((answer, _)) => Some(answer),
+                Either::Right(_) => None,
+            };
+        };
+        self.requests.in_flight.fetch_add(1, Ordering::Relaxed);
+        let working = Working(Arc::clone(&self.requests));
+        let answer = process.run(async move {
+            let outcome = work.await;
+            drop(working);
+            outcome
+        });
+        match select(answer, lost).await {
+            Either::Left((answer, _)) => answer.ok(),
+            Either::Right(_) => None,
+        }
+    }
+}
+
 impl Port {
-    /// A port with nothing plugged in.
+    /// A port with nothing plugged in, at which requests are calls.
     #[must_use]
     pub fn new(world: &World) -> Self {
+        Self::with(world, None)
+    }
+
+    /// A port with nothing plugged in, whose guest speaks NBD.
+    #[must_use]
+    pub fn over_wire(world: &World, figures: WireFigures) -> Self {
+        let port = Self::with(world, Some(Wire::new(world, figures)));
+        let kept = port.clone();
+        world.spawn(async move { kept.stay_connected().await });
+        port
+    }
+
+    fn with(world: &World, wire: Option<Wire>) -> Self {
         let shared = Shared {
             world: world.clone(),
             dice: world.dice("port"),
             plugged: Mutex::default(),
             changed: Notify::new(),
+            wire,
         };
         Self { shared: Arc::new(shared) }
     }
 
+    /// Whether its guest speaks NBD.
+    #[must_use]
+    pub fn is_wire(&self) -> bool {
+        self.shared.wire.is_some()
+    }
+
     /// Plugs in `device`, which `process` serves.
     pub fn plug(&self, process: &Process, device: Device) {
-        self.shared.world.event(format_args!("the guest is connected to {}", device.name()));
-        let connection = Connection { process: process.clone(), device, cut: Arc::default(), requests: Arc::default() };
+        self.connected(Connection::new(Some(process), device));
+    }
+
+    /// Offers `export`, which `process` serves, to a guest that speaks NBD.
+    pub fn offer(&self, process: &Process, export: Arc<Export>) {
+        if let Some(wire) = &self.shared.wire {
+            wire.offer(process, export);
+        }
+    }
+
+    fn connected(&self, connection: Connection) {
+        self.shared.world.event(format_args!("the guest is connected to {}", connection.device.name()));
         *self.shared.plugged.lock() = Some(connection);
         self.shared.changed.notify_waiters();
     }
 
-    /// Cuts the connection. Gives what the server still works on, to be waited for before the next one is let in.
+    /// What QEMU does: whenever the connection is lost, it makes another.
+    async fn stay_connected(&self) {
+        let Some(wire) = &self.shared.wire else { return };
+        loop {
+            let connection = Connection::new(None, wire.connect().await);
+            let loss = Arc::clone(&connection.loss);
+            self.connected(connection);
+            loss.lost().await;
+            *self.shared.plugged.lock() = None;
+            self.shared.world.event(format_args!("the guest has lost its connection"));
+            wire.rest(&self.shared.dice).await;
+        }
+    }
+
+    /// Cuts the connection. Gives what the server still works on where that is for the host to wait for before the next
+    /// one is let in.
     pub fn cut(&self) -> Option<Leftover> {
+        if let Some(wire) = &self.shared.wire {
+            wire.link().cut();
+            return None;
+        }
         let connection = self.shared.plugged.lock().take()?;
-        connection.cut.notify_waiters();
+        connection.loss.lose();
         Some(Leftover { requests: connection.requests })
+    }
+
+    /// The process that it is connected to has died.
+    pub fn hang_up(&self) {
+        // The end of a process ends its sockets, and the guest reads what they still hold.
+        if !self.is_wire() {
+            drop(self.cut());
+        }
+    }
+
+    /// The guest's host has lost its power.
+    pub async fn lose_power(&self) {
+        let Some(wire) = &self.shared.wire else { return };
+        wire.lose_power().await;
+        if let Some(connection) = self.shared.plugged.lock().take() {
+            connection.loss.lose();
+        }
+    }
+
+    /// The connection stays open for the server and is lost for the guest, which notices after a while.
+    pub fn half_open(&self) {
+        let Some(wire) = &self.shared.wire else { return };
+        wire.half_open();
+        let connection = self.shared.plugged.lock().clone();
+        let (world, span) = (self.shared.world.clone(), self.shared.dice.up_to(KEEPALIVE_MAX));
+        self.shared.world.spawn(async move {
+            world.sleep(span).await;
+            if let Some(connection) = connection {
+                connection.loss.lose();
+            }
+        });
+    }
+
+    /// The guest does not read its answers for a while.
+    pub fn stop_reading(&self) {
+        self.trouble(|link, begins| link.set_reading(Side::Client, !begins));
+    }
+
+    /// Nothing moves on the guest's link for a while.
+    pub fn interrupt(&self) {
+        self.trouble(|link, begins| link.set_up(!begins));
+    }
+
+    fn trouble(&self, change: impl Fn(&Link, bool) + Send + 'static) {
+        let Some(wire) = &self.shared.wire else { return };
+        let (link, world, span) = (wire.link().clone(), self.shared.world.clone(), self.shared.dice.up_to(TROUBLE_MAX));
+        change(&link, true);
+        self.shared.world.spawn(async move {
+            world.sleep(span).await;
+            change(&link, false);
+        });
     }
 
     async fn connection(&self) -> Connection {
         loop {
             let changed = self.shared.changed.notified();
             let plugged = self.shared.plugged.lock().clone();
-            if let Some(connection) = plugged.filter(|connection| !connection.process.is_dead()) {
+            let is_there = |connection: &Connection| {
+                !connection.loss.is_lost() && connection.process.as_ref().is_none_or(|process| !process.is_dead())
+            };
+            if let Some(connection) = plugged.filter(is_there) {
                 return connection;
             }
             changed.await;
@@ -98,16 +271,7 @@ impl Port {
     pub async fn request<T: Send + 'static>(&self, ask: impl Fn(Device) -> IoFuture<'static, T>) -> Result<T> {
         loop {
             let connection = self.connection().await;
-            let cut = connection.cut.notified();
-            connection.requests.in_flight.fetch_add(1, Ordering::Relaxed);
-            let working = Working(Arc::clone(&connection.requests));
-            let work = ask(connection.device.clone());
-            let answer = connection.process.run(async move {
-                let outcome = work.await;
-                drop(working);
-                outcome
-            });
-            if let Either::Left((Ok(answer), _)) = select(answer, pin!(cut)).await {
+            if let Some(answer) = connection.carry_out(ask(connection.device.clone())).await {
                 return answer;
             }
             // The connection has gone. Those that were cut off ask again in no particular order.

@@ -37,6 +37,8 @@ struct SimEnv {
     dead: Arc<AtomicBool>,
     tasks_max: usize,
     tasks: Arc<Mutex<Tasks>>,
+    /// The world's fuse kills it, too.
+    is_fused: bool,
 }
 
 /// A task of a process: it counts its polls, does nothing once the process is dead, and tells of a panic.
@@ -44,6 +46,7 @@ struct Guarded {
     task: Task,
     world: World,
     dead: Arc<AtomicBool>,
+    is_fused: bool,
 }
 
 impl Future for Guarded {
@@ -53,7 +56,7 @@ impl Future for Guarded {
         if self.dead.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        if !self.world.fuse().burn() {
+        if self.is_fused && !self.world.fuse().burn() {
             // Whoever waits for the fuse kills the process; until then nothing of it runs.
             self.dead.store(true, Ordering::Relaxed);
             return Poll::Pending;
@@ -77,9 +80,19 @@ impl Process {
     /// Starts life number `life` of the process.
     #[must_use]
     pub fn start(world: &World, life: u32) -> Self {
-        let dice = world.dice(&format!("process {life}"));
+        Self::named(world, &format!("process {life}"), true)
+    }
+
+    /// Starts life number `life` of another program, `name`, whose polls burn no fuse.
+    #[must_use]
+    pub fn bystander(world: &World, name: &str, life: u32) -> Self {
+        Self::named(world, &format!("{name} {life}"), false)
+    }
+
+    fn named(world: &World, name: &str, is_fused: bool) -> Self {
+        let dice = world.dice(name);
         let (world, dead, tasks) = (world.clone(), Arc::default(), Arc::default());
-        Self { env: Arc::new(SimEnv { world, dice, dead, tasks_max: TASKS_MAX, tasks }) }
+        Self { env: Arc::new(SimEnv { world, dice, dead, tasks_max: TASKS_MAX, tasks, is_fused }) }
     }
 
     /// States how many tasks it may have at once; more of them are a violation.
@@ -151,7 +164,8 @@ impl Env for SimEnv {
             self.world.violate(Invariant::Bounded, what);
         }
         let list = Arc::clone(&self.tasks);
-        let guarded = Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead) };
+        let guarded =
+            Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead), is_fused: self.is_fused };
         let guarded = async move {
             guarded.await;
             list.lock().running.remove(&number);

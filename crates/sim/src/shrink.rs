@@ -68,6 +68,7 @@ fn names(story: &Story) -> Vec<String> {
         names.extend(faults.each().iter().map(|(name, _)| format!("{place}.{name}")));
     }
     let others = [
+        "wire",
         "space",
         "requests",
         "size",
@@ -133,6 +134,7 @@ impl Story {
         }
         let (load, options) = (&mut self.load, &mut self.setup.options);
         match name {
+            "wire" => self.wire.take().is_some(),
             "space" => self.space.take().is_some(),
             "requests" => halve(&mut load.requests, 1),
             "outstanding" => halve(&mut load.outstanding, 1),
@@ -204,6 +206,7 @@ impl Story {
                 self.span
             ),
         ];
+        lines.extend(self.wire.map(|figures| format!("the guest speaks NBD: {figures:?}")));
         for (place, faults) in ["source", "target", "store"].iter().zip(fault_sets(self)) {
             if faults != crate::disk::Faults::default() {
                 lines.push(format!("{place}: {}", faults.describe()));

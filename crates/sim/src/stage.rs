@@ -42,6 +42,7 @@ pub(crate) struct Cast<'a> {
     story: &'a Story,
     world: World,
     dice: Dice,
+    port: Port,
     journal: Disk,
     map: Disk,
     sides: [Disk; 2],
@@ -78,7 +79,10 @@ impl<'a> Cast<'a> {
             }
         }
         let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
-        let port = Port::new(world);
+        let port = match story.wire {
+            Some(figures) => Port::over_wire(world, figures),
+            None => Port::new(world),
+        };
         let guest = Guest::new(world, &port, story.load, ledger);
         let sides = [source, target];
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
@@ -86,7 +90,7 @@ impl<'a> Cast<'a> {
         let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
         let host = Host::new(world, setup, &port, &guest, disks);
         let (outage, deaths) = (tokio::sync::Mutex::default(), Cell::new(0));
-        Self { story, world: world.clone(), dice, journal, map, sides, guest, host, outage, deaths }
+        Self { story, world: world.clone(), dice, port, journal, map, sides, guest, host, outage, deaths }
     }
 
     /// How often the process was killed at a chosen poll.
@@ -244,6 +248,9 @@ impl<'a> Cast<'a> {
                 let _outage = self.outage.lock().await;
                 self.host.reconnect().await;
             }
+            Happening::HalfOpen => self.port.half_open(),
+            Happening::SlowReader => self.port.stop_reading(),
+            Happening::LinkDown => self.port.interrupt(),
             Happening::TargetLost => self.lose_target(),
             Happening::Corruption => {
                 let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);

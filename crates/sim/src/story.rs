@@ -18,6 +18,7 @@ use crate::host::{Mistakes, Setup, Status};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
 use crate::stage::Cast;
+use crate::wire::WireFigures;
 use crate::words::Word;
 use crate::world::{Violation, World};
 
@@ -41,6 +42,8 @@ pub struct Story {
     pub(crate) downtime: Duration,
     pub(crate) moves: u32,
     pub(crate) expected: Expected,
+    /// How the guest reaches its disk over NBD; otherwise its requests are calls.
+    pub(crate) wire: Option<WireFigures>,
 }
 
 /// What a story expects beyond what must always hold.
@@ -117,6 +120,7 @@ impl Story {
             downtime: Duration::from_millis(20),
             moves: 1,
             expected: Expected::default(),
+            wire: None,
         }
     }
 
@@ -268,6 +272,13 @@ impl Story {
     #[must_use]
     pub const fn expecting(mut self, expected: Expected) -> Self {
         self.expected = expected;
+        self
+    }
+
+    /// The guest reaches its disk over NBD.
+    #[must_use]
+    pub const fn wire(mut self, figures: WireFigures) -> Self {
+        self.wire = Some(figures);
         self
     }
 

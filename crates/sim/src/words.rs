@@ -20,6 +20,7 @@ use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::happening::{Event, Happening, When};
 use crate::story::{Expected, Story};
+use crate::wire::WireFigures;
 
 /// Something that can be said of a story.
 pub trait Word {
@@ -55,6 +56,18 @@ pub const fn store() -> DiskWord {
 #[must_use]
 pub const fn process() -> EventWord {
     EventWord(Vec::new())
+}
+
+/// What becomes of the guest's connection.
+#[must_use]
+pub const fn connection() -> EventWord {
+    EventWord(Vec::new())
+}
+
+/// The guest reaches its disk over NBD.
+#[must_use]
+pub const fn nbd() -> WireWord {
+    WireWord(WireFigures::LOCAL)
 }
 
 /// What the operator does.
@@ -240,7 +253,7 @@ impl Word for DiskWord {
     }
 }
 
-/// See [`process`] and [`operator`].
+/// See [`process`], [`operator`] and [`connection`].
 #[derive(Clone, Default)]
 pub struct EventWord(Vec<Event>);
 
@@ -274,6 +287,24 @@ impl EventWord {
         self.add(Happening::PowerLoss, When::In(phase))
     }
 
+    /// The connection is cut once the move is in `phase`.
+    #[must_use]
+    pub fn cut_in(self, phase: Phase) -> Self {
+        self.add(Happening::Reconnect, When::In(phase))
+    }
+
+    /// The connection becomes half open once the move is in `phase`.
+    #[must_use]
+    pub fn half_open_in(self, phase: Phase) -> Self {
+        self.add(Happening::HalfOpen, When::In(phase))
+    }
+
+    /// The guest does not read for a while once the move is in `phase`.
+    #[must_use]
+    pub fn unread_in(self, phase: Phase) -> Self {
+        self.add(Happening::SlowReader, When::In(phase))
+    }
+
     /// The move is cancelled once it is in `phase`.
     #[must_use]
     pub fn cancels_in(self, phase: Phase) -> Self {
@@ -290,6 +321,39 @@ impl EventWord {
 impl Word for EventWord {
     fn tell(self, story: &mut Story) {
         story.events.extend(self.0);
+    }
+}
+
+/// See [`nbd`].
+#[derive(Clone, Copy)]
+pub struct WireWord(WireFigures);
+
+impl WireWord {
+    /// So many bytes of a connection are between writer and reader at most.
+    #[must_use]
+    pub const fn window(mut self, bytes: usize) -> Self {
+        self.0.link.window = bytes;
+        self
+    }
+
+    /// One way takes so long.
+    #[must_use]
+    pub const fn latency(mut self, latency: Duration) -> Self {
+        self.0.link.latency = latency;
+        self
+    }
+
+    /// The server takes so many requests of a connection at once.
+    #[must_use]
+    pub const fn at_once(mut self, requests: usize) -> Self {
+        self.0.requests_max = requests;
+        self
+    }
+}
+
+impl Word for WireWord {
+    fn tell(self, story: &mut Story) {
+        story.wire = Some(self.0);
     }
 }
 

@@ -108,9 +108,10 @@ impl Pending {
     fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        let waiting = std::mem::take(&mut state.waiting);
+        let mut waiting: Vec<_> = std::mem::take(&mut state.waiting).into_iter().collect();
         drop(state);
-        // Dropping the senders tells the waiters.
+        // Dropping the senders tells the waiters, in the order in which they asked.
+        waiting.sort_unstable_by_key(|(cookie, _)| *cookie);
         drop(waiting);
     }
 

@@ -80,6 +80,7 @@ where
         member: Some(member),
         admission: Some(Box::pin(admission)),
         proof: Proof::NotOwed,
+        turn: 0,
         end: None,
         is_deaf: false,
         counts: Counts::default(),
@@ -135,8 +136,10 @@ enum Proof {
     NotOwed,
     /// The runtime gets its time.
     Delayed(u64, Task),
-    /// The next read that finds the socket empty, but not at its end, is the proof.
+    /// The next read that finds the socket empty, but not at its end, is one half of the proof.
     Due(u64),
+    /// So many requests that were in flight then are the other.
+    Draining(u64, usize),
 }
 
 #[derive(Default)]
@@ -162,6 +165,8 @@ struct Engine<'a, S, B, F> {
     /// No request is started before this is done.
     admission: Option<BoxFuture<'a, ()>>,
     proof: Proof,
+    /// Grows when a proof begins to wait for requests: it does not wait for those that are begun afterwards.
+    turn: u32,
     /// Nothing is received any more.
     end: Option<End>,
     /// Nobody receives what is sent.
@@ -221,15 +226,41 @@ where
         {
             self.proof = Proof::Due(*question);
         }
+        if let Proof::Draining(question, 0) = self.proof {
+            self.proof = Proof::NotOwed;
+            self.member.as_ref().inspect(|member| member.prove(question));
+            // Another question may have come meanwhile.
+            self.poll_proof(task);
+        }
+    }
+
+    /// Whether all that was received has been begun, or cannot be without more bytes.
+    fn awaits_bytes(&self) -> bool {
+        let received = self.inbox.filled();
+        match &self.inbound {
+            Inbound::Request => received.first_chunk::<REQUEST_BYTES>().is_none_or(|header| {
+                Request::parse(header).is_ok_and(|request| {
+                    request.command == Command::Write && received.len() < REQUEST_BYTES + request.length as usize
+                })
+            }),
+            Inbound::Buffer(..) => false,
+            Inbound::Payload(_, buffer, filled) => received.len() < buffer.len() - filled,
+            Inbound::Skip(_) => received.is_empty(),
+        }
     }
 
     /// Collects the replies of requests that were not done at once.
     fn poll_in_flight(&mut self, task: &mut TaskContext<'_>) -> bool {
         let mut has_moved = false;
         while !self.in_flight.is_empty()
-            && let Poll::Ready(Some((reply, seat, cost))) = Pin::new(&mut self.in_flight).poll_next(task)
+            && let Poll::Ready(Some((reply, seat, cost, turn))) = Pin::new(&mut self.in_flight).poll_next(task)
         {
             self.idle.push(seat);
+            if let Proof::Draining(_, left) = &mut self.proof
+                && turn != self.turn
+            {
+                *left -= 1;
+            }
             self.finish(reply, cost);
             has_moved = true;
         }
@@ -374,7 +405,7 @@ where
                 self.idle.push(seat);
                 self.finish(reply, cost);
             }
-            Poll::Pending => self.in_flight.push(Running::new(seat, cost)),
+            Poll::Pending => self.in_flight.push(Running::new(seat, cost, self.turn)),
         }
     }
 
@@ -434,9 +465,11 @@ where
             }
             Poll::Pending => {
                 let Proof::Due(question) = self.proof else { return false };
-                self.proof = Proof::NotOwed;
-                self.member.as_ref().inspect(|member| member.prove(question));
-                // Another question may have come meanwhile: look again.
+                if !self.awaits_bytes() {
+                    return false;
+                }
+                self.proof = Proof::Draining(question, self.in_flight.len());
+                self.turn = self.turn.wrapping_add(1);
                 true
             }
         }

@@ -3,8 +3,10 @@
 //! A client that loses its connection makes another and sends again what was not answered. A write of the dead
 //! connection that is carried out after that repetition, or after a later write, would undo acknowledged data. So a new
 //! connection waits until every earlier connection of the export has either *finished*, all its requests driven to their
-//! end, or *proved itself alive*: after the new one came, it read its socket and found neither bytes nor an end. A client
-//! that reconnects has closed its old socket before, so a connection that is alive is not the predecessor.
+//! end, or *proved itself alive*: after the new one came, it read its socket and found neither bytes nor an end, and what
+//! it had begun by then is finished. A client that reconnects has closed its old socket before, so over a unix socket the
+//! first half says that a connection is not the predecessor. Over TCP it does not: the end may have been lost on its way
+//! (the connection is half open), and then the second half keeps what the dead client has asked from landing later.
 //!
 //! ```text
 //!              join()                     every earlier member finished or proved itself

@@ -12,17 +12,19 @@ pub(super) type Seat<F> = Pin<Box<Option<F>>>;
 pub(super) struct Running<F> {
     seat: Option<Seat<F>>,
     cost: usize,
+    /// The engine's turn in which it was begun.
+    turn: u32,
 }
 
 impl<F> Running<F> {
-    /// The request whose future is in `seat`; `cost` is what it takes of the connection's allowance.
-    pub(super) const fn new(seat: Seat<F>, cost: usize) -> Self {
-        Self { seat: Some(seat), cost }
+    /// The request whose future is in `seat`, begun in `turn`; `cost` is what it takes of the connection's allowance.
+    pub(super) const fn new(seat: Seat<F>, cost: usize, turn: u32) -> Self {
+        Self { seat: Some(seat), cost, turn }
     }
 }
 
 impl<F: Future<Output = Reply>> Future for Running<F> {
-    type Output = (Reply, Seat<F>, usize);
+    type Output = (Reply, Seat<F>, usize, u32);
 
     fn poll(mut self: Pin<&mut Self>, task: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let seat = self.seat.as_mut().expect("a running request is not polled after it is done");
@@ -30,6 +32,6 @@ impl<F: Future<Output = Reply>> Future for Running<F> {
         let Poll::Ready(reply) = future.poll(task) else { return Poll::Pending };
         let mut seat = self.seat.take().expect("it was there a moment ago");
         seat.set(None);
-        Poll::Ready((reply, seat, self.cost))
+        Poll::Ready((reply, seat, self.cost, self.turn))
     }
 }

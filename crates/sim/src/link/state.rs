@@ -17,6 +17,8 @@ pub(super) struct State {
     pub(super) figures: LinkFigures,
     pub(super) faults: LinkFaults,
     pub(super) is_up: bool,
+    /// Whether clients, and servers, read what has arrived.
+    pub(super) reads: [bool; 2],
     pub(super) arrived: [u64; 2],
     /// Even ones are what clients send, odd ones what servers send.
     flows: Vec<Flow>,
@@ -97,6 +99,7 @@ impl State {
             figures,
             faults: LinkFaults::default(),
             is_up: true,
+            reads: [true; 2],
             arrived: [0; 2],
             flows: Vec::new(),
             ways: Default::default(),
@@ -140,12 +143,20 @@ impl State {
     }
 
     pub(super) fn read(&mut self, now: Moment, flow: usize, place: &mut [u8], waker: &Waker) -> Answer {
+        // What clients send servers read.
+        let is_reading = self.reads[1 - flow % 2];
         let state = &mut self.flows[flow];
+        if !is_reading && !state.is_reset {
+            state.reader = Some(waker.clone());
+            return Answer::Wait;
+        }
         if !state.received.is_empty() {
             let count = place.len().min(state.received.len());
-            for (to, from) in place.iter_mut().zip(state.received.drain(..count)) {
-                *to = from;
-            }
+            let (first, second) = state.received.as_slices();
+            let cut = count.min(first.len());
+            place[..cut].copy_from_slice(&first[..cut]);
+            place[cut..count].copy_from_slice(&second[..count - cut]);
+            state.received.drain(..count);
             self.count += 1;
             let at = now + self.figures.latency;
             self.arrivals.push(Reverse((at, self.count, Arrival::Room(flow, count))));
@@ -187,6 +198,14 @@ impl State {
             flow.received = VecDeque::new();
             flow.wake();
         }
+    }
+
+    /// Whether `side` of all connections reads.
+    pub(super) fn set_reading(&mut self, side: Side, reads: bool) {
+        let (way, place) = if side == Side::Client { (1, 0) } else { (0, 1) };
+        self.reads[place] = reads;
+        let readers = self.flows.iter_mut().skip(way).step_by(2).filter_map(|flow| flow.reader.take());
+        readers.for_each(Waker::wake);
     }
 
     pub(super) fn silence(&mut self, side: Side) {
