@@ -2,16 +2,19 @@
 //!
 //! - [`Meter`] counts what passes and how long it takes: what the guest feels.
 //! - [`Throttle`] holds a device to a rate.
+//! - [`Overlay`] keeps every change of a volume in a delta and leaves the base as it is: a snapshot.
 //! - [`Fault`] makes a device fail, hang or slow down as its rules say.
 
 mod fault;
 mod histogram;
 mod meter;
+mod overlay;
 mod throttle;
 mod token_bucket;
 
 pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;
 pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};
+pub use overlay::{Held, Overlay, OverlayHeader};
 pub use throttle::Throttle;
 pub use token_bucket::TokenBucket;

@@ -1,0 +1,522 @@
+//! A snapshot: a filter that keeps every change of a volume in a delta of its own and leaves the base as it is.
+//!
+//! ```text
+//!   read ──▶ map ── absent ──▶ base                write ──▶ delta, in the place that it has in the volume
+//!             ├──── data ────▶ delta                 │       (the first write to a part of a grain takes the rest of
+//!             └──── zero ────▶ zeroes                │        it along from the base)
+//!                                                    └────▶ map: data, before the write is answered
+//! ```
+//!
+//! The delta is any device, mostly a sparse file; a grain is where it is in the volume, so nothing is allocated and
+//! nothing moves. Zeroes and discards hide the base and give the delta's space back. `docs/overlay.md` draws the bytes
+//! and says why a crash or a power loss at any moment leaves what a disk would have left: each sector of the volume as
+//! some write since the last flush left it.
+//!
+//! Nothing is flushed that the guest did not ask for, but when the durable map is 16,384 sectors behind. Memory is two
+//! bits a grain and at most 64 MiB with what hangs on it, for the grain grows with the volume; while flushes are
+//! outstanding 8 MiB more.
+
+mod format;
+mod map;
+mod record;
+
+use std::ops::Range;
+
+use block::{
+    BlockDevice, Buffer, Bytes, ChunkIndex, Data, Device, Error, ErrorKind, Extent, ExtentState, ExtentStatus,
+    Geometry, IoFuture, Mutation, MutationKind, RangeLock, Result,
+};
+use parking_lot::RwLock;
+
+pub use format::OverlayHeader;
+use format::{BOOT_AT, Map};
+use map::GrainState;
+use record::Record;
+
+/// An answer to the question for extents has so many pieces at most.
+const PIECES_MAX: usize = 64;
+
+/// A volume that is a base and what was changed since.
+pub struct Overlay {
+    base: RwLock<Base>,
+    delta: Device,
+    header: OverlayHeader,
+    geometry: Geometry,
+    record: Record,
+    /// Held by whoever changes states, over whole grains.
+    grains: RangeLock,
+}
+
+/// What lies below.
+#[derive(Clone)]
+struct Base {
+    device: Device,
+    /// Whether what had been answered before the overlay came is durable.
+    is_flushed: bool,
+}
+
+/// What an overlay holds in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Bytes that are read from the overlay.
+    Data,
+    /// Zeroes, which are written down nowhere.
+    Zeroes,
+}
+
+impl Overlay {
+    /// Makes an empty overlay of `delta`, whatever that held before. Done means durable.
+    ///
+    /// # Errors
+    /// Invalid if the delta has not the size that [`OverlayHeader::delta_bytes`] says; otherwise what it says.
+    pub async fn create(delta: &Device, header: &OverlayHeader) -> Result<()> {
+        check_delta(delta, header)?;
+        // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
+        let first = Extent::new(Bytes::ZERO, header.map_at(Map::Durable));
+        delta.write(Mutation::zeroes(first, false).with_fua(true)).await?;
+        let maps = Extent::between(header.map_at(Map::Durable), header.overhead_bytes());
+        for piece in maps.split_at_multiples(4 << 20) {
+            delta.write(Mutation::zeroes(piece, false)).await?;
+        }
+        delta.flush().await?;
+        delta.write(Mutation::data(Bytes::ZERO, header.encode().freeze()).with_fua(true)).await
+    }
+
+    /// What the overlay on `delta` is.
+    ///
+    /// # Errors
+    /// Invalid if it is none, unsupported if it is of a later version, corrupt if it is damaged.
+    pub async fn inspect(delta: &Device) -> Result<OverlayHeader> {
+        if delta.size() < header_extent().length {
+            return Err(Error::new(ErrorKind::Invalid, format!("{} is no overlay: it is too small", delta.name())));
+        }
+        let page = delta.read(Bytes::ZERO, Buffer::unpooled(header_extent().length.as_usize())).await?;
+        let header = OverlayHeader::decode(&page, delta.name())?;
+        check_delta(delta, &header)?;
+        Ok(header)
+    }
+
+    /// Opens the overlay on `delta` over `base`, in the machine's boot `boot`: after a crash of the process within that
+    /// boot with all that was answered, after a power loss with all that was flushed and, sector by sector, any part of
+    /// the rest.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect), and invalid if it does not fit `base`.
+    pub async fn open(base: Device, delta: Device, boot: [u8; 16]) -> Result<Self> {
+        let header = Self::inspect(&delta).await?;
+        check_base(&base, &header)?;
+        let geometry = geometry_over(&base, &delta, &header)?;
+        let boot_record = header.encode_boot(boot);
+        let found = delta.read(BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
+        let is_same_boot = found[..] == boot_record[..];
+        let record = Record::open(delta.clone(), header, is_same_boot).await?;
+        if is_same_boot && !delta.geometry().read_only {
+            // An earlier process may have written the durable map without living to see it durable.
+            if let Err(error) = delta.flush().await {
+                record.fail(&error);
+            }
+        } else if !delta.geometry().read_only {
+            delta.write(Mutation::data(BOOT_AT, boot_record.freeze())).await?;
+        }
+        let base = RwLock::new(Base { device: base, is_flushed: false });
+        Ok(Self { base, delta, header, geometry, record, grains: RangeLock::new() })
+    }
+
+    /// What it is.
+    #[must_use]
+    pub const fn header(&self) -> &OverlayHeader {
+        &self.header
+    }
+
+    /// What it lies over now.
+    #[must_use]
+    pub fn base(&self) -> Device {
+        self.base.read().device.clone()
+    }
+
+    /// Lays it over another device, which holds the same bytes wherever the overlay holds none. Requests in flight end
+    /// where they began.
+    ///
+    /// # Errors
+    /// Invalid if the new base is of another size or takes less.
+    pub fn rebase(&self, device: Device) -> Result<()> {
+        check_base(&device, &self.header)?;
+        let (now, new) = (self.geometry, device.geometry());
+        if new.request_alignment > now.request_alignment || new.transfer_bytes_max < now.transfer_bytes_max {
+            let context = format!("{} does not take every request that {} takes", device.name(), self.base().name());
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        *self.base.write() = Base { device, is_flushed: false };
+        Ok(())
+    }
+
+    /// How much of the volume has its bytes in the delta.
+    #[must_use]
+    pub fn data_bytes(&self) -> Bytes {
+        self.bytes_in(GrainState::Data)
+    }
+
+    /// How much of the volume reads as zeroes because of the overlay.
+    #[must_use]
+    pub fn zero_bytes(&self) -> Bytes {
+        self.bytes_in(GrainState::Zero)
+    }
+
+    /// The first run at or after `from` that hides the base, of at most `most` bytes or one grain.
+    #[must_use]
+    pub fn next_held(&self, from: Bytes, most: Bytes) -> Option<(Extent, Held)> {
+        let grain = self.header.grain;
+        if from >= self.header.volume {
+            return None;
+        }
+        self.record.look(|map| {
+            let first = map.next_held(grain.index_of(from).0)?;
+            let limit = (first + (most.0 / grain.bytes()).max(1)).min(map.len());
+            let (run, state) = map.run_at(first, limit);
+            let held = if state == GrainState::Data { Held::Data } else { Held::Zeroes };
+            Some((self.extent_of(&run), held))
+        })
+    }
+
+    fn bytes_in(&self, state: GrainState) -> Bytes {
+        let grains = self.record.look(|map| map.count(state));
+        Bytes(grains * self.header.grain.bytes()).min(self.header.volume)
+    }
+
+    /// The bytes of the grains of `run`; the last grain of the volume may be short.
+    fn extent_of(&self, run: &Range<u64>) -> Extent {
+        let first = self.header.grain.extent_of(ChunkIndex(run.start), self.header.volume);
+        let last = self.header.grain.extent_of(ChunkIndex(run.end - 1), self.header.volume);
+        Extent::between(first.offset, last.end())
+    }
+
+    /// Where `offset` of the volume is in the delta.
+    fn place_of(&self, offset: Bytes) -> Bytes {
+        self.header.data_at() + offset
+    }
+
+    /// The grains that `extent` covers wholly.
+    fn whole_grains(&self, extent: Extent) -> Range<u64> {
+        let unit = self.header.grain.bytes();
+        let start = extent.offset.0.div_ceil(unit);
+        let is_end = extent.end() == self.header.volume;
+        let end = if is_end { self.header.grains() } else { extent.end().0 / unit };
+        start..end.max(start)
+    }
+
+    /// `extent` in runs of one state.
+    fn runs(&self, extent: Extent, most: usize) -> Vec<(Extent, GrainState)> {
+        let grains = self.header.grain.indices_of(extent);
+        let mut runs = Vec::new();
+        let mut next = grains.start;
+        self.record.look(|map| {
+            while next < grains.end && runs.len() < most {
+                let (run, state) = map.run_at(next, grains.end);
+                let part = self.extent_of(&run).intersection(extent).expect("the run touches the extent");
+                runs.push((part, state));
+                next = run.end;
+            }
+        });
+        runs
+    }
+
+    async fn read_run(&self, offset: Bytes, state: GrainState, mut buffer: Buffer) -> Result<Buffer> {
+        match state {
+            GrainState::Absent => self.base().read(offset, buffer).await,
+            GrainState::Data => self.delta.read(self.place_of(offset), buffer).await,
+            GrainState::Zero => {
+                buffer.fill(0);
+                Ok(buffer)
+            }
+        }
+    }
+
+    async fn read_runs(&self, extent: Extent, mut buffer: Buffer, runs: Vec<(Extent, GrainState)>) -> Result<Buffer> {
+        for (part, state) in runs {
+            let bytes = self.read_run(part.offset, state, Buffer::unpooled(part.length.as_usize())).await?;
+            let at = (part.offset - extent.offset).as_usize();
+            buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(buffer)
+    }
+
+    async fn write_data(&self, mutation: Mutation) -> Result<()> {
+        let extent = mutation.extent();
+        let run = self.header.grain.indices_of(extent);
+        if mutation.fua {
+            self.record.check()?;
+        }
+        if self.is_data(&run) {
+            return self.write_over(mutation, &run).await;
+        }
+        let guard = self.grains.exclusive(self.extent_of(&run)).await;
+        if self.is_data(&run) {
+            drop(guard);
+            return self.write_over(mutation, &run).await;
+        }
+        let mut direct = extent;
+        for grain in [run.start, run.end - 1] {
+            let whole = self.extent_of(&(grain..grain + 1));
+            let Some(part) = whole.intersection(direct) else { continue };
+            if part != whole && !self.is_data(&(grain..grain + 1)) {
+                self.write_part(whole, &mutation.slice(part)).await?;
+                direct = match part.offset == direct.offset {
+                    true => Extent::between(part.end(), direct.end()),
+                    false => Extent::between(direct.offset, part.offset),
+                };
+            }
+        }
+        if !direct.is_empty() {
+            self.write_delta(mutation.slice(direct).with_fua(false)).await?;
+        }
+        self.record.set(run, GrainState::Data).await?;
+        drop(guard);
+        if mutation.fua { self.record.flush().await } else { Ok(()) }
+    }
+
+    fn is_data(&self, run: &Range<u64>) -> bool {
+        self.record.look(|map| map.is_all(run, GrainState::Data))
+    }
+
+    /// Writes where the delta has all of it already.
+    async fn write_over(&self, mutation: Mutation, run: &Range<u64>) -> Result<()> {
+        let fua = mutation.fua;
+        let is_known = !fua || self.record.is_durable(run);
+        self.write_delta(mutation.with_fua(fua && is_known)).await?;
+        if is_known { Ok(()) } else { self.record.flush().await }
+    }
+
+    /// Writes a part of a grain that the delta does not have, and the rest of it as it reads now.
+    async fn write_part(&self, whole: Extent, part: &Mutation) -> Result<()> {
+        let state = self.record.look(|map| map.get(self.header.grain.index_of(whole.offset).0));
+        let mut buffer = self.read_run(whole.offset, state, Buffer::unpooled(whole.length.as_usize())).await?;
+        let at = (part.extent().offset - whole.offset).as_usize();
+        let place = &mut buffer[at..at + part.extent().length.as_usize()];
+        match part.kind() {
+            MutationKind::Data(data) => place.copy_from_slice(data),
+            MutationKind::Zeroes { .. } | MutationKind::Discard => place.fill(0),
+        }
+        self.write_delta(Mutation::data(whole.offset, buffer.freeze())).await
+    }
+
+    /// Writes to the delta what the volume is to have.
+    async fn write_delta(&self, mutation: Mutation) -> Result<()> {
+        let place = Extent::new(self.place_of(mutation.extent().offset), mutation.extent().length);
+        let moved = match mutation.kind() {
+            MutationKind::Data(data) => Mutation::data(place.offset, Data::clone(data)),
+            MutationKind::Zeroes { may_unmap } => Mutation::zeroes(place, *may_unmap),
+            MutationKind::Discard => Mutation::discard(place),
+        };
+        self.delta.write(moved.with_fua(mutation.fua)).await
+    }
+
+    /// Zeroes and discards: whole grains hide the base; of parts of grains zeroes are written and discards forgotten.
+    async fn clear(&self, mutation: Mutation) -> Result<()> {
+        let extent = mutation.extent();
+        if mutation.fua {
+            self.record.check()?;
+        }
+        let whole = self.whole_grains(extent);
+        let is_discard = matches!(mutation.kind(), MutationKind::Discard);
+        let inner = if whole.is_empty() { Extent::new(extent.offset, Bytes::ZERO) } else { self.extent_of(&whole) };
+        if !is_discard {
+            let (head, tail) = match whole.is_empty() {
+                // Both lie in one grain or in two neighbours.
+                true => {
+                    let border = extent.offset.align_up(self.header.grain.bytes()).min(extent.end());
+                    (Extent::between(extent.offset, border), Extent::between(border, extent.end()))
+                }
+                false => (Extent::between(extent.offset, inner.offset), Extent::between(inner.end(), extent.end())),
+            };
+            for part in [head, tail].into_iter().filter(|part| !part.is_empty()) {
+                self.clear_part(&mutation.slice(part).with_fua(false)).await?;
+            }
+        }
+        if !whole.is_empty() {
+            self.clear_whole(inner, whole).await?;
+        }
+        if mutation.fua { self.record.flush().await } else { Ok(()) }
+    }
+
+    async fn clear_part(&self, mutation: &Mutation) -> Result<()> {
+        let grain = self.header.grain.index_of(mutation.extent().offset).0;
+        let whole = self.extent_of(&(grain..grain + 1));
+        let _guard = self.grains.exclusive(whole).await;
+        match self.record.look(|map| map.get(grain)) {
+            GrainState::Zero => Ok(()),
+            GrainState::Data => self.write_delta(mutation.clone()).await,
+            GrainState::Absent => {
+                self.write_part(whole, mutation).await?;
+                self.record.set(grain..grain + 1, GrainState::Data).await
+            }
+        }
+    }
+
+    async fn clear_whole(&self, extent: Extent, run: Range<u64>) -> Result<()> {
+        let _guard = self.grains.exclusive(extent).await;
+        let (is_zero, has_data) = self.record.look(|map| {
+            let runs = map.run_at(run.start, run.end);
+            let has_data = !matches!(runs, (ref found, GrainState::Absent | GrainState::Zero) if *found == run);
+            (map.is_all(&run, GrainState::Zero), has_data)
+        });
+        if is_zero {
+            return Ok(());
+        }
+        self.record.set(run, GrainState::Zero).await?;
+        if has_data {
+            // Only the space is at stake: whoever writes here again writes whole grains. Zeroes and no discard, for
+            // until the next flush the durable map still points here, and nothing but old or zero may be found then.
+            let place = Extent::new(self.place_of(extent.offset), extent.length);
+            if let Err(error) = self.delta.write(Mutation::zeroes(place, true)).await {
+                tracing::debug!(delta = self.delta.name(), error = error.chain(), "space was not given back");
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes durable what the base was given before the overlay came, once.
+    async fn flush_base(&self) -> Result<()> {
+        let base = self.base.read().clone();
+        if base.is_flushed || base.device.geometry().read_only {
+            return Ok(());
+        }
+        if let Err(error) = base.device.flush().await {
+            self.record.fail(&error);
+            return Err(error);
+        }
+        let mut now = self.base.write();
+        now.is_flushed |= now.device.is_same(&base.device);
+        Ok(())
+    }
+
+    async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
+        let mut pieces = Vec::new();
+        for (part, state) in self.runs(extent, PIECES_MAX) {
+            let state = match state {
+                GrainState::Data => ExtentState::Data,
+                GrainState::Zero => ExtentState::Hole,
+                GrainState::Absent => {
+                    let below = self.base().extents(part).await?;
+                    pieces.extend(in_units(below, self.geometry.request_alignment.into(), self.header.volume));
+                    match pieces.last() {
+                        Some(last) if last.extent.end() >= part.end() => continue,
+                        _ => break,
+                    }
+                }
+            };
+            pieces.push(ExtentStatus { extent: part, state });
+        }
+        Ok(pieces)
+    }
+}
+
+impl BlockDevice for Overlay {
+    fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let extent = Extent::new(offset, buffer.len().into());
+        Box::pin(async move {
+            let run = self.header.grain.indices_of(extent);
+            let (first, state) = self.record.look(|map| map.run_at(run.start, run.end));
+            if first == run {
+                return self.read_run(offset, state, buffer).await;
+            }
+            self.read_runs(extent, buffer, self.runs(extent, usize::MAX)).await
+        })
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        match mutation.kind() {
+            MutationKind::Data(_) => Box::pin(self.write_data(mutation)),
+            MutationKind::Zeroes { .. } | MutationKind::Discard => Box::pin(self.clear(mutation)),
+        }
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.record.check()?;
+            self.flush_base().await?;
+            self.record.flush().await
+        })
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(self.describe(extent))
+    }
+}
+
+impl std::fmt::Debug for Overlay {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "Overlay({} over {})", self.delta.name(), self.base.read().device.name())
+    }
+}
+
+/// What the overlay takes: what both take.
+fn geometry_over(base: &Device, delta: &Device, header: &OverlayHeader) -> Result<Geometry> {
+    let (below, own) = (base.geometry(), delta.geometry());
+    let geometry = Geometry {
+        size: header.volume,
+        request_alignment: below.request_alignment.max(own.request_alignment),
+        preferred_bytes: below.preferred_bytes.max(own.preferred_bytes),
+        transfer_bytes_max: below.transfer_bytes_max.min(own.transfer_bytes_max),
+        read_only: own.read_only,
+    };
+    // Maps go in pieces of 1 MiB, and parts of grains take the rest along.
+    let least = header.grain.bytes().max(record::STEP_BYTES);
+    if u64::from(geometry.transfer_bytes_max) < least {
+        let context = format!("an overlay needs requests of {least} bytes; {} or its base takes none", delta.name());
+        return Err(Error::new(ErrorKind::Invalid, context));
+    }
+    Ok(geometry)
+}
+
+const fn header_extent() -> Extent {
+    Extent::new(Bytes::ZERO, BOOT_AT)
+}
+
+fn check_delta(delta: &Device, header: &OverlayHeader) -> Result<()> {
+    if delta.size() == header.delta_bytes() {
+        return Ok(());
+    }
+    let (is, should) = (delta.size().0, header.delta_bytes().0);
+    let context = format!("{} has {is} bytes; an overlay of {} bytes has {should}", delta.name(), header.volume.0);
+    Err(Error::new(ErrorKind::Invalid, context))
+}
+
+fn check_base(base: &Device, header: &OverlayHeader) -> Result<()> {
+    if base.size() == header.volume {
+        return Ok(());
+    }
+    let (is, should) = (base.size().0, header.volume.0);
+    let context = format!("the overlay is of a volume of {should} bytes, and {} has {is}", base.name());
+    Err(Error::new(ErrorKind::Invalid, context))
+}
+
+/// The pieces of a base that counts in smaller units than the overlay: each begins and ends with a unit, and what is
+/// zero only in part is data.
+fn in_units(pieces: Vec<ExtentStatus>, unit: u64, volume: Bytes) -> Vec<ExtentStatus> {
+    let mut aligned: Vec<ExtentStatus> = Vec::new();
+    let mut push = |extent: Extent, state: ExtentState| match aligned.last_mut() {
+        _ if extent.is_empty() => {}
+        Some(last) if last.state == state => last.extent.length += extent.length,
+        _ => aligned.push(ExtentStatus { extent, state }),
+    };
+    let mut next = pieces[0].extent.offset;
+    let end = pieces.last().map_or(next, |last| last.extent.end());
+    for piece in pieces.into_iter().filter(|piece| piece.state.reads_zero()) {
+        let end = if piece.extent.end() == volume { volume } else { piece.extent.end().align_down(unit) };
+        let start = piece.extent.offset.align_up(unit).max(next);
+        if start < end {
+            push(Extent::between(next, start), ExtentState::Data);
+            push(Extent::between(start, end), piece.state);
+            next = end;
+        }
+    }
+    push(Extent::between(next, end.align_up(unit).min(volume).max(next)), ExtentState::Data);
+    aligned
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,338 @@
+//! How changes of the map get to the delta: the running map before a write is answered, the durable one at flushes.
+//!
+//! ```text
+//!   the data is written ──▶ announced ──▶ running map written ──▶ applied, seen by reads ──▶ the write is answered
+//!                                                                     │
+//!   a flush begins: what is applied now ──▶ data flushed ──▶ durable map written ──▶ flushed ──▶ the flush is answered
+//! ```
+//!
+//! The durable map never speaks of data that no flush has covered, in whatever order the disk carries its cache out, and
+//! the running one is believed only in the boot that wrote it, where the caches are still those that were written to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use block::{Buffer, Bytes, Device, Error, ErrorKind, Mutation, Result};
+use parking_lot::Mutex;
+
+use super::format::{Map, OverlayHeader, SECTOR_BYTES};
+use super::map::{Body, GrainState, SECTOR_GRAINS, StateMap, fill, sectors_of, state_in};
+
+/// A map is read and written in pieces of this many sectors.
+const STEP_SECTORS: u64 = 2048;
+/// The same in bytes.
+pub(super) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
+/// With so many sectors of the durable map behind, the overlay flushes by itself: 8 MiB of memory at most.
+const BEHIND_MAX: usize = 16384;
+
+/// What is true of the grains now, and how the durable map differs.
+pub(super) struct Live {
+    pub(super) map: StateMap,
+    /// The sectors in which the durable map differs, and what stands there.
+    behind: BTreeMap<u64, Box<Body>>,
+    /// What the flush under way is going to write there.
+    coming: BTreeMap<u64, Box<Body>>,
+}
+
+/// A change of the map whose data is written.
+struct Change {
+    run: Range<u64>,
+    state: GrainState,
+    /// How it went, once somebody has written it.
+    outcome: Mutex<Option<Result<(), (ErrorKind, String)>>>,
+}
+
+/// The map of an overlay in memory and on the delta.
+pub(super) struct Record {
+    delta: Device,
+    header: OverlayHeader,
+    live: Mutex<Live>,
+    announced: Mutex<Vec<Arc<Change>>>,
+    /// Who writes the running map, one at a time; whoever waits is served by the same write.
+    turn: tokio::sync::Mutex<()>,
+    /// How many flushes have begun.
+    begun: AtomicU64,
+    /// The number of the last flush that succeeded.
+    flushed: tokio::sync::Mutex<u64>,
+    /// Why nothing durable is promised any more.
+    failure: Mutex<Option<String>>,
+}
+
+impl Record {
+    /// The maps that stand on `delta`: in the boot that wrote it the running one counts, after a reboot the durable one.
+    pub(super) async fn open(delta: Device, header: OverlayHeader, is_same_boot: bool) -> Result<Self> {
+        let mut live = Live { map: StateMap::new(header.grains()), behind: BTreeMap::new(), coming: BTreeMap::new() };
+        for first in (0..header.sectors()).step_by(STEP_SECTORS as usize) {
+            let count = STEP_SECTORS.min(header.sectors() - first);
+            let durable = read_sectors(&delta, &header, Map::Durable, first, count).await?;
+            let running = read_sectors(&delta, &header, Map::Running, first, count).await?;
+            if is_same_boot {
+                live.load_both(&header, delta.name(), first, &durable, &running)?;
+            } else {
+                live.load_durable(&header, delta.name(), first, &durable)?;
+                if durable[..] != running[..] && !delta.geometry().read_only {
+                    let offset = header.map_at(Map::Running) + Bytes(first * SECTOR_BYTES as u64);
+                    delta.write(Mutation::data(offset, durable.freeze())).await?;
+                }
+            }
+        }
+        Ok(Self {
+            delta,
+            header,
+            live: Mutex::new(live),
+            announced: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            begun: AtomicU64::new(0),
+            flushed: tokio::sync::Mutex::default(),
+            failure: Mutex::default(),
+        })
+    }
+
+    /// Looks at the states.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&StateMap) -> T) -> T {
+        look(&self.live.lock().map)
+    }
+
+    /// Whether the durable map says of every grain of `run` what is true now, and goes on saying it when the flush
+    /// under way is done.
+    pub(super) fn is_durable(&self, run: &Range<u64>) -> bool {
+        let live = self.live.lock();
+        sectors_of(run).all(|index| {
+            let first = index * SECTOR_GRAINS;
+            let says_so = |body: &Body| {
+                let mut part = run.start.max(first)..run.end.min(first + SECTOR_GRAINS);
+                part.all(|grain| live.map.get(grain) == state_in(body, grain - first))
+            };
+            [&live.behind, &live.coming].into_iter().filter_map(|bodies| bodies.get(&index)).all(|body| says_so(body))
+        })
+    }
+
+    /// Sets the grains of `run` to `state`. Done means that a crash of the process keeps it. Their data, if they have
+    /// any, is written.
+    pub(super) async fn set(&self, run: Range<u64>, state: GrainState) -> Result<()> {
+        const STEP_GRAINS: u64 = STEP_SECTORS * SECTOR_GRAINS;
+        let mut next = run.start;
+        while next < run.end {
+            let end = (next / STEP_GRAINS * STEP_GRAINS + STEP_GRAINS).min(run.end);
+            self.set_some(next..end, state).await?;
+            next = end;
+            if self.live.lock().behind.len() > BEHIND_MAX {
+                // A failure is remembered, and told to whoever asks for durability.
+                if self.flush().await.is_err() {
+                    self.live.lock().behind.clear();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_some(&self, run: Range<u64>, state: GrainState) -> Result<()> {
+        let change = Arc::new(Change { run, state, outcome: Mutex::new(None) });
+        self.announced.lock().push(Arc::clone(&change));
+        let _turn = self.turn.lock().await;
+        if change.outcome.lock().is_none() {
+            let changes = self.announced.lock().clone();
+            let outcome = self.write_running(&changes).await;
+            if outcome.is_ok() {
+                self.live.lock().apply(&changes);
+            }
+            let outcome = outcome.map_err(|error| (error.kind(), error.chain()));
+            changes.iter().for_each(|change| *change.outcome.lock() = Some(outcome.clone()));
+            self.announced.lock().retain(|change| change.outcome.lock().is_none());
+        }
+        let outcome = change.outcome.lock().clone().expect("set above or by whoever had the turn");
+        outcome.map_err(|(kind, context)| Error::new(kind, format!("writing the overlay's map: {context}")))
+    }
+
+    /// Writes the sectors of the running map that `changes` alter, as they will be.
+    async fn write_running(&self, changes: &[Arc<Change>]) -> Result<()> {
+        // A write of a device with large sectors takes the neighbours along.
+        let unit = u64::from(self.delta.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
+        let mut wanted = BTreeSet::new();
+        for change in changes {
+            wanted.extend(sectors_of(&change.run).map(|index| index / unit));
+        }
+        let all = self.header.map_bytes().0 / SECTOR_BYTES as u64;
+        let wanted: Vec<u64> =
+            wanted.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
+        self.write_map(Map::Running, &wanted, |index| self.body_with(index, changes)).await
+    }
+
+    /// The states of a map sector with `changes`.
+    fn body_with(&self, index: u64, changes: &[Arc<Change>]) -> Body {
+        let first = index * SECTOR_GRAINS;
+        let mut body = self.live.lock().map.body(index);
+        for change in changes.iter().filter(|change| sectors_of(&change.run).contains(&index)) {
+            let start = change.run.start.max(first) - first;
+            let end = change.run.end.min(first + SECTOR_GRAINS) - first;
+            fill(&mut body, start..end, change.state);
+        }
+        body
+    }
+
+    /// Writes sectors of a map, neighbours together. Those behind the last one are zeroes.
+    async fn write_map(&self, map: Map, indices: &[u64], body_of: impl Fn(u64) -> Body) -> Result<()> {
+        for run in indices.chunk_by(|one, next| *next == one + 1) {
+            for piece in run.chunks(STEP_SECTORS as usize) {
+                let mut buffer = Buffer::unpooled(piece.len() * SECTOR_BYTES);
+                for (index, sector) in piece.iter().zip(buffer.chunks_exact_mut(SECTOR_BYTES)) {
+                    if *index < self.header.sectors() {
+                        self.header.encode_sector(*index, &body_of(*index), sector);
+                    }
+                }
+                let offset = self.header.map_at(map) + Bytes(piece[0] * SECTOR_BYTES as u64);
+                self.delta.write(Mutation::data(offset, buffer.freeze())).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes durable all that was answered before this was called. Flushes that wait for another share the next one.
+    pub(super) async fn flush(&self) -> Result<()> {
+        let seen = self.begun.load(Ordering::Acquire);
+        let mut flushed = self.flushed.lock().await;
+        self.check()?;
+        if *flushed > seen {
+            return Ok(());
+        }
+        let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
+        if let Err(error) = self.flush_all().await {
+            self.fail(&error);
+            return Err(error);
+        }
+        *flushed = number;
+        Ok(())
+    }
+
+    async fn flush_all(&self) -> Result<()> {
+        let wanted = self.live.lock().begin_flush();
+        self.delta.flush().await?;
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let unit = u64::from(self.delta.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
+        if unit == 1 {
+            let indices: Vec<u64> = wanted.keys().copied().collect();
+            self.write_map(Map::Durable, &indices, |index| *wanted[&index]).await?;
+        } else {
+            let all = self.header.map_bytes().0 / SECTOR_BYTES as u64;
+            let groups: BTreeSet<u64> = wanted.keys().map(|index| index / unit).collect();
+            let indices: Vec<u64> =
+                groups.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
+            self.write_map(Map::Durable, &indices, |index| match wanted.get(&index) {
+                Some(body) => **body,
+                // A neighbour stays as it is on the disk.
+                None => self.live.lock().durable_body(index),
+            })
+            .await?;
+        }
+        self.delta.flush().await?;
+        self.live.lock().note_durable(wanted);
+        Ok(())
+    }
+
+    /// Fails once nothing durable is promised any more.
+    pub(super) fn check(&self) -> Result<()> {
+        match &*self.failure.lock() {
+            None => Ok(()),
+            Some(cause) => {
+                let context =
+                    format!("{} promises nothing durable any more since a flush failed ({cause})", self.delta.name());
+                Err(Error::new(ErrorKind::Io, context))
+            }
+        }
+    }
+
+    /// Remembers that a flush has failed: what it covered may be lost, and a later one that succeeds proves nothing.
+    pub(super) fn fail(&self, error: &Error) {
+        self.failure.lock().get_or_insert_with(|| error.chain());
+        // Nobody writes the durable map any more.
+        let mut live = self.live.lock();
+        live.behind.clear();
+        live.coming.clear();
+    }
+}
+
+impl Live {
+    fn load_durable(&mut self, header: &OverlayHeader, name: &str, first: u64, durable: &[u8]) -> Result<()> {
+        for (index, sector) in
+            (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < header.sectors())
+        {
+            if let Some(body) = header.decode_sector(index, sector, name)? {
+                self.take(index, &body, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn load_both(
+        &mut self,
+        header: &OverlayHeader,
+        name: &str,
+        first: u64,
+        durable: &[u8],
+        running: &[u8],
+    ) -> Result<()> {
+        self.load_durable(header, name, first, durable)?;
+        let sectors = durable.chunks_exact(SECTOR_BYTES).zip(running.chunks_exact(SECTOR_BYTES));
+        for (index, (durable, running)) in (first..header.sectors()).zip(sectors) {
+            if durable == running {
+                continue;
+            }
+            let before = self.map.body(index);
+            let body = header.decode_sector(index, running, name)?.unwrap_or([0; super::map::BODY_BYTES]);
+            self.take(index, &body, name)?;
+            self.behind.insert(index, Box::new(before));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, index: u64, body: &Body, name: &str) -> Result<()> {
+        if self.map.set_body(index, body) {
+            return Ok(());
+        }
+        let context = format!("{name} is damaged: sector {index} of its map has states that do not exist");
+        Err(Error::new(ErrorKind::Corrupt, context))
+    }
+
+    fn apply(&mut self, changes: &[Arc<Change>]) {
+        for change in changes {
+            for index in sectors_of(&change.run) {
+                let Self { map, behind, .. } = self;
+                behind.entry(index).or_insert_with(|| Box::new(map.body(index)));
+            }
+            self.map.fill(change.run.clone(), change.state);
+        }
+    }
+
+    /// What the durable map should say, where it does not.
+    fn begin_flush(&mut self) -> BTreeMap<u64, Box<Body>> {
+        let map = &self.map;
+        self.behind.retain(|index, durable| **durable != map.body(*index));
+        self.coming = self.behind.keys().map(|index| (*index, Box::new(map.body(*index)))).collect();
+        self.coming.clone()
+    }
+
+    fn durable_body(&self, index: u64) -> Body {
+        self.behind.get(&index).map_or_else(|| self.map.body(index), |body| **body)
+    }
+
+    fn note_durable(&mut self, written: BTreeMap<u64, Box<Body>>) {
+        self.coming.clear();
+        for (index, body) in written {
+            if *body == self.map.body(index) {
+                self.behind.remove(&index);
+            } else {
+                self.behind.insert(index, body);
+            }
+        }
+    }
+}
+
+async fn read_sectors(delta: &Device, header: &OverlayHeader, map: Map, first: u64, count: u64) -> Result<Buffer> {
+    let offset = header.map_at(map) + Bytes(first * SECTOR_BYTES as u64);
+    let length = Bytes(count * SECTOR_BYTES as u64).align_up(u64::from(delta.geometry().request_alignment));
+    delta.read(offset, Buffer::unpooled(length.as_usize())).await
+}
