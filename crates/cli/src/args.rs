@@ -173,12 +173,18 @@ impl From<VerifyArg> for Verify {
 pub(crate) enum StrategyArg {
     /// The guest's writes go to both sides: converges under any load
     Mirror,
+    /// What the guest writes is copied again, pass after pass, and the rest while it is held
+    Dbt,
+    /// The same, but what it writes ahead of the copy is copied once
+    IncrementalDbt,
 }
 
 impl From<StrategyArg> for Strategy {
     fn from(strategy: StrategyArg) -> Self {
         match strategy {
             StrategyArg::Mirror => Self::Mirror,
+            StrategyArg::Dbt => Self::Dbt,
+            StrategyArg::IncrementalDbt => Self::IncrementalDbt,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Iteration, Job, JobState, Report};
+use api::v1::{Iteration, Job, JobState, Report, Strategy};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -60,7 +60,9 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         if report.iterations.len() > 1 {
             lines.extend(report.iterations.iter().map(|pass| ("pass", iteration(pass))));
         }
-        lines.push(("mirrored", format!("{} that the guest wrote meanwhile", bytes(report.bytes_mirrored))));
+        if report.strategy == Strategy::Mirror || report.bytes_mirrored > 0 {
+            lines.push(("mirrored", format!("{} that the guest wrote meanwhile", bytes(report.bytes_mirrored))));
+        }
         lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
         lines.push(("compared", compared(report)));
     }
@@ -99,6 +101,11 @@ fn compared(report: &Report) -> String {
     let what = match (report.verified, report.equal) {
         (_, Some(false)) => "NOT EQUAL".to_owned(),
         (true, Some(true)) => format!("{} ({} chunks), all equal", bytes(verification.bytes), verification.chunks),
+        (false, Some(true)) => format!(
+            "{} of {}, equal after their last copy (the rest was copied again later)",
+            bytes(verification.bytes_proved),
+            bytes(report.bytes_total)
+        ),
         _ => return format!("nothing; extents carried {}", checksum(report)),
     };
     let how = if verification.past_page_cache { "past the page cache" } else { "through the page cache" };

@@ -4,6 +4,7 @@
 //! every activity early; copies and comparisons under way are always driven to their end first.
 
 mod copier;
+mod iterations;
 mod passes;
 mod statistics;
 mod switchover;
@@ -24,8 +25,10 @@ use crate::pace::{Breath, Duty, Governor, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
+use crate::strategy::tracking::converge::Convergence;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
+use iterations::Tracking;
 use passes::Passes;
 use statistics::Statistics;
 
@@ -58,6 +61,8 @@ pub(crate) struct Driver {
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
     pub(crate) passes: Passes,
+    /// Of a strategy that copies in passes, until it mirrors.
+    tracking: Option<Tracking>,
     /// What ended it, or the last thing that it survived.
     pub(crate) error: Option<Error>,
     /// The slot while the guest is held.
@@ -79,6 +84,7 @@ impl Driver {
     ) -> Self {
         let Parts { env, slot, source, target, comparison, journal, meter, pool, .. } = parts;
         let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
+        let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
         Self {
             window: Window::new(options.window_bytes_max.min(pool.limit().0 / 2)),
@@ -89,6 +95,7 @@ impl Driver {
             bucket,
             statistics,
             passes: Passes::default(),
+            tracking,
             env,
             slot,
             source,
@@ -127,6 +134,7 @@ impl Driver {
                 Phase::Verifying => self.verify().await,
                 Phase::PreSwitch => self.pre_switch().await,
                 Phase::Quiescing => self.quiesce().await,
+                Phase::LastCopy => self.last_copy().await,
                 Phase::Committing => self.commit().await,
                 Phase::InDoubt => self.settle_doubt().await,
                 Phase::Reverting => self.revert().await,

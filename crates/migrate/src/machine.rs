@@ -4,9 +4,11 @@
 //!  preparing ──Prepared──▶ copying ──Copied──▶ verifying ──Verified──▶ pre-switch ──Flushed──▶ quiescing
 //!                           ▲   ▲                  │ Missing               │ Missing    ▲          │
 //!                           │   └──────────────────┴───────────────────────┘            │   NotQuiesced
-//!                           │                                                           └──────────┤
-//!                   TargetResumed                                                                  │ Quiesced
-//!                           │                                                                      ▼
+//!                           │         ▲                                                 └──────────┤
+//!                           │         │ Missing                                                    │ Quiesced
+//!                           │         └──────── last-copy ◀── Behind ──────────────────────────────┤
+//!                   TargetResumed                   └── CaughtUp ───────────────────────────────┐  │
+//!                           │                                                                   ▼  ▼
 //!                      target-lost ◀── TargetFailed, from any phase                            committing
 //!                           ▲          above that line                                  CommitFailed│   │CommitStored
 //!                           │                                                                   ▼   │   │
@@ -17,7 +19,7 @@
 //!                           ▼                                 ▼                              ▼           ▼
 //!   Cancel, Broken ──▶ cancelling ◀───────────────────────────┘                             committed ◀──┘
 //!   (any phase up to       │ Cleaned                                                          │ Swapped
-//!    quiescing)            ▼                                                                  ▼
+//!    last-copy)            ▼                                                                  ▼
 //!                  cancelled or failed                                          done ◀──── switched
 //!                                                                                  Finished
 //! ```
@@ -26,6 +28,9 @@
 //! the two lies *in-doubt*: a failed store may or may not be on the disk, so guest writes and flushes go to both sides
 //! and none is answered by one side alone, until a later store has settled it: the commit again, or its revocation.
 //! Paused is orthogonal: copies and comparisons stop, mirroring goes on, and no switchover begins.
+//!
+//! A strategy that tracks what the guest writes copies the rest in *last-copy*, while the guest is held. One that mirrors
+//! has nothing left to copy there, and goes from *quiescing* to *committing* at once.
 
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +48,8 @@ pub enum Phase {
     PreSwitch,
     /// New guest requests wait until those in flight are answered.
     Quiescing,
+    /// What the guest has changed since it was copied is copied while the guest is held.
+    LastCopy,
     /// The commit record is on its way to the disk.
     Committing,
     /// The commit record may or may not be on the disk.
@@ -75,6 +82,7 @@ impl Phase {
             Self::Verifying => "verifying",
             Self::PreSwitch => "pre-switch",
             Self::Quiescing => "quiescing",
+            Self::LastCopy => "last-copy",
             Self::Committing => "committing",
             Self::InDoubt => "in-doubt",
             Self::Reverting => "reverting",
@@ -108,7 +116,10 @@ impl Phase {
 
     /// Whether the target takes part and its failure means that it is lost.
     const fn needs_target(self) -> bool {
-        matches!(self, Self::Preparing | Self::Copying | Self::Verifying | Self::PreSwitch | Self::Quiescing)
+        matches!(
+            self,
+            Self::Preparing | Self::Copying | Self::Verifying | Self::PreSwitch | Self::Quiescing | Self::LastCopy
+        )
     }
 }
 
@@ -133,6 +144,10 @@ pub enum Event {
     Flushed,
     /// No guest request is in flight and none can begin.
     Quiesced,
+    /// The same, and some chunks are to be copied before anybody lets the guest go again.
+    Behind,
+    /// They are copied, and the target is flushed.
+    CaughtUp,
     /// The guest's requests did not drain in time; it was let go.
     NotQuiesced,
     /// The commit record is on the disk.
@@ -220,11 +235,12 @@ impl Machine {
             (P::Preparing, Event::Prepared) => self.phase = P::Copying,
             (P::Copying, Event::Copied) => self.phase = P::Verifying,
             (P::Verifying, Event::Verified) => return self.to(P::PreSwitch, &[Action::FlushBoth(true)]),
-            (P::Verifying | P::PreSwitch | P::Quiescing, Event::Missing) => {
+            (P::Verifying | P::PreSwitch | P::Quiescing | P::LastCopy, Event::Missing) => {
                 return self.to(P::Copying, &[Action::LetGo, Action::FlushBoth(false)]);
             }
             (P::PreSwitch, Event::Flushed) if !self.paused => self.phase = P::Quiescing,
-            (P::Quiescing, Event::Quiesced) => self.phase = P::Committing,
+            (P::Quiescing, Event::Quiesced) | (P::LastCopy, Event::CaughtUp) => self.phase = P::Committing,
+            (P::Quiescing, Event::Behind) => self.phase = P::LastCopy,
             (P::Quiescing, Event::NotQuiesced) => return self.to(P::PreSwitch, &[Action::LetGo]),
 
             (P::Committing | P::InDoubt, Event::CommitStored) => return self.to(P::Committed, &[Action::TargetHolds]),
@@ -277,13 +293,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EVENTS: [Event; 20] = [
+    const EVENTS: [Event; 22] = [
         Event::Prepared,
         Event::Copied,
         Event::Verified,
         Event::Missing,
         Event::Flushed,
         Event::Quiesced,
+        Event::Behind,
+        Event::CaughtUp,
         Event::NotQuiesced,
         Event::CommitStored,
         Event::CommitFailed,
@@ -319,6 +337,19 @@ mod tests {
         machine.apply(Event::Swapped);
         machine.apply(Event::Finished);
         assert_eq!(machine.phase(), Phase::Done);
+    }
+
+    #[test]
+    fn what_is_behind_is_copied_while_the_guest_is_held_or_the_guest_is_let_go() {
+        let mut machine = after(&TO_COMMIT[..4]);
+        machine.apply(Event::Behind);
+        assert_eq!(machine.phase(), Phase::LastCopy);
+        for event in [Event::Missing, Event::Cancel, Event::TargetFailed, Event::Broken] {
+            let mut tried = machine.clone();
+            assert!(tried.apply(event).contains(&Action::LetGo), "{event:?} leaves the guest held");
+        }
+        machine.apply(Event::CaughtUp);
+        assert_eq!(machine.phase(), Phase::Committing);
     }
 
     #[test]
@@ -363,8 +394,12 @@ mod tests {
                 P::Verifying => matches!(to, P::PreSwitch | P::Copying | P::TargetLost | P::Cancelling),
                 P::PreSwitch => matches!(to, P::Quiescing | P::Copying | P::TargetLost | P::Cancelling),
                 P::Quiescing => {
-                    matches!(to, P::Committing | P::PreSwitch | P::Copying | P::TargetLost | P::Cancelling)
+                    matches!(
+                        to,
+                        P::Committing | P::LastCopy | P::PreSwitch | P::Copying | P::TargetLost | P::Cancelling
+                    )
                 }
+                P::LastCopy => matches!(to, P::Committing | P::Copying | P::TargetLost | P::Cancelling),
                 P::Committing => matches!(to, P::Committed | P::InDoubt),
                 P::InDoubt => matches!(to, P::Committed | P::Reverting),
                 P::Reverting => matches!(to, P::TargetLost | P::Cancelling),
@@ -403,7 +438,10 @@ mod tests {
                         _ => {}
                     }
                 }
-                let needs_both = matches!(to, Phase::PreSwitch | Phase::Quiescing | Phase::Committing | Phase::InDoubt);
+                let needs_both = matches!(
+                    to,
+                    Phase::PreSwitch | Phase::Quiescing | Phase::LastCopy | Phase::Committing | Phase::InDoubt
+                );
                 prop_assert!(flush_both || !needs_both, "{to:?} with flushes to one side");
                 prop_assert!(!flush_both || !matches!(to, Phase::Copying | Phase::TargetLost));
             }

@@ -9,7 +9,7 @@ use crate::control::Control;
 use crate::driver::Driver;
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
-use crate::{MoveOptions, Outcome, Parts, Phase, Progress};
+use crate::{MoveOptions, Outcome, Parts, Phase, Progress, Strategy};
 
 /// How long the guest's requests may take to drain before the mirror is in their path.
 const ENTER_LIMIT: Duration = Duration::from_secs(30);
@@ -42,6 +42,9 @@ impl Migration {
         let progress_map = parts.progress_map.take();
         let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh, progress_map.is_some());
         tracker.set_offload(parts.offload.take());
+        if options.strategy.iterates() {
+            tracker.track(options.strategy == Strategy::IncrementalDbt);
+        }
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {

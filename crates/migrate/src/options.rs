@@ -53,17 +53,24 @@ pub enum Strategy {
     /// under any load and has no parameters.
     #[default]
     Mirror,
+    /// Dirty block tracking (2.3): guest writes go to the source, and what was written is copied again, pass after pass;
+    /// the rest is copied while the guest is held.
+    Dbt,
+    /// The same, and what is written ahead of the copy is not copied twice.
+    IncrementalDbt,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Mirror];
+    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt];
 
     /// The word for it on the command line and in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mirror => "mirror",
+            Self::Dbt => "dbt",
+            Self::IncrementalDbt => "incremental-dbt",
         }
     }
 
@@ -73,6 +80,7 @@ impl Strategy {
     pub const fn iterates(self) -> bool {
         match self {
             Self::Mirror => false,
+            Self::Dbt | Self::IncrementalDbt => true,
         }
     }
 }
@@ -192,6 +200,9 @@ impl MoveOptions {
     pub fn check(&self) -> block::Result<()> {
         self.chunk_size()?;
         let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
+        if self.hot_blocks {
+            return refuse("hot blocks cannot be put off yet".to_owned());
+        }
         if self.hot_blocks && !self.strategy.iterates() {
             let context =
                 format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);

@@ -71,8 +71,11 @@ pub struct Verification {
     pub mode: Verify,
     /// How many chunks were compared.
     pub chunks: u64,
-    /// How many bytes were compared.
+    /// How many bytes were compared, those that were compared again included.
     pub bytes: u64,
+    /// How much of the volume was equal at a moment after its last copy. A strategy that tracks compares once, before the
+    /// switchover; what it copies after that, the last copy included, is not compared.
+    pub bytes_proved: u64,
     /// Of those, the chunks that were looked at because something had happened to them.
     pub suspects: u64,
     /// Comparisons that a guest write disturbed and that were done again.
@@ -96,6 +99,10 @@ pub struct Switchover {
     pub flush_us: u64,
     /// Waiting for the guest's requests in flight.
     pub quiesce_us: u64,
+    /// Copying the rest while the guest was held, and flushing that; nothing for a mirror.
+    pub last_copy_us: u64,
+    /// How much that was, in bytes.
+    pub last_copy_bytes: u64,
     /// The commit record.
     pub commit_us: u64,
     /// All of the time that new requests were held in the attempt that succeeded.

@@ -1,3 +1,6 @@
-//! Strategies: how copies converge. Each has a filter of its own, because the two change together.
+//! Strategies: how copies converge. What belongs to one of them is in its own module. Those that copy chunk by chunk
+//! share one filter and one state of every chunk, [`mirror::filter`] and [`mirror::tracker`]: what differs is what becomes
+//! of a guest's write to a chunk that was copied.
 
 pub(crate) mod mirror;
+pub(crate) mod tracking;

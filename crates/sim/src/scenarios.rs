@@ -1,5 +1,7 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
+mod strategies;
+
 use std::time::Duration;
 
 use block::Bytes;
@@ -79,6 +81,21 @@ pub const SCENARIOS: &[Scenario] = &[
         "source and target copy between each other, in part, with errors, and the target fails",
         offload,
     ),
+    scenario("dbt", "a move in passes, under any load", strategies::dbt),
+    scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
+    scenario(
+        "dbt-never-rests",
+        "a guest that writes to one place, and passes that end as a mirror",
+        strategies::dbt_never_rests,
+    ),
+    scenario("dbt-races", "passes and guest writes meet on slow disks in every order", strategies::dbt_races),
+    scenario(
+        "dbt-last-copy",
+        "the process dies, the target fails or somebody cancels in the last copy",
+        strategies::dbt_last_copy,
+    ),
+    scenario("dbt-resume", "a long move in passes is killed, and goes on where it was", strategies::dbt_resume),
+    scenario("dbt-swarm", "passes, and anything together", strategies::dbt_swarm),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 

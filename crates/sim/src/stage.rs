@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::{Bytes, ChunkSize};
 use env::Moment;
 use futures::future::{join, join_all};
-use migrate::{Journal, Phase, ProgressMap};
+use migrate::{Journal, OnNoConverge, Phase, ProgressMap};
 
 use crate::checks;
 use crate::dice::Dice;
@@ -343,6 +343,9 @@ impl<'a> Cast<'a> {
                     break;
                 }
                 tries = 0;
+            } else if self.has_given_up(&status) {
+                // A strategy that need not converge has said so, and left the guest where it was.
+                break;
             } else {
                 // Whatever has become of the first try, nothing of it may be in the way of the next.
                 tries += 1;
@@ -363,6 +366,13 @@ impl<'a> Cast<'a> {
             self.guest.flush().await;
         };
         self.within(JOB_LIMIT + think, "the guest is not served", guest).await
+    }
+
+    /// Whether a move has ended because it does not converge, where that is a good end.
+    fn has_given_up(&self, status: &Status) -> bool {
+        let options = &self.story.setup.options;
+        let may = options.strategy.iterates() && options.on_no_converge != OnNoConverge::Mirror;
+        may && matches!(status, Status::Failed(why) if why.contains("does not converge"))
     }
 
     fn last_checks(&self) {

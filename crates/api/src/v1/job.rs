@@ -36,12 +36,18 @@ pub enum Strategy {
     /// Guest writes go to both sides.
     #[default]
     Mirror,
+    /// Dirty block tracking: what the guest writes is copied again, pass after pass, and the rest while it is held.
+    Dbt,
+    /// The same, but what is written ahead of the copy is copied once.
+    IncrementalDbt,
 }
 
 impl std::fmt::Display for Strategy {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
             Self::Mirror => "mirror",
+            Self::Dbt => "dbt",
+            Self::IncrementalDbt => "incremental-dbt",
         })
     }
 }
@@ -245,8 +251,10 @@ pub struct Verification {
     pub mode: Verify,
     /// Chunks compared.
     pub chunks: u64,
-    /// Bytes compared.
+    /// Bytes compared, those compared again included.
     pub bytes: u64,
+    /// How much of the volume was equal at a moment after its last copy.
+    pub bytes_proved: u64,
     /// Of the chunks, those that something had happened to.
     pub suspects: u64,
     /// Comparisons done again because a guest write disturbed them.
@@ -269,6 +277,10 @@ pub struct Switchover {
     pub flush_us: u64,
     /// Waiting for requests in flight.
     pub quiesce_us: u64,
+    /// Copying the rest while the guest was held; nothing for a mirror.
+    pub last_copy_us: u64,
+    /// How much that was, in bytes.
+    pub last_copy_bytes: u64,
     /// The commit record.
     pub commit_us: u64,
     /// All of the time that new requests were held.

@@ -29,12 +29,16 @@ pub(crate) fn to_options(request: &v1::MoveRequest) -> crate::problem::Result<Mo
 const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
     match strategy {
         v1::Strategy::Mirror => Strategy::Mirror,
+        v1::Strategy::Dbt => Strategy::Dbt,
+        v1::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
     }
 }
 
 const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
     match strategy {
         Strategy::Mirror => v1::Strategy::Mirror,
+        Strategy::Dbt => v1::Strategy::Dbt,
+        Strategy::IncrementalDbt => v1::Strategy::IncrementalDbt,
     }
 }
 
@@ -114,6 +118,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
             mode: to_api_verify(verification.mode),
             chunks: verification.chunks,
             bytes: verification.bytes,
+            bytes_proved: verification.bytes_proved,
             suspects: verification.suspects,
             conflicts: verification.conflicts,
             past_page_cache: verification.past_page_cache,
@@ -124,6 +129,8 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         switchover: v1::Switchover {
             flush_us: switchover.flush_us,
             quiesce_us: switchover.quiesce_us,
+            last_copy_us: switchover.last_copy_us,
+            last_copy_bytes: switchover.last_copy_bytes,
             commit_us: switchover.commit_us,
             window_us: switchover.window_us,
             retries: switchover.quiesce_retries,

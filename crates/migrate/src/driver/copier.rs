@@ -13,7 +13,6 @@ use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
-use super::passes::Left;
 use super::{Driver, TICK};
 use crate::Event;
 use crate::strategy::mirror::copy::{Copied, CopyError};
@@ -58,14 +57,21 @@ struct Copies {
     /// What the source said of an extent when it was asked last.
     hint: Option<(Extent, bool)>,
     retries: BTreeMap<u64, u8>,
+    /// The guest is held: nothing is done for its sake.
+    held: bool,
+}
+
+impl Copies {
+    fn new(held: bool) -> Self {
+        let in_flight = FuturesUnordered::new();
+        Self { in_flight, bytes: 0, not_before: Moment::default(), hint: None, retries: BTreeMap::new(), held }
+    }
 }
 
 impl Driver {
     pub(super) async fn copy(&mut self) -> Event {
-        self.begin_pass(false);
-        let in_flight = FuturesUnordered::new();
-        let mut copies =
-            Copies { in_flight, bytes: 0, not_before: Moment::default(), hint: None, retries: BTreeMap::new() };
+        self.begin_pass(false).await;
+        let mut copies = Copies::new(false);
         let mut stop = None;
         let mut next_tick = self.env.now();
         loop {
@@ -75,17 +81,20 @@ impl Driver {
                 self.tick();
             }
             stop = stop.or_else(|| self.demand());
-            if stop.is_none() && !self.machine.paused() {
+            let is_too_late = self.is_too_late();
+            if stop.is_none() && !self.machine.paused() && !is_too_late {
                 self.begin_copies(&mut copies).await;
             }
             if copies.in_flight.is_empty() {
                 if let Some(event) = stop {
                     return event;
                 }
-                let complete = self.mirror.tracker(|tracker| tracker.is_complete());
-                if complete && !self.machine.paused() {
-                    self.end_pass("every chunk is on both sides".to_owned());
-                    return Event::Copied;
+                let is_over = is_too_late || self.mirror.tracker(|tracker| tracker.is_pass_over());
+                if is_over && !self.machine.paused() {
+                    match self.decide().await {
+                        Some(event) => return event,
+                        None => continue,
+                    }
                 }
             }
             let now = self.env.now();
@@ -104,19 +113,39 @@ impl Driver {
         }
     }
 
-    /// A pass over what is not in step begins, or goes on after an interruption.
-    fn begin_pass(&mut self, held: bool) {
-        let (size, had, copied) =
-            self.mirror.tracker(|tracker| (self.mirror.size.0, tracker.bytes_had().0, tracker.counts.copied));
-        self.passes.begin(self.env.now(), size.saturating_sub(had), copied, held);
-    }
-
-    /// The pass is over, and `decision` is what was made of it.
-    fn end_pass(&mut self, decision: String) {
-        let (size, had, copied) =
-            self.mirror.tracker(|tracker| (self.mirror.size.0, tracker.bytes_had().0, tracker.counts.copied));
-        let left = Left { copied, dirty: size.saturating_sub(had), deferred: 0 };
-        self.passes.end(self.env.now(), left, decision);
+    /// Copies the rest while the guest is held. Gives what ends that early: something that failed, or `until`, after which
+    /// the guest is let go. Nothing is tried again here: the guest does not wait for that.
+    pub(super) async fn copy_held(&mut self, until: Option<Moment>) -> Option<Event> {
+        let mut copies = Copies::new(true);
+        let mut stop = None;
+        loop {
+            let retries = self.statistics.retries;
+            stop = stop.or_else(|| self.demand());
+            if until.is_some_and(|until| self.env.now() >= until) {
+                stop.get_or_insert(Event::Missing);
+            }
+            if stop.is_none() {
+                self.begin_copies(&mut copies).await;
+            }
+            if copies.in_flight.is_empty() {
+                if stop.is_some() {
+                    return stop;
+                }
+                if self.mirror.tracker(|tracker| tracker.is_pass_over()) {
+                    return None;
+                }
+            }
+            let limit = until.map_or(TICK, |until| until.since(self.env.now()).min(TICK));
+            for ended in self.next_ended(&mut copies, limit.max(Duration::from_micros(100))).await {
+                copies.bytes -= ended.bytes;
+                if let Some(event) = self.take_ended(&mut copies, ended) {
+                    stop.get_or_insert(event);
+                }
+            }
+            if self.statistics.retries > retries {
+                stop.get_or_insert(Event::Missing);
+            }
+        }
     }
 
     /// The copies that end next: one, and all that have ended with it. None when something else wants to be looked at.
@@ -137,8 +166,9 @@ impl Driver {
     /// Begins copies until the window is full or something else stands in the way.
     async fn begin_copies(&mut self, copies: &mut Copies) {
         loop {
-            let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
-            let is_in_the_way = self.is_in_the_way();
+            let share = if copies.held { 1.0 } else { self.governor.share() };
+            let allowed = (self.window.bytes() as f64 * share) as u64;
+            let is_in_the_way = self.is_in_the_way() && !copies.held;
             let allowed = if is_in_the_way { allowed.min(STEP_BYTES) } else { allowed };
             if self.env.now() < copies.not_before || (copies.bytes > 0 && copies.bytes >= allowed) {
                 return;
@@ -161,7 +191,7 @@ impl Driver {
                 },
             };
             let run = run.clone();
-            if buffer.is_some() {
+            if buffer.is_some() && !copies.held {
                 let wait = self.bucket.take(length.0);
                 copies.not_before = copies.not_before.max(self.env.now() + wait);
             }
@@ -178,6 +208,7 @@ impl Driver {
         let is_hole = buffer.is_none();
         let bytes = if is_hole { COPY_BYTES_MIN } else { length.0 };
         copies.bytes += bytes;
+        self.note_busy(true, 0);
         copies.in_flight.push(Box::pin(async move {
             // Devices that answer at once would otherwise never let anybody else run.
             crate::pace::yield_now().await;
@@ -237,8 +268,11 @@ impl Driver {
         if !ended.is_hole {
             self.at_once = ended.at_once;
         }
-        let rest = self.duty.record(ended.began, now, self.governor.duty());
-        copies.not_before = copies.not_before.max(now + rest);
+        self.note_busy(!copies.in_flight.is_empty(), if ended.is_hole { 0 } else { ended.bytes });
+        if !copies.held {
+            let rest = self.duty.record(ended.began, now, self.governor.duty());
+            copies.not_before = copies.not_before.max(now + rest);
+        }
         let (session, error) = match ended.outcome {
             Ok(_) => {
                 copies.retries.remove(&ended.run.start);

@@ -71,6 +71,16 @@ impl Passes {
         self.count
     }
 
+    /// Whether one is under way.
+    pub(crate) const fn is_under_way(&self) -> bool {
+        self.current.is_some()
+    }
+
+    /// What the pass under way began with.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.current.map_or(0, |current| current.bytes)
+    }
+
     /// The passes that are over.
     pub(crate) fn done(&self) -> &[Iteration] {
         &self.done

@@ -102,8 +102,13 @@ impl Statistics {
         self.verification.past_page_cache = past;
     }
 
+    /// How long the move has taken so far.
+    pub(crate) fn age(&self, now: Moment) -> Duration {
+        self.ended.unwrap_or(now).since(self.began)
+    }
+
     fn seconds(&self, now: Moment) -> f64 {
-        self.ended.unwrap_or(now).since(self.began).as_secs_f64()
+        self.age(now).as_secs_f64()
     }
 
     fn update_rate(&mut self, now: Moment, phase: Phase, done: u64) {
@@ -128,7 +133,8 @@ impl Driver {
     pub(crate) fn publish(&mut self) {
         let now = self.env.now();
         let phase = self.machine.phase();
-        let (counts, had) = self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_had().0));
+        let (counts, had, dirty) =
+            self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_had().0, tracker.bytes_dirty().0.0));
         let statistics = &mut self.statistics;
         let verified = statistics.verification.bytes;
         let (done, left) = match phase {
@@ -151,7 +157,7 @@ impl Driver {
             bytes_to_verify: statistics.bytes_to_verify,
             rate: if is_moving { statistics.rate } else { 0 },
             iteration: self.passes.number(),
-            bytes_dirty: 0,
+            bytes_dirty: dirty,
             eta_seconds: (is_moving && statistics.rate > 0).then(|| left.div_ceil(statistics.rate)),
             stall_us_max: statistics.stall.as_micros() as u64,
             seconds: statistics.seconds(now),
@@ -167,7 +173,7 @@ impl Driver {
 
     pub(crate) fn report(&self) -> Report {
         let statistics = &self.statistics;
-        let counts = self.mirror.tracker(|tracker| tracker.counts);
+        let (counts, proved) = self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_proved().0));
         let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
         Report {
             phase: self.machine.phase(),
@@ -180,10 +186,15 @@ impl Driver {
             bytes_mirrored: counts.mirrored,
             bytes_resumed: statistics.bytes_resumed.0,
             stall_us_max: statistics.stall.as_micros() as u64,
-            verified: statistics.verified && statistics.verification.mode != Verify::Off,
+            verified: match statistics.verification.mode {
+                Verify::Off => false,
+                Verify::Sample => statistics.verified,
+                // All of it means what was copied last, too.
+                Verify::Full => statistics.verified && proved == statistics.size.0,
+            },
             equal: statistics.equal,
             digest: statistics.digest.clone(),
-            verification: statistics.verification.clone(),
+            verification: Verification { bytes_proved: proved, ..statistics.verification.clone() },
             switchover: statistics.switchover,
             phases: phases.collect(),
             iterations: self.passes.done().to_vec(),

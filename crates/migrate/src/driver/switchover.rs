@@ -48,10 +48,14 @@ impl Driver {
         }
         let began = self.env.now();
         let flushed = self.mirror.flush_target().await;
-        self.statistics.switchover.flush_us = micros(self.env.now().since(began));
+        let took = self.env.now().since(began);
+        self.statistics.switchover.flush_us = micros(took);
+        if let Some(tracking) = &mut self.tracking {
+            tracking.convergence.note_flush(took);
+        }
         match (flushed, self.demand()) {
             (_, Some(event)) => event,
-            (Ok(()), None) if self.mirror.tracker(|tracker| tracker.is_complete()) => match self.journal.may_commit() {
+            (Ok(()), None) if self.may_hold() => match self.journal.may_commit() {
                 Ok(()) => Event::Flushed,
                 Err(error) => {
                     self.error = Some(error);
@@ -63,6 +67,14 @@ impl Driver {
                 self.error = Some(error);
                 Event::TargetFailed
             }
+        }
+    }
+
+    /// Whether the guest may be held: everything is in step, or what is not can be copied meanwhile.
+    fn may_hold(&mut self) -> bool {
+        match self.fits_hold() {
+            Some(fits) => fits,
+            None => self.mirror.tracker(|tracker| tracker.is_complete()),
         }
     }
 
@@ -84,10 +96,15 @@ impl Driver {
         if let Some(event) = self.demand() {
             return event;
         }
-        if !self.mirror.tracker(|tracker| tracker.is_complete()) {
-            return Event::Missing;
+        let (is_complete, is_flushed) =
+            self.mirror.tracker(|tracker| (tracker.is_complete(), !tracker.has_unflushed()));
+        match (self.tracking.is_some(), is_complete) {
+            // The guest's flushes went to both sides since before the last flush.
+            (false, true) => Event::Quiesced,
+            (false, false) => Event::Missing,
+            (true, true) if is_flushed => Event::Quiesced,
+            (true, _) => Event::Behind,
         }
-        Event::Quiesced
     }
 
     pub(super) async fn commit(&mut self) -> Event {
@@ -235,7 +252,7 @@ impl Driver {
         Ok(hasher.finalize().to_hex().to_string())
     }
 
-    fn note_stall(&mut self) {
+    pub(super) fn note_stall(&mut self) {
         if let Some(meter) = &self.meter {
             self.statistics.stall = self.statistics.stall.max(meter.stall());
         }
@@ -247,6 +264,6 @@ fn doubled(pause: Duration, attempts: u32) -> Duration {
     pause.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(PAUSE_MAX)
 }
 
-fn micros(span: Duration) -> u64 {
+pub(super) fn micros(span: Duration) -> u64 {
     span.as_micros() as u64
 }

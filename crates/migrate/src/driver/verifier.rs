@@ -46,6 +46,10 @@ impl Driver {
             }
             Verify::Full => true,
         };
+        if self.tracking.as_ref().is_some_and(|tracking| tracking.is_compared) {
+            // Once is enough: what the guest changes while this goes on is copied again without, or there would be no end.
+            return self.end_verify();
+        }
         let chunk = self.options.chunk_bytes;
         let waiting = self.mirror.tracker(|tracker| tracker.uncompared(full)) * chunk;
         self.statistics.bytes_to_verify = (self.statistics.verification.bytes + waiting)
@@ -83,8 +87,8 @@ impl Driver {
                 if let Some(event) = stop {
                     return event;
                 }
-                let left = self.mirror.tracker(|tracker| tracker.uncompared(full));
-                if left == 0 && !self.machine.paused() {
+                let is_done = self.mirror.tracker(|tracker| tracker.is_compared(full));
+                if is_done && !self.machine.paused() {
                     return self.end_verify();
                 }
             }
@@ -151,6 +155,8 @@ impl Driver {
                 self.error = Some(error);
                 Some(Event::Broken)
             }
+            // The guest has written there, and it will be copied again.
+            Ok(Compared::NotHad) if self.tracking.is_some() => None,
             Ok(Compared::NotHad) => Some(Event::Missing),
             Err(error) => {
                 *failures += 1;
@@ -193,8 +199,10 @@ impl Driver {
     }
 
     fn end_verify(&mut self) -> Event {
-        if !self.mirror.tracker(|tracker| tracker.is_complete()) {
-            return Event::Missing;
+        match &mut self.tracking {
+            Some(tracking) => tracking.is_compared = true,
+            None if !self.mirror.tracker(|tracker| tracker.is_complete()) => return Event::Missing,
+            None => {}
         }
         self.statistics.verified = true;
         Event::Verified

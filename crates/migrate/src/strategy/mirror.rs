@@ -22,6 +22,7 @@ pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod filter;
 pub(crate) mod patience;
+pub(crate) mod scrutiny;
 pub(crate) mod tracker;
 
 pub(crate) use filter::Mirror;

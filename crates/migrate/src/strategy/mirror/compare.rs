@@ -78,7 +78,7 @@ impl Shared {
             let after = self.tracker(|tracker| tracker.generation(run.clone()));
             drop(guard);
             let Some(at) = difference else { return Ok(Compared::Equal(effort)) };
-            if !self.tracker(|tracker| tracker.all_had(run.clone())) {
+            if !self.tracker(|tracker| tracker.all_in_step(run.clone())) {
                 return Ok(Compared::NotHad);
             }
             if effort.locked {

@@ -40,6 +40,8 @@ pub(crate) struct Shared {
     tracker: Mutex<Tracker>,
     /// The target answers reads, too.
     reads_target: AtomicBool,
+    /// Guest writes are tracked, and need not have their extents alone.
+    tracks: AtomicBool,
     /// Told of every change of mode or session. Wakes those who wait in the order in which they came: a channel of
     /// tokio's wakes them in a random one, and a seed would not repeat a run.
     changes: Notify,
@@ -72,6 +74,7 @@ impl Mirror {
         target_limit: Duration,
         control: Control,
     ) -> Self {
+        let tracks = AtomicBool::new(tracker.tracks());
         let shared = Shared {
             env,
             size: source.size(),
@@ -81,6 +84,7 @@ impl Mirror {
             map,
             tracker: Mutex::new(tracker),
             reads_target: AtomicBool::new(false),
+            tracks,
             changes: Notify::new(),
             late: Arc::default(),
             target_limit,
@@ -101,8 +105,20 @@ impl Shared {
 
     /// Changes who answers the guest.
     pub(crate) fn set_mode(&self, mode: Mode) {
-        self.tracker.lock().set_mode(mode);
+        let mut tracker = self.tracker.lock();
+        tracker.set_mode(mode);
+        self.tracks.store(tracker.tracks(), Ordering::Release);
+        drop(tracker);
         self.reads_target.store(mode == Mode::TargetHolds, Ordering::Release);
+        self.announce();
+    }
+
+    /// Mirrors what was tracked until now. No copy may be under way.
+    pub(crate) fn mirror_from_now_on(&self) {
+        let mut tracker = self.tracker.lock();
+        tracker.mirror_from_now_on();
+        self.tracks.store(false, Ordering::Release);
+        drop(tracker);
         self.announce();
     }
 
@@ -206,6 +222,11 @@ impl Shared {
             MutationKind::Discard => Mutation::zeroes(extent, true).with_fua(mutation.fua),
             _ => mutation,
         };
+        if self.tracks.load(Ordering::Acquire)
+            && let Some(answer) = Box::pin(self.tracked_write(&mutation)).await
+        {
+            return answer;
+        }
         let _guard = match self.lock.try_exclusive(extent) {
             Some(guard) => guard,
             None => self.lock.exclusive(extent).await,
@@ -258,6 +279,28 @@ impl Shared {
             return self.force_late(session, mutation).await;
         }
         answer
+    }
+
+    /// A write that goes to the source alone and is tracked; `None` if it must be mirrored after all.
+    async fn tracked_write(&self, mutation: &Mutation) -> Option<Result<()>> {
+        let extent = mutation.extent();
+        let _guard = self.lock.shared(extent).await;
+        let plan = self.tracker.lock().plan_tracked(extent)?;
+        // Marked again when this is dropped: before the guest is answered, and while nobody can have the extent alone.
+        let _finish = Finish { shared: self, plan: &plan, may_differ: false };
+        if !plan.activate.is_empty() {
+            self.activate(&plan.activate).await;
+        }
+        Some(self.source.write(mutation.clone()).await)
+    }
+
+    /// Locks `extent` for a copy, or does not where guest writes are tracked. `None` as with
+    /// [`lock_for_job`](Self::lock_for_job).
+    pub(crate) async fn lock_for_copy(&self, extent: Extent) -> Option<CopyGuard> {
+        match self.tracks.load(Ordering::Acquire) {
+            true => Some(CopyGuard(None)),
+            false => self.lock_for_job(extent).await.map(|guard| CopyGuard(Some(guard))),
+        }
     }
 
     /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
@@ -364,6 +407,9 @@ impl Shared {
         Err(Error::new(ErrorKind::Disconnected, "the target was given up while it was being written"))
     }
 }
+
+/// What a copy holds while it reads: its extent, or nothing where writes meanwhile are seen by their marks.
+pub(crate) struct CopyGuard(#[expect(dead_code, reason = "held until it is dropped")] Option<RangeGuard>);
 
 /// Counts one late write while it lives.
 struct Late(Arc<AtomicUsize>);

@@ -8,7 +8,9 @@ use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload, Pac
 use env::Moment;
 
 use super::patience::Patience;
+use super::scrutiny::Scrutiny;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
+use crate::strategy::tracking::dirt::Dirt;
 
 /// How many redos a chunk may have before the guest's write waits for the copy.
 const REDOS_MAX: u8 = 2;
@@ -55,28 +57,6 @@ impl PackedState for Durability {
     }
 }
 
-/// How far the comparison of a chunk is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scrutiny {
-    /// Nobody has compared it since it was copied.
-    Unseen,
-    /// It must be compared: it was drawn, or something happened to it.
-    Wanted,
-    /// It is being compared.
-    Comparing,
-    /// It was equal on both sides.
-    Equal,
-}
-
-impl PackedState for Scrutiny {
-    fn to_bits(self) -> u8 {
-        self as u8
-    }
-    fn from_bits(bits: u8) -> Self {
-        [Self::Unseen, Self::Wanted, Self::Comparing, Self::Equal][usize::from(bits)]
-    }
-}
-
 /// Who answers the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -118,17 +98,26 @@ pub(crate) struct WritePlan {
     /// Extents of the activity log that must be on record before the write is issued.
     pub(crate) activate: Vec<u64>,
     /// Whether the write is counted as active.
-    active: bool,
-    extent: Extent,
+    pub(in crate::strategy) active: bool,
+    /// Whether it was tracked instead of mirrored.
+    pub(in crate::strategy) tracked: bool,
+    pub(in crate::strategy) extent: Extent,
+}
+
+impl WritePlan {
+    /// A write that goes to the source alone and is tracked.
+    pub(in crate::strategy) const fn of_source(extent: Extent) -> Self {
+        Self { mirror: None, force_target: false, activate: Vec::new(), active: false, tracked: true, extent }
+    }
 }
 
 /// An extent of the activity log.
 #[derive(Default)]
-struct Activity {
+pub(in crate::strategy) struct Activity {
     /// Writes that are not answered yet.
-    in_flight: u32,
+    pub(in crate::strategy) in_flight: u32,
     /// Whether the device has it.
-    on_record: bool,
+    pub(in crate::strategy) on_record: bool,
 }
 
 /// What the driver and reports count.
@@ -148,10 +137,14 @@ pub(crate) struct Counts {
 /// The state of a mirror.
 pub(crate) struct Tracker {
     size: Bytes,
-    chunk: ChunkSize,
-    life: ChunkMap<Life>,
+    pub(in crate::strategy) chunk: ChunkSize,
+    pub(in crate::strategy) life: ChunkMap<Life>,
     durability: ChunkMap<Durability>,
-    scrutiny: ChunkMap<Scrutiny>,
+    pub(in crate::strategy) scrutiny: ChunkMap<Scrutiny>,
+    /// What the guest has written since it was copied, where that is tracked and not mirrored.
+    pub(in crate::strategy) dirt: Option<Dirt>,
+    /// From which chunk on a comparison of a volume that is tracked goes on.
+    pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
     sessions: u64,
     /// Copies to the session's target below us.
@@ -160,14 +153,14 @@ pub(crate) struct Tracker {
     patience: Patience,
     mode: Mode,
     /// Chunks in `writing` that the guest has written to.
-    redo: BTreeSet<u64>,
+    pub(in crate::strategy) redo: BTreeSet<u64>,
     /// How often a chunk has been redone and is still not had.
     redone: BTreeMap<u64, u8>,
     generations: Vec<u32>,
     /// `None` without a progress map.
-    activity: Option<BTreeMap<u64, Activity>>,
+    pub(in crate::strategy) activity: Option<BTreeMap<u64, Activity>>,
     /// Pages of the progress map's had bits that are not up to date.
-    stale_pages: BTreeSet<u64>,
+    pub(in crate::strategy) stale_pages: BTreeSet<u64>,
     pub(crate) counts: Counts,
 }
 
@@ -180,6 +173,8 @@ impl Tracker {
             life: ChunkMap::new(chunks, Life::Absent),
             durability: ChunkMap::new(chunks, Durability::Clean),
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
+            dirt: None,
+            compare_from: 0,
             session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,
             offload: None,
@@ -235,6 +230,10 @@ impl Tracker {
             // A copy that still runs ends with its session and makes its chunks absent itself.
             self.life.replace(Life::Had, Life::Absent);
             self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
+            self.compare_from = 0;
+            if let Some(dirt) = &mut self.dirt {
+                dirt.clear();
+            }
         }
         self.sessions += 1;
         self.patience = Patience::default();
@@ -268,7 +267,7 @@ impl Tracker {
     }
 
     /// A chunk that was had must be copied again.
-    fn lose(&mut self, index: u64) {
+    pub(in crate::strategy) fn lose(&mut self, index: u64) {
         self.life.set(index, Life::Absent);
         self.stale_pages.insert(index / PAGE_BITS);
     }
@@ -277,7 +276,10 @@ impl Tracker {
     ///
     /// [`finish_write`]: Self::finish_write
     pub(crate) fn plan_write(&mut self, extent: Extent) -> WritePlan {
-        let mut plan = WritePlan { mirror: None, force_target: false, activate: Vec::new(), active: false, extent };
+        if let Some(tracked) = self.plan_tracked(extent) {
+            return tracked;
+        }
+        let mut plan = WritePlan { tracked: false, ..WritePlan::of_source(extent) };
         if self.mode == Mode::Detached {
             return plan;
         }
@@ -301,15 +303,8 @@ impl Tracker {
                 }
             }
         }
-        plan.active = lost || !parts.is_empty();
-        if let (true, Some(activity)) = (plan.active, &mut self.activity) {
-            for number in active_of(extent) {
-                let entry = activity.entry(number).or_default();
-                entry.in_flight += 1;
-                if !entry.on_record {
-                    plan.activate.push(number);
-                }
-            }
+        if lost || !parts.is_empty() {
+            self.activate(&mut plan);
         }
         if let (false, Some(session)) = (parts.is_empty(), &self.session) {
             self.counts.mirrored += parts.iter().map(|part| part.length.0).sum::<u64>();
@@ -335,6 +330,11 @@ impl Tracker {
             for number in active_of(plan.extent) {
                 activity.get_mut(&number).expect("counted in by the plan").in_flight -= 1;
             }
+        }
+        if self.tracks() {
+            self.mark_dirty(plan.extent);
+        } else if plan.tracked {
+            self.end_tracked(plan.extent);
         }
         let Some((_, parts)) = &plan.mirror else { return };
         for part in parts {
@@ -365,7 +365,7 @@ impl Tracker {
         self.durability.set(index, next);
     }
 
-    fn bump_generation(&mut self, index: u64) {
+    pub(in crate::strategy) fn bump_generation(&mut self, index: u64) {
         let generation = &mut self.generations[(index % GENERATIONS) as usize];
         *generation = generation.wrapping_add(1);
     }
@@ -393,6 +393,9 @@ impl Tracker {
 
     /// Takes absent chunks for a copy.
     pub(crate) fn claim(&mut self, run: Range<u64>) {
+        if let Some(dirt) = &mut self.dirt {
+            dirt.claim(run.clone());
+        }
         self.life.set_range(run, Life::Reading);
     }
 
@@ -452,12 +455,13 @@ impl Tracker {
 
     /// How many bytes are in step on both sides. The last chunk counts as a whole one.
     pub(crate) fn bytes_had(&self) -> Bytes {
-        Bytes(self.life.count(Life::Had) * self.chunk.bytes()).min(self.size)
+        let dirty = self.dirt.as_ref().map_or(0, |dirt| dirt.dirty().0);
+        Bytes(self.life.count(Life::Had).saturating_sub(dirty) * self.chunk.bytes()).min(self.size)
     }
 
     /// Whether every chunk is on both sides.
     pub(crate) fn is_complete(&self) -> bool {
-        self.session.is_some() && self.life.count(Life::Had) == self.life.len()
+        self.is_pass_over() && self.dirt.as_ref().is_none_or(Dirt::is_clean)
     }
 
     /// Whether the target has been written since the last flush that succeeded began.
@@ -477,46 +481,6 @@ impl Tracker {
         self.durability.replace(Durability::FlushingAndUnflushed, Durability::Unflushed);
     }
 
-    /// Asks for a comparison of these chunks.
-    pub(crate) fn want_comparison(&mut self, run: Range<u64>) {
-        self.scrutiny.set_range(run, Scrutiny::Wanted);
-    }
-
-    /// How many chunks wait to be compared: all that have not been if `full`, otherwise those that are wanted.
-    pub(crate) fn uncompared(&self, full: bool) -> u64 {
-        let unseen = if full { self.scrutiny.count(Scrutiny::Unseen) } else { 0 };
-        unseen + self.scrutiny.count(Scrutiny::Wanted) + self.scrutiny.count(Scrutiny::Comparing)
-    }
-
-    /// Takes the next run of chunks to compare, and says whether they were wanted rather than just unseen.
-    pub(crate) fn take_uncompared(&mut self, full: bool, chunks_max: u64) -> Option<(Range<u64>, bool)> {
-        let wanted = self.scrutiny.next_run(Scrutiny::Wanted, 0, chunks_max);
-        let unseen = || self.scrutiny.next_run(Scrutiny::Unseen, 0, chunks_max).filter(|_| full);
-        let (run, is_wanted) = match wanted {
-            Some(run) => (run, true),
-            None => (unseen()?, false),
-        };
-        self.scrutiny.set_range(run.clone(), Scrutiny::Comparing);
-        Some((run, is_wanted))
-    }
-
-    /// Says how a comparison ended.
-    pub(crate) fn end_compare(&mut self, run: Range<u64>, equal: bool) {
-        self.scrutiny.set_range(run, if equal { Scrutiny::Equal } else { Scrutiny::Wanted });
-    }
-
-    /// Chunks that were copied again after they had been compared must be compared again.
-    fn want_again(&mut self, run: Range<u64>) {
-        let mut from = run.start;
-        while let Some(equal) = self.scrutiny.next_run(Scrutiny::Equal, from, run.end.saturating_sub(from)) {
-            if equal.start >= run.end {
-                return;
-            }
-            from = equal.end;
-            self.scrutiny.set_range(equal.start..equal.end.min(run.end), Scrutiny::Wanted);
-        }
-    }
-
     /// Whether all of these chunks are on both sides.
     pub(crate) fn all_had(&self, run: Range<u64>) -> bool {
         let length = run.end - run.start;
@@ -528,13 +492,19 @@ impl Tracker {
         std::mem::take(&mut self.stale_pages).into_iter().collect()
     }
 
+    /// Whether a chunk is on both sides, and the guest has not changed it since.
+    fn is_in_step(&self, index: u64) -> bool {
+        let is_clean = |dirt: &Dirt| !dirt.clean_prefix(index..index + 1).is_empty();
+        self.life.get(index) == Life::Had && self.dirt.as_ref().is_none_or(is_clean)
+    }
+
     /// Brings a page of had bits up to date. A chunk that waits for its first flush keeps the page stale.
     pub(crate) fn fill_had_page(&mut self, number: u64, page: &mut [u8; PAGE_BYTES]) {
         let first = number * PAGE_BITS;
         let end = (first + PAGE_BITS).min(self.life.len());
         for index in first..end {
             let within = index - first;
-            if self.life.get(index) != Life::Had {
+            if !self.is_in_step(index) {
                 set_bit(page, within, false);
             } else if self.durability.get(index) == Durability::Clean {
                 set_bit(page, within, true);
@@ -574,6 +544,10 @@ impl Tracker {
 
     pub(crate) fn run_extent(&self, run: &Range<u64>) -> Extent {
         Extent::between(self.chunk_extent(run.start).offset, self.chunk_extent(run.end - 1).end())
+    }
+
+    pub(crate) const fn size(&self) -> Bytes {
+        self.size
     }
 
     pub(crate) fn chunks(&self) -> u64 {

@@ -1,0 +1,221 @@
+//! The passes of a copy: what each begins with, what is decided at its end, and the last one while the guest is held.
+
+use std::time::Duration;
+
+use block::{Bytes, Error, ErrorKind};
+use env::Moment;
+
+use super::Driver;
+use super::passes::Left;
+use super::switchover::micros;
+use crate::Event;
+use crate::strategy::tracking::converge::{Convergence, Passed, Verdict};
+
+/// So many chunks become clean under one lock of the tracker; guest writes get in between.
+const CLEAR_CHUNKS: u64 = 4096;
+
+/// How fast copies of data were while some were under way.
+#[derive(Debug, Default)]
+pub(super) struct Busy {
+    bytes: u64,
+    time: Duration,
+    since: Option<Moment>,
+}
+
+impl Busy {
+    /// Copies are under way from now on, or not any more.
+    pub(super) fn set(&mut self, now: Moment, is_busy: bool) {
+        match (self.since, is_busy) {
+            (None, true) => self.since = Some(now),
+            (Some(since), false) => {
+                self.time += now.since(since);
+                self.since = None;
+            }
+            _ => {}
+        }
+    }
+
+    /// A copy has ended.
+    pub(super) const fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+    }
+}
+
+/// What a strategy in passes keeps beside the mirror's.
+pub(super) struct Tracking {
+    pub(super) convergence: Convergence,
+    /// The next pass copies what was put off, too.
+    with_all: bool,
+    /// The guest is held for the last copy whatever that takes.
+    forced: bool,
+    /// Everything that can be compared while the guest writes has been.
+    pub(super) is_compared: bool,
+    busy: Busy,
+}
+
+impl Tracking {
+    pub(super) fn new(convergence: Convergence) -> Self {
+        Self { convergence, with_all: false, forced: false, is_compared: false, busy: Busy::default() }
+    }
+}
+
+impl Driver {
+    /// A pass over what is not in step begins, or goes on after an interruption.
+    pub(super) async fn begin_pass(&mut self, held: bool) {
+        if !self.passes.is_under_way() && self.tracking.is_some() {
+            self.get_and_clear(held).await;
+        }
+        let (had, dirty, copied) =
+            self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().0, tracker.counts.copied));
+        let bytes = (self.mirror.size - had).saturating_sub(dirty);
+        self.passes.begin(self.env.now(), bytes.0, copied, held);
+        if let Some(tracking) = &mut self.tracking {
+            tracking.busy = Busy::default();
+        }
+    }
+
+    /// What is dirty becomes what this pass copies, a few chunks at a time.
+    async fn get_and_clear(&mut self, with_all: bool) {
+        let with_deferred = with_all || self.tracking.as_ref().is_none_or(|tracking| tracking.with_all);
+        let mut from = 0;
+        loop {
+            let cleared = self.mirror.tracker(|tracker| {
+                let first = from;
+                while from < first + CLEAR_CHUNKS {
+                    match tracker.get_and_clear(from, CLEAR_CHUNKS, with_deferred) {
+                        Some(run) => from = run.end,
+                        None => return false,
+                    }
+                }
+                true
+            });
+            if !cleared {
+                break;
+            }
+            crate::pace::yield_now().await;
+        }
+        self.cursor = 0;
+    }
+
+    /// The pass is over, and `decision` is what was made of it.
+    pub(super) fn end_pass(&mut self, decision: String) {
+        let (had, deferred, copied) =
+            self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().1, tracker.counts.copied));
+        let left = Left { copied, dirty: (self.mirror.size - had).0, deferred: deferred.0 };
+        self.passes.end(self.env.now(), left, decision);
+    }
+
+    /// Copies are under way or not, and one of `bytes` has ended.
+    pub(super) fn note_busy(&mut self, is_busy: bool, bytes: u64) {
+        let now = self.env.now();
+        if let Some(Tracking { busy, .. }) = &mut self.tracking {
+            busy.add(bytes);
+            busy.set(now, is_busy);
+        }
+    }
+
+    /// Whether the pass shall end before it is through: the time that the move was given is over.
+    pub(super) fn is_too_late(&self) -> bool {
+        let age = self.statistics.age(self.env.now());
+        self.tracking.as_ref().is_some_and(|tracking| tracking.convergence.is_too_late(age))
+    }
+
+    /// A pass has copied all that it was to copy, or its time is over. Says how the move goes on; `None` is with the next
+    /// pass.
+    pub(super) async fn decide(&mut self) -> Option<Event> {
+        let age = self.statistics.age(self.env.now());
+        let (had, deferred) = self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().1));
+        let Some(tracking) = &mut self.tracking else {
+            self.end_pass("every chunk is on both sides".to_owned());
+            return Some(Event::Copied);
+        };
+        let Tracking { busy, convergence, .. } = tracking;
+        convergence.note_rate(busy.bytes, busy.time);
+        let passed = Passed { age, dirty: (self.mirror.size - had).0, deferred: deferred.0 };
+        let (verdict, decision) = convergence.judge(passed);
+        tracing::info!(pass = self.passes.number(), ?passed, decision, "a pass is over");
+        tracking.with_all = verdict == Verdict::GoOnWithAll;
+        tracking.forced |= verdict == Verdict::Force;
+        self.end_pass(decision.clone());
+        match verdict {
+            Verdict::Complete | Verdict::Force => Some(Event::Copied),
+            Verdict::GoOn | Verdict::GoOnWithAll => {
+                self.begin_pass(false).await;
+                None
+            }
+            Verdict::Mirror => {
+                self.tracking = None;
+                self.mirror.mirror_from_now_on();
+                self.begin_pass(false).await;
+                None
+            }
+            Verdict::Abort => {
+                let context = format!("the move does not converge and ends here ({decision})");
+                self.error = Some(Error::new(ErrorKind::TimedOut, context));
+                Some(Event::Broken)
+            }
+        }
+    }
+
+    /// Whether what is left can be copied while the guest is held, now that the target was flushed. `None` where nothing
+    /// may be left.
+    pub(super) fn fits_hold(&mut self) -> Option<bool> {
+        let had = self.mirror.tracker(|tracker| tracker.bytes_had());
+        let dirty = (self.mirror.size - had).0;
+        let Tracking { convergence, forced, .. } = self.tracking.as_mut()?;
+        let fits = *forced || convergence.fits(dirty);
+        if !fits {
+            convergence.note_miss();
+            tracing::info!(dirty, "too much was written while the target was flushed; the guest is not held yet");
+        }
+        Some(fits)
+    }
+
+    /// Copies what is left while the guest is held, and flushes the target.
+    pub(super) async fn last_copy(&mut self) -> Event {
+        let began = self.env.now();
+        let (limit, forced) = match &self.tracking {
+            Some(tracking) => (tracking.convergence.hold_limit(), tracking.forced),
+            None => (Duration::ZERO, true),
+        };
+        self.begin_pass(true).await;
+        let bytes = self.passes.bytes();
+        let until = if forced { None } else { Some(began + limit) };
+        let event = self.copy_held(until).await;
+        let event = match event {
+            None => self.flush_held().await,
+            Some(event) => event,
+        };
+        let took = self.env.now().since(began);
+        self.statistics.switchover.last_copy_us = micros(took);
+        self.statistics.switchover.last_copy_bytes = bytes;
+        self.statistics.switchover.window_us += micros(took);
+        match event {
+            Event::CaughtUp => self.end_pass(format!("switch over: {} were copied in {took:.0?}", Bytes(bytes))),
+            Event::Missing => {
+                self.note_stall();
+                if let Some(tracking) = &mut self.tracking {
+                    tracking.convergence.note_hold(bytes, took);
+                }
+                self.end_pass(format!("go on: the last copy was not done after {took:.0?}, and the guest was let go"));
+            }
+            _ => self.end_pass("the last copy was interrupted".to_owned()),
+        }
+        event
+    }
+
+    async fn flush_held(&mut self) -> Event {
+        let flushed = self.mirror.flush_target().await;
+        if let Some(event) = self.demand() {
+            return event;
+        }
+        match flushed {
+            Ok(()) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::CaughtUp,
+            Ok(()) => Event::Missing,
+            Err(error) => {
+                self.error = Some(error);
+                Event::TargetFailed
+            }
+        }
+    }
+}

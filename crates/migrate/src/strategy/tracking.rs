@@ -1,0 +1,21 @@
+//! Dirty block tracking (VMware ESX, "The Design and Evolution of Live Storage Migration", section 2.3): the guest's
+//! writes go to the source alone, chunks that were copied before become dirty, and one pass after another copies what
+//! has become dirty during the last, until what is left can be copied while the guest is held.
+//!
+//! The guest never waits for a copy, and copies take no lock. What makes that sound is the order of things for a chunk:
+//!
+//! ```text
+//!   guest    mark dirty ─▶ write the source ─────────────────────────▶ mark dirty ─▶ answer
+//!   copy                        get and clear ─▶ read ─▶ write the target ─▶ had
+//! ```
+//!
+//! A copy reads after it has cleared the bit. A write that was marked before that and lands after the read is marked once
+//! more before it is answered, so its chunk is copied again; by then the copy may hold a mixture, which nobody sees.
+//! Tracked writes share the range lock: a comparison that must be sure, and a mirror that follows, wait for them.
+//!
+//! [`dirt`] is the bitmap, [`track`] what follows from it for a chunk, [`converge`] what is decided between two passes.
+//! *Incremental* means that a write ahead of the copy is not marked: it will be copied with the rest.
+
+pub(crate) mod converge;
+pub(crate) mod dirt;
+pub(crate) mod track;

@@ -1,0 +1,142 @@
+//! What tracking makes of guest writes, copies and comparisons: more of the tracker's plain decisions.
+
+use std::ops::Range;
+
+use block::{Bytes, Extent};
+
+use super::dirt::Dirt;
+use crate::progress_map::{PAGE_BITS, active_of};
+use crate::strategy::mirror::scrutiny::Scrutiny;
+use crate::strategy::mirror::tracker::{Life, Mode, Tracker, WritePlan};
+
+impl Tracker {
+    /// Tracks guest writes from now on instead of mirroring them.
+    pub(crate) fn track(&mut self, incremental: bool) {
+        self.dirt = Some(Dirt::new(self.chunks(), incremental));
+    }
+
+    /// Mirrors guest writes from now on: what is dirty is copied once more, under the lock. No copy may be under way;
+    /// tracked writes may be, and say at their end what they have changed.
+    pub(crate) fn mirror_from_now_on(&mut self) {
+        let mut from = 0;
+        while let Some(run) = self.get_and_clear(from, u64::MAX, true) {
+            from = run.end;
+        }
+        self.dirt = None;
+    }
+
+    /// Whether guest writes are tracked now. While a commit is in doubt and after it, both sides are written.
+    pub(crate) const fn tracks(&self) -> bool {
+        self.dirt.is_some() && matches!(self.mode(), Mode::SourceHolds | Mode::FlushBoth)
+    }
+
+    /// Decides what becomes of a guest write that is tracked; `None` if it is to be mirrored. The caller shares the
+    /// extent's lock until the write has ended.
+    pub(crate) fn plan_tracked(&mut self, extent: Extent) -> Option<WritePlan> {
+        if !self.tracks() {
+            return None;
+        }
+        self.mark_dirty(extent);
+        let mut plan = WritePlan::of_source(extent);
+        // Also where nothing was copied yet: a copy may come and go while the write is under way.
+        self.activate(&mut plan);
+        Some(plan)
+    }
+
+    /// A tracked write begins, or has ended and is about to be answered.
+    pub(crate) fn mark_dirty(&mut self, extent: Extent) {
+        for index in self.chunk.indices_of(extent) {
+            self.bump_generation(index);
+            let life = self.life.get(index);
+            let Some(dirt) = &mut self.dirt else { return };
+            if dirt.mark(index, life == Life::Absent) && life == Life::Had {
+                self.stale_pages.insert(index / PAGE_BITS);
+            }
+        }
+    }
+
+    /// A write that began tracked ends under a mirror: whatever has copied its chunks may have read too early.
+    pub(crate) fn end_tracked(&mut self, extent: Extent) {
+        for index in self.chunk.indices_of(extent) {
+            self.bump_generation(index);
+            match self.life.get(index) {
+                Life::Absent => {}
+                Life::Reading | Life::Writing => _ = self.redo.insert(index),
+                Life::Had => self.lose(index),
+            }
+        }
+    }
+
+    /// Takes a run of at most `chunks_max` dirty chunks at or after `from` into the pass that begins: get and clear.
+    pub(crate) fn get_and_clear(&mut self, from: u64, chunks_max: u64, with_deferred: bool) -> Option<Range<u64>> {
+        let run = self.dirt.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
+        self.life.set_range(run.clone(), Life::Absent);
+        self.stale_pages.extend(run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS);
+        Some(run)
+    }
+
+    /// Whether the pass has copied all that it was to copy.
+    pub(crate) fn is_pass_over(&self) -> bool {
+        self.session().is_some() && self.life.count(Life::Had) == self.life.len()
+    }
+
+    /// How many bytes must be copied again because the guest has changed them, and which part of them is put off.
+    pub(crate) fn bytes_dirty(&self) -> (Bytes, Bytes) {
+        let (dirty, deferred) = self.dirt.as_ref().map_or((0, 0), Dirt::dirty);
+        let bytes = |chunks| Bytes(chunks * self.chunk.bytes()).min(self.size());
+        (bytes(dirty), bytes(deferred))
+    }
+
+    /// Whether all of these chunks are on both sides, and the guest has not changed them since.
+    pub(crate) fn all_in_step(&self, run: Range<u64>) -> bool {
+        let is_clean = |dirt: &Dirt| dirt.clean_prefix(run.clone()) == run;
+        self.all_had(run.clone()) && self.dirt.as_ref().is_none_or(is_clean)
+    }
+
+    /// The next run of chunks to compare at or after `from` that are in step: those wanted, and those unseen if `full`.
+    pub(crate) fn next_comparable(&self, full: bool, from: u64, chunks_max: u64) -> Option<(Range<u64>, bool)> {
+        let mut from = from;
+        loop {
+            let wanted = self.scrutiny.next_run(Scrutiny::Wanted, from, chunks_max);
+            let unseen = if full { self.scrutiny.next_run(Scrutiny::Unseen, from, chunks_max) } else { None };
+            let (run, is_wanted) = match (wanted, unseen) {
+                (Some(wanted), Some(unseen)) if unseen.start < wanted.start => (unseen, false),
+                (Some(wanted), _) => (wanted, true),
+                (None, unseen) => (unseen?, false),
+            };
+            let run = match &self.dirt {
+                None => run,
+                Some(dirt) => dirt.clean_prefix(run.clone()),
+            };
+            if run.is_empty() {
+                // A stretch that the guest has changed is left out at once.
+                from = self.dirt.as_ref()?.next_clean(run.start)?;
+                continue;
+            }
+            if self.life.get(run.start) != Life::Had {
+                from = run.start + 1;
+                continue;
+            }
+            return Some((run, is_wanted));
+        }
+    }
+
+    /// How many bytes were equal on both sides at a moment after their last copy.
+    pub(crate) fn bytes_proved(&self) -> Bytes {
+        Bytes(self.scrutiny.count(Scrutiny::Equal) * self.chunk.bytes()).min(self.size())
+    }
+
+    /// Counts a write in as active, and says which extents of the activity log are not on record yet.
+    pub(crate) fn activate(&mut self, plan: &mut WritePlan) {
+        plan.active = true;
+        if let Some(activity) = &mut self.activity {
+            for number in active_of(plan.extent) {
+                let entry = activity.entry(number).or_default();
+                entry.in_flight += 1;
+                if !entry.on_record {
+                    plan.activate.push(number);
+                }
+            }
+        }
+    }
+}

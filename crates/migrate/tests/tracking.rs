@@ -1,0 +1,252 @@
+//! Dirty block tracking: moving a volume in passes under a guest that writes all the time.
+
+extern crate transhume_migrate as migrate;
+
+mod common;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use block::{BlockDevice, ErrorKind};
+use common::{Fate, World, map_device, map_on, options, outcome, switched, until};
+use migrate::{Migration, MoveOptions, OnNoConverge, Outcome, Phase, Strategy, Verify};
+
+const SIZE: u64 = 3_000_000;
+
+fn tracked(strategy: Strategy) -> MoveOptions {
+    MoveOptions { strategy, on_no_converge: OnNoConverge::Abort, ..options() }
+}
+
+/// So slow a copy, and so short a hold, that no pass leaves less than the one before.
+fn hopeless(on_no_converge: OnNoConverge) -> MoveOptions {
+    let bandwidth = Some(400_000);
+    MoveOptions { bandwidth, downtime_limit_ms: 1, on_no_converge, ..tracked(Strategy::Dbt) }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_writes_all_the_time_is_moved_in_passes_and_both_sides_are_equal() {
+    for seed in 0..20 {
+        let size = SIZE + seed * 1013;
+        let world = World::new(seed, size).await;
+        let guest = world.guest(3);
+        let strategy = [Strategy::Dbt, Strategy::IncrementalDbt][(seed % 2) as usize];
+        let verify = [Verify::Off, Verify::Sample, Verify::Full][(seed % 3) as usize];
+        let (_, work) = world.start(MoveOptions { verify, ..tracked(strategy) }).await;
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        let frozen = world.source.contents().await;
+        world.env.sleep(Duration::from_millis(500)).await;
+        let rounds = world.stop_guest(guest).await;
+        assert!(rounds > 100, "the guest hardly ran");
+        assert_eq!(world.source.contents().await, frozen, "the source changed after the switchover");
+        assert_ne!(world.target.contents().await, frozen, "the guest does not write to the target");
+        assert_eq!((report.strategy, report.bytes_mirrored), (strategy, 0));
+        let passes = &report.iterations;
+        assert!(passes.len() >= 2 && passes.last().is_some_and(|last| last.held), "{passes:?}");
+        assert!(passes[..passes.len() - 1].iter().all(|pass| !pass.held), "{passes:?}");
+        assert_eq!(passes[0].bytes, size);
+        assert!(passes.iter().all(|pass| !pass.decision.is_empty()), "{passes:?}");
+        assert!(report.switchover.last_copy_us > 0 && report.switchover.window_us >= report.switchover.last_copy_us);
+        assert_eq!(report.equal, (verify != Verify::Off).then_some(true));
+        assert!(report.verification.bytes_proved < size, "what was copied last was not compared: {report:?}");
+        assert_eq!(report.verified, verify == Verify::Sample, "{:?}", report.verification);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_writes_there_is_one_pass_and_all_of_it_is_proved() {
+    let world = World::new(3, SIZE).await;
+    let (_, work) = world.start(MoveOptions { verify: Verify::Full, ..tracked(Strategy::Dbt) }).await;
+    let report = switched(work).await;
+    world.assert_equal_at_commit();
+    assert_eq!(report.iterations.len(), 1, "{:?}", report.iterations);
+    assert!(report.verified && report.verification.bytes_proved == SIZE, "{:?}", report.verification);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_written_ahead_of_an_incremental_copy_is_copied_once() {
+    let mut copied = Vec::new();
+    for strategy in [Strategy::Dbt, Strategy::IncrementalDbt] {
+        let world = World::new(5, SIZE).await;
+        let guest = world.guest(2);
+        let (control, work) = world.start(MoveOptions { bandwidth: Some(2_000_000), ..tracked(strategy) }).await;
+        until(&control, |progress| progress.iteration >= 2 || progress.phase > Phase::Copying).await;
+        control.set_bandwidth(None);
+        let report = switched(work).await;
+        world.stop_guest(guest).await;
+        world.assert_equal_at_commit();
+        copied.push(report.iterations[0].bytes_dirty);
+    }
+    assert!(copied[1] < copied[0], "{copied:?}: nothing was saved");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_move_that_does_not_converge_is_ended_and_says_why() {
+    let world = World::new(1, SIZE).await;
+    let guest = world.guest(3);
+    let (_, work) = world.start(hopeless(OnNoConverge::Abort)).await;
+    let Outcome::Failed { error, report } = outcome(work).await else { panic!("it converged") };
+    world.stop_guest(guest).await;
+    assert!(error.chain().contains("does not converge"), "{}", error.chain());
+    assert!(report.iterations.last().is_some_and(|last| last.decision.starts_with("abort")), "{report:?}");
+    assert!(world.slot.device().is_same(&world.source_device));
+    assert!(!world.journal.committed.load(Ordering::Relaxed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_move_that_does_not_converge_goes_on_as_a_mirror() {
+    for seed in 0..10 {
+        let world = World::new(seed, SIZE).await;
+        let guest = world.guest(3);
+        let verify = [Verify::Sample, Verify::Full][(seed % 2) as usize];
+        let (control, work) = world.start(MoveOptions { verify, ..hopeless(OnNoConverge::Mirror) }).await;
+        until(&control, |progress| progress.bytes_mirrored > 0).await;
+        control.set_bandwidth(None);
+        let report = switched(work).await;
+        world.stop_guest(guest).await;
+        world.assert_equal_at_commit();
+        assert!(report.iterations.iter().any(|pass| pass.decision.starts_with("go on as a mirror")), "{report:?}");
+        assert!(report.verified && report.switchover.last_copy_us == 0, "{report:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_move_holds_the_guest_for_as_long_as_it_takes() {
+    let world = World::new(2, SIZE).await;
+    let guest = world.guest(3);
+    let (_, work) = world.start(hopeless(OnNoConverge::Force)).await;
+    let report = switched(work).await;
+    world.stop_guest(guest).await;
+    world.assert_equal_at_commit();
+    assert!(report.iterations.iter().any(|pass| pass.decision.starts_with("force")), "{report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_ends_a_pass_in_its_middle() {
+    let world = World::new(4, SIZE).await;
+    let guest = world.guest(2);
+    let late = MoveOptions { deadline_ms: Some(2000), bandwidth: Some(100_000), ..tracked(Strategy::Dbt) };
+    let (_, work) = world.start(late.clone()).await;
+    let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
+    assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
+    let mirror = MoveOptions { on_no_converge: OnNoConverge::Mirror, ..late };
+    let mut parts = world.parts();
+    parts.target_is_fresh = false;
+    let (control, work) = world.start_with(parts, mirror).await;
+    until(&control, |progress| progress.bytes_mirrored > 0).await;
+    control.set_bandwidth(None);
+    switched(work).await;
+    world.stop_guest(guest).await;
+    world.assert_equal_at_commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_takes_too_long_lets_the_guest_go() {
+    let world = World::new(6, SIZE).await;
+    let guest = world.guest(2);
+    let short = MoveOptions { downtime_limit_ms: 40, ..tracked(Strategy::Dbt) };
+    let (control, work) = world.start(MoveOptions { on_no_converge: OnNoConverge::Mirror, ..short }).await;
+    until(&control, |progress| progress.phase >= Phase::Quiescing).await;
+    // From now on the target takes much longer than anybody could expect.
+    world.target.manners.lock().delay_ms = 400;
+    let done = until(&control, |progress| progress.iteration >= 4 || progress.phase.is_final()).await;
+    world.target.manners.lock().delay_ms = 3;
+    let report = switched(work).await;
+    world.stop_guest(guest).await;
+    world.assert_equal_at_commit();
+    assert!(report.iterations.iter().any(|pass| pass.decision.contains("was let go")), "{done:?} {report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_is_lost_between_passes_and_comes_back_is_brought_into_step_again() {
+    for seed in 0..10 {
+        let world = World::new(seed, SIZE).await;
+        let guest = world.guest(3);
+        let (control, work) = world.start(hopeless(OnNoConverge::Mirror)).await;
+        until(&control, |progress| progress.bytes_copied > 200_000 * (seed + 1)).await;
+        world.target.manners.lock().flushes_left = Some(0);
+        world.target.manners.lock().writes_left = Some(0);
+        world.target.manners.lock().kind = Some(ErrorKind::Disconnected);
+        until(&control, |progress| progress.phase == Phase::TargetLost).await;
+        world.env.sleep(Duration::from_millis(100)).await;
+        *world.target.manners.lock() = common::Manners { delay_ms: 3, ..common::Manners::default() };
+        control.set_bandwidth(None);
+        control.resume();
+        let report = switched(work).await;
+        world.stop_guest(guest).await;
+        world.assert_equal_at_commit();
+        assert_eq!(report.target_losses, 1);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_process_s_passes_go_on_with_what_is_left() {
+    const LARGE: u64 = 20_000_000;
+    for seed in 0..6 {
+        let mut world = World::new(seed, LARGE).await;
+        let map = map_device(LARGE);
+        let slow = MoveOptions { bandwidth: Some(700_000), ..hopeless(OnNoConverge::Mirror) };
+        {
+            let mut parts = world.parts();
+            parts.progress_map = Some(map_on(&map, LARGE, 1).await);
+            // All that it writes is in the first extent of the activity log.
+            let guest = world.guest_within(2, 3_000_000);
+            let (control, work) = Migration::start(parts, slow.clone()).await.expect("it starts");
+            let work = tokio::spawn(work);
+            until(&control, |progress| progress.seconds > 12.0 + seed as f64).await;
+            work.abort();
+            world.stop_guest(guest).await;
+        }
+        world.source.reboot();
+        world.target.reboot();
+        world = World::over(world.env.clone(), world.source.clone(), world.target.clone());
+        let mut parts = world.parts();
+        parts.progress_map = Some(map_on(&map, LARGE, 1).await);
+        parts.target_is_fresh = false;
+        let (_, work) = world.start_with(parts, tracked(Strategy::Dbt)).await;
+        let guest = world.guest(2);
+        let report = switched(work).await;
+        world.stop_guest(guest).await;
+        world.assert_equal_at_commit();
+        assert!(report.bytes_resumed > 2_000_000, "seed {seed}: {} were resumed", report.bytes_resumed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_commit_in_doubt_after_a_last_copy_has_both_sides_written_until_it_is_settled() {
+    for (seed, fates) in [
+        (1, vec![Fate::Failed, Fate::Stored]),
+        (2, vec![Fate::Late(Duration::from_secs(2))]),
+        (3, vec![Fate::Failed, Fate::Failed, Fate::Failed, Fate::Stored]),
+    ] {
+        let world = World::new(seed, SIZE).await;
+        world.journal.fates.lock().extend(fates);
+        let guest = world.guest(3);
+        let (_, work) = world.start(tracked(Strategy::Dbt)).await;
+        let report = switched(work).await;
+        world.stop_guest(guest).await;
+        world.assert_equal_at_commit();
+        assert!(report.switchover.doubts == 1 && report.bytes_mirrored > 0, "{report:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_during_any_pass_leaves_the_guest_on_the_source() {
+    for seed in 0..12 {
+        let world = World::new(seed, SIZE).await;
+        let guest = world.guest(2);
+        let (control, work) = world.start(hopeless(OnNoConverge::Mirror)).await;
+        until(&control, |progress| progress.bytes_copied > seed * 300_000).await;
+        control.cancel().expect("the commit is far away");
+        let Outcome::Cancelled(_) = outcome(work).await else { panic!("it was not cancelled") };
+        assert!(world.slot.device().is_same(&world.source_device));
+        world.stop_guest(guest).await;
+    }
+}
+
+#[test]
+fn a_disk_of_the_tests_has_the_size_that_they_count_on() {
+    let world = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    let size = world.expect("a runtime").block_on(async { World::new(1, SIZE).await.source.geometry().size });
+    assert_eq!(size.0, SIZE);
+}

@@ -1,0 +1,133 @@
+//! Scenarios of strategies other than the mirror.
+
+use std::time::Duration;
+
+use block::Bytes;
+use migrate::{OnNoConverge, Phase, Strategy, Verify};
+
+use super::{common, swarm};
+use crate::dice::Dice;
+use crate::disk::{Faults, Timing};
+use crate::guest::{Load, Pattern};
+use crate::happening::Happening;
+use crate::story::Story;
+use crate::words::{expect, guest, operator, process, target};
+
+/// Any way to track, with any end.
+fn tracked(dice: &Dice, story: Story) -> Story {
+    let strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
+    let choice = dice.pick(&[OnNoConverge::Mirror, OnNoConverge::Mirror, OnNoConverge::Force, OnNoConverge::Abort]);
+    let limit = dice.pick(&[1, 5, 20, 200]);
+    let deadline = dice.pick(&[None, None, None, Some(20), Some(500)]);
+    story.options(|options| {
+        options.strategy = strategy;
+        options.on_no_converge = choice;
+        options.downtime_limit_ms = limit;
+        options.deadline_ms = deadline;
+    })
+}
+
+/// A move in passes under any load, and nothing goes wrong.
+pub(super) fn dbt(dice: &Dice) -> Story {
+    let sectors = dice.pick(&[1, 16, 64]);
+    let load = Load {
+        requests: dice.pick(&[1000, 2000, 4000]),
+        outstanding: dice.pick(&[1, 8, 16]),
+        reads: dice.pick(&[0.2, 0.5]),
+        sectors_max: sectors,
+        pattern: dice.pick(&[Pattern::Uniform, Pattern::Hot(256), Pattern::Sequential]),
+        think: Duration::from_micros(dice.pick(&[50, 300, 1000])),
+        ..Load::default()
+    };
+    tracked(dice, common(dice).guest(load))
+}
+
+/// The guest is held no longer than was asked for. What is in flight when it is held, and what the commit takes, comes on
+/// top of twice the limit.
+pub(super) fn dbt_downtime(dice: &Dice) -> Story {
+    let load = Load { requests: 2000, outstanding: 8, reads: 0.3, sectors_max: 16, ..Load::default() };
+    let limit = dice.pick(&[5, 20, 50]);
+    Story::new()
+        .guest(load)
+        .verify(dice.pick(&[Verify::Off, Verify::Sample, Verify::Full]))
+        .and(expect().switched().no_wait_above(Duration::from_millis(2 * limit + 30)))
+        .options(|options| {
+            options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
+            options.downtime_limit_ms = limit;
+            options.chunk_bytes = 16_384;
+            options.bandwidth = dice.pick(&[Some(20 << 20), Some(300 << 20)]);
+        })
+}
+
+/// A guest that never rests, on strategies that go on as a mirror then.
+pub(super) fn dbt_never_rests(dice: &Dice) -> Story {
+    let sectors = dice.pick(&[64, 512]);
+    let hot = guest().asks(1000).never_rests().at_once(16).writes(0.9).at_one_place(sectors).sectors(8);
+    let hot = hot.thinks(Duration::from_micros(dice.pick(&[5, 40])));
+    Story::new().volume(Bytes(dice.pick(&[1 << 20, 3 << 20]))).and(hot).options(|options| {
+        options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
+        options.downtime_limit_ms = dice.pick(&[1, 5, 200]);
+        options.chunk_bytes = dice.pick(&[16_384, 65_536]);
+    })
+}
+
+/// Source and target are slow, so that guest writes and copies meet in every order.
+pub(super) fn dbt_races(dice: &Dice) -> Story {
+    let slow = Faults { slow: dice.pick(&[0.002, 0.01, 0.03]), ..Faults::default() };
+    let load = Load {
+        requests: 1500,
+        outstanding: 16,
+        reads: 0.1,
+        sectors_max: 32,
+        pattern: dice.pick(&[Pattern::Uniform, Pattern::Hot(512)]),
+        think: Duration::from_micros(50),
+        ..Load::default()
+    };
+    let timing = if dice.chance(0.3) { Timing::SLOW } else { Timing::FLASH };
+    let story = common(dice).volume(Bytes(1 << 20)).guest(load).timings(timing, Timing::FLASH);
+    tracked(dice, story.source(slow).target(slow))
+}
+
+/// What goes wrong in the middle of a last copy.
+pub(super) fn dbt_last_copy(dice: &Dice) -> Story {
+    let then = match dice.below(5) {
+        0 => process().killed_in(Phase::LastCopy),
+        1 => process().powerless_in(Phase::LastCopy),
+        2 => operator().cancels_in(Phase::LastCopy),
+        3 => process().killed_recovering_in(Phase::LastCopy),
+        _ => process().killed_in(Phase::Committing),
+    };
+    let faults = target().slow(0.05).flush_errors(dice.pick(&[0.0, 0.2])).write_errors(dice.pick(&[0.0, 0.01]));
+    let faults = if dice.chance(0.3) { faults.lost_in(Phase::LastCopy) } else { faults };
+    let load = Load { requests: 2000, outstanding: 8, reads: 0.2, ..Load::default() };
+    tracked(dice, common(dice).guest(load)).and(faults).and(then)
+}
+
+/// Crashes between passes, with a progress map that has something to say.
+pub(super) fn dbt_resume(dice: &Dice) -> Story {
+    let load = Load {
+        requests: 200,
+        outstanding: 8,
+        reads: 0.2,
+        think: Duration::from_secs(dice.pick(&[2, 8])),
+        ..Load::default()
+    };
+    let crashes = dice.within(1..=6);
+    let story = common(dice)
+        .and(target().flush_errors(dice.pick(&[0.0, 0.0, 0.4])))
+        .volume(Bytes::mib(dice.pick(&[9, 13])))
+        .guest(load)
+        .within(Duration::from_secs(40))
+        .downtime(Duration::from_secs(2))
+        .with(Happening::Crash, crashes)
+        .with(Happening::PowerLoss, dice.below(2));
+    tracked(dice, story).options(|options| {
+        options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10]));
+        options.deadline_ms = None;
+    })
+}
+
+/// Any of it together.
+pub(super) fn dbt_swarm(dice: &Dice) -> Story {
+    tracked(dice, swarm(dice))
+}
