@@ -173,14 +173,15 @@ const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
 /// Writes all of `data`, durably if `fua`.
 pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io::Result<()> {
     let mut written = 0;
-    let (flags, call_bytes_max) = match fua {
-        true => (ReadWriteFlags::DSYNC, data.len()),
-        false => (ReadWriteFlags::empty(), WRITE_CALL_BYTES_MAX),
-    };
     while written < data.len() {
-        let rest = &data[written..];
-        let rest = [io::IoSlice::new(&rest[..rest.len().min(call_bytes_max)])];
-        match retry(|| Ok(rustix::io::pwritev2(file, &rest, offset + written as u64, flags)?))? {
+        let (rest, offset) = (&data[written..], offset + written as u64);
+        let count = if fua {
+            retry(|| Ok(rustix::io::pwritev2(file, &[io::IoSlice::new(rest)], offset, ReadWriteFlags::DSYNC)?))
+        } else {
+            // The plain call: one with flags costs a twentieth more.
+            retry(|| file.write_at(&rest[..rest.len().min(WRITE_CALL_BYTES_MAX)], offset))
+        };
+        match count? {
             0 => return Err(io::ErrorKind::WriteZero.into()),
             count => written += count,
         }
