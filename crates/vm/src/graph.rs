@@ -3,6 +3,8 @@
 //! The graph is the truth. Everything that decides what to do next (idempotent steps, recovery, release) reads it first.
 //! Reading never drains, so it is safe while our export is disconnected.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -238,18 +240,30 @@ impl Graph {
         chain
     }
 
-    /// The jobs that touch `nodes`, by graph where it tells, by name otherwise.
+    /// The jobs that touch `nodes`, by graph where it tells, by name otherwise. A backup reads through a filter that it has
+    /// put above the node: whatever a job reaches downwards it touches.
     #[must_use]
     pub fn jobs_on(&self, nodes: &[&str], backend: &str) -> Vec<&Job> {
         let touches = |job: &&Job| {
-            let holds = |edge: &Edge| {
-                edge.parent_type == "block-job" && edge.parent == job.id && nodes.contains(&edge.child.as_str())
-            };
-            self.edges.iter().any(holds)
-                || nodes.contains(&job.id.as_str())
+            let reached = self.reached_by_job(&job.id);
+            nodes.iter().any(|node| reached.contains(node) || *node == job.id)
                 || (!backend.is_empty() && job.id == backend)
         };
         self.jobs.iter().filter(touches).collect()
+    }
+
+    /// The nodes below a job.
+    fn reached_by_job(&self, id: &str) -> BTreeSet<&str> {
+        let of_job = |edge: &&Edge| edge.parent_type == "block-job" && edge.parent == id;
+        let mut open: Vec<&str> = self.edges.iter().filter(of_job).map(|edge| edge.child.as_str()).collect();
+        let mut reached = BTreeSet::new();
+        while let Some(node) = open.pop() {
+            if reached.insert(node) {
+                let below = self.edges.iter().filter(|edge| edge.parent_type == "block-driver" && edge.parent == node);
+                open.extend(below.map(|edge| edge.child.as_str()));
+            }
+        }
+        reached
     }
 }
 

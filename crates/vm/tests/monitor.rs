@@ -232,3 +232,19 @@ async fn a_disk_with_a_block_job_is_refused_and_a_job_begun_later_is_told() {
     assert_eq!(found, [VmEvent::BlockJob { id: "mine".to_owned(), kind: "mirror".to_owned() }]);
     assert_eq!(found[0].outcome(), Outcome::Cancel);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_that_puts_its_filter_above_the_disk_is_told() {
+    let Setup { qmp, plan, mut daemon, server: _server, vm: _vm } =
+        Setup::planned(Vm::start_with(PLAIN, &["-S"])).await;
+    adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
+    let target = json!({ "driver": "null-co", "node-name": "target", "size": common::DISK_BYTES });
+    qmp.execute("blockdev-add", target).await.expect("added");
+    let mut events = VmEvents::watch(&qmp, &plan.disk);
+    let backup = json!({ "job-id": "nightly", "device": "disk0", "target": "target", "sync": "full", "speed": 1 });
+    qmp.execute("blockdev-backup", backup).await.expect("begun");
+    let event = within(events.next()).await.expect("an event");
+    assert_eq!(event.outcome(), Outcome::Look, "{event:?}");
+    let found = events.compare(&Graph::read(&qmp).await.expect("QEMU answers"));
+    assert!(found.contains(&VmEvent::BlockJob { id: "nightly".to_owned(), kind: "backup".to_owned() }), "{found:?}");
+}
