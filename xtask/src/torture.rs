@@ -16,6 +16,7 @@ mod cycle;
 mod plan;
 mod proxy;
 mod stage;
+mod stall;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -71,6 +71,8 @@ struct Fence {
     closed: bool,
     /// Whoever opened it under an earlier epoch than this.
     epoch: u64,
+    /// The same before the newest commit.
+    epoch_before: u64,
     why: &'static str,
 }
 
@@ -202,8 +204,16 @@ impl Disk {
 
     /// From now on it is a violation of one-writer if somebody writes who opens it without knowing of `epoch`.
     pub fn require_epoch(&self, epoch: u64) {
-        let mut state = self.state();
-        state.fence.epoch = state.fence.epoch.max(epoch);
+        let fence = &mut self.state().fence;
+        if epoch > fence.epoch {
+            (fence.epoch_before, fence.epoch) = (fence.epoch, epoch);
+        }
+    }
+
+    /// The commit of the newest epoch was taken back: whoever had it before goes on.
+    pub fn take_epoch_back(&self) {
+        let fence = &mut self.state().fence;
+        fence.epoch = fence.epoch_before;
     }
 
     /// What may go wrong from now on.

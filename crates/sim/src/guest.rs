@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Extent, Mutation, Result};
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::dice::Dice;
@@ -96,6 +97,8 @@ struct Shared {
     /// Set once a disk that holds or held the volume may have failed a request.
     errors_allowed: AtomicBool,
     longest: Mutex<Duration>,
+    /// A write was asked, or answered.
+    wrote: Notify,
     workers: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -128,6 +131,7 @@ impl Guest {
             cursor: AtomicU64::new(0),
             errors_allowed: AtomicBool::new(false),
             longest: Mutex::default(),
+            wrote: Notify::new(),
             workers: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -176,6 +180,11 @@ impl Guest {
             let _ = worker.await;
         }
         self.ledger().lose_power();
+    }
+
+    /// Waits until a write of it is asked or answered.
+    pub async fn wrote(&self) {
+        self.shared.wrote.notified().await;
     }
 
     /// What it has seen.
@@ -328,6 +337,7 @@ impl Guest {
             (Mutation::data(extent.offset, buffer.freeze()), ticket)
         };
         let mutation = mutation.with_fua(fua);
+        self.shared.wrote.notify_waiters();
         let again = AtomicBool::new(false);
         let answer = self.shared.port.request(|device| {
             if again.swap(true, Ordering::Relaxed) {
@@ -343,6 +353,7 @@ impl Guest {
             Ok(()) => self.ledger().write_done(&ticket, fua),
             Err(_) => self.ledger().write_failed(&ticket),
         }
+        self.shared.wrote.notify_waiters();
     }
 
     fn note<T>(&self, what: &str, answer: &Result<T>) {

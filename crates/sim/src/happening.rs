@@ -11,6 +11,8 @@ pub enum Happening {
     Crash,
     /// The process is killed, starts again, and is killed one to three times more while it recovers.
     CrashAgain,
+    /// The process is killed when a few of the guest's writes have just been asked and answered, and starts again.
+    CrashAtWrite,
     /// The host loses its power and comes back.
     PowerLoss,
     /// The guest's connection is cut and comes back.
@@ -27,6 +29,8 @@ pub enum Happening {
     Corruption,
     /// The disk of the journal and of the progress map takes nothing for a while.
     StoreFull,
+    /// The journal's disk fails most writes for a while, and any part of them may have landed.
+    StoreFails,
     /// Somebody pauses the move, and resumes it later.
     Pause,
     /// Somebody cancels the move.
@@ -42,6 +46,7 @@ impl Happening {
         match self {
             Self::Crash => "crash",
             Self::CrashAgain => "crash-again",
+            Self::CrashAtWrite => "crash-at-write",
             Self::PowerLoss => "power-loss",
             Self::Reconnect => "reconnect",
             Self::HalfOpen => "half-open",
@@ -50,6 +55,7 @@ impl Happening {
             Self::TargetLost => "target-lost",
             Self::Corruption => "corruption",
             Self::StoreFull => "store-full",
+            Self::StoreFails => "store-fails",
             Self::Pause => "pause",
             Self::Cancel => "cancel",
             Self::Bandwidth => "bandwidth",

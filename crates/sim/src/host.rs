@@ -504,12 +504,16 @@ impl Host {
     pub(crate) fn note_stored(&self, document: &Document) {
         let shared = &self.shared;
         let mut newest = shared.epoch.lock();
+        let is_new = document.epoch > *newest;
         *newest = document.epoch.max(*newest);
         let mut stores = shared.stores.lock();
         *stores = document.stores.max(*stores);
         let before = std::mem::replace(&mut *shared.holder.lock(), document.holder);
         if before != document.holder {
             shared.sides[before].require_epoch(document.epoch);
+            if !is_new {
+                shared.sides[document.holder].take_epoch_back();
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::link::LinkFigures;
-use crate::story::{Happening, Story};
+use crate::story::{Happening, Story, When};
 use crate::wire::WireFigures;
 use crate::words::{guest, operator, process, source, store, target};
 
@@ -240,7 +240,7 @@ fn resume(dice: &Dice) -> Story {
     };
     let crashes = dice.within(1..=6);
     let flush_errors = dice.pick(&[0.0, 0.0, 0.4]);
-    common(dice)
+    let story = common(dice)
         .and(target().flush_errors(flush_errors))
         .volume(Bytes::mib(dice.pick(&[9, 13])))
         .guest(load)
@@ -249,6 +249,10 @@ fn resume(dice: &Dice) -> Story {
         .downtime(Duration::from_secs(2))
         .with(Happening::Crash, crashes)
         .with(Happening::PowerLoss, dice.below(2))
+        .with(Happening::TargetLost, dice.below(3))
+        .with(Happening::CrashAtWrite, dice.below(3));
+    // What only the source has got must be known to whoever comes after a death in the middle of that.
+    if dice.chance(0.5) { story.and(process().killed_at_write_in(Phase::TargetLost)) } else { story }
 }
 
 fn power_loss(dice: &Dice) -> Story {
@@ -305,13 +309,20 @@ fn failed_flush(dice: &Dice) -> Story {
     let place = if dice.chance(0.5) { writer.at_one_place(256) } else { writer };
     let rate = dice.pick(&[0.2, 0.5]);
     let crashes = dice.below(3);
+    // Chunks and writes so small that a chunk is left alone between two flushes: what is believed of it then counts.
+    let is_fine = dice.chance(0.5);
+    let place = if is_fine { writer.sectors(2) } else { place };
+    let chunk = if is_fine { 4096 } else { 65_536 };
     Story::new()
         .volume(Bytes::mib(dice.pick(&[1, 3])))
         .dirty_target(dice.chance(0.3))
         .and(place)
         .and(target().flush_errors(rate).slow(0.01).is(Timing::SLOW))
         .within(Duration::from_secs(25))
-        .options(|options| options.bandwidth = Some(dice.pick(&[40 << 10, 100 << 10])))
+        .options(|options| {
+            options.bandwidth = Some(dice.pick(&[40 << 10, 100 << 10]));
+            options.chunk_bytes = chunk;
+        })
         .with(Happening::Crash, crashes)
 }
 
@@ -321,7 +332,10 @@ fn short_reads(dice: &Dice) -> Story {
 }
 
 fn in_doubt(dice: &Dice) -> Story {
-    let then = match dice.below(6) {
+    let then = match dice.below(8) {
+        6 => operator().cancels_in(Phase::InDoubt).killed_at_write_in(Phase::Cancelling),
+        // A doubt that a lost target has settled for the source.
+        7 => process().killed_at_write_in(Phase::TargetLost),
         0 => process().killed_in(Phase::InDoubt),
         1 => operator().cancels_in(Phase::InDoubt).killed_in(Phase::Reverting),
         2 => process().powerless_in(Phase::InDoubt),
@@ -331,8 +345,14 @@ fn in_doubt(dice: &Dice) -> Story {
         _ => process().killed_recovering_in(Phase::InDoubt),
     };
     let rate = dice.pick(&[0.3, 0.7]);
-    let story = common(dice).and(store().write_errors(rate).stuck(0.05)).and(then);
-    if dice.chance(0.3) { story.and(target().lost_in(Phase::InDoubt)) } else { story }
+    // A store that fails all the time seldom lets a move come as far as its commit.
+    let doubtful = match dice.chance(0.3) {
+        true => store().write_errors(rate).stuck(0.05),
+        false => store().fails_in(Phase::PreSwitch).stuck(0.02),
+    };
+    let story = common(dice).and(doubtful).and(then);
+    let is_lost = story.events.iter().any(|event| event.when == When::In(Phase::TargetLost));
+    if is_lost || dice.chance(0.3) { story.and(target().lost_in(Phase::InDoubt)) } else { story }
 }
 
 fn store_full(dice: &Dice) -> Story {

@@ -32,6 +32,8 @@ const TRIES_MAX: u32 = 2;
 const CHAOS_LIMIT: Duration = STUCK_MAX.saturating_mul(10);
 /// So long is a phase waited for in which something shall happen.
 const PHASE_LIMIT: Duration = Duration::from_secs(60);
+/// So long is a write of the guest waited for at which something shall happen.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// The largest copy, whatever its chunks are; a window may be exceeded by one.
 const COPY_BYTES_MAX: u64 = 1 << 20;
 /// The smallest window of a copy.
@@ -236,6 +238,15 @@ impl<'a> Cast<'a> {
                     self.crash().await;
                 }
             }
+            Happening::CrashAtWrite => {
+                let _outage = self.outage.lock().await;
+                for _ in 0..self.dice.within(1..=4) {
+                    // A guest that writes nothing any more does not keep the process from dying.
+                    self.limited(WRITE_LIMIT, self.guest.wrote()).await;
+                }
+                self.world.sleep(self.dice.up_to(Duration::from_micros(150))).await;
+                self.crash().await;
+            }
             Happening::PowerLoss => {
                 let _outage = self.outage.lock().await;
                 self.host.lose_power().await;
@@ -269,6 +280,7 @@ impl<'a> Cast<'a> {
                     stores.iter().for_each(|store| store.set_full(false));
                 });
             }
+            Happening::StoreFails => self.fail_store(),
             Happening::Pause => {
                 let Some(control) = self.host.control() else { return };
                 self.world.event(format_args!("pause"));
@@ -292,6 +304,20 @@ impl<'a> Cast<'a> {
                 control.set_bandwidth(rate.map(Bytes));
             }
         }
+    }
+
+    fn fail_store(&self) {
+        let faults = self.story.journal_faults;
+        self.journal.set_faults(Faults { write_errors: 0.7, ..faults });
+        let (journal, world) = (self.journal.clone(), self.world.clone());
+        let span = self.dice.up_to(Duration::from_millis(300));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            // The faults may have ended meanwhile.
+            if journal.is_faulty() {
+                journal.set_faults(faults);
+            }
+        });
     }
 
     /// Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.

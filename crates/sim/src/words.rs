@@ -232,6 +232,13 @@ impl DiskWord {
         self
     }
 
+    /// It fails most writes for a while once the move is in `phase`. (The journal's part of the store.)
+    #[must_use]
+    pub fn fails_in(mut self, phase: Phase) -> Self {
+        self.events.push(Event { what: Happening::StoreFails, when: When::In(phase) });
+        self
+    }
+
     /// It takes nothing for a while once the move is in `phase`. (The store.)
     #[must_use]
     pub fn full_in(mut self, phase: Phase) -> Self {
@@ -273,6 +280,12 @@ impl EventWord {
     #[must_use]
     pub fn killed_after(self, span: Duration) -> Self {
         self.add(Happening::Crash, When::After(span))
+    }
+
+    /// The process is killed around one of the guest's writes, once the move is in `phase`.
+    #[must_use]
+    pub fn killed_at_write_in(self, phase: Phase) -> Self {
+        self.add(Happening::CrashAtWrite, When::In(phase))
     }
 
     /// The process is killed, and again while it recovers.

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::client::{Client, VOLUME};
 use super::plan::{Blow, Place, Plan};
 use super::stage::Stage;
+use super::stall::Stalled;
 
 /// What the command line exits with when a move is over already, or is not under way.
 const WRONG_STATE: i32 = 9;
@@ -124,6 +125,14 @@ fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome)
             on_the_way(client, blow)?;
             std::thread::sleep(length / 2);
             stage.daemon.signal(Signal::CONT)?;
+        }
+        Blow::Stall(number, length) => {
+            let daemon = stage.daemon.pid().context("the daemon runs")?;
+            let stalled = Stalled::worker(daemon, number)?;
+            std::thread::sleep(length / 8);
+            on_the_way(client, blow)?;
+            std::thread::sleep(length);
+            drop(stalled);
         }
         Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
         Blow::Bandwidth(mib) => steer(stage, &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?,

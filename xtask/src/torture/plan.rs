@@ -50,6 +50,9 @@ pub(crate) enum Blow {
     /// Every connection is cut in the middle of whatever it carries; the daemon is stopped for so long around it, and
     /// finds the end of the old connections and the beginning of the new ones at the same time.
     Cut(Duration),
+    /// A thread that serves connections stops for a while, and soon after it all connections are cut: what the old ones had
+    /// still in its hands comes long after the new ones have begun.
+    Stall(usize, Duration),
     /// Connections carry nothing for a while.
     Hold(Duration),
     /// Connections carry so many bytes a second for a while.
@@ -153,7 +156,7 @@ impl Dice {
 
     fn blow(&mut self, kind: ClientKind) -> Blow {
         loop {
-            let blow = match self.0.random_range(0..16) {
+            let blow = match self.0.random_range(0..18) {
                 0..=3 => Blow::Kill,
                 4 => Blow::KillAgain(self.millis(0, 40)),
                 5 => Blow::Restart,
@@ -163,7 +166,8 @@ impl Dice {
                 10 => Blow::Hold(self.millis(20, 300)),
                 11 => Blow::Trickle(self.0.random_range(20_000..400_000), self.millis(50, 300)),
                 12 | 13 => Blow::Bandwidth(self.pick(&[0, 8, 16, 128])),
-                14 => Blow::Pause(self.millis(20, 300)),
+                14 | 15 => Blow::Stall(self.0.random_range(0..64), self.millis(50, 400)),
+                16 => Blow::Pause(self.millis(20, 300)),
                 _ => Blow::Cancel,
             };
             if blow.suits(kind) {
@@ -178,7 +182,7 @@ impl Blow {
     pub(crate) fn suits(self, kind: ClientKind) -> bool {
         match self {
             Self::Kill | Self::KillAgain(_) | Self::Restart => kind != ClientKind::Fio,
-            Self::Cut(_) | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
+            Self::Cut(_) | Self::Stall(..) | Self::Hold(_) | Self::Trickle(..) => kind == ClientKind::Load,
             _ => true,
         }
     }
@@ -220,7 +224,7 @@ mod tests {
             assert!(kinds.contains(&kind), "no {kind:?}");
         }
         assert!(Place::ALL.iter().all(|place| places.contains(place)));
-        assert_eq!(blows.len(), 12, "{blows:?}");
+        assert_eq!(blows.len(), 13, "{blows:?}");
     }
 
     #[test]

@@ -11,6 +11,8 @@ use crate::bench::process::output_of;
 
 /// The volume's size: a multiple of a chunk and a bit.
 pub(crate) const VOLUME_BYTES: u64 = (24 << 20) + (8 << 10);
+/// More workers than a small machine has processors: with one of them stalled, new connections come to the others.
+const WORKERS: usize = 4;
 /// Room on the small file system beside one volume: too little for two.
 const SMALL_SPARE_BYTES: u64 = 18 << 20;
 const FILLER: &str = "filler";
@@ -30,6 +32,9 @@ impl Stage {
     pub(crate) fn set(programs: &Path, folder: &Path) -> anyhow::Result<Self> {
         let mut stage =
             Self { daemon: Daemon::new(programs, folder), folder: folder.into(), mounts: Vec::new(), device: None };
+        let config = folder.join("config.toml");
+        std::fs::write(&config, format!("workers = {WORKERS}\n")).context("writing the daemon's configuration")?;
+        stage.daemon.arguments = vec!["--config".into(), text(&config)];
         std::fs::create_dir(stage.directory(Place::Disk)).context("creating a folder")?;
         if super::is_root() {
             stage.mount(Place::Memory, &["-t", "tmpfs", "-o", "size=128m", "none"])?;
