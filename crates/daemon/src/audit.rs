@@ -1,15 +1,12 @@
 //! Who asked for what: one line of JSON a request that changes something, appended and never rewritten.
 
-use std::fs::File;
-use std::io::Write;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::v1::Error;
-use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::problem::{Result, of_state};
+use crate::state_dir::Layout;
 
 /// Who is at the other end of the API's socket, as the kernel says.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -64,15 +61,16 @@ struct Line<'a> {
 
 /// The audit log.
 pub(crate) struct Audit {
-    file: Mutex<File>,
+    layout: Layout,
 }
 
 impl Audit {
     /// Opens the log for appending.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = File::options().create(true).append(true).open(path);
-        let file = file.map_err(|error| of_state(error, format!("opening the audit log {}", path.display())))?;
-        Ok(Self { file: Mutex::new(file) })
+    pub(crate) fn open(layout: Layout) -> Result<Self> {
+        let path = layout.audit();
+        let opened = layout.files().append(&path, &[]);
+        opened.map_err(|error| of_state(error, format!("opening the audit log {}", path.display())))?;
+        Ok(Self { layout })
     }
 
     /// Notes that `peer` asked for `action` on `subject`, and what came of it.
@@ -95,8 +93,7 @@ impl Audit {
         };
         let mut text = serde_json::to_string(&line).expect("plain data serialises");
         text.push('\n');
-        // One write a line: appends of several threads do not mix.
-        if let Err(error) = self.file.lock().write_all(text.as_bytes()) {
+        if let Err(error) = self.layout.files().append(&self.layout.audit(), text.as_bytes()) {
             tracing::error!(%error, line = text.trim(), "the audit log could not be written");
         }
     }

@@ -15,14 +15,13 @@ use tokio::sync::Semaphore;
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
-use crate::held::{Held, HoldOptions, suited};
+use crate::ground::{Crew, Ground, Network, Places};
+use crate::held::{HoldOptions, suited};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::listeners::Listeners;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
-use crate::workers::Workers;
 
 /// A running daemon.
 pub(crate) struct Daemon {
@@ -32,7 +31,11 @@ pub(crate) struct Daemon {
     pub(crate) layout: Layout,
     pub(crate) audit: Audit,
     pub(crate) history: History,
-    pub(crate) listeners: Listeners,
+    pub(crate) network: Arc<dyn Network>,
+    /// Where volumes are and go.
+    pub(crate) backends: Arc<dyn Places>,
+    /// Who copies.
+    pub(crate) crew: Arc<dyn Crew>,
     /// Where guest requests live.
     pub(crate) pool: BufferPool,
     /// One permit a running job.
@@ -60,19 +63,18 @@ pub(crate) struct NewVolume {
 
 impl Daemon {
     /// A daemon without volumes.
-    pub(crate) fn new(env: EnvRef, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let workers = Arc::new(Workers::start(config.worker_count())?);
+    pub(crate) fn new(ground: Ground, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
+        let Ground { env, files: _, places: backends, network, crew, boot } = ground;
         let layout = state.layout();
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
-        let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
         Ok(Self {
-            audit: Audit::open(&layout.audit())?,
-            history: History::open(layout.jobs(), config.history_max),
-            listeners: Listeners::new(Arc::clone(&env), workers),
+            audit: Audit::open(layout.clone())?,
+            history: History::open(layout.clone(), config.history_max),
+            network,
+            backends,
+            crew,
             pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
             places: Arc::new(Semaphore::new(config.running_jobs_max)),
-            boot: *boot.as_bytes(),
+            boot,
             started: env.now(),
             socket_dir: config.socket_dir.clone().unwrap_or(socket_dir),
             volumes: RwLock::default(),
@@ -125,7 +127,7 @@ impl Daemon {
     /// Serves a backend.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<v1::Volume> {
         let volume = NewVolume {
-            backend: suited(crate::jobs::parse_backend(&request.backend, CacheMode::Auto)?)?,
+            backend: suited(crate::jobs::parse_backend(&request.backend, CacheMode::Auto)?, &*self.backends)?,
             name: request.name,
             export: request.export,
             read_only: request.read_only,
@@ -142,7 +144,7 @@ impl Daemon {
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
-        let held = Held::open(&new.backend, &hold, &*self.env).await;
+        let held = self.backends.hold(&new.backend, &hold, &*self.env).await;
         let held = held.map_err(|error| of_backend(&error, "the backend"))?;
 
         let name = new.name.clone();
@@ -161,19 +163,19 @@ impl Daemon {
             adoption: new.adoption,
             job: None,
         };
-        let journal = VolumeJournal::create(&directory.join("journal"), document, &*self.env).await;
+        let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| {
             self.state.abandon_volume(&name);
             of_backend(&error, "the new volume's journal")
         })?;
         let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
         let (_, export) = volume.bring_up(held, self.pool.clone());
-        if let Err(error) = self.listeners.offer(&uri, export, owner).await {
+        if let Err(error) = self.network.offer(&uri, export, owner).await {
             self.state.abandon_volume(&name);
             return Err(error);
         }
         if let Err(error) = self.state.finish_volume(&name) {
-            self.listeners.withdraw(&uri).await;
+            self.network.withdraw(&uri).await;
             self.state.abandon_volume(&name);
             return Err(error);
         }
@@ -224,7 +226,7 @@ impl Daemon {
         }
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {
-            self.listeners.withdraw(&uri).await;
+            self.network.withdraw(&uri).await;
         }
         volume.bring_down().await;
         self.volumes.write().remove(name);
@@ -268,6 +270,14 @@ impl Daemon {
     pub(crate) fn note(&self, peer: &Peer, action: (&str, &str), request: serde_json::Value, outcome: Option<&Error>) {
         self.audit.record(self.env.wall_clock(), peer, action, request, outcome);
     }
+}
+
+/// This boot of the machine.
+pub(crate) fn boot_identity() -> Result<[u8; 16]> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
+    let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
+    Ok(*boot.as_bytes())
 }
 
 /// The job of a volume, with what its clients feel beside it.

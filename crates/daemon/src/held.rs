@@ -11,6 +11,7 @@ use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions,
 use block::{BlockDevice, Bytes, Device};
 use env::Env;
 
+use crate::ground::Places;
 use crate::problem::Result;
 
 /// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
@@ -19,21 +20,22 @@ pub(crate) const CLIENT_SECTOR: u32 = 512;
 
 /// How a volume's backends are opened.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct HoldOptions {
-    pub(crate) read_only: bool,
+pub struct HoldOptions {
+    /// Nothing is written.
+    pub read_only: bool,
     /// The size that a container may grow to.
-    pub(crate) size_advertised: Option<Bytes>,
+    pub size_advertised: Option<Bytes>,
     /// Where the volume ends, even if the file or block device does not.
-    pub(crate) size_limit: Option<Bytes>,
+    pub size_limit: Option<Bytes>,
     /// How long to wait for the lock of a dead process.
-    pub(crate) lock_wait: Duration,
+    pub lock_wait: Duration,
     /// How programs of QEMU's are kept out.
-    pub(crate) qemu: QemuRule,
+    pub qemu: QemuRule,
 }
 
 /// How QEMU's programs are kept out of an image that is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum QemuRule {
+pub enum QemuRule {
     /// None may have it, and none gets it.
     #[default]
     Exclude,
@@ -44,10 +46,11 @@ pub(crate) enum QemuRule {
 }
 
 /// A backend with its locks: as long as this lives, no other server and no QEMU program writes to it.
-pub(crate) struct Held {
+pub struct Held {
     pub(crate) spec: BackendSpec,
     pub(crate) device: Device,
-    backend: Arc<FileBackend>,
+    /// The file or block device; none on a ground that has no such things.
+    backend: Option<Arc<FileBackend>>,
     /// Let go of while QEMU takes the image back.
     qemu_locks: Option<QemuLocks>,
 }
@@ -62,6 +65,12 @@ impl HoldOptions {
 }
 
 impl Held {
+    /// What `spec` names, opened and locked by somebody else.
+    #[must_use]
+    pub const fn over(spec: BackendSpec, device: Device) -> Self {
+        Self { spec, device, backend: None, qemu_locks: None }
+    }
+
     /// Opens and locks what `spec` names.
     pub(crate) async fn open(spec: &BackendSpec, hold: &HoldOptions, env: &dyn Env) -> block::Result<Self> {
         let mut options = match hold.size_advertised {
@@ -88,26 +97,26 @@ impl Held {
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
-        Ok(Self { spec: spec.clone(), device, backend, qemu_locks })
+        Ok(Self { spec: spec.clone(), device, backend: Some(backend), qemu_locks })
     }
 
     /// The backend itself.
-    pub(crate) const fn backend(&self) -> &Arc<FileBackend> {
-        &self.backend
+    pub(crate) const fn backend(&self) -> Option<&Arc<FileBackend>> {
+        self.backend.as_ref()
     }
 
     /// What it takes to read the same bytes past the page cache.
     pub(crate) fn comparison_spec(&self) -> PastCache {
-        match self.backend.engine() {
-            Engine::Direct => PastCache::Same(self.device.clone()),
-            Engine::Memory => PastCache::Never,
-            Engine::PageCache => PastCache::Reopen(self.spec.clone().with_cache(CacheMode::Direct)),
+        match self.backend.as_ref().map(|backend| backend.engine()) {
+            Some(Engine::Direct) => PastCache::Same(self.device.clone()),
+            Some(Engine::Memory) | None => PastCache::Never,
+            Some(Engine::PageCache) => PastCache::Reopen(self.spec.clone().with_cache(CacheMode::Direct)),
         }
     }
 
     /// Whether it is a block device.
     pub(crate) fn is_block_device(&self) -> bool {
-        self.backend.is_block_device()
+        self.backend.as_ref().is_some_and(|backend| backend.is_block_device())
     }
 
     /// Lets QEMU have the image again.
@@ -126,8 +135,8 @@ impl Held {
 
 /// `spec` in the way that suits the file's size: past the page cache whole sectors are reached only, and the clients of a
 /// volume that ends within one could not reach its end.
-pub(crate) fn suited(spec: BackendSpec) -> Result<BackendSpec> {
-    let is_odd = file_size(spec.path()).is_ok_and(|size| !size.is_multiple_of(CLIENT_SECTOR.into()));
+pub(crate) fn suited(spec: BackendSpec, places: &dyn Places) -> Result<BackendSpec> {
+    let is_odd = places.size(spec.path()).is_ok_and(|size| !size.is_multiple_of(CLIENT_SECTOR.into()));
     match spec.cache {
         CacheMode::Auto if is_odd => Ok(spec.with_cache(CacheMode::Page)),
         CacheMode::Direct if is_odd => {

@@ -3,48 +3,55 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions};
-use block::{Device, IoFuture};
+use block::IoFuture;
 use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
 use crate::document::{DOCUMENT_VERSION, VolumeDocument};
+use crate::ground::Places;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
     journal: Journal<VolumeDocument>,
-    backend: Arc<FileBackend>,
+    /// See [`StoreFile::forget_failed_sync`](crate::ground::StoreFile).
+    forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+    places: Arc<dyn Places>,
     current: Mutex<Arc<VolumeDocument>>,
     /// Held over a whole change, so that no change is built on a document that another is about to replace.
     turn: tokio::sync::Mutex<()>,
 }
 
-fn device_over(path: &Path, backend: &Arc<FileBackend>) -> Device {
-    Device::from_arc(&path.display().to_string(), Arc::clone(backend) as _)
-}
-
-async fn open_backend(path: &Path, env: &dyn Env) -> block::Result<Arc<FileBackend>> {
-    // Through the page cache: a forced write of a few KiB, on every file system.
-    let spec = BackendSpec::file(path).with_cache(CacheMode::Page);
-    Ok(Arc::new(FileBackend::open(&spec, &OpenOptions::default(), env).await?))
-}
-
 impl VolumeJournal {
     /// The journal at `path`, which holds nothing yet and begins with `document`.
-    pub(crate) async fn create(path: &Path, document: VolumeDocument, env: &dyn Env) -> block::Result<Self> {
-        let backend = open_backend(path, env).await?;
-        let (journal, _) = Journal::open(device_over(path, &backend)).await?;
+    pub(crate) async fn create(
+        path: &Path,
+        document: VolumeDocument,
+        places: &Arc<dyn Places>,
+        env: &dyn Env,
+    ) -> block::Result<Self> {
+        let store = places.open_store(path, env).await?;
+        let (journal, _) = Journal::open(store.device).await?;
         journal.store(&document).await?;
-        Ok(Self { journal, backend, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
+        Ok(Self::over(journal, document, store.forget_failed_sync, places))
     }
 
     /// The journal at `path`.
-    pub(crate) async fn open(path: &Path, env: &dyn Env) -> block::Result<Self> {
-        let backend = open_backend(path, env).await?;
-        let (journal, document) = Journal::<VolumeDocument>::open(device_over(path, &backend)).await?;
+    pub(crate) async fn open(path: &Path, places: &Arc<dyn Places>, env: &dyn Env) -> block::Result<Self> {
+        let store = places.open_store(path, env).await?;
+        let (journal, document) = Journal::<VolumeDocument>::open(store.device).await?;
         let document = check(path, document)?;
-        Ok(Self { journal, backend, current: Mutex::new(Arc::new(document)), turn: tokio::sync::Mutex::default() })
+        Ok(Self::over(journal, document, store.forget_failed_sync, places))
+    }
+
+    fn over(
+        journal: Journal<VolumeDocument>,
+        document: VolumeDocument,
+        forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+        places: &Arc<dyn Places>,
+    ) -> Self {
+        let (current, turn) = (Mutex::new(Arc::new(document)), tokio::sync::Mutex::default());
+        Self { journal, forget_failed_sync, places: Arc::clone(places), current, turn }
     }
 
     /// What was last stored.
@@ -61,7 +68,7 @@ impl VolumeJournal {
         let document = change(&self.document());
         if let Err(error) = self.journal.store(&document).await {
             // The next store goes elsewhere and relies on nothing that this one may have lost.
-            self.backend.forget_failed_sync();
+            (self.forget_failed_sync)();
             return Err(error);
         }
         *self.current.lock() = Arc::new(document);
@@ -106,6 +113,6 @@ impl JobJournal for VolumeJournal {
         // name, and the next start of the daemon or of the VM would find nothing, or something else.
         let document = self.document();
         let Some(job) = &document.job else { return Ok(()) };
-        job.target.check().map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string()))
+        self.places.check(&job.target).map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string()))
     }
 }

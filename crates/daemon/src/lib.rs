@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `state_dir`, `journal`, `document` | what is durable, and where |
 //! | `workers`, `listeners`, `sockets`, `volume`, `held` | the data plane: threads, sockets, stacks, backends |
+//! | `ground`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
 //! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
 //! | `adopt` | disks of running VMs |
 //! | `recover`, `rescue` | a start after whatever happened; an export without the daemon |
@@ -15,9 +16,11 @@ mod adopt;
 mod args;
 mod audit;
 mod config;
+mod core;
 mod daemon;
 mod document;
 mod gauge;
+pub mod ground;
 mod held;
 mod http;
 mod jobs;
@@ -37,8 +40,11 @@ mod workers;
 
 pub use args::Args;
 pub use config::Config;
+pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, JobDocument, SocketOwner, VolumeDocument,
 };
+pub use held::{Held, HoldOptions, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
+pub use workers::Worker;

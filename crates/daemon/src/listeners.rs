@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use env::EnvRef;
+use futures::future::BoxFuture;
 use nbd::server::{Export, Exports, Limits, serve_connection};
 use nbd::{NbdUri, Transport};
 use parking_lot::RwLock;
@@ -16,6 +17,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 
 use crate::document::SocketOwner;
+use crate::ground::Network;
 use crate::problem::Result;
 use crate::sockets::{UnixSocket, listen_tcp, listen_unix};
 use crate::workers::Workers;
@@ -81,8 +83,7 @@ impl Listeners {
         Self { acceptor, listeners: Mutex::default() }
     }
 
-    /// Offers `export` at `uri`, listening there if nobody of us does yet.
-    pub(crate) async fn offer(&self, uri: &NbdUri, export: Arc<Export>, owner: Option<SocketOwner>) -> Result<()> {
+    async fn add(&self, uri: &NbdUri, export: Arc<Export>, owner: Option<SocketOwner>) -> Result<()> {
         let mut listeners = self.listeners.lock().await;
         let listener = match listeners.entry(key(&uri.transport)) {
             Entry::Occupied(entry) => entry.into_mut(),
@@ -98,8 +99,7 @@ impl Listeners {
         }
     }
 
-    /// Takes back what was offered at `uri`; the last one closes the socket. Connections that are there stay.
-    pub(crate) async fn withdraw(&self, uri: &NbdUri) {
+    async fn remove(&self, uri: &NbdUri) {
         let mut listeners = self.listeners.lock().await;
         let key = key(&uri.transport);
         let Some(listener) = listeners.get(&key) else { return };
@@ -116,11 +116,32 @@ impl Listeners {
         }
     }
 
-    /// Accepts nobody any more. The sockets' files stay, so that clients wait for the next daemon.
-    pub(crate) async fn close(&self) {
+    async fn close_all(&self) {
         for listener in std::mem::take(&mut *self.listeners.lock().await).into_values() {
             listener.accepting.abort();
         }
+    }
+}
+
+impl Network for Listeners {
+    /// Listens there if nobody of us does yet.
+    fn offer<'a>(
+        &'a self,
+        uri: &'a NbdUri,
+        export: Arc<Export>,
+        owner: Option<SocketOwner>,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.add(uri, export, owner))
+    }
+
+    /// The last one closes the socket. Connections that are there stay.
+    fn withdraw<'a>(&'a self, uri: &'a NbdUri) -> BoxFuture<'a, ()> {
+        Box::pin(self.remove(uri))
+    }
+
+    /// The sockets' files stay.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.close_all())
     }
 }
 
@@ -186,7 +207,7 @@ impl Acceptor {
         register: impl FnOnce() -> std::io::Result<S> + Send + 'static,
     ) {
         let (env, limits) = (Arc::clone(&self.env), self.limits);
-        self.workers.next().handle().spawn(async move {
+        self.workers.next().spawn(async move {
             let _place = place;
             match register() {
                 Ok(stream) => {

@@ -29,7 +29,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
 
 async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
     let path = daemon.layout.journal(name);
-    let journal = match VolumeJournal::open(&path, &*daemon.env).await {
+    let journal = match VolumeJournal::open(&path, &daemon.backends, &*daemon.env).await {
         Ok(journal) => journal,
         Err(error) => {
             let what = format!("the journal of {name}, {}, cannot be read: {}", path.display(), error.chain());
@@ -60,7 +60,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     }
     let document = volume.document();
     let hold = volume.hold_options(daemon.config.lock_wait());
-    let held = Held::open(&document.backend, &hold, &*daemon.env).await;
+    let held = daemon.backends.hold(&document.backend, &hold, &*daemon.env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let (_, export) = volume.bring_up(held, daemon.pool.clone());
 
@@ -73,13 +73,14 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
         (Some(job), Some(handle)) => resume(daemon, volume, job, handle).await,
         _ => Next::Nothing,
     };
-    let offered = daemon.listeners.offer(&volume.uri()?, export, document.socket_owner).await;
+    let offered = daemon.network.offer(&volume.uri()?, export, document.socket_owner).await;
     if offered.is_ok() {
         tracing::info!(volume = volume.name, backend = %document.backend, "the volume is back");
     }
     if let (Some(handle), next) = (handle, next) {
         let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
-        tokio::spawn(async move { next.carry_out(daemon, volume, handle).await });
+        let env = Arc::clone(&daemon.env);
+        env.spawn(Box::pin(async move { next.carry_out(daemon, volume, handle).await }));
     }
     offered?;
     if document.adoption.is_some() {
@@ -109,7 +110,7 @@ async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocu
         return Next::Complete;
     }
     let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
-    let target = match Held::open(&job.target.spec, &hold, &*daemon.env).await {
+    let target = match daemon.backends.hold(&job.target.spec, &hold, &*daemon.env).await {
         Ok(target) => target,
         Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),
     };

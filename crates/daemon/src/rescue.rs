@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
 use block::{BufferPool, Bytes};
-use env::{EnvRef, RealEnv};
+use env::{EnvRef, RealEnv, RealFiles};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
-use crate::held::Held;
+use crate::ground::{Network, Places, RealPlaces};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
 use crate::problem::{Result, no_volume, of_backend, of_state};
@@ -41,17 +41,18 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let state_dir = std::path::absolute(state_dir)
         .map_err(|error| of_state(error, format!("looking at {}", state_dir.display())))?;
     // Nothing is created in a directory that is named by mistake.
-    if !Layout::new(&state_dir).volumes().is_dir() {
+    if !Layout::new(&state_dir, RealFiles::shared()).volumes().is_dir() {
         let message = format!("{} is no state directory of transhumed", state_dir.display());
         return Err(Error::new(ErrorCode::NotFound, message).with_hint("name the daemon's with --state-dir"));
     }
     // One rescue of each volume may run beside others, but none beside a daemon.
     let _lock = StateDir::share(&state_dir)?;
-    let layout = Layout::new(&state_dir);
+    let layout = Layout::new(&state_dir, RealFiles::shared());
     if !layout.volume(name).is_dir() {
         return Err(no_volume(name));
     }
-    let journal = VolumeJournal::open(&layout.journal(name), &*env).await;
+    let places: Arc<dyn Places> = Arc::new(RealPlaces);
+    let journal = VolumeJournal::open(&layout.journal(name), &places, &*env).await;
     let journal = journal.map_err(|error| {
         Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
             .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
@@ -63,7 +64,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         layout.forget_progress(name)?;
     }
     let hold = volume.hold_options(config.lock_wait());
-    let held = Held::open(&document.backend, &hold, &*env).await;
+    let held = places.hold(&document.backend, &hold, &*env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let (slot, export) = volume.bring_up(held, BufferPool::new(Bytes::mib(config.request_pool_mib)));
     let workers = Arc::new(Workers::start(config.worker_count())?);

@@ -13,9 +13,12 @@ use crate::args::Args;
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::ground::Ground;
+use crate::listeners::Listeners;
 use crate::problem::{Result, invalid, of_state};
 use crate::sockets::{listen_unix, make_parent};
 use crate::state_dir::StateDir;
+use crate::workers::Workers;
 use crate::{http, recover};
 
 /// How long requests in flight may take when the daemon goes down.
@@ -76,14 +79,14 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     let api_path = listen_path(&args.listen)?;
     let state_dir = std::path::absolute(&args.state_dir)
         .map_err(|error| of_state(error, format!("looking at {}", args.state_dir.display())))?;
-    std::fs::create_dir_all(&state_dir)
-        .map_err(|error| of_state(error, format!("creating {}", state_dir.display())))?;
     let state = StateDir::open(&state_dir, &*env).await?;
     make_parent(&api_path)?;
     // Taken before anything is served: a second daemon of the same socket has no effect at all.
     let (listener, socket) = listen_unix(&api_path, None, &*env).await?;
     let socket_dir = api_path.parent().map(std::path::Path::to_owned).unwrap_or_default();
-    let daemon = Arc::new(Daemon::new(Arc::clone(&env), config, state, socket_dir)?);
+    let workers = Arc::new(Workers::start(config.worker_count())?);
+    let listeners = Arc::new(Listeners::new(Arc::clone(&env), workers));
+    let daemon = Arc::new(Daemon::new(Ground::real(env, listeners)?, config, state, socket_dir)?);
     recover::recover(&daemon).await?;
 
     let mut terminate = on_signal(SignalKind::terminate())?;
@@ -118,7 +121,7 @@ fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
 async fn go_down(daemon: &Daemon) {
     tracing::info!("transhumed goes down; clients wait for the next one");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    daemon.listeners.close().await;
+    daemon.network.close().await;
     let volumes = daemon.volumes();
     let drained = futures::future::join_all(volumes.iter().map(|volume| async {
         let Some(slot) = volume.slot() else { return };

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use block::Bytes;
-use env::Env;
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, fallocate, flock};
+use env::{Env, Files, FilesRef, RealFiles, unless_missing};
+use rustix::fs::{FlockOperation, Mode, flock};
 
 use crate::problem::{Result, invalid, of_state};
 
@@ -29,20 +29,27 @@ const DEAD_OWNER_WAIT: Duration = Duration::from_secs(20);
 
 /// The state directory, locked.
 pub(crate) struct StateDir {
-    root: PathBuf,
-    /// Held for the daemon's life.
-    _lock: File,
+    layout: Layout,
+    /// Held for the daemon's life; none where nobody else can come.
+    _lock: Option<File>,
 }
 
 /// Where things are below a state directory, for those who may only look.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Layout {
     root: PathBuf,
+    files: FilesRef,
 }
 
 impl Layout {
-    pub(crate) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned() }
+    /// The state directory `root` among `files`.
+    pub(crate) fn new(root: &Path, files: FilesRef) -> Self {
+        Self { root: root.to_owned(), files }
+    }
+
+    /// Where all of it is.
+    pub(crate) fn files(&self) -> &dyn Files {
+        &*self.files
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -84,27 +91,63 @@ impl Layout {
     /// Forgets, durably, which chunks a move has copied.
     pub(crate) fn forget_progress(&self, name: &str) -> Result<()> {
         let path = self.progress(name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(of_state(error, format!("removing {}", path.display())))
-            }
-            _ => sync_directory(&self.volume(name)),
+        let removed = unless_missing(self.files.remove_file(&path));
+        removed.map_err(|error| of_state(error, format!("removing {}", path.display())))?;
+        self.sync(&self.volume(name))
+    }
+
+    fn create(&self, path: &Path) -> Result<()> {
+        self.files.create_directory(path).map_err(|error| of_state(error, format!("creating {}", path.display())))
+    }
+
+    fn sync(&self, directory: &Path) -> Result<()> {
+        let synced = self.files.sync_directory(directory);
+        synced.map_err(|error| of_state(error, format!("syncing {}", directory.display())))
+    }
+
+    fn remove_tree(&self, path: &Path) -> Result<()> {
+        let removed = unless_missing(self.files.remove_directory(path));
+        removed.map_err(|error| of_state(error, format!("removing {}", path.display())))
+    }
+
+    fn list(&self, path: &Path) -> Result<Vec<PathBuf>> {
+        self.files.list(path).map_err(|error| of_state(error, format!("listing {}", path.display())))
+    }
+
+    /// Removes a file that is only good while a job runs.
+    pub(crate) fn drop_file(&self, path: &Path) {
+        if let Err(error) = unless_missing(self.files.remove_file(path)) {
+            tracing::warn!(%error, path = %path.display(), "could not be removed");
         }
+    }
+
+    /// Replaces the file at `path` by `text`, whole or not at all.
+    pub(crate) fn write_atomically(&self, path: &Path, text: &str) -> Result<()> {
+        let attempt = |error: std::io::Error| of_state(error, format!("writing {}", path.display()));
+        let new = path.with_extension("new");
+        self.files.write(&new, text.as_bytes()).map_err(attempt)?;
+        self.files.rename(&new, path).map_err(attempt)?;
+        self.sync(path.parent().expect("a file of the state directory has a parent"))
     }
 }
 
 impl StateDir {
     /// Creates the directory if needed and locks it, waiting for a daemon that was killed a moment ago.
     pub(crate) async fn open(root: &Path, env: &dyn Env) -> Result<Self> {
-        let layout = Layout::new(root);
-        for directory in [layout.volumes(), layout.jobs(), layout.retired()] {
-            create_directory(&directory)?;
-        }
+        std::fs::create_dir_all(root).map_err(|error| of_state(error, format!("creating {}", root.display())))?;
         // Volumes' contents may be seen through sockets below it.
         let private = rustix::fs::chmod(root, Mode::from_raw_mode(0o700));
         private.map_err(|error| of_state(error.into(), format!("protecting {}", root.display())))?;
         let lock = lock_root(root, env).await?;
-        let state = Self { root: root.to_owned(), _lock: lock };
+        Self::over(Layout::new(root, RealFiles::shared()), Some(lock))
+    }
+
+    /// The directory of `layout`, which `lock` keeps others out of; what a crash has left in it is swept away.
+    pub(crate) fn over(layout: Layout, lock: Option<File>) -> Result<Self> {
+        for directory in [layout.volumes(), layout.jobs(), layout.retired()] {
+            layout.create(&directory)?;
+        }
+        let state = Self { layout, _lock: lock };
         state.sweep()?;
         Ok(state)
     }
@@ -126,13 +169,13 @@ impl StateDir {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout::new(&self.root)
+        self.layout.clone()
     }
 
     /// The volumes that there are.
     pub(crate) fn volume_names(&self) -> Result<Vec<String>> {
         let mut names: Vec<String> = Vec::new();
-        for entry in list(&self.layout().volumes())? {
+        for entry in self.layout.list(&self.layout.volumes())? {
             match entry.file_name().and_then(|name| name.to_str()) {
                 Some(name) if check_name(name).is_ok() => names.push(name.to_owned()),
                 _ => tracing::warn!(path = %entry.display(), "is no volume and is left alone"),
@@ -145,96 +188,67 @@ impl StateDir {
     /// Begins a volume: the directory with a preallocated journal of `journal_bytes` zeroes, under a name that does
     /// not count yet.
     pub(crate) fn begin_volume(&self, name: &str, journal_bytes: Bytes) -> Result<PathBuf> {
-        let directory = self.layout().volumes().join(format!(".{name}.new"));
-        remove_tree(&directory)?;
-        create_directory(&directory)?;
+        let directory = self.layout.volumes().join(format!(".{name}.new"));
+        self.layout.remove_tree(&directory)?;
+        self.layout.create(&directory)?;
         let journal = directory.join("journal");
-        let attempt = |error: std::io::Error| of_state(error, format!("creating {}", journal.display()));
-        let mut file = File::create_new(&journal).map_err(attempt)?;
         // Real zeroes, not an unwritten extent: a store must not need the file system's own journal.
-        let zeroes = vec![0; 65536];
-        for _ in 0..journal_bytes.get().div_ceil(zeroes.len() as u64) {
-            file.write_all(&zeroes).map_err(attempt)?;
-        }
-        file.sync_all().map_err(attempt)?;
-        sync_directory(&directory)?;
+        let made = self.layout.files.create_zeroed(&journal, journal_bytes.get());
+        made.map_err(|error| of_state(error, format!("creating {}", journal.display())))?;
+        self.layout.sync(&directory)?;
         Ok(directory)
     }
 
     /// Makes the volume begun by [`begin_volume`](Self::begin_volume) count.
     pub(crate) fn finish_volume(&self, name: &str) -> Result<()> {
-        let volumes = self.layout().volumes();
+        let volumes = self.layout.volumes();
         let new = volumes.join(format!(".{name}.new"));
-        std::fs::rename(&new, self.layout().volume(name))
-            .map_err(|error| of_state(error, format!("making {} count", new.display())))?;
-        sync_directory(&volumes)
+        let renamed = self.layout.files.rename(&new, &self.layout.volume(name));
+        renamed.map_err(|error| of_state(error, format!("making {} count", new.display())))?;
+        self.layout.sync(&volumes)
     }
 
     /// Drops a volume that was begun and does not count yet.
     pub(crate) fn abandon_volume(&self, name: &str) {
-        let new = self.layout().volumes().join(format!(".{name}.new"));
-        if let Err(error) = remove_tree(&new) {
+        let new = self.layout.volumes().join(format!(".{name}.new"));
+        if let Err(error) = self.layout.remove_tree(&new) {
             tracing::warn!(%error, "what a failed attach left could not be removed; the next start tries again");
         }
     }
 
     /// Removes a volume: from here on it does not count, crash or not.
     pub(crate) fn remove_volume(&self, name: &str) -> Result<()> {
-        let volumes = self.layout().volumes();
+        let volumes = self.layout.volumes();
         let gone = volumes.join(format!(".{name}.gone"));
-        remove_tree(&gone)?;
-        std::fs::rename(self.layout().volume(name), &gone)
-            .map_err(|error| of_state(error, format!("removing the volume {name}")))?;
-        sync_directory(&volumes)?;
-        remove_tree(&gone)
+        self.layout.remove_tree(&gone)?;
+        let renamed = self.layout.files.rename(&self.layout.volume(name), &gone);
+        renamed.map_err(|error| of_state(error, format!("removing the volume {name}")))?;
+        self.layout.sync(&volumes)?;
+        self.layout.remove_tree(&gone)
     }
 
     /// Makes the file of a progress map of `bytes`.
     pub(crate) fn make_progress(&self, name: &str, bytes: Bytes) -> Result<PathBuf> {
-        let path = self.layout().progress(name);
-        let attempt = |error: std::io::Error| of_state(error, format!("creating {}", path.display()));
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(attempt)?;
-        file.set_len(bytes.get()).map_err(attempt)?;
-        match fallocate(&file, FallocateFlags::empty(), 0, bytes.get()) {
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(path),
-            Err(error) => Err(attempt(error.into())),
-        }
+        let path = self.layout.progress(name);
+        let reserved = self.layout.files.reserve(&path, bytes.get());
+        reserved.map_err(|error| of_state(error, format!("creating {}", path.display())))?;
+        Ok(path)
     }
 
     /// Removes the progress map, if there is one.
     pub(crate) fn drop_progress(&self, name: &str) {
-        drop_file(&self.layout().progress(name));
+        self.layout.drop_file(&self.layout.progress(name));
     }
 
     fn sweep(&self) -> Result<()> {
-        for entry in list(&self.layout().volumes())? {
+        for entry in self.layout.list(&self.layout.volumes())? {
             let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if name.starts_with('.') && (name.ends_with(".new") || name.ends_with(".gone")) {
-                remove_tree(&entry)?;
+                self.layout.remove_tree(&entry)?;
             }
         }
         Ok(())
     }
-}
-
-/// Removes a file that is only good while a job runs.
-pub(crate) fn drop_file(path: &Path) {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::warn!(%error, path = %path.display(), "could not be removed");
-        }
-        _ => {}
-    }
-}
-
-/// Replaces the file at `path` by `text`, whole or not at all.
-pub(crate) fn write_atomically(path: &Path, text: &str) -> Result<()> {
-    let attempt = |error: std::io::Error| of_state(error, format!("writing {}", path.display()));
-    let new = path.with_extension("new");
-    let mut file = File::create(&new).map_err(attempt)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(attempt)?;
-    std::fs::rename(&new, path).map_err(attempt)?;
-    sync_directory(path.parent().expect("a file of the state directory has a parent"))
 }
 
 /// Whether `name` may be a volume's name; it becomes a file's name, a part of paths of the API and of QEMU's node names.
@@ -277,31 +291,6 @@ async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
         .and_then(|()| writeln!(file, "{}", std::process::id()))
         .map_err(attempt)?;
     Ok(file)
-}
-
-fn create_directory(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).map_err(|error| of_state(error, format!("creating {}", path.display())))
-}
-
-fn sync_directory(path: &Path) -> Result<()> {
-    File::open(path)
-        .and_then(|directory| directory.sync_all())
-        .map_err(|error| of_state(error, format!("syncing {}", path.display())))
-}
-
-fn remove_tree(path: &Path) -> Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(of_state(error, format!("removing {}", path.display())))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn list(path: &Path) -> Result<Vec<PathBuf>> {
-    let attempt = |error: std::io::Error| of_state(error, format!("listing {}", path.display()));
-    let entries = std::fs::read_dir(path).map_err(attempt)?;
-    entries.map(|entry| entry.map(|entry| entry.path()).map_err(attempt)).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use env::EnvRef;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -14,14 +15,28 @@ const YIELDING_NICE: i32 = 5;
 /// How late its timers may be, in nanoseconds; the kernel's default is 50 us.
 const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
 
-/// One thread with its event loop; it ends when this is dropped, and what runs on it is torn down.
-pub(crate) struct Worker {
+/// Where work is done: on a thread with an event loop, which ends when this is dropped, and what runs on it is torn down; or
+/// beside the caller.
+pub struct Worker(Kind);
+
+enum Kind {
+    Thread(Thread),
+    Beside(EnvRef),
+}
+
+struct Thread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl Worker {
+    /// A worker that is none: its work is done among the caller's tasks.
+    #[must_use]
+    pub const fn beside(env: EnvRef) -> Self {
+        Self(Kind::Beside(env))
+    }
+
     /// Starts a worker whose thread is called `name`.
     pub(crate) fn start(name: &str) -> Result<Self> {
         Self::start_with(name, || ())
@@ -48,21 +63,34 @@ impl Worker {
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         });
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread.map_err(failed)?) })
+        Ok(Self(Kind::Thread(Thread { handle, stop: Some(stop), thread: Some(thread.map_err(failed)?) })))
     }
 
-    /// Its event loop.
-    pub(crate) const fn handle(&self) -> &Handle {
-        &self.handle
+    /// Runs `work` on it. The receiver learns nothing if that panics.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
+        match &self.0 {
+            Kind::Thread(thread) => {
+                let (sender, receiver) = oneshot::channel();
+                thread.handle.spawn(async move {
+                    // The receiver may have gone: then nobody wants the value.
+                    let _ = sender.send(work.await);
+                });
+                receiver
+            }
+            Kind::Beside(env) => env::spawn_with_result(&**env, work),
+        }
     }
 
     /// Runs `work` on it and gives what that gives.
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
-        self.handle.spawn(work).await.expect("work on a worker neither panics nor is aborted while it is awaited")
+        self.spawn(work).await.expect("work on a worker neither panics nor is aborted while it is awaited")
     }
 }
 
-impl Drop for Worker {
+impl Drop for Thread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()

@@ -1,10 +1,11 @@
-//! The one seam between Transhume and the world: time, tasks and randomness.
+//! The one seam between Transhume and the world: time, tasks, randomness, and small durable files.
 //!
 //! Code that waits or draws a random number does it through an [`Env`] that it was given. [`RealEnv`] is the machine;
 //! the simulator has one of its own, whose clock is virtual and whose randomness comes from one seed, and runs the same
-//! code. Durable bytes go through `block::BlockDevice`, streams through generic readers and writers, so they need no
-//! seam of their own.
+//! code. [`Files`] is the same for the files of the control plane. Other durable bytes go through `block::BlockDevice`, streams
+//! through generic readers and writers, so they need no seam of their own.
 
+mod files;
 mod real;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -17,6 +18,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::{Either, select};
 
+pub use files::{Files, FilesRef, RealFiles, unless_missing};
 pub use real::RealEnv;
 
 /// A point on the clock of an [`Env`]: the time since that clock began. It never goes back.

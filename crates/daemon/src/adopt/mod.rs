@@ -70,7 +70,7 @@ impl Daemon {
         let size_advertised = room_to_grow(&plan);
         let backend = BackendSpec::file(&plan.disk.image).with_cache(cache_of(&plan.disk));
         // A container ends where it ends today.
-        let backend = if size_advertised.is_some() { backend } else { suited(backend)? };
+        let backend = if size_advertised.is_some() { backend } else { suited(backend, &*self.backends)? };
         let new = NewVolume {
             name: request.name.clone(),
             backend,

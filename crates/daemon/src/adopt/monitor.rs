@@ -10,7 +10,6 @@ use vm::{CommandLine, LibvirtDomain, Plan, Qmp, Remembered, Sources, Virsh};
 use crate::daemon::Daemon;
 use crate::document::SocketOwner;
 use crate::problem::Result;
-use crate::state_dir::write_atomically;
 
 /// How many released disks are remembered.
 const REMEMBERED_MAX: usize = 200;
@@ -59,8 +58,8 @@ impl Daemon {
     }
 
     fn remembered(&self) -> Vec<Remembered> {
-        let Ok(text) = std::fs::read_to_string(self.layout.remembered()) else { return Vec::new() };
-        serde_json::from_str(&text).unwrap_or_else(|error| {
+        let Ok(text) = self.layout.files().read(&self.layout.remembered()) else { return Vec::new() };
+        serde_json::from_slice(&text).unwrap_or_else(|error| {
             tracing::warn!(%error, "what was remembered of released disks cannot be read");
             Vec::new()
         })
@@ -75,7 +74,7 @@ impl Daemon {
         let surplus = all.len().saturating_sub(REMEMBERED_MAX);
         all.drain(..surplus);
         let text = serde_json::to_string_pretty(&all).expect("plain data serialises");
-        if let Err(error) = write_atomically(&self.layout.remembered(), &text) {
+        if let Err(error) = self.layout.write_atomically(&self.layout.remembered(), &text) {
             tracing::warn!(%error, "the options of a released disk could not be remembered");
         }
     }

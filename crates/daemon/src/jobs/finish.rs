@@ -1,14 +1,13 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
 use api::v1::{Error, ErrorCode, JobState, Report};
-use backends::{is_deleted, retire_source};
 use block::Bytes;
 
-use super::{JobHandle, convert, start};
+use super::{JobHandle, convert};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
-use crate::held::{Held, file_size};
+use crate::held::Held;
 use crate::problem::of_backend;
 use crate::volume::Volume;
 
@@ -74,7 +73,7 @@ async fn undo(
     daemon.state.drop_progress(&volume.name);
     drop(target);
     if let Some(document) = &volume.document().job {
-        start::discard(&document.target);
+        daemon.discard(&document.target);
     }
     end(daemon, volume, job, state, report, Some(error)).await;
 }
@@ -83,7 +82,7 @@ async fn undo(
 pub(crate) async fn undo_without_target(daemon: &Daemon, volume: &Volume, job: &JobHandle, error: Error) {
     daemon.state.drop_progress(&volume.name);
     if let Some(document) = &volume.document().job {
-        start::discard(&document.target);
+        daemon.discard(&document.target);
     }
     end(daemon, volume, job, JobState::Failed, None, Some(error)).await;
 }
@@ -104,8 +103,8 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Ok(Some(note)) => report.notes.push(note),
         Err(error) => problem = Some(error),
     }
-    report.notes.extend(growth(record, committed));
-    report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(record)));
+    report.notes.extend(growth(daemon, record, committed));
+    report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
     let delete = record.request.delete_source && problem.is_none();
     match retire(daemon, record, committed, delete) {
@@ -123,18 +122,18 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
 
 /// What to say of a source that somebody has made longer while it was moved. No client could see, let alone use, what was
 /// added.
-fn growth(record: &JobDocument, committed: &Committed) -> Option<String> {
+fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Option<String> {
     let (size, before) = (Bytes(record.size?), Bytes(record.source_size?));
-    let now = file_size(committed.source.path()).ok().filter(|now| *now > before)?;
+    let now = daemon.backends.size(committed.source.path()).ok().filter(|now| *now > before)?;
     let source = committed.source.path().display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
 }
 
 /// What to say of a target with more room than the volume: QEMU has no such limit as the daemon has.
-fn room_after_release(record: &JobDocument) -> Option<String> {
+fn room_after_release(daemon: &Daemon, record: &JobDocument) -> Option<String> {
     let size = Bytes(record.size?);
     let target = record.target.spec.path();
-    let room = file_size(target).ok().filter(|room| *room > size)?;
+    let room = daemon.backends.size(target).ok().filter(|room| *room > size)?;
     Some(format!("{} has {room}: once released the guest's disk is that large, no longer {size}", target.display()))
 }
 
@@ -153,14 +152,16 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: 
         Error::new(ErrorCode::MoveUnfinished, message)
             .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
     };
-    if delete && is_deleted(path, committed.epoch).unwrap_or(false) {
+    if delete && daemon.backends.is_deleted(path, committed.epoch).unwrap_or(false) {
         // A crash came right after this had been done.
         return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
     }
-    let retired = retire_source(path, committed.epoch, &daemon.layout.retired())
+    let retired = daemon
+        .backends
+        .retire(path, committed.epoch, &daemon.layout.retired())
         .map_err(|error| unfinished("could not be renamed", &error))?;
     if delete {
-        retired.delete().map_err(|error| unfinished("could not be deleted", &error))?;
+        daemon.backends.delete(&retired).map_err(|error| unfinished("could not be deleted", &error))?;
     }
     Ok(match retired {
         backends::Retired::File { .. } if delete => {

@@ -6,11 +6,11 @@ use api::v1::Job;
 use parking_lot::Mutex;
 
 use crate::problem::Result;
-use crate::state_dir::{drop_file, write_atomically};
+use crate::state_dir::Layout;
 
 /// The moves that are over.
 pub(crate) struct History {
-    directory: PathBuf,
+    layout: Layout,
     /// How many are kept.
     limit: usize,
     /// Their numbers in order, and the next number to be given.
@@ -18,17 +18,18 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Looks at what is in `directory`.
-    pub(crate) fn open(directory: PathBuf, limit: usize) -> Self {
-        let mut ids: Vec<u64> = std::fs::read_dir(&directory)
+    /// Looks at what is there.
+    pub(crate) fn open(layout: Layout, limit: usize) -> Self {
+        let mut ids: Vec<u64> = layout
+            .files()
+            .list(&layout.jobs())
+            .unwrap_or_default()
             .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok())
+            .filter_map(|path| path.file_name()?.to_str()?.strip_suffix(".json")?.parse().ok())
             .collect();
         ids.sort_unstable();
         let next = ids.last().map_or(1, |last| last + 1);
-        Self { directory, limit, ids: Mutex::new((ids, next)) }
+        Self { layout, limit, ids: Mutex::new((ids, next)) }
     }
 
     /// A number that no job has.
@@ -47,7 +48,7 @@ impl History {
     /// Keeps a job that is over, and forgets the oldest if there are too many.
     pub(crate) fn keep(&self, job: &Job) -> Result<()> {
         let text = serde_json::to_string_pretty(job).expect("plain data serialises");
-        write_atomically(&self.path(job.id), &text)?;
+        self.layout.write_atomically(&self.path(job.id), &text)?;
         let mut ids = self.ids.lock();
         if !ids.0.contains(&job.id) {
             ids.0.push(job.id);
@@ -55,15 +56,14 @@ impl History {
         }
         while ids.0.len() > self.limit {
             let oldest = ids.0.remove(0);
-            drop_file(&self.path(oldest));
+            self.layout.drop_file(&self.path(oldest));
         }
         Ok(())
     }
 
     /// Job `id`, if it is over and remembered.
     pub(crate) fn find(&self, id: u64) -> Option<Job> {
-        let text = std::fs::read_to_string(self.path(id)).ok()?;
-        serde_json::from_str(&text).ok()
+        serde_json::from_slice(&self.layout.files().read(&self.path(id)).ok()?).ok()
     }
 
     /// All of them, newest first.
@@ -73,6 +73,6 @@ impl History {
     }
 
     fn path(&self, id: u64) -> PathBuf {
-        self.directory.join(format!("{id}.json"))
+        self.layout.jobs().join(format!("{id}.json"))
     }
 }

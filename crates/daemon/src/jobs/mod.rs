@@ -96,14 +96,19 @@ impl JobHandle {
     }
 
     /// The migration to `target` has begun, steered by `control`.
-    pub(crate) fn begin(&self, control: Control, target: Arc<FileBackend>) {
+    pub(crate) fn begin(&self, control: Control, target: Option<Arc<FileBackend>>) {
         let mut inner = self.inner.lock();
         if inner.paused {
             control.pause();
         }
         inner.job.state = JobState::Running;
         inner.control = Some(control);
-        inner.target = Some(target);
+        inner.target = target;
+    }
+
+    /// What steers its migration, once it has begun.
+    pub(crate) fn control(&self) -> Option<Control> {
+        self.inner.lock().control.clone()
     }
 
     /// The target holds the volume; what is left is to tidy up.

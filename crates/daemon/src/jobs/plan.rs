@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::v1::{Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
 
-use super::start::{discard, target_spec};
+use super::start::target_spec;
 use crate::daemon::Daemon;
 use crate::problem::{Result, of_backend};
 
@@ -36,7 +36,7 @@ impl Daemon {
             (Ok(()), true) => None,
             (Ok(()), false) => match self.prepare(&volume, spec.clone(), false).await {
                 Ok(prepared) => {
-                    discard(&prepared);
+                    self.discard(&prepared);
                     None
                 }
                 Err(error) => Some(error),

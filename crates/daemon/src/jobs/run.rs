@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions};
-use block::{BufferPool, Bytes, Device};
+use backends::FileOffload;
+use block::{BufferPool, Bytes};
 use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
 
 use super::JobHandle;
@@ -68,9 +68,9 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
     let source = slot.device();
     let hold = volume.hold_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &hold).await;
-    let source_backend = volume.with_held(|held| Arc::clone(held.backend()));
-    let offload = match &source_backend {
-        Some(source) => FileOffload::between(source, target.backend()).await.map(|offload| Arc::new(offload) as _),
+    let source_backend = volume.with_held(|held| held.backend().cloned()).flatten();
+    let offload = match source_backend.as_ref().zip(target.backend()) {
+        Some((source, target)) => FileOffload::between(source, target).await.map(|offload| Arc::new(offload) as _),
         None => None,
     };
     let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
@@ -89,7 +89,9 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
     };
     let options = job.record.options.clone();
-    let worker = Worker::start_yielding(&format!("copy-{}", job.id))
+    let worker = daemon
+        .crew
+        .hire(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
     let (control, work) = worker.run(async move { Migration::start(parts, options).await }).await?;
     Ok(Started { control, work: Box::pin(work), worker })
@@ -113,10 +115,9 @@ async fn open_progress(daemon: &Daemon, volume: &Volume, job: &JobDocument, size
         .state
         .make_progress(&volume.name, ProgressMap::bytes_needed(size, chunk))
         .map_err(|error| block::Error::new(block::ErrorKind::Io, error.message))?;
-    let spec = BackendSpec::file(&path).with_cache(CacheMode::Page);
-    let backend = FileBackend::open(&spec, &OpenOptions::default(), &*daemon.env).await?;
+    let store = daemon.backends.open_store(&path, &*daemon.env).await?;
     let identity = MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk };
-    ProgressMap::open(Device::new(&path.display().to_string(), backend), identity).await
+    ProgressMap::open(store.device, identity).await
 }
 
 /// Drives a migration to its end and tidies up.
@@ -128,10 +129,11 @@ pub(crate) async fn drive(
     started: Started,
 ) {
     let Started { control, work, worker } = started;
-    job.begin(control.clone(), Arc::clone(target.backend()));
-    let mut driving = worker.handle().spawn(work);
+    job.begin(control.clone(), target.backend().cloned());
+    let mut driving = worker.spawn(work);
     let outcome = {
         tokio::select! {
+            biased;
             outcome = &mut driving => outcome,
             never = watch(&daemon, &job, &control) => match never {},
             never = crate::adopt::watch(&daemon, &volume, &job) => match never {},
@@ -141,7 +143,8 @@ pub(crate) async fn drive(
         // The mirror is in the guest's path and nobody drives it any more. A new process resumes what a half-dead one
         // cannot.
         tracing::error!(volume = volume.name, "the migration panicked; the daemon ends, and resumes it when it starts");
-        std::process::abort();
+        daemon.crew.give_up();
+        return;
     };
     let ending = match outcome {
         Outcome::Switched(report) => Ending::Switched(report),

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
-use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest, prepare_target};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest};
 use block::Bytes;
+use env::Env;
 use migrate::{JobRecord, MoveOptions, Phase};
 
 use super::{JobHandle, to_options};
@@ -12,7 +13,7 @@ use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
-use crate::held::{CLIENT_SECTOR, Held, HoldOptions, file_size};
+use crate::held::{CLIENT_SECTOR, HoldOptions};
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 
@@ -29,7 +30,7 @@ impl Daemon {
         let target = self.prepare(&volume, spec, request.overwrite).await?;
         let outcome = self.accept(peer, &volume, request, options, target.clone()).await;
         if outcome.is_err() {
-            discard(&target);
+            self.discard(&target);
         }
         outcome
     }
@@ -41,7 +42,7 @@ impl Daemon {
         let source = volume.document().backend.path().to_owned();
         let size = match volume.document().adoption.as_ref().and_then(|adoption| adoption.size_advertised) {
             // A container is as long as it is now; it grows as it is written.
-            Some(_) => std::fs::metadata(&source).map_or(geometry.size, |found| Bytes(found.len())),
+            Some(_) => self.backends.size(&source).unwrap_or(geometry.size),
             None => geometry.size,
         };
         let request = TargetRequest {
@@ -51,7 +52,14 @@ impl Daemon {
             guest_alignment: geometry.request_alignment,
             overwrite,
         };
-        prepare_target(&request, &*self.env).await.map_err(|error| of_target(&error))
+        self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
+    }
+
+    /// Takes back a target that nothing came of.
+    pub(super) fn discard(&self, target: &PreparedTarget) {
+        if let Err(error) = self.backends.discard(target) {
+            tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
+        }
     }
 
     async fn accept(
@@ -64,18 +72,20 @@ impl Daemon {
     ) -> Result<Job> {
         let size_limit = volume_size(volume);
         let hold = HoldOptions { size_limit, ..volume.hold_options(self.config.lock_wait()).for_target() };
-        let held =
-            Held::open(&target.spec, &hold, &*self.env).await.map_err(|error| of_backend(&error, "the target"))?;
+        let held = self.backends.hold(&target.spec, &hold, &*self.env).await;
+        let held = held.map_err(|error| of_backend(&error, "the target"))?;
         let started_unix_ms = unix_ms(self.env.wall_clock());
         let document = JobDocument {
             id: self.history.next_id(),
-            uuid: uuid::Uuid::new_v4(),
+            uuid: random_uuid(&*self.env),
             request,
             requester: peer.to_string(),
             record: JobRecord { phase: Phase::Preparing, options, sessions: 0, started_unix_ms },
             target,
             size: size_limit.map(Bytes::get),
-            source_size: size_limit.and_then(|_| file_size(volume.document().backend.path()).ok()).map(Bytes::get),
+            source_size: size_limit
+                .and_then(|_| self.backends.size(volume.document().backend.path()).ok())
+                .map(Bytes::get),
             paused: false,
             committed: None,
         };
@@ -89,7 +99,7 @@ impl Daemon {
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
         let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
-        tokio::spawn(async move { super::run::run(daemon, volume, handle, held).await });
+        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held).await }));
         Ok(job)
     }
 }
@@ -117,11 +127,13 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
     }
 }
 
-/// Takes back a target that nothing came of.
-pub(crate) fn discard(target: &PreparedTarget) {
-    if let Err(error) = target.discard() {
-        tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
-    }
+/// A number that nobody else has.
+fn random_uuid(env: &dyn Env) -> uuid::Uuid {
+    let [first, second] = [env.random(), env.random()].map(u64::to_le_bytes);
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&first);
+    bytes[8..].copy_from_slice(&second);
+    uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
 /// How large the volume is and stays, unless it is a container that grows.

@@ -1,0 +1,93 @@
+//! The daemon without a machine below it and an API above it: for whoever brings a [`Ground`] of his own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use api::v1::{AttachRequest, Job, MoveRequest, SetRequest, Volume};
+use migrate::Control;
+
+use crate::audit::Peer;
+use crate::config::Config;
+use crate::daemon::Daemon;
+use crate::ground::Ground;
+use crate::problem::Result;
+use crate::recover;
+use crate::state_dir::{Layout, StateDir};
+
+/// A daemon on some ground. Clones are the same daemon.
+#[derive(Clone)]
+pub struct Core {
+    daemon: Arc<Daemon>,
+}
+
+impl Core {
+    /// Starts a daemon whose state directory is `state_dir` among the ground's files, and brings back its volumes. It is for
+    /// the caller to see that no other uses that directory.
+    ///
+    /// # Errors
+    /// If the state directory cannot be used. A volume that cannot be brought back is none: it is shown as down.
+    pub async fn start(ground: Ground, config: Config, state_dir: &Path) -> Result<Self> {
+        let state = StateDir::over(Layout::new(state_dir, Arc::clone(&ground.files)), None)?;
+        let daemon = Arc::new(Daemon::new(ground, config, state, PathBuf::new())?);
+        recover::recover(&daemon).await?;
+        Ok(Self { daemon })
+    }
+
+    /// All volumes, those included that cannot be read.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<Volume> {
+        self.daemon.shown_volumes()
+    }
+
+    /// Serves a backend.
+    ///
+    /// # Errors
+    /// As the API's `attach`.
+    pub async fn attach(&self, request: AttachRequest) -> Result<Volume> {
+        self.daemon.attach(request).await
+    }
+
+    /// Starts a move of `volume`.
+    ///
+    /// # Errors
+    /// As the API's `move`.
+    pub async fn start_move(&self, volume: &str, request: MoveRequest) -> Result<Job> {
+        self.daemon.start_move(&Peer::default(), volume, request).await
+    }
+
+    /// Pauses, resumes or cancels the move of `volume`.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn steer(&self, volume: &str, action: &str) -> Result<Job> {
+        self.daemon.steer(volume, action).await
+    }
+
+    /// Changes the move of `volume`.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn set(&self, volume: &str, request: SetRequest) -> Result<Job> {
+        self.daemon.set(volume, request).await
+    }
+
+    /// Jobs, newest first, those included that are over.
+    #[must_use]
+    pub fn jobs(&self) -> Vec<Job> {
+        self.daemon.jobs(true)
+    }
+
+    /// Waits until no move of `volume` is under way any more.
+    pub async fn job_over(&self, volume: &str) {
+        let job = self.daemon.volume(volume).ok().and_then(|volume| volume.job());
+        if let Some(job) = job {
+            job.wait().await;
+        }
+    }
+
+    /// What steers the migration of `volume`, once it has begun.
+    #[must_use]
+    pub fn control(&self, volume: &str) -> Option<Control> {
+        self.daemon.volume(volume).ok()?.job()?.control()
+    }
+}

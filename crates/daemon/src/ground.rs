@@ -1,0 +1,231 @@
+//! What the daemon stands on: clock and tasks, its own files, the places where volumes are, the network, threads.
+//!
+//! ```text
+//!   jobs, recover, volume, journal, state_dir      decide; the same everywhere
+//!        │          │          │
+//!      Places     Network    Files, Env            say what there is: the machine, or the simulator's world
+//! ```
+//!
+//! [`Ground::real`] is the machine. The simulator makes one of its own and runs the same code on it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use backends::{
+    BackendSpec, CacheMode, FileBackend, OpenOptions, PreparedTarget, Retired, TargetError, TargetRequest, is_deleted,
+    prepare_target, retire_source,
+};
+use block::{Bytes, Device};
+use env::{Env, EnvRef, FilesRef, RealFiles};
+use futures::future::BoxFuture;
+use nbd::NbdUri;
+use nbd::server::Export;
+
+use crate::document::SocketOwner;
+use crate::held::{Held, HoldOptions, file_size};
+use crate::problem::Result;
+use crate::workers::Worker;
+
+/// All that the daemon stands on.
+#[derive(Clone)]
+pub struct Ground {
+    /// Clock, tasks and randomness.
+    pub env: EnvRef,
+    /// The files of the state directory.
+    pub files: FilesRef,
+    /// Where volumes are and go.
+    pub places: Arc<dyn Places>,
+    /// How clients come.
+    pub network: Arc<dyn Network>,
+    /// Where copies run.
+    pub crew: Arc<dyn Crew>,
+    /// This boot of the machine.
+    pub boot: [u8; 16],
+}
+
+/// A file of the state directory that is written as a device.
+pub struct StoreFile {
+    /// The device.
+    pub device: Device,
+    /// Takes back that a sync has failed: who calls it relies on nothing that was not synced.
+    pub forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The files and block devices that hold volumes.
+pub trait Places: Send + Sync {
+    /// Opens a file of the state directory.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>>;
+
+    /// Opens and locks what `spec` names.
+    ///
+    /// # Errors
+    /// Busy if somebody else has it; what the place says.
+    fn hold<'a>(
+        &'a self,
+        spec: &'a BackendSpec,
+        hold: &'a HoldOptions,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, block::Result<Held>>;
+
+    /// Makes a target ready; see [`prepare_target`].
+    ///
+    /// # Errors
+    /// Why it cannot be one.
+    fn prepare<'a>(
+        &'a self,
+        request: &'a TargetRequest<'a>,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>>;
+
+    /// See [`PreparedTarget::check`].
+    ///
+    /// # Errors
+    /// If the target is another by now.
+    fn check(&self, target: &PreparedTarget) -> Result<(), TargetError>;
+
+    /// See [`PreparedTarget::discard`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError>;
+
+    /// See [`retire_source`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn retire(&self, source: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError>;
+
+    /// See [`is_deleted`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn is_deleted(&self, source: &Path, epoch: u64) -> Result<bool, TargetError>;
+
+    /// See [`Retired::delete`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn delete(&self, retired: &Retired) -> Result<(), TargetError>;
+
+    /// How long a file or block device is.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn size(&self, path: &Path) -> std::io::Result<Bytes>;
+}
+
+/// How clients come to exports.
+pub trait Network: Send + Sync {
+    /// Lets clients come to `export` at `uri`.
+    ///
+    /// # Errors
+    /// If that address is not to be had.
+    fn offer<'a>(
+        &'a self,
+        uri: &'a NbdUri,
+        export: Arc<Export>,
+        owner: Option<SocketOwner>,
+    ) -> BoxFuture<'a, Result<()>>;
+
+    /// Lets nobody come there any more.
+    fn withdraw<'a>(&'a self, uri: &'a NbdUri) -> BoxFuture<'a, ()>;
+
+    /// Lets nobody come anywhere any more; clients wait for the next daemon.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// Whoever runs the daemon's copies.
+pub trait Crew: Send + Sync {
+    /// A worker for the copies of one job.
+    ///
+    /// # Errors
+    /// If there is none to be had.
+    fn hire(&self, name: &str) -> Result<Worker>;
+
+    /// A migration has panicked: ends the process, whose successor resumes what a half-dead one cannot.
+    fn give_up(&self);
+}
+
+impl Ground {
+    /// The machine; its clients come by `network`.
+    ///
+    /// # Errors
+    /// If the kernel does not say which boot this is.
+    pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>) -> Result<Self> {
+        let boot = crate::daemon::boot_identity()?;
+        let (places, crew) = (Arc::new(RealPlaces), Arc::new(Threads));
+        Ok(Self { env, files: RealFiles::shared(), places, network, crew, boot })
+    }
+}
+
+/// The machine's file systems and block devices.
+pub(crate) struct RealPlaces;
+
+impl Places for RealPlaces {
+    fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
+        Box::pin(async move {
+            // Through the page cache: a forced write of a few KiB, on every file system.
+            let spec = BackendSpec::file(path).with_cache(CacheMode::Page);
+            let backend = Arc::new(FileBackend::open(&spec, &OpenOptions::default(), env).await?);
+            let device = Device::from_arc(&path.display().to_string(), Arc::clone(&backend) as _);
+            Ok(StoreFile { device, forget_failed_sync: Box::new(move || backend.forget_failed_sync()) })
+        })
+    }
+
+    fn hold<'a>(
+        &'a self,
+        spec: &'a BackendSpec,
+        hold: &'a HoldOptions,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, block::Result<Held>> {
+        Box::pin(Held::open(spec, hold, env))
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        request: &'a TargetRequest<'a>,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
+        Box::pin(prepare_target(request, env))
+    }
+
+    fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        target.check()
+    }
+
+    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        target.discard()
+    }
+
+    fn retire(&self, source: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
+        retire_source(source, epoch, keep)
+    }
+
+    fn is_deleted(&self, source: &Path, epoch: u64) -> Result<bool, TargetError> {
+        is_deleted(source, epoch)
+    }
+
+    fn delete(&self, retired: &Retired) -> Result<(), TargetError> {
+        retired.delete()
+    }
+
+    fn size(&self, path: &Path) -> std::io::Result<Bytes> {
+        file_size(path)
+    }
+}
+
+/// Copies run on threads of their own, which give way.
+struct Threads;
+
+impl Crew for Threads {
+    fn hire(&self, name: &str) -> Result<Worker> {
+        Worker::start_yielding(name)
+    }
+
+    fn give_up(&self) {
+        std::process::abort();
+    }
+}
