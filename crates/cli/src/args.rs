@@ -215,7 +215,7 @@ pub(crate) struct StrategyArgs {
     /// How the copy and what the guest writes meanwhile come together
     #[arg(long, value_enum, default_value = "mirror")]
     pub(crate) strategy: StrategyArg,
-    /// Of strategies that iterate: copy what the guest writes again and again last
+    /// Of strategies that iterate: put off copies of what the guest writes again and again
     #[arg(long)]
     pub(crate) hot_blocks: bool,
     /// Of strategies that iterate: hold the guest for the rest if that is expected to take no longer [default: 200ms]

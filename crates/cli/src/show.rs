@@ -172,7 +172,7 @@ pub(crate) fn jobs(jobs: &[Job]) -> String {
 pub(crate) fn plan(plan: &Plan) -> String {
     let mut text = format!(
         "Moving {} from {} to {}\n\n  to copy     {} of {} ({} of holes are not copied)\n  at          {}\n  \
-         guest       writes {}, which go to both sides\n  time        about {}\n  stall       about {} at the switchover\n",
+         guest       writes {}\n  time        about {} in {} passes\n  stall       about {} at the switchover\n",
         plan.volume,
         plan.source,
         plan.target,
@@ -182,6 +182,7 @@ pub(crate) fn plan(plan: &Plan) -> String {
         rate(plan.copy_bytes_per_second as f64),
         rate(plan.guest_write_bytes_per_second),
         time(plan.seconds),
+        plan.passes,
         us(plan.stall_us),
     );
     for note in &plan.notes {

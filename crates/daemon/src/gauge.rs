@@ -49,6 +49,7 @@ fn of_window(window: &MeterWindow) -> GuestIo {
         iops: window.iops(),
         read_bytes_per_second: window.read.bytes as f64 / seconds,
         write_bytes_per_second: window.write.bytes as f64 / seconds,
+        write_iops: window.write.requests() as f64 / seconds,
         latency_us_p50: us(latency.quantile(0.5)),
         latency_us_p99: us(latency.quantile(0.99)),
         latency_us_max: us(latency.longest()),

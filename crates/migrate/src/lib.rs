@@ -10,6 +10,7 @@
 
 mod control;
 mod driver;
+mod forecast;
 mod guest;
 mod journal;
 mod machine;
@@ -23,6 +24,7 @@ mod strategy;
 mod upkeep;
 
 pub use control::Control;
+pub use forecast::{Forecast, Known};
 pub use guest::VolumeMeter;
 pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};

@@ -44,6 +44,9 @@ impl Migration {
         tracker.set_offload(parts.offload.take());
         if options.strategy.iterates() {
             tracker.track(options.strategy == Strategy::IncrementalDbt);
+            if options.hot_blocks {
+                tracker.count_heat(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
+            }
         }
         if let Some(map) = &progress_map {
             let identity = map.identity();

@@ -200,9 +200,6 @@ impl MoveOptions {
     pub fn check(&self) -> block::Result<()> {
         self.chunk_size()?;
         let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
-        if self.hot_blocks {
-            return refuse("hot blocks cannot be put off yet".to_owned());
-        }
         if self.hot_blocks && !self.strategy.iterates() {
             let context =
                 format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);

@@ -89,6 +89,7 @@ pub const SCENARIOS: &[Scenario] = &[
         strategies::dbt_never_rests,
     ),
     scenario("dbt-races", "passes and guest writes meet on slow disks in every order", strategies::dbt_races),
+    scenario("dbt-hot", "chunks that are written again and again are put off", strategies::dbt_hot),
     scenario(
         "dbt-last-copy",
         "the process dies, the target fails or somebody cancels in the last copy",

@@ -137,6 +137,12 @@ pub struct Plan {
     pub copy_bytes_per_second: u64,
     /// The whole move, comparisons included.
     pub seconds: f64,
+    /// How many passes over what is not in step, the last copy included.
+    #[serde(default)]
+    pub passes: u32,
+    /// Whether the strategy converges by itself under what the guest writes now.
+    #[serde(default)]
+    pub converges: bool,
     /// The guest's longest request at the switchover, as expected.
     pub stall_us: u64,
     /// What the figures rest on and what to know beforehand, one line each.

@@ -54,6 +54,9 @@ pub struct GuestIo {
     pub read_bytes_per_second: f64,
     /// Bytes written a second.
     pub write_bytes_per_second: f64,
+    /// Writes a second.
+    #[serde(default)]
+    pub write_iops: f64,
     /// The median of their latency, in microseconds.
     pub latency_us_p50: u64,
     /// The 99th percentile of their latency, in microseconds.

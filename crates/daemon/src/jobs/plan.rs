@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use api::v1::{Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
+use migrate::{Forecast, Known, MoveOptions, OnNoConverge};
 
 use super::start::target_spec;
 use crate::daemon::Daemon;
@@ -20,13 +21,32 @@ const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// What is expected of the switchover when no move has shown it yet.
 const STALL_US_EXPECTED: u64 = 2_000;
 
+/// What is to be known of a strategy that copies in passes.
+fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
+    if !options.strategy.iterates() {
+        return Vec::new();
+    }
+    let mut notes = vec![
+        "passes and stall hold for a guest that writes anywhere; one that writes to few places needs less".to_owned(),
+    ];
+    if !forecast.converges {
+        let then = match options.on_no_converge {
+            OnNoConverge::Mirror => "it would go on as a mirror",
+            OnNoConverge::Force => "the guest would be held for the rest",
+            OnNoConverge::Abort => "the move would end with the guest on the source",
+        };
+        notes.push(format!("{} would not converge under what the guest writes now: {then}", options.strategy));
+    }
+    notes
+}
+
 impl Daemon {
     /// What the move would cost. Nothing is changed, and nothing is left behind.
     pub(crate) async fn plan(&self, name: &str, request: PlanRequest) -> Result<Plan> {
         let volume = self.volume(name)?;
         let source = volume.require_up()?.device();
         let request = request.request;
-        super::to_options(&request)?;
+        let options = super::to_options(&request)?;
         let spec = target_spec(&volume, &request.to)?;
         let mut notes = Vec::new();
 
@@ -53,9 +73,6 @@ impl Daemon {
             Verify::Full => data.get(),
             Verify::Sample | Verify::Off => 0,
         };
-        // While it is mirrored, what the guest writes takes its share of the disks.
-        let left = (rate as f64 - guest.write_bytes_per_second).max(rate as f64 / 4.0).max(1.0);
-        let seconds = data.get() as f64 / left + compared as f64 / left;
         let earlier =
             self.history.list().into_iter().filter_map(|job| job.report).filter(|report| report.stall_us_max > 0);
         let stall_us = earlier.take(20).map(|report| report.stall_us_max).max();
@@ -63,6 +80,17 @@ impl Daemon {
             Some(_) => "the stall is the longest of the last moves of this daemon".to_owned(),
             None => "the stall is an estimate: this daemon has not moved anything yet".to_owned(),
         });
+        let known = Known {
+            volume: total.get(),
+            to_copy: data.get(),
+            to_compare: compared,
+            copy_rate: rate as f64,
+            write_bytes: guest.write_bytes_per_second,
+            writes: guest.write_iops,
+            switchover: Duration::from_micros(stall_us.unwrap_or(STALL_US_EXPECTED)),
+        };
+        let forecast = known.forecast(&options);
+        notes.extend(tracking_notes(&options, &forecast));
         Ok(Plan {
             volume: volume.name.clone(),
             source: volume.document().backend.to_string(),
@@ -72,8 +100,10 @@ impl Daemon {
             bytes_zero: total.saturating_sub(data).get(),
             guest_write_bytes_per_second: guest.write_bytes_per_second,
             copy_bytes_per_second: rate,
-            seconds,
-            stall_us: stall_us.unwrap_or(STALL_US_EXPECTED),
+            seconds: forecast.seconds,
+            passes: forecast.passes,
+            converges: forecast.converges,
+            stall_us: u64::try_from(forecast.downtime.as_micros()).unwrap_or(u64::MAX),
             notes,
             refusal,
         })

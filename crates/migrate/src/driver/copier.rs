@@ -226,8 +226,12 @@ impl Driver {
         let cursor = self.cursor;
         let run = self.mirror.tracker(|tracker| {
             tracker.session()?;
-            let longest = HOLE_BYTES_MAX / unit;
-            tracker.next_absent(cursor, longest).or_else(|| tracker.next_absent(0, longest))
+            // Where every chunk is asked for its heat, no more of them than can be used.
+            let longest = match tracker.hot().is_some_and(|hot| hot.is_on()) {
+                true => chunks_max,
+                false => HOLE_BYTES_MAX / unit,
+            };
+            tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
         })?;
         let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
         let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));

@@ -51,11 +51,20 @@ pub(super) struct Tracking {
     /// Everything that can be compared while the guest writes has been.
     pub(super) is_compared: bool,
     busy: Busy,
+    /// When the pass under way began, and how many writes to chunks there had been.
+    writes_from: (Moment, u64),
 }
 
 impl Tracking {
     pub(super) fn new(convergence: Convergence) -> Self {
-        Self { convergence, with_all: false, forced: false, is_compared: false, busy: Busy::default() }
+        Self {
+            convergence,
+            with_all: false,
+            forced: false,
+            is_compared: false,
+            busy: Busy::default(),
+            writes_from: <(Moment, u64)>::default(),
+        }
     }
 }
 
@@ -63,7 +72,9 @@ impl Driver {
     /// A pass over what is not in step begins, or goes on after an interruption.
     pub(super) async fn begin_pass(&mut self, held: bool) {
         if !self.passes.is_under_way() && self.tracking.is_some() {
-            self.get_and_clear(held).await;
+            let with_all = held || self.tracking.as_ref().is_some_and(|tracking| tracking.with_all);
+            self.tune_heat(with_all);
+            self.get_and_clear(with_all).await;
         }
         let (had, dirty, copied) =
             self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().0, tracker.counts.copied));
@@ -74,9 +85,30 @@ impl Driver {
         }
     }
 
+    /// Says which chunks count as hot in the pass that begins, from how long it is expected to take and how fast chunks
+    /// were written in the last. In the first pass nothing is hot: its copies are the first ones.
+    fn tune_heat(&mut self, with_all: bool) {
+        let now = self.env.now();
+        let Some(tracking) = &mut self.tracking else { return };
+        let (since, before) = tracking.writes_from;
+        let (is_first, convergence) = (self.passes.number() == 0, &tracking.convergence);
+        tracking.writes_from.1 = self.mirror.tracker(|tracker| {
+            let dirty = tracker.bytes_dirty().0;
+            let Some(hot) = tracker.hot() else { return 0 };
+            let rate = (hot.total() - before) as f64 / now.since(since).as_secs_f64().max(1e-6);
+            if is_first || with_all || !convergence.defers() {
+                hot.stop();
+            } else {
+                let threshold = hot.tune(convergence.pass_expected(dirty.0), rate);
+                tracing::info!(?threshold, rate, "chunks that are written so often are put off");
+            }
+            hot.total()
+        });
+        tracking.writes_from.0 = now;
+    }
+
     /// What is dirty becomes what this pass copies, a few chunks at a time.
-    async fn get_and_clear(&mut self, with_all: bool) {
-        let with_deferred = with_all || self.tracking.as_ref().is_none_or(|tracking| tracking.with_all);
+    async fn get_and_clear(&mut self, with_deferred: bool) {
         let mut from = 0;
         loop {
             let cleared = self.mirror.tracker(|tracker| {

@@ -19,11 +19,13 @@ fn tracked(dice: &Dice, story: Story) -> Story {
     let choice = dice.pick(&[OnNoConverge::Mirror, OnNoConverge::Mirror, OnNoConverge::Force, OnNoConverge::Abort]);
     let limit = dice.pick(&[1, 5, 20, 200]);
     let deadline = dice.pick(&[None, None, None, Some(20), Some(500)]);
+    let hot_blocks = dice.chance(0.5);
     story.options(|options| {
         options.strategy = strategy;
         options.on_no_converge = choice;
         options.downtime_limit_ms = limit;
         options.deadline_ms = deadline;
+        options.hot_blocks = hot_blocks;
     })
 }
 
@@ -68,6 +70,26 @@ pub(super) fn dbt_never_rests(dice: &Dice) -> Story {
         options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
         options.downtime_limit_ms = dice.pick(&[1, 5, 200]);
         options.chunk_bytes = dice.pick(&[16_384, 65_536]);
+    })
+}
+
+/// Passes long enough for some chunks to be written many times in each, so that their copies are put off.
+pub(super) fn dbt_hot(dice: &Dice) -> Story {
+    let load = Load {
+        requests: 6000,
+        outstanding: 16,
+        reads: 0.1,
+        sectors_max: 4,
+        pattern: Pattern::Hot(dice.pick(&[256, 1024])),
+        think: Duration::from_micros(dice.pick(&[500, 2000])),
+        ..Load::default()
+    };
+    let crashes = dice.below(2);
+    tracked(dice, common(dice)).guest(load).with(Happening::Crash, crashes).options(|options| {
+        options.chunk_bytes = 16_384;
+        options.bandwidth = Some(dice.pick(&[8 << 20, 30 << 20]));
+        options.hot_blocks = true;
+        options.downtime_limit_ms = dice.pick(&[1, 3, 20]);
     })
 }
 

@@ -11,6 +11,7 @@ use super::patience::Patience;
 use super::scrutiny::Scrutiny;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 use crate::strategy::tracking::dirt::Dirt;
+use crate::strategy::tracking::hot::Hot;
 
 /// How many redos a chunk may have before the guest's write waits for the copy.
 const REDOS_MAX: u8 = 2;
@@ -143,6 +144,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) scrutiny: ChunkMap<Scrutiny>,
     /// What the guest has written since it was copied, where that is tracked and not mirrored.
     pub(in crate::strategy) dirt: Option<Dirt>,
+    /// How often chunks are written, where hot ones are put off.
+    pub(in crate::strategy) hot: Option<Hot>,
     /// From which chunk on a comparison of a volume that is tracked goes on.
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
@@ -174,6 +177,7 @@ impl Tracker {
             durability: ChunkMap::new(chunks, Durability::Clean),
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
             dirt: None,
+            hot: None,
             compare_from: 0,
             session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,

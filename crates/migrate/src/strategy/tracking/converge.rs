@@ -24,6 +24,8 @@ use crate::{MoveOptions, OnNoConverge};
 
 /// What the last two passes must have left of the least before them, to go on.
 const PROGRESS: f64 = 0.9;
+/// What was put off gets a pass of its own if it is more than one part of so many of all that is dirty.
+const DEFERRED_PART_MIN: u64 = 10;
 /// So many switchovers may find more than they can copy in their time.
 const MISSES_MAX: u32 = 6;
 /// What a switchover takes beside the copy before one has been seen: a flush, the record.
@@ -59,6 +61,27 @@ pub(crate) enum Verdict {
     Mirror,
 }
 
+/// The least that the passes before the last two have left, and what those two have.
+#[derive(Debug, Default)]
+struct Left {
+    best: Option<u64>,
+    last: [Option<u64>; 2],
+}
+
+impl Left {
+    /// Whether one of the last two passes has left less than those before, by a tenth.
+    fn note(&mut self, left: u64) -> bool {
+        let least = |values: &[Option<u64>]| values.iter().copied().flatten().min();
+        let [gone, before] = self.last;
+        self.last = [before, Some(left)];
+        self.best = least(&[self.best, gone]);
+        match (self.best, least(&self.last)) {
+            (Some(best), Some(last)) => (last as f64) < best as f64 * PROGRESS,
+            _ => true,
+        }
+    }
+}
+
 /// The decision and what it rests on.
 #[derive(Debug)]
 pub(crate) struct Convergence {
@@ -66,9 +89,9 @@ pub(crate) struct Convergence {
     forced_max: Duration,
     deadline: Option<Duration>,
     choice: OnNoConverge,
-    /// The least that the passes before the last two have left, and what those two have.
-    best: Option<u64>,
-    last: [Option<u64>; 2],
+    /// What passes have left, with and without what was put off.
+    all: Left,
+    rest: Left,
     misses: u32,
     /// How fast copies were while some were under way.
     rate: Option<f64>,
@@ -87,8 +110,8 @@ impl Convergence {
             forced_max: Duration::from_millis(options.forced_downtime_ms_max),
             deadline: options.deadline_ms.map(Duration::from_millis),
             choice: options.on_no_converge,
-            best: None,
-            last: [None; 2],
+            all: Left::default(),
+            rest: Left::default(),
             misses: 0,
             rate: None,
             held_rate: None,
@@ -104,7 +127,6 @@ impl Convergence {
     }
 
     /// Whether what is hot is put off for now.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing is put off yet"))]
     pub(crate) const fn defers(&self) -> bool {
         !self.had_all
     }
@@ -130,6 +152,11 @@ impl Convergence {
     /// More is dirty right before the guest is held than can be copied in its time.
     pub(crate) const fn note_miss(&mut self) {
         self.misses += 1;
+    }
+
+    /// How long a pass over so much takes, as the last one went.
+    pub(crate) fn pass_expected(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64((bytes as f64 / self.rate.unwrap_or(RATE_UNKNOWN)).min(1e9))
     }
 
     /// How long the guest would be held for the copy of so much.
@@ -168,11 +195,12 @@ impl Convergence {
         if self.misses > MISSES_MAX {
             return self.give_up(passed, format!("{} switchovers found more than they could copy", self.misses));
         }
-        let smaller = self.note_left(rest);
-        if !self.had_all && (self.fits(rest) || !smaller || rest == 0) {
+        let (all, rest_is_smaller) = (self.all.note(passed.dirty), self.rest.note(rest));
+        let smaller = if self.had_all { all } else { rest_is_smaller };
+        if !self.had_all && (self.fits(rest) || !smaller) {
             self.had_all = true;
-            if passed.deferred > 0 {
-                (self.best, self.last) = (None, [None; 2]);
+            // So little that its copy would change nothing is not worth a pass of its own.
+            if self.fits(rest) && passed.deferred > 0 || passed.deferred > passed.dirty / DEFERRED_PART_MIN {
                 let why = match smaller {
                     true => "what is not hot fits",
                     false => "what is not hot gets no smaller",
@@ -193,18 +221,6 @@ impl Convergence {
         let why =
             format!("{} would hold the guest for {expected:.0?}, longer than {:?}", Bytes(passed.dirty), self.limit);
         (Verdict::GoOn, format!("go on: {why}"))
-    }
-
-    /// Whether one of the last two passes has left less than those before, by a tenth.
-    fn note_left(&mut self, rest: u64) -> bool {
-        let least = |values: &[Option<u64>]| values.iter().copied().flatten().min();
-        let [gone, before] = self.last;
-        self.last = [before, Some(rest)];
-        self.best = least(&[self.best, gone]);
-        match (self.best, least(&self.last)) {
-            (Some(best), Some(last)) => (last as f64) < best as f64 * PROGRESS,
-            _ => true,
-        }
     }
 
     fn give_up(&self, passed: Passed, why: String) -> (Verdict, String) {

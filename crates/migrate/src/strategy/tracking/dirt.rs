@@ -86,7 +86,6 @@ impl Dirt {
     }
 
     /// Puts the copy of a chunk off.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing is put off yet"))]
     pub(crate) fn defer(&mut self, index: u64) {
         self.marks.set(index, Mark::Deferred);
     }

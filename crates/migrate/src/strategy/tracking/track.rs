@@ -4,15 +4,53 @@ use std::ops::Range;
 
 use block::{Bytes, Extent};
 
+use filters::Heat;
+
 use super::dirt::Dirt;
+use super::hot::Hot;
 use crate::progress_map::{PAGE_BITS, active_of};
 use crate::strategy::mirror::scrutiny::Scrutiny;
 use crate::strategy::mirror::tracker::{Life, Mode, Tracker, WritePlan};
+
+/// So many hot chunks are put off under one lock of the tracker.
+const DEFERRED_AT_ONCE: u32 = 1024;
 
 impl Tracker {
     /// Tracks guest writes from now on instead of mirroring them.
     pub(crate) fn track(&mut self, incremental: bool) {
         self.dirt = Some(Dirt::new(self.chunks(), incremental));
+    }
+
+    /// Counts how often chunks are written, so that the copies of hot ones can be put off.
+    pub(crate) fn count_heat(&mut self, heat: Heat) {
+        self.hot = Some(Hot::new(heat));
+    }
+
+    /// What puts copies off, if anything does.
+    pub(crate) const fn hot(&mut self) -> Option<&mut Hot> {
+        self.hot.as_mut()
+    }
+
+    /// The next run of chunks that this pass is to copy, at or after `from`. Hot ones on the way are put off.
+    pub(crate) fn next_to_copy(&mut self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
+        let mut from = from;
+        for _ in 0..DEFERRED_AT_ONCE {
+            let Some(hot) = self.hot.as_ref().filter(|hot| hot.is_on()) else { break };
+            let run = self.next_absent(from, chunks_max)?;
+            match run.clone().find(|index| hot.is_hot(*index)) {
+                None => return Some(run),
+                Some(first) if first > run.start => return Some(run.start..first),
+                Some(first) => {
+                    self.life.set(first, Life::Had);
+                    if let Some(dirt) = &mut self.dirt {
+                        dirt.defer(first);
+                    }
+                    from = first + 1;
+                }
+            }
+        }
+        // One that is hot after so many others is copied: the guest has waited for long enough.
+        self.next_absent(from, chunks_max)
     }
 
     /// Mirrors guest writes from now on: what is dirty is copied once more, under the lock. No copy may be under way;
@@ -22,7 +60,7 @@ impl Tracker {
         while let Some(run) = self.get_and_clear(from, u64::MAX, true) {
             from = run.end;
         }
-        self.dirt = None;
+        (self.dirt, self.hot) = (None, None);
     }
 
     /// Whether guest writes are tracked now. While a commit is in doubt and after it, both sides are written.
@@ -37,6 +75,9 @@ impl Tracker {
             return None;
         }
         self.mark_dirty(extent);
+        if let Some(hot) = &mut self.hot {
+            self.chunk.indices_of(extent).for_each(|index| hot.add(index));
+        }
         let mut plan = WritePlan::of_source(extent);
         // Also where nothing was copied yet: a copy may come and go while the write is under way.
         self.activate(&mut plan);
