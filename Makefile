@@ -6,9 +6,10 @@ PREFIX ?= /usr/local
 SEEDS ?= 0..500
 CYCLES ?= 200
 MINUTES ?= 5
+SCALE ?= 4
 FUZZ := client protocol server
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local paper-esx deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -71,6 +72,9 @@ demo: ## Move a running guest's disk and print the report
 
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
 	@$(CARGO) xtask bench-local
+
+paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4, a few minutes)
+	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
 
 deny: ## Licences, duplicate and banned crates (installs cargo-deny)
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny

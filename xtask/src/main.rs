@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod mutations;
+mod paper_esx;
 mod setup;
 mod sim;
 mod tidy;
@@ -34,6 +35,8 @@ enum Chore {
     Mutations(mutations::Arguments),
     /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
     Torture(torture::Arguments),
+    /// Repeat the ESX paper's evaluation in the simulator; writes one HTML page with plots, and JSON.
+    PaperEsx(paper_esx::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::Torture(arguments) => torture::run(&arguments),
+        Chore::PaperEsx(arguments) => paper_esx::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

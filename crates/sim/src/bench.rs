@@ -42,6 +42,8 @@ pub struct Tally {
     pub latency: LatencyHistogram,
     /// The sum of that, for a mean that no bucket rounds.
     pub latency_sum: Duration,
+    /// The same of writes alone.
+    pub write_latency_sum: Duration,
     /// How long the load ran.
     pub span: Duration,
 }
@@ -53,6 +55,9 @@ impl Tally {
             Verb::Read => (self.reads, self.bytes_read) = (self.reads + 1, self.bytes_read + length),
             Verb::Write => (self.writes, self.bytes_written) = (self.writes + 1, self.bytes_written + length),
             Verb::Flush => self.flushes += 1,
+        }
+        if verb == Verb::Write {
+            self.write_latency_sum += took;
         }
         self.latency.add(took);
         self.latency_sum += took;
@@ -74,6 +79,12 @@ impl Tally {
     #[must_use]
     pub fn megabytes_a_second(&self) -> f64 {
         (self.bytes_read + self.bytes_written) as f64 / 1e6 / self.span.as_secs_f64().max(1e-9)
+    }
+
+    /// The mean latency of writes, in milliseconds.
+    #[must_use]
+    pub fn write_mean_ms(&self) -> f64 {
+        self.write_latency_sum.as_secs_f64() * 1e3 / self.writes.max(1) as f64
     }
 
     /// The mean latency.

@@ -3,7 +3,7 @@
 //! An experiment prints what was run, on which models, and a table. Figures of papers stand beside ours and are marked;
 //! where ours differ, the text above the table says why. `docs/simulator.md` tells how to read them.
 
-mod esx_mirror_oltp;
+pub mod esx;
 mod firepan_hour;
 mod hard_disk;
 mod replay;
@@ -29,11 +29,6 @@ pub const EXPERIMENTS: &[Experiment] = &[
         name: "hard-disk",
         about: "tables 3.2 and 3.3 of the dissertation on the modelled disk",
         run: hard_disk::run,
-    },
-    Experiment {
-        name: "esx-mirror-oltp",
-        about: "the mirror under Iometer's OLTP between two arrays, and to a slow NFS volume (ESX paper)",
-        run: esx_mirror_oltp::run,
     },
     Experiment {
         name: "firepan-hour",

@@ -68,6 +68,7 @@ pub mod log;
 pub mod machine;
 mod medium;
 pub mod model;
+mod numbers;
 mod offload;
 pub mod pattern;
 pub mod player;

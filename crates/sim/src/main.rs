@@ -218,13 +218,13 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let clock = RealEnv::new();
-    if let Some(code) = arguments.side_show.play(arguments.seed.unwrap_or(1), &clock) {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let jobs = arguments.jobs.unwrap_or(cores).max(1);
+    if let Some(code) = arguments.side_show.play(arguments.seed.unwrap_or(1), jobs, &clock) {
         return code;
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let limit = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let jobs = arguments.jobs.unwrap_or(cores).max(1);
     let player = Player { arguments, totals: Mutex::default(), failed: AtomicUsize::new(0) };
     let next = AtomicU64::new(seeds.start);
     let worker = || {

@@ -27,7 +27,7 @@ pub use nfs::{Nfs, NfsFigures};
 pub use page_cache::{PageCache, PageCacheFigures};
 pub use path::Path;
 pub use raid0::Raid0;
-pub use volume::Volume;
+pub use volume::{Traffic, Volume};
 
 use std::time::Duration;
 

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use block::{Error, Result};
 use env::Env;
+use transhume_sim::experiment::esx::{self, EvaluationOptions};
 use transhume_sim::experiment::{self, EXPERIMENTS, ReplayOptions, Table};
 use transhume_sim::trace::Format;
 
@@ -28,6 +29,15 @@ pub(crate) struct SideShow {
     /// Replay as fast as answers come, with so many requests outstanding, instead of at the trace's times.
     #[arg(long, value_name = "COUNT")]
     closed_loop: Option<usize>,
+    /// Repeat the ESX paper's evaluation instead and write its report, HTML and JSON, into this directory.
+    #[arg(long, value_name = "DIRECTORY")]
+    paper_esx: Option<PathBuf>,
+    /// Sizes and limits of time are so many times smaller than the paper's.
+    #[arg(long, value_name = "TIMES", default_value_t = 4, requires = "paper_esx")]
+    scale: u64,
+    /// Repeat these figures and tables only.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "paper_esx")]
+    only: Vec<String>,
 }
 
 fn parse_experiment(name: &str) -> std::result::Result<&'static str, String> {
@@ -41,11 +51,22 @@ fn parse_format(word: &str) -> std::result::Result<Format, String> {
 /// Names the experiments.
 pub(crate) fn list() {
     EXPERIMENTS.iter().for_each(|found| println!("{:<16} {}", found.name, found.about));
+    let names: Vec<&str> = esx::figure_names().collect();
+    println!("{:<16} of the ESX paper's evaluation: {}", "--paper-esx", names.join(", "));
 }
 
 impl SideShow {
     /// Carries out what was asked for; `None` if nothing was.
-    pub(crate) fn play(&self, seed: u64, clock: &dyn Env) -> Option<ExitCode> {
+    pub(crate) fn play(&self, seed: u64, jobs: usize, clock: &dyn Env) -> Option<ExitCode> {
+        if let Some(directory) = &self.paper_esx {
+            return Some(match self.evaluate(directory, seed, jobs, clock) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("{}", error.chain());
+                    ExitCode::FAILURE
+                }
+            });
+        }
         Some(match self.table(seed)? {
             Ok(table) => {
                 println!("{table}\n{:.1} s of this machine's time", clock.now().0.as_secs_f64());
@@ -56,6 +77,27 @@ impl SideShow {
                 ExitCode::FAILURE
             }
         })
+    }
+
+    fn evaluate(&self, directory: &Path, seed: u64, jobs: usize, clock: &dyn Env) -> Result<()> {
+        let only = if self.only.is_empty() { String::new() } else { format!(" --only {}", self.only.join(",")) };
+        let command = format!("cargo xtask paper-esx --scale {} --seed {seed}{only}", self.scale);
+        let options = EvaluationOptions { scale: self.scale, only: self.only.clone(), seed, jobs, command };
+        let evaluation = esx::evaluate(&options, &|line| eprintln!("{line}"))?;
+        let write = |name: &str, text: String| {
+            let path = directory.join(name);
+            std::fs::write(&path, text)
+                .map_err(|error| Error::from_os(error, format!("writing {}", path.display())))?;
+            Ok(path)
+        };
+        std::fs::create_dir_all(directory)
+            .map_err(|error| Error::from_os(error, format!("making {}", directory.display())))?;
+        let page = write("paper-esx.html", evaluation.html())?;
+        let document = write("paper-esx.json", evaluation.json()?)?;
+        println!("{}", evaluation.text());
+        println!("{}\n{}", page.display(), document.display());
+        println!("{:.0} s of this machine's time", clock.now().0.as_secs_f64());
+        Ok(())
     }
 
     fn table(&self, seed: u64) -> Option<Result<Table>> {

@@ -9,25 +9,31 @@
 //! | [`FlushBursts`] | a database that writes its dirty pages back at checkpoints | a log in between |
 //! | [`BootStorm`] | machines that boot from one image at nearly the same time | |
 //! | [`Synthetic`] | published characteristics of Financial1 and 2 and WebSearch1 to 3. **Synthetic, not traces** | |
+//! | [`Exchange`] | a mail server like the ESX paper's (figure 2) | Zipf's law, more towards the end of the disk |
+//! | [`Shifted`] | any of them on a part of a volume | |
 //! | [`Replay`] | a trace: open loop (at its times) or closed loop (as fast as answers come) | |
 //!
 //! Who runs them: [`crate::bench`] against a bare model, [`crate::player`] against a device of the engine.
 
 mod boot_storm;
+mod exchange;
 mod flush_bursts;
 mod oltp;
 mod ranks;
 mod replay;
 mod sequential;
+mod shifted;
 mod synthetic;
 mod zipf;
 mod zoned;
 
 pub use boot_storm::BootStorm;
+pub use exchange::{Exchange, ExchangeFigures};
 pub use flush_bursts::FlushBursts;
 pub use oltp::Oltp;
 pub use replay::Replay;
 pub use sequential::Sequential;
+pub use shifted::Shifted;
 pub use synthetic::{Characteristics, Synthetic};
 pub use zipf::Zipf;
 pub use zoned::Zoned;

@@ -7,11 +7,17 @@
 //!
 //! [`ArrayFigures::CX4_120`] stands for the EMC CX4-120 of the ESX paper (section 3), of which the paper states 8 Gbit/s
 //! FC and no spindles. Fitted, and to what: the number of disks and their kind (14 of 15,000 rpm) to the IOPS that
-//! figure 10 begins with (about 2600 reads and 1100 writes a second of 8 KiB with 16 outstanding); the controller's rate
-//! to the offline copy of 38 GB from one array to another in 176 s (section 3.1). Write cache: 600 MB a pair of
-//! processors (data sheet), of which four fifths may be dirty. Assumed: 0.15 ms a command, 1 MiB read ahead of a stream.
+//! figure 10 begins with (about 2600 reads and 1100 writes a second of 8 KiB with 16 outstanding); the rate at which its
+//! processors write (each keeps a copy of the other's write cache) to the offline copy of 38 GB from one array to another
+//! in 176 s (section 3.1); the rate at which they read to what mirroring costs a guest, about a third (section 5); what is
+//! read ahead of a stream to the share of the disks that a copy of the paper's leaves to 32 outstanding requests
+//! (figures 4 and 8). Write cache: 600 MB a pair of processors (data sheet), of which four fifths may be dirty. Assumed:
+//! 0.15 ms a command.
+//!
+//! [`ArrayFigures::CX3_40`] stands for one side of the CX3-40 of the Exchange runs: six disks (stated), a rate that lets
+//! 350 GB be mirrored in about 1900 s (table 1), a cache of 2 GB (assumed: a quarter of the data sheet's 8 GB).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use env::Moment;
@@ -19,6 +25,7 @@ use env::Moment;
 use super::channels::{Endings, Server};
 use super::hard_disk::{HardDisk, HardDiskFigures};
 use super::{Model, PageCache, PageCacheFigures, Raid0, Request, Ticket, Verb, transfer};
+use crate::numbers::NumberMap;
 
 /// What an array is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,8 +38,10 @@ pub struct ArrayFigures {
     pub stripe: u64,
     /// Bytes a second over the host's link, each way.
     pub link_rate: u64,
-    /// Bytes a second through the controller.
-    pub controller_rate: u64,
+    /// Bytes a second that the controllers read.
+    pub read_rate: u64,
+    /// Bytes a second that the controllers write: each keeps a copy of the other's write cache.
+    pub write_rate: u64,
     /// What a command costs.
     pub command: Duration,
     /// Bytes of the cache, which holds what was read ahead and writes that are not yet on the disks.
@@ -48,13 +57,18 @@ impl ArrayFigures {
         disks: 14,
         stripe: 64 << 10,
         link_rate: 800_000_000,
-        controller_rate: 240_000_000,
+        read_rate: 300_000_000,
+        write_rate: 232_000_000,
         command: Duration::from_micros(150),
         cache: 600_000_000,
-        read_ahead: 1 << 20,
+        read_ahead: 16 << 20,
     };
+    /// See the module's head.
+    pub const CX3_40: Self = Self { disks: 6, write_rate: 200_000_000, cache: 2_000_000_000, ..Self::CX4_120 };
 }
 
+/// A page of the cache: the CLARiiON's default.
+const PAGE_BYTES: u64 = 8192;
 /// Writes to the disks under way at once: enough for every disk's elevator to have a choice.
 const DESTAGES_MAX_PER_DISK: usize = 4;
 
@@ -63,11 +77,12 @@ pub struct Array {
     figures: ArrayFigures,
     from_host: Server,
     to_host: Server,
-    controller: Server,
+    reading: Server,
+    writing: Server,
     store: PageCache,
     /// What has passed the controller and goes to the cache then.
     arriving: VecDeque<(Moment, Ticket, Request)>,
-    under_way: HashMap<Ticket, Request>,
+    under_way: NumberMap<Ticket, Request>,
     endings: Endings,
     stored: Vec<Ticket>,
 }
@@ -80,6 +95,7 @@ impl Array {
         let disks = Raid0::new(members.collect(), figures.stripe);
         let cache = PageCacheFigures {
             capacity: figures.cache,
+            page_bytes: PAGE_BYTES,
             // What is written goes to the disks at once.
             dirty_background: 0,
             dirty_max: figures.cache / 5 * 4,
@@ -91,10 +107,11 @@ impl Array {
             figures,
             from_host: Server::default(),
             to_host: Server::default(),
-            controller: Server::default(),
+            reading: Server::default(),
+            writing: Server::default(),
             store: PageCache::new(cache, disks),
             arriving: VecDeque::new(),
-            under_way: HashMap::new(),
+            under_way: NumberMap::default(),
             endings: Endings::default(),
             stored: Vec::new(),
         }
@@ -106,7 +123,7 @@ impl Array {
         if request.verb == Verb::Write {
             return self.endings.add(now, ticket);
         }
-        let passed = self.controller.serve(now, transfer(request.length, self.figures.controller_rate));
+        let passed = self.reading.serve(now, transfer(request.length, self.figures.read_rate));
         self.endings.add(self.to_host.serve(passed, transfer(request.length, self.figures.link_rate)), ticket);
     }
 }
@@ -118,7 +135,7 @@ impl Model for Array {
             Verb::Read => {}
             Verb::Write => {
                 at = self.from_host.serve(at, transfer(request.length, self.figures.link_rate));
-                at = self.controller.serve(at, transfer(request.length, self.figures.controller_rate));
+                at = self.writing.serve(at, transfer(request.length, self.figures.write_rate));
             }
             // The cache is mirrored and has a battery: what is in it is durable.
             Verb::Flush => return self.endings.add(at, ticket),

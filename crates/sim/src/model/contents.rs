@@ -4,9 +4,9 @@
 //! its word. A volume that nobody has written to is a rule that gives every block its word. Anything else (torn blocks,
 //! small writes) is kept as the bytes that it is, so nothing is lost: this is a volume like any other, only smaller.
 
-use std::collections::HashMap;
-
 use block::{Buffer, Bytes, Extent, ExtentState, ExtentStatus, Mutation, MutationKind};
+
+use crate::numbers::NumberMap;
 
 /// The unit of contents: a block.
 pub const BLOCK_BYTES: u64 = block::BLOCK_BYTES;
@@ -49,15 +49,15 @@ enum Block {
 pub struct Contents {
     size: u64,
     origin: Origin,
-    pages: HashMap<u64, Box<[Block]>>,
-    bytes: HashMap<u64, Box<[u8]>>,
+    pages: NumberMap<u64, Box<[Block]>>,
+    bytes: NumberMap<u64, Box<[u8]>>,
 }
 
 impl Contents {
     /// A volume of `size` bytes.
     #[must_use]
     pub fn new(size: Bytes, origin: Origin) -> Self {
-        Self { size: size.0, origin, pages: HashMap::new(), bytes: HashMap::new() }
+        Self { size: size.0, origin, pages: NumberMap::default(), bytes: NumberMap::default() }
     }
 
     fn original(&self, block: u64) -> Block {
@@ -137,6 +137,21 @@ impl Contents {
                 MutationKind::Zeroes { .. } if is_whole => self.set(block, Block::Word(0)),
                 MutationKind::Zeroes { .. } => self.overlay(piece, None),
                 MutationKind::Discard => {}
+            }
+        }
+    }
+
+    /// Makes `extent`, whole blocks or up to the end of the volume, what it is in `other`.
+    ///
+    /// # Panics
+    /// If the extent begins within a block.
+    pub fn copy_from(&mut self, other: &Self, extent: Extent) {
+        assert!(extent.offset.is_multiple_of(BLOCK_BYTES), "copies are of whole blocks");
+        for block in extent.offset.0 / BLOCK_BYTES..extent.end().0.div_ceil(BLOCK_BYTES) {
+            let what = other.block(block);
+            self.set(block, what);
+            if what == Block::Bytes {
+                self.bytes.insert(block, other.bytes[&block].clone());
             }
         }
     }
@@ -245,6 +260,20 @@ mod tests {
             contents.read(Bytes(offset), &mut read);
             assert!(read[..] == plain[offset as usize..offset as usize + length], "{length} bytes at {offset}");
         }
+    }
+
+    #[test]
+    fn a_copied_extent_is_what_it_was_and_nothing_else_is() {
+        let size = Bytes(BLOCK_BYTES * 5000 + 100);
+        let (mut one, mut other) = (Contents::new(size, Origin::Filled), Contents::new(size, Origin::Empty));
+        one.apply(&Mutation::data(Bytes(BLOCK_BYTES * 10 + 7), Data::copy_of(b"torn")));
+        one.apply(&Mutation::discard(Extent::new(Bytes(BLOCK_BYTES * 20), Bytes(BLOCK_BYTES))));
+        other.copy_from(&one, Extent::between(Bytes(BLOCK_BYTES * 2), size));
+        assert_eq!(one.first_difference(&other), Some(0));
+        other.copy_from(&one, Extent::new(Bytes::ZERO, Bytes(BLOCK_BYTES)));
+        assert_eq!(one.first_difference(&other), Some(1));
+        other.copy_from(&one, Extent::new(Bytes(BLOCK_BYTES), Bytes(BLOCK_BYTES)));
+        assert_eq!(one.first_difference(&other), None);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! Fitted to that: two disks of 7200 rpm that write through, of which the volume takes the outer part. The rest is
 //! assumed: 1 Gbit/s, 0.3 ms there and back, the server's cache hits nothing.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use env::Moment;
@@ -13,6 +13,7 @@ use env::Moment;
 use super::channels::{Endings, Server};
 use super::hard_disk::{HardDisk, HardDiskFigures};
 use super::{Model, Raid0, Request, Ticket, Verb, transfer};
+use crate::numbers::NumberMap;
 
 /// What a volume on NFS is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +49,7 @@ pub struct Nfs {
     server: Server,
     disks: Raid0,
     arriving: VecDeque<(Moment, Ticket, Request)>,
-    under_way: HashMap<u64, Request>,
+    under_way: NumberMap<u64, Request>,
     endings: Endings,
     disk_done: Vec<Ticket>,
 }
@@ -65,7 +66,7 @@ impl Nfs {
             server: Server::default(),
             disks: Raid0::new(members.collect(), 64 << 10),
             arriving: VecDeque::new(),
-            under_way: HashMap::new(),
+            under_way: NumberMap::default(),
             endings: Endings::default(),
             disk_done: Vec::new(),
         }

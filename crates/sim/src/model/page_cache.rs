@@ -8,8 +8,8 @@
 //!   flush ─▶ everything dirty to the device ─▶ device's flush ─▶ done
 //! ```
 //!
-//! Pages are 4 KiB, the least recently used clean one goes first (second chance; Linux's two lists would keep pages that
-//! were used twice a little longer). Figures of [`PageCacheFigures::of`]: dirty pages are written back from a tenth of
+//! The least recently used clean one goes first (second chance; Linux's two lists would keep pages that
+//! were used twice a little longer). Figures of [`PageCacheFigures::of`]: pages of 4 KiB, dirty pages are written back from a tenth of
 //! the cache on and writers wait at a fifth (Linux' `dirty_background_ratio` and `dirty_ratio`), 128 KiB are read ahead
 //! (Linux' default), a page that is there costs 2 us (assumed). Partial pages are not read before they are written.
 //!
@@ -17,17 +17,17 @@
 //! same rule for every volatile cache between a guest and its platter (any subset of sectors, torn at 512 bytes).
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use env::Moment;
 
 use super::channels::Endings;
 use super::{Model, Request, Ticket, Verb};
+use crate::numbers::NumberMap;
 
-const PAGE_BYTES: u64 = 4096;
 /// A run of dirty pages is written in pieces of this.
-const WRITEBACK_PAGES_MAX: u64 = 256;
+const WRITEBACK_BYTES_MAX: u64 = 1 << 20;
 /// A stream may leave out this much and still be one.
 const STREAM_GAP_BYTES: u64 = 256 << 10;
 const STREAMS_MAX: usize = 16;
@@ -37,6 +37,8 @@ const STREAMS_MAX: usize = 16;
 pub struct PageCacheFigures {
     /// Bytes.
     pub capacity: u64,
+    /// Bytes of a page.
+    pub page_bytes: u64,
     /// From so many dirty bytes on they are written back.
     pub dirty_background: u64,
     /// At so many, writers wait.
@@ -55,6 +57,7 @@ impl PageCacheFigures {
     pub const fn of(capacity: u64) -> Self {
         Self {
             capacity,
+            page_bytes: 4096,
             dirty_background: capacity / 10,
             dirty_max: capacity / 5,
             read_ahead: 128 << 10,
@@ -68,23 +71,23 @@ impl PageCacheFigures {
 pub struct PageCache {
     figures: PageCacheFigures,
     lower: Box<dyn Model>,
-    pages: HashMap<u64, bool>,
+    pages: NumberMap<u64, bool>,
     /// The order in which pages came, or were given their second chance.
     clock: VecDeque<u64>,
     dirty: BTreeSet<u64>,
     /// Dirty pages on their way to the device.
     writing: u64,
-    writebacks: HashMap<u64, u64>,
+    writebacks: NumberMap<u64, u64>,
     cursor: u64,
     /// Pages on their way from the device, and with which read.
-    coming: HashMap<u64, u64>,
-    reads: HashMap<u64, (std::ops::Range<u64>, Vec<Ticket>)>,
+    coming: NumberMap<u64, u64>,
+    reads: NumberMap<u64, (std::ops::Range<u64>, Vec<Ticket>)>,
     /// For how many reads a request still waits.
-    waiting: HashMap<Ticket, usize>,
+    waiting: NumberMap<Ticket, usize>,
     held: VecDeque<(Ticket, Request)>,
     flushes: Vec<Ticket>,
     /// Flushes that the device carries out now.
-    flushing: HashMap<u64, Vec<Ticket>>,
+    flushing: NumberMap<u64, Vec<Ticket>>,
     /// Where streams go on, and up to where they are read.
     streams: VecDeque<(u64, u64)>,
     count: u64,
@@ -101,18 +104,18 @@ impl PageCache {
         Self {
             figures,
             lower: Box::new(lower),
-            pages: HashMap::new(),
+            pages: NumberMap::default(),
             clock: VecDeque::new(),
             dirty: BTreeSet::new(),
             writing: 0,
-            writebacks: HashMap::new(),
+            writebacks: NumberMap::default(),
             cursor: 0,
-            coming: HashMap::new(),
-            reads: HashMap::new(),
-            waiting: HashMap::new(),
+            coming: NumberMap::default(),
+            reads: NumberMap::default(),
+            waiting: NumberMap::default(),
             held: VecDeque::new(),
             flushes: Vec::new(),
-            flushing: HashMap::new(),
+            flushing: NumberMap::default(),
             streams: VecDeque::new(),
             count: 0,
             endings: Endings::default(),
@@ -125,8 +128,12 @@ impl PageCache {
     /// The same with the pages of `range` (bytes) in it, as if they had been read before.
     #[must_use]
     pub fn warmed(mut self, range: std::ops::Range<u64>) -> Self {
-        pages_of(range.start, range.end).for_each(|page| self.keep(page));
+        self.pages_of(range.start, range.end).for_each(|page| self.keep(page));
         self
+    }
+
+    fn pages_of(&self, start: u64, end: u64) -> std::ops::Range<u64> {
+        start / self.figures.page_bytes..end.div_ceil(self.figures.page_bytes)
     }
 
     /// Which part of the pages that were asked for was there.
@@ -145,7 +152,7 @@ impl PageCache {
             }
         }
         let mut looks = self.clock.len() * 2;
-        while self.pages.len() as u64 * PAGE_BYTES > self.figures.capacity && looks > 0 {
+        while self.pages.len() as u64 * self.figures.page_bytes > self.figures.capacity && looks > 0 {
             looks -= 1;
             let Some(oldest) = self.clock.pop_front() else { return };
             let used = self.pages.get_mut(&oldest).expect("what the clock has is in the cache");
@@ -160,7 +167,8 @@ impl PageCache {
 
     fn fetch(&mut self, now: Moment, pages: std::ops::Range<u64>) -> u64 {
         self.count += 1;
-        let request = Request::read(pages.start * PAGE_BYTES, (pages.end - pages.start) * PAGE_BYTES);
+        let request =
+            Request::read(pages.start * self.figures.page_bytes, (pages.end - pages.start) * self.figures.page_bytes);
         self.lower.submit(now, Ticket(self.count), request);
         self.coming.extend(pages.clone().map(|page| (page, self.count)));
         self.reads.insert(self.count, (pages, Vec::new()));
@@ -176,7 +184,7 @@ impl PageCache {
         if known.is_some() && request.end() + self.figures.read_ahead / 2 > read_to {
             let start = read_to.max(request.end());
             read_to = start + self.figures.read_ahead;
-            let mut wanted = pages_of(start, read_to);
+            let mut wanted = self.pages_of(start, read_to);
             let is_there = |page: &u64| self.pages.contains_key(page) || self.coming.contains_key(page);
             wanted.start = wanted.clone().find(|page| !is_there(page)).unwrap_or(wanted.end);
             if !wanted.is_empty() {
@@ -190,7 +198,7 @@ impl PageCache {
     }
 
     fn read(&mut self, now: Moment, ticket: Ticket, request: &Request) {
-        let pages = pages_of(request.offset, request.end());
+        let pages = self.pages_of(request.offset, request.end());
         let mut first_missing = None;
         let mut waits: BTreeSet<u64> = BTreeSet::new();
         let mut end_missing = pages.start;
@@ -224,11 +232,11 @@ impl PageCache {
     }
 
     fn cost(&self, request: &Request) -> Duration {
-        self.figures.page * request.length.div_ceil(PAGE_BYTES).max(1) as u32
+        self.figures.page * request.length.div_ceil(self.figures.page_bytes).max(1) as u32
     }
 
     fn write(&mut self, now: Moment, ticket: Ticket, request: &Request) {
-        for page in pages_of(request.offset, request.end()) {
+        for page in self.pages_of(request.offset, request.end()) {
             self.dirty.insert(page);
             self.keep(page);
         }
@@ -236,7 +244,7 @@ impl PageCache {
     }
 
     fn dirty_bytes(&self) -> u64 {
-        (self.dirty.len() as u64 + self.writing) * PAGE_BYTES
+        (self.dirty.len() as u64 + self.writing) * self.figures.page_bytes
     }
 
     fn write_back(&mut self, now: Moment) {
@@ -247,14 +255,14 @@ impl PageCache {
             let first = self.dirty.range(self.cursor..).next().or_else(|| self.dirty.iter().next()).copied();
             let Some(first) = first else { break };
             let mut end = first;
-            while end < first + WRITEBACK_PAGES_MAX && self.dirty.remove(&end) {
+            while end < first + WRITEBACK_BYTES_MAX / self.figures.page_bytes && self.dirty.remove(&end) {
                 end += 1;
             }
             self.cursor = end;
             self.count += 1;
             self.writing += end - first;
             self.writebacks.insert(self.count, end - first);
-            let request = Request::write(first * PAGE_BYTES, (end - first) * PAGE_BYTES);
+            let request = Request::write(first * self.figures.page_bytes, (end - first) * self.figures.page_bytes);
             self.lower.submit(now, Ticket(self.count), request);
         }
         if !self.flushes.is_empty() && self.dirty.is_empty() && self.writebacks.is_empty() {
@@ -288,10 +296,6 @@ impl PageCache {
             tickets.into_iter().for_each(|ticket| self.endings.add(now, ticket));
         }
     }
-}
-
-fn pages_of(start: u64, end: u64) -> std::ops::Range<u64> {
-    start / PAGE_BYTES..end.div_ceil(PAGE_BYTES)
 }
 
 impl Model for PageCache {

@@ -3,18 +3,17 @@
 //! A request is cut at stripe borders; what of it lies on one member is one request there if the stripes follow one
 //! another on that member. It is done when its last part is. The bookkeeping takes no time.
 
-use std::collections::HashMap;
-
 use env::Moment;
 
 use super::{Model, Request, Ticket, Verb};
+use crate::numbers::NumberMap;
 
 /// Models side by side.
 pub struct Raid0 {
     members: Vec<Box<dyn Model>>,
     stripe: u64,
     /// Requests under way by the number that their parts carry.
-    under_way: HashMap<u64, (Ticket, usize)>,
+    under_way: NumberMap<u64, (Ticket, usize)>,
     count: u64,
     part_done: Vec<Ticket>,
 }
@@ -27,7 +26,7 @@ impl Raid0 {
     #[must_use]
     pub fn new(members: Vec<Box<dyn Model>>, stripe: u64) -> Self {
         assert!(!members.is_empty() && stripe > 0, "a RAID-0 needs members and stripes");
-        Self { members, stripe, under_way: HashMap::new(), count: 0, part_done: Vec::new() }
+        Self { members, stripe, under_way: NumberMap::default(), count: 0, part_done: Vec::new() }
     }
 
     /// The part of `request` that lies on each member, in its own offsets.

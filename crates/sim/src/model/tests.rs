@@ -94,8 +94,10 @@ fn the_array_of_the_esx_paper_serves_its_load_and_its_copy() {
     // Figure 10 begins with about 2600 reads and 1100 writes a second.
     near(oltp.reads as f64 / 60.0, 2600.0, 0.08);
     near(oltp.writes as f64 / 60.0, 1100.0, 0.08);
-    let copy = run(array(), Sequential::new(0, 32 << 30, 256 << 10, 1.0), 16, 20).megabytes_a_second();
-    near(copy, 240.0, 0.05);
+    // The rates of its processors; the offline copy of section 3.1 is bounded by the second.
+    let stream = |reads| run(array(), Sequential::new(0, 32 << 30, 256 << 10, reads), 16, 20).megabytes_a_second();
+    near(stream(1.0), 300.0, 0.05);
+    near(stream(0.0), 232.0, 0.05);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 //! One task drives a model with one timer, however many requests are under way. A write takes effect when it is done and
 //! a read sees the contents at its end. Faults are not here: see [`crate::disk`].
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use block::{BlockDevice, Buffer, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation, MutationKind};
@@ -12,7 +11,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::contents::{Contents, Origin};
-use super::{Model, Request, Ticket};
+use super::{Model, Request, Ticket, Verb};
+use crate::numbers::NumberMap;
 use crate::world::World;
 
 /// A volume on a modelled device. Clones are the same volume.
@@ -29,6 +29,17 @@ struct Shared {
     drive: Arc<Drive>,
     /// Where on the model the volume begins.
     start: u64,
+    /// What was asked of it in every second.
+    traffic: Mutex<Vec<Traffic>>,
+}
+
+/// Requests that a volume was asked for within a second of its world.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
 }
 
 /// A model and those who wait for it; several volumes may lie on one.
@@ -39,7 +50,7 @@ struct Drive {
 
 struct State {
     model: Box<dyn Model>,
-    waiting: HashMap<Ticket, oneshot::Sender<()>>,
+    waiting: NumberMap<Ticket, oneshot::Sender<()>>,
     count: u64,
     /// What the driving task's timer is set to.
     armed: Moment,
@@ -51,7 +62,7 @@ impl Drive {
     fn start(world: &World, model: Box<dyn Model>) -> Arc<Self> {
         let state = State {
             model,
-            waiting: HashMap::new(),
+            waiting: NumberMap::default(),
             count: 0,
             armed: Moment(std::time::Duration::MAX),
             done: Vec::new(),
@@ -127,7 +138,15 @@ impl Volume {
 
     fn on(world: &World, name: &str, size: Bytes, origin: Origin, drive: Arc<Drive>, start: u64) -> Self {
         let contents = Mutex::new(Contents::new(size, origin));
-        let shared = Shared { name: name.to_owned(), world: world.clone(), size, contents, drive, start };
+        let shared = Shared {
+            name: name.to_owned(),
+            world: world.clone(),
+            size,
+            contents,
+            drive,
+            start,
+            traffic: Mutex::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -142,7 +161,36 @@ impl Volume {
         look(&self.shared.contents.lock())
     }
 
+    /// What it was asked for in every second since the world began, up to the last one with a request.
+    #[must_use]
+    pub fn traffic(&self) -> Vec<Traffic> {
+        self.shared.traffic.lock().clone()
+    }
+
+    fn count(&self, verb: Verb) {
+        let second = self.shared.world.now().0.as_secs() as usize;
+        let mut traffic = self.shared.traffic.lock();
+        if traffic.len() <= second {
+            traffic.resize(second + 1, Traffic::default());
+        }
+        match verb {
+            Verb::Read => traffic[second].reads += 1,
+            Verb::Write => traffic[second].writes += 1,
+            Verb::Flush => {}
+        }
+    }
+
+    /// Puts `extent` of this volume at the same place of `target`, as a data mover below both does it: the devices are
+    /// asked for it, but no buffer holds the bytes. Nobody may write there meanwhile.
+    pub async fn copy_to(&self, target: &Self, extent: Extent) {
+        self.serve(Request::read(extent.offset.0, extent.length.0)).await;
+        target.serve(Request::write(extent.offset.0, extent.length.0)).await;
+        let source = self.shared.contents.lock();
+        target.shared.contents.lock().copy_from(&source, extent);
+    }
+
     async fn serve(&self, request: Request) {
+        self.count(request.verb);
         let request = Request { offset: request.offset + self.shared.start, ..request };
         self.shared.drive.serve(&self.shared.world, request).await;
     }

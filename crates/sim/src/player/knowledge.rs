@@ -4,11 +4,12 @@
 //! answered before the read began. Versions that no read in flight can see any more are forgotten. A block of which only
 //! a part was written is not checked from then on.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 use block::Extent;
 
 use crate::model::contents::{BLOCK_BYTES, Origin};
+use crate::numbers::{NumberMap, NumberSet};
 
 /// A moment in the order of beginnings and ends.
 pub(super) type Ticket = u64;
@@ -23,8 +24,8 @@ struct Version {
 /// See the module's head.
 pub(super) struct Knowledge {
     origin: Origin,
-    blocks: HashMap<u64, Vec<Version>>,
-    torn: HashSet<u64>,
+    blocks: NumberMap<u64, Vec<Version>>,
+    torn: NumberSet<u64>,
     in_flight: BTreeSet<Ticket>,
     clock: Ticket,
     writes: u64,
@@ -37,7 +38,14 @@ pub(super) const fn word(number: u64, block: u64) -> u64 {
 
 impl Knowledge {
     pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, blocks: HashMap::new(), torn: HashSet::new(), in_flight: BTreeSet::new(), clock: 0, writes: 0 }
+        Self {
+            origin,
+            blocks: NumberMap::default(),
+            torn: NumberSet::default(),
+            in_flight: BTreeSet::new(),
+            clock: 0,
+            writes: 0,
+        }
     }
 
     pub(super) fn begin(&mut self) -> Ticket {

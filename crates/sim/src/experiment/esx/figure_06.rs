@@ -1,0 +1,46 @@
+//! Figure 6: downtime over outstanding requests (3.2).
+
+use super::figure::{Axis, Figure, Mark};
+use super::grid::Setup;
+use super::paper;
+use super::runs::Runs;
+use super::scene::Scene;
+use super::way::Way;
+
+pub(super) const ID: &str = "figure-6";
+
+pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
+    setup.all_loads()
+}
+
+pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
+    let mut figure = Figure::new(
+        ID,
+        "Figure 6: downtime over outstanding requests",
+        "The longest that a request of the guest's waited around the switchover. The paper's downtime also holds what it \
+         takes to suspend and resume the machine, which a switch of the disk below a running guest does not need.",
+    );
+    let mut plot = setup.plot_loads(runs, "Downtime", "seconds", |seen| seen.downtime);
+    plot.y = Axis::log("seconds", &[0.001, 0.01, 0.1, 1.0, 10.0, 100.0]);
+    let mark = |label: &str, y| Mark { label: label.into(), colour: 5, x: None, y };
+    plot.marks.push(mark("paper: mirroring stays below 0.5 s", paper::MIRROR_DOWNTIME));
+    plot.marks.push(mark("paper: the downtime target of DBT, 5 s", paper::DOWNTIME_LIMIT_SECONDS));
+    figure.plots.push(plot);
+    let (_, most) = setup.load_ends();
+    for way in [Way::PaperMirror, Way::Mirror] {
+        let longest = setup.loads.iter().map(|load| setup.seen(runs, way, *load).downtime).fold(0.0, f64::max);
+        figure.words(format!("longest downtime: {}", way.name()), "s", "below 0.5 s", longest);
+        figure.claim(
+            format!("the downtime of mirroring is below 0.5 s at every load ({})", way.name()),
+            longest < paper::MIRROR_DOWNTIME,
+            format!("{:.0} ms at most", longest * 1e3),
+            "A request in flight took that long.",
+        );
+    }
+    for way in Way::TRACKING {
+        let seen = setup.seen(runs, *way, most);
+        let ours = if seen.switched { seen.downtime } else { f64::NAN };
+        figure.words(format!("downtime with {most} outstanding: {}", way.name()), "s", "more than 28 s", ours);
+    }
+    figure
+}

@@ -1,0 +1,41 @@
+//! Figure 9: aggregate cost over outstanding requests: time times penalty (3.3).
+
+use super::figure::Figure;
+use super::grid::Setup;
+use super::runs::Runs;
+use super::scene::Scene;
+use super::way::Way;
+
+pub(super) const ID: &str = "figure-9";
+
+pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
+    setup.all_loads()
+}
+
+pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
+    let mut figure = Figure::new(
+        ID,
+        "Figure 9: aggregate cost over outstanding requests",
+        "The requests that the guest lost, as seconds in which it did nothing: migration time times penalty.",
+    );
+    figure.plots.push(setup.plot_loads(runs, "Aggregate cost", "seconds", super::scene::Seen::cost));
+    let (_, most) = setup.load_ends();
+    let cost = |way| setup.seen(runs, way, most).cost();
+    for way in Way::TRACKING {
+        let ratio = cost(*way) / cost(Way::PaperMirror);
+        figure.words(
+            format!("cost of {} over that of mirroring, {most} outstanding", way.name()),
+            "x",
+            "about 2 x better overall",
+            ratio,
+        );
+        let own = cost(Way::Mirror) / cost(*way);
+        figure.claim(
+            format!("our mirror costs at most half of {} with {most} outstanding", way.name()),
+            own <= 0.5,
+            format!("{own:.2} of it"),
+            "See figure 4: where DBT's passes are few, it loses little more than one pass does.",
+        );
+    }
+    figure
+}

@@ -1,0 +1,100 @@
+//! How the evaluation's moves are carried out: the paper's systems, with the limits of the paper's, and ours as it is.
+//!
+//! The paper's data mover never has more than 16 copies outstanding (3.1) and pays no regard to the guest. That its copies
+//! are of 64 KiB is assumed: 16 of them make the window of [`PAPER_WINDOW_BYTES`].
+
+//! DBT aims at a downtime of 5 s, takes total time into account, and forces the last copy if that is "short enough", which
+//! came to more than 28 s (3.2). How much time and how short is not stated: [`OFFLINES_MAX`] and [`FORCED_SECONDS_MAX`]
+//! are assumed.
+
+use migrate::{MoveOptions, OnNoConverge, Strategy};
+
+use super::paper;
+
+/// 16 copies of 64 KiB.
+const PAPER_WINDOW_BYTES: u64 = 16 * (64 << 10);
+/// A move that tracks may take so many times what the offline copy takes: incremental DBT with 32 outstanding takes nearly
+/// four times what it takes with two.
+const OFFLINES_MAX: f64 = 4.0;
+/// The longest downtime that is forced on a guest.
+const FORCED_SECONDS_MAX: f64 = 45.0;
+/// How fast the offline copy is, in bytes a second: 38 GiB in 176 s.
+const COPY_RATE: f64 = 232e6;
+/// A latency that no guest has: the copy never yields.
+const NEVER_US: u64 = 3_600_000_000;
+
+/// One way to move a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// IO mirroring with the paper's data mover.
+    PaperMirror,
+    /// Dirty block tracking with the paper's data mover.
+    Dbt,
+    /// The same, not tracking ahead of the copy.
+    IncrementalDbt,
+    /// Our mirror with our pace, its defaults.
+    Mirror,
+}
+
+impl Way {
+    /// All of them.
+    pub(super) const ALL: &[Self] = &[Self::Dbt, Self::IncrementalDbt, Self::PaperMirror, Self::Mirror];
+    /// Those that track dirty blocks, with the paper's data mover.
+    pub(super) const TRACKING: &[Self] = &[Self::Dbt, Self::IncrementalDbt];
+    /// By which factor the paper's time grows from 2 to 32 outstanding.
+    pub(super) const GROWTHS: &[(Self, f64)] = &[
+        (Self::Dbt, paper::GROWTH_DBT),
+        (Self::IncrementalDbt, paper::GROWTH_INCREMENTAL),
+        (Self::PaperMirror, paper::GROWTH_MIRROR),
+    ];
+    /// By which part the paper's time grows more than the disk.
+    pub(super) const BEYOND_SIZES: &[(Self, f64)] = &[
+        (Self::Dbt, paper::BEYOND_SIZE.dbt),
+        (Self::IncrementalDbt, paper::BEYOND_SIZE.incremental),
+        (Self::PaperMirror, paper::BEYOND_SIZE.mirror),
+    ];
+    /// What the guest loses in the paper, beside the mirror's.
+    pub(super) const PENALTIES: &[(Self, f64)] = &[(Self::Dbt, paper::PENALTY_DBT)];
+
+    /// What it is called in plots and tables.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Dbt => "DBT, the paper's mover",
+            Self::IncrementalDbt => "incremental DBT, the paper's mover",
+            Self::PaperMirror => "IO mirroring, the paper's mover",
+            Self::Mirror => "mirror, ours",
+        }
+    }
+
+    /// Its colour in every plot.
+    pub(super) const fn colour(self) -> usize {
+        match self {
+            Self::Dbt => 1,
+            Self::IncrementalDbt => 2,
+            Self::PaperMirror => 3,
+            Self::Mirror => 0,
+        }
+    }
+
+    /// What the engine is asked for to move `bytes`, with limits of time `scale` times shorter.
+    pub(super) fn options(self, bytes: u64, scale: u64) -> MoveOptions {
+        let scaled = |seconds: f64| (seconds * 1e3 / scale as f64).max(1.0) as u64;
+        let ours = MoveOptions { quiesce_ms: 5_000, ..MoveOptions::default() };
+        let paper = MoveOptions {
+            window_bytes_max: PAPER_WINDOW_BYTES,
+            guest_latency_us: NEVER_US,
+            downtime_limit_ms: scaled(paper::DOWNTIME_LIMIT_SECONDS),
+            on_no_converge: OnNoConverge::Force,
+            forced_downtime_ms_max: scaled(FORCED_SECONDS_MAX),
+            ..ours.clone()
+        };
+        let offline = bytes as f64 * scale as f64 / COPY_RATE;
+        let tracking = MoveOptions { deadline_ms: Some(scaled(offline * OFFLINES_MAX)), ..paper.clone() };
+        match self {
+            Self::Dbt => MoveOptions { strategy: Strategy::Dbt, ..tracking },
+            Self::IncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..tracking },
+            Self::PaperMirror => MoveOptions { strategy: Strategy::Mirror, ..paper },
+            Self::Mirror => MoveOptions { strategy: Strategy::Mirror, ..ours },
+        }
+    }
+}
