@@ -1,0 +1,116 @@
+//! Moves with strategies other than the mirror, through the real daemon, under a guest that knows what it was promised.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use support::World;
+use support::load::Load;
+
+fn target(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+fn same(path: &Path, expected: &[u8]) {
+    let found = std::fs::read(path).expect("read");
+    assert!(found == expected, "{} is not what the guest wrote", path.display());
+}
+
+#[test]
+fn a_volume_moves_in_passes_under_load_and_every_promise_is_kept() {
+    for (number, flags) in [
+        ["--strategy", "dbt"].as_slice(),
+        &["--strategy", "incremental-dbt", "--downtime-limit", "500ms", "--on-no-converge", "force"],
+        &["--strategy", "dbt", "--hot-blocks", "--deadline", "10min"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let world = World::new();
+        let image = world.image("disk.img", (48 << 20) + 4096, 1 << 20);
+        let uri = world.attach("x", &image);
+        let load = Load::start(&uri, &image, 50 + number as u64);
+        let to = world.path("new.img");
+        let destination = target(&to);
+        let mut arguments = vec!["move", "x", "--to", &destination, "--verify", "full"];
+        arguments.extend(flags);
+        let report = world.json(&arguments);
+        assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+        assert_eq!(report["strategy"], flags[1], "{report}");
+        let passes = report["iterations"].as_array().expect("passes");
+        assert!(passes.len() >= 2, "{report}");
+        for pass in passes {
+            assert!(pass["decision"].as_str().is_some_and(|text| !text.is_empty()), "{pass}");
+        }
+        let mirrored = report["bytes_mirrored"].as_u64().expect("a count");
+        let last = passes.last().expect("there are some");
+        assert!(last["held"] == true || mirrored > 0, "neither held nor mirrored: {report}");
+        let before = load.requests();
+        while load.requests() < before + 100 {
+            std::thread::yield_now();
+        }
+        same(&to, &load.finish());
+    }
+}
+
+#[test]
+fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 60);
+    let mut current = image;
+    let mut delay = 23_u64;
+    for round in 0..2 {
+        let to = world.path(&format!("round-{round}.img"));
+        let destination = target(&to);
+        let arguments = ["move", "x", "--to", &destination, "--strategy", "dbt", "--bandwidth", "40MiB/s", "--detach"];
+        let id = world.json(&arguments)["id"].as_u64().expect("a number");
+        for _ in 0..4 {
+            delay = delay * 31 % 409;
+            std::thread::sleep(Duration::from_millis(delay));
+            world.kill();
+            world.start();
+        }
+        let over = world.wait_for_job(id);
+        assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+        assert!(!current.exists(), "the source of round {round} was not put out of the way");
+        current = to;
+    }
+    let before = load.requests();
+    while load.requests() < before + 100 {
+        std::thread::yield_now();
+    }
+    same(&current, &load.finish());
+}
+
+#[test]
+fn a_move_that_does_not_converge_ends_on_the_source_and_says_why() {
+    let world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 70);
+    let to = target(&world.path("new.img"));
+    let flags = ["--strategy", "dbt", "--downtime-limit", "1ms", "--on-no-converge", "abort", "--bandwidth", "16MiB/s"];
+    let output = world.run(&[["move", "x", "--to", &to].as_slice(), &flags].concat());
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(40), "{words}");
+    assert!(words.contains("does not converge"), "{words}");
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&image));
+    same(&image, &load.finish());
+}
+
+#[test]
+fn a_plan_tells_passes_and_flags_of_another_strategy_are_refused() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 1 << 20);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    let plan = world.json(&["plan", "x", "--to", &to, "--strategy", "dbt"]);
+    assert_eq!((&plan["passes"], &plan["converges"]), (&1.into(), &true.into()), "{plan}");
+    let output = world.run(&["move", "x", "--to", &to, "--hot-blocks"]);
+    support::check_refusal("hot blocks of a mirror", &output, 2, "mirror");
+    let output = world.run(&["move", "x", "--to", &to, "--strategy", "dbt", "--downtime-limit", "soon"]);
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
