@@ -6,7 +6,7 @@
 //!      Places     Network    Files, Env            say what there is: the machine, or the simulator's world
 //! ```
 //!
-//! [`Ground::real`] is the machine. The simulator makes one of its own and runs the same code on it.
+//! `Ground::real` is the machine. The simulator makes one of its own and runs the same code on it.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The joint between a guest and the process that serves its disk: connections come and go, requests stay.
 //!
-//! There are two ways: calls of the process's own device, which cost the least, or NBD over a [`Wire`], as guests have
+//! There are two ways: calls of the process's own device, which cost the least, or NBD over a `Wire`, as guests have
 //! it. A request whose connection has gone without an answer is asked again on the next one, as QEMU does after a
 //! reconnect, in any order. Who keeps what is left of the old connection from undoing that is the host in the first case
 //! ([`Leftover`]), and the NBD server in the second.

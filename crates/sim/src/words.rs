@@ -337,7 +337,7 @@ impl Word for EventWord {
     }
 }
 
-/// See [`nbd`].
+/// See [`nbd()`].
 #[derive(Clone, Copy)]
 pub struct WireWord(WireFigures);
 

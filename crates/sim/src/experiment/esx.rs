@@ -1,6 +1,6 @@
 //! The evaluation of the ESX paper, repeated: "The Design and Evolution of Live Storage Migration in VMware ESX".
 //!
-//! Every figure and table is a module that says which moves it needs ([`scene::Scene`]) and makes of them a
+//! Every figure and table is a module that says which moves it needs (`scene::Scene`) and makes of them a
 //! [`Figure`]: plots with the paper's numbers as marks, rows "paper, ours, deviation", and the shapes that must come out.
 //! Each move is played once, by the engine's own strategies, in a world of its own. `docs/paper-esx.md` tells what is
 //! modelled and why some numbers differ.
