@@ -36,6 +36,9 @@ use record::Record;
 /// An answer to the question for extents has so many pieces at most.
 const PIECES_MAX: usize = 64;
 
+/// So often a read begins anew because the map has changed meanwhile.
+const READS_MAX: u32 = 3;
+
 /// A volume that is a base and what was changed since.
 pub struct Overlay {
     base: RwLock<Base>,
@@ -231,13 +234,31 @@ impl Overlay {
         }
     }
 
-    async fn read_runs(&self, extent: Extent, mut buffer: Buffer, runs: Vec<(Extent, GrainState)>) -> Result<Buffer> {
-        for (part, state) in runs {
+    async fn read_runs(&self, extent: Extent, mut buffer: Buffer, runs: &[(Extent, GrainState)]) -> Result<Buffer> {
+        if let [(_, state)] = *runs {
+            return self.read_run(extent.offset, state, buffer).await;
+        }
+        for &(part, state) in runs {
             let bytes = self.read_run(part.offset, state, Buffer::unpooled(part.length.as_usize())).await?;
             let at = (part.offset - extent.offset).as_usize();
             buffer[at..at + bytes.len()].copy_from_slice(&bytes);
         }
         Ok(buffer)
+    }
+
+    /// Reads what lies in the delta at least in part. While the delta is read its grains may become zeroes and be written
+    /// again; what the map does not show yet must not be seen, or the next read would show what was there before. So the
+    /// map is looked at again, and after a few changes it is held as it is.
+    async fn read_data(&self, extent: Extent, mut buffer: Buffer) -> Result<Buffer> {
+        for _ in 0..READS_MAX {
+            let runs = self.runs(extent, usize::MAX);
+            buffer = self.read_runs(extent, buffer, &runs).await?;
+            if self.runs(extent, usize::MAX) == runs {
+                return Ok(buffer);
+            }
+        }
+        let _guard = self.grains.shared(self.extent_of(&self.header.grain.indices_of(extent))).await;
+        self.read_runs(extent, buffer, &self.runs(extent, usize::MAX)).await
     }
 
     async fn write_data(&self, mutation: Mutation) -> Result<()> {
@@ -420,10 +441,10 @@ impl BlockDevice for Overlay {
         Box::pin(async move {
             let run = self.header.grain.indices_of(extent);
             let (first, state) = self.record.look(|map| map.run_at(run.start, run.end));
-            if first == run {
+            if first == run && state != GrainState::Data {
                 return self.read_run(offset, state, buffer).await;
             }
-            self.read_runs(extent, buffer, self.runs(extent, usize::MAX)).await
+            self.read_data(extent, buffer).await
         })
     }
 

@@ -1,11 +1,14 @@
 //! The overlay against a plain model: on its own, opened again, over another base and folded into its base.
 
 use std::sync::Arc;
+use std::task::{Context, Waker};
 
 use block::testing::{Model, Random, conformance};
 use block::{
-    Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, ExtentState, ExtentStatus, MemDevice, Mutation,
+    BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, ExtentState, ExtentStatus, Geometry,
+    IoFuture, MemDevice, Mutation,
 };
+use tokio::sync::Semaphore;
 
 use super::{Held, Overlay, OverlayHeader, in_units};
 
@@ -49,6 +52,75 @@ async fn an_overlay_conforms_whatever_units_its_devices_and_it_have() {
 async fn overlays_over_each_other_conform() {
     conformance(2, async |size| over(over(over(memory(size, 1), 1, 4096).await, 1, 65536).await, 512, 8192).await)
         .await;
+}
+
+/// Memory whose reads, and whose writes below `maps_end`, wait while they are held.
+struct Gate {
+    memory: MemDevice,
+    maps_end: Bytes,
+    reads: Arc<Semaphore>,
+    map_writes: Arc<Semaphore>,
+}
+
+impl BlockDevice for Gate {
+    fn geometry(&self) -> Geometry {
+        self.memory.geometry()
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            let _pass = self.reads.acquire().await.expect("the gate is never closed for good");
+            self.memory.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            if mutation.extent().offset < self.maps_end {
+                drop(self.map_writes.acquire().await.expect("the gate is never closed for good"));
+            }
+            self.memory.write(mutation).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.memory.flush()
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.memory.extents(extent)
+    }
+}
+
+fn is_pending<T>(work: &mut IoFuture<'_, T>) -> bool {
+    work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+#[tokio::test]
+async fn a_read_does_not_see_what_the_map_does_not_show_yet() {
+    let header = header_of(Bytes(1 << 20), 4096);
+    let (reads, map_writes) = (Arc::new(Semaphore::new(9)), Arc::new(Semaphore::new(9)));
+    let (below, maps_end) = (MemDevice::new(header.delta_bytes()), header.data_at());
+    let gate = Gate { memory: below, maps_end, reads: Arc::clone(&reads), map_writes: Arc::clone(&map_writes) };
+    let delta = Device::new("gate", gate);
+    Overlay::create(&delta, &header).await.expect("memory takes it");
+    let volume = device(&open(&memory(Bytes(1 << 20), 1), &delta, BOOT).await);
+    let grain = |byte| Mutation::data(Bytes::ZERO, Data::copy_of(&[byte; 4096]));
+    volume.write(grain(1)).await.expect("written");
+
+    reads.forget_permits(9);
+    let mut read: IoFuture<'_, Buffer> = Box::pin(volume.read(Bytes::ZERO, Buffer::unpooled(512)));
+    assert!(is_pending(&mut read));
+    volume.write(Mutation::zeroes(Extent::new(Bytes::ZERO, Bytes(4096)), true)).await.expect("zeroed");
+    map_writes.forget_permits(9);
+    let mut write: IoFuture<'_, ()> = Box::pin(volume.write(grain(2)));
+    assert!(is_pending(&mut write));
+    reads.add_permits(9);
+    let seen = read.await.expect("read")[0];
+    assert_eq!(seen, 0, "a later read would give zeroes again");
+    map_writes.add_permits(9);
+    write.await.expect("written");
+    assert_eq!(volume.read(Bytes::ZERO, Buffer::unpooled(512)).await.expect("read")[0], 2);
 }
 
 /// A volume with something on it, an overlay, and what the overlay should read as.
