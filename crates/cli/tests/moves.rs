@@ -46,10 +46,7 @@ fn a_volume_moves_under_load_and_every_promise_is_kept() {
     for key in ["seconds", "bytes_copied", "bytes_mirrored", "stall_us_max"] {
         assert!(report[key].is_number(), "{key}: {report}");
     }
-    let before = load.requests();
-    while load.requests() < before + 100 {
-        std::thread::yield_now();
-    }
+    load.goes_on();
     same(&to, &load.finish());
 
     assert!(!image.exists(), "a VM could be started on the old disk");
@@ -268,21 +265,13 @@ fn the_daemon_is_killed_in_the_middle_of_moves_and_every_promise_is_kept() {
         let to = world.path(&format!("round-{round}.img"));
         let arguments = ["move", "x", "--to", &target(&to), "--verify", "full", "--bandwidth", "40MiB/s", "--detach"];
         let id = world.json(&arguments)["id"].as_u64().expect("a number");
-        for _ in 0..4 {
-            delay = delay * 31 % 409;
-            std::thread::sleep(Duration::from_millis(delay));
-            world.kill();
-            world.start();
-        }
+        world.kill_four_times(&mut delay);
         let over = world.wait_for_job(id);
         assert_eq!(over["state"], "done", "{over}\n{}", world.log());
         assert!(!current.exists(), "the source of round {round} was not put out of the way");
         current = to;
     }
-    let before = load.requests();
-    while load.requests() < before + 100 {
-        std::thread::yield_now();
-    }
+    load.goes_on();
     same(&current, &load.finish());
 }
 

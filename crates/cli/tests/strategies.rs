@@ -3,7 +3,6 @@
 mod support;
 
 use std::path::Path;
-use std::time::Duration;
 
 use support::World;
 use support::load::Load;
@@ -46,10 +45,7 @@ fn a_volume_moves_in_passes_under_load_and_every_promise_is_kept() {
         let mirrored = report["bytes_mirrored"].as_u64().expect("a count");
         let last = passes.last().expect("there are some");
         assert!(last["held"] == true || mirrored > 0, "neither held nor mirrored: {report}");
-        let before = load.requests();
-        while load.requests() < before + 100 {
-            std::thread::yield_now();
-        }
+        load.goes_on();
         same(&to, &load.finish());
     }
 }
@@ -67,21 +63,13 @@ fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
         let destination = target(&to);
         let arguments = ["move", "x", "--to", &destination, "--strategy", "dbt", "--bandwidth", "40MiB/s", "--detach"];
         let id = world.json(&arguments)["id"].as_u64().expect("a number");
-        for _ in 0..4 {
-            delay = delay * 31 % 409;
-            std::thread::sleep(Duration::from_millis(delay));
-            world.kill();
-            world.start();
-        }
+        world.kill_four_times(&mut delay);
         let over = world.wait_for_job(id);
         assert_eq!(over["state"], "done", "{over}\n{}", world.log());
         assert!(!current.exists(), "the source of round {round} was not put out of the way");
         current = to;
     }
-    let before = load.requests();
-    while load.requests() < before + 100 {
-        std::thread::yield_now();
-    }
+    load.goes_on();
     same(&current, &load.finish());
 }
 

@@ -230,15 +230,20 @@ fn crash(dice: &Dice) -> Story {
     common(dice).with(Happening::Crash, dice.within(1..=6))
 }
 
-/// So few writes to so large a volume that the activity log has idle extents and the progress map is worth reading.
-fn resume(dice: &Dice) -> Story {
-    let load = Load {
+/// So few writes that, on a large volume, the activity log has idle extents and the progress map is worth reading.
+fn sparse(dice: &Dice) -> Load {
+    Load {
         requests: 200,
         outstanding: 8,
         reads: 0.2,
         think: Duration::from_secs(dice.pick(&[2, 8])),
         ..Load::default()
-    };
+    }
+}
+
+/// A long move of a large volume with sparse writes is killed, and goes on where it was.
+fn resume(dice: &Dice) -> Story {
+    let load = sparse(dice);
     let crashes = dice.within(1..=6);
     let flush_errors = dice.pick(&[0.0, 0.0, 0.4]);
     let story = common(dice)

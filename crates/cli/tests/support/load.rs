@@ -55,6 +55,14 @@ impl Load {
         Self { stop, requests, thread: Some(thread) }
     }
 
+    /// Waits until a hundred more requests were answered: it goes on.
+    pub(crate) fn goes_on(&self) {
+        let before = self.requests();
+        while self.requests() < before + 100 {
+            std::thread::yield_now();
+        }
+    }
+
     /// How many requests were answered so far.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)

@@ -124,6 +124,16 @@ impl World {
         entries.map(|entry| entry.path()).filter(|path| name_of(path).starts_with(prefix)).collect()
     }
 
+    /// Kills the daemon and starts it again, four times, each after another while that follows from `delay_ms`.
+    pub(crate) fn kill_four_times(&mut self, delay_ms: &mut u64) {
+        for _ in 0..4 {
+            *delay_ms = *delay_ms * 31 % 409;
+            std::thread::sleep(Duration::from_millis(*delay_ms));
+            self.kill();
+            self.start();
+        }
+    }
+
     /// Job `id` once it is over.
     pub(crate) fn wait_for_job(&self, id: u64) -> Value {
         self.daemon.wait_for_job(id).expect("the job ends")

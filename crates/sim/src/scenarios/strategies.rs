@@ -5,7 +5,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
-use super::{common, swarm};
+use super::{common, sparse, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
@@ -127,13 +127,7 @@ pub(super) fn dbt_last_copy(dice: &Dice) -> Story {
 
 /// Crashes between passes, with a progress map that has something to say.
 pub(super) fn dbt_resume(dice: &Dice) -> Story {
-    let load = Load {
-        requests: 200,
-        outstanding: 8,
-        reads: 0.2,
-        think: Duration::from_secs(dice.pick(&[2, 8])),
-        ..Load::default()
-    };
+    let load = sparse(dice);
     let crashes = dice.within(1..=6);
     let story = common(dice)
         .and(target().flush_errors(dice.pick(&[0.0, 0.0, 0.4])))
