@@ -177,6 +177,8 @@ pub(crate) enum StrategyArg {
     Dbt,
     /// The same, but what it writes ahead of the copy is copied once
     IncrementalDbt,
+    /// The guest's writes go to overlays, which are folded one after the other, the last one with the guest held
+    Snapshot,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -185,6 +187,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Mirror => Self::Mirror,
             StrategyArg::Dbt => Self::Dbt,
             StrategyArg::IncrementalDbt => Self::IncrementalDbt,
+            StrategyArg::Snapshot => Self::Snapshot,
         }
     }
 }

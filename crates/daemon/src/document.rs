@@ -18,10 +18,13 @@ use serde::{Deserialize, Serialize};
 /// The layout of this document.
 pub const DOCUMENT_VERSION: u32 = 1;
 
+/// The layout of a document that lists overlays: a program that does not know them must not serve the backend alone.
+pub const DOCUMENT_VERSION_OVERLAYS: u32 = 2;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
-    /// The layout, [`DOCUMENT_VERSION`].
+    /// The layout, [`DOCUMENT_VERSION`], or [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed.
     pub version: u32,
     /// What the volume is called.
     pub name: String,
@@ -111,6 +114,10 @@ pub struct JobDocument {
     /// Whether it was told to wait.
     #[serde(default)]
     pub paused: bool,
+    /// The overlays over the volume's backend, the lowest first: what the guest has written since a snapshot move began.
+    /// While there are any, the backend alone is not the volume.
+    #[serde(default)]
+    pub overlays: Vec<u32>,
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,
@@ -144,6 +151,13 @@ impl AdoptionDirection {
 }
 
 impl VolumeDocument {
+    /// Lists the overlays of the job, the lowest first.
+    pub fn set_overlays(&mut self, numbers: Vec<u32>) {
+        let Some(job) = &mut self.job else { return };
+        self.version = if numbers.is_empty() { DOCUMENT_VERSION } else { DOCUMENT_VERSION_OVERLAYS };
+        job.overlays = numbers;
+    }
+
     /// This document after the commit of its job: the target holds the volume.
     ///
     /// # Panics

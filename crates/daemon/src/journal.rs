@@ -8,7 +8,7 @@ use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, VolumeDocument};
 use crate::ground::Places;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
@@ -81,7 +81,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if document.version != DOCUMENT_VERSION {
+    if document.version != DOCUMENT_VERSION && document.version != DOCUMENT_VERSION_OVERLAYS {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),

@@ -27,6 +27,7 @@ mod jobs;
 mod journal;
 mod listeners;
 mod metrics;
+mod overlays;
 mod persist;
 mod problem;
 mod recover;
@@ -42,7 +43,8 @@ pub use args::Args;
 pub use config::Config;
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, JobDocument, SocketOwner, VolumeDocument,
+    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, JobDocument,
+    SocketOwner, VolumeDocument,
 };
 pub use held::{Held, HoldOptions, QemuRule};
 pub use rescue::rescue;

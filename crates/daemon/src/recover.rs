@@ -62,7 +62,8 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     let hold = volume.hold_options(daemon.config.lock_wait());
     let held = daemon.backends.hold(&document.backend, &hold, &*daemon.env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
-    let (_, export) = volume.bring_up(held, daemon.pool.clone());
+    let boot = (&daemon.env, daemon.boot);
+    let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), boot, &hold).await?;
 
     let handle = document.job.as_ref().map(|job| {
         let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused));

@@ -13,6 +13,7 @@ use env::{EnvRef, RealEnv, RealFiles};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
+use crate::daemon::boot_identity;
 use crate::ground::{Network, Places, RealPlaces};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
@@ -66,7 +67,8 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let hold = volume.hold_options(config.lock_wait());
     let held = places.hold(&document.backend, &hold, &*env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
-    let (slot, export) = volume.bring_up(held, BufferPool::new(Bytes::mib(config.request_pool_mib)));
+    let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
+    let (slot, export) = volume.bring_up_whole(held, pool, (&env, boot_identity()?), &hold).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);
     let uri = volume.uri()?;

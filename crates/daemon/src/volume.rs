@@ -20,6 +20,7 @@ use crate::gauge::Gauge;
 use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
+use crate::overlays::SharedSnapshots;
 use crate::problem::Result;
 
 /// A volume.
@@ -33,6 +34,8 @@ pub(crate) struct Volume {
     live: Mutex<Option<Live>>,
     job: Mutex<Option<Arc<JobHandle>>>,
     problem: Mutex<Option<Error>>,
+    /// The overlays of a snapshot move, while it runs.
+    snapshots: Mutex<Option<SharedSnapshots>>,
 }
 
 /// What a volume has while it is up.
@@ -55,6 +58,7 @@ impl Volume {
             live: Mutex::new(None),
             job: Mutex::new(None),
             problem: Mutex::new(None),
+            snapshots: Mutex::new(None),
         }
     }
 
@@ -83,10 +87,34 @@ impl Volume {
         HoldOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
     }
 
+    /// Builds the stack over `held`, with the overlays of a snapshot move that was interrupted, and gives its slot and its
+    /// export, which is not offered to anybody yet.
+    ///
+    /// # Errors
+    /// An overlay without which `held` is not the volume cannot be opened.
+    pub(crate) async fn bring_up_whole(
+        &self,
+        held: Held,
+        pool: BufferPool,
+        boot: (&EnvRef, [u8; 16]),
+        hold: &HoldOptions,
+    ) -> Result<(Slot, Arc<Export>)> {
+        let overlays = crate::overlays::over(self, &held.device, boot, hold).await?;
+        let (snapshots, top) = overlays.unzip();
+        self.set_snapshots(snapshots);
+        let top = top.unwrap_or_else(|| held.device.clone());
+        Ok(self.bring_up_over(held, top, pool))
+    }
+
     /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.
     pub(crate) fn bring_up(&self, held: Held, pool: BufferPool) -> (Slot, Arc<Export>) {
+        let device = held.device.clone();
+        self.bring_up_over(held, device, pool)
+    }
+
+    fn bring_up_over(&self, held: Held, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
         let document = self.document();
-        let slot = Slot::new(held.device.clone());
+        let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || Device::new(&name, meter.metered(lanes.lane()));
         let size = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
@@ -128,6 +156,16 @@ impl Volume {
     /// How many clients are connected.
     pub(crate) fn connections(&self) -> usize {
         self.live.lock().as_ref().map_or(0, |live| live.export.connections())
+    }
+
+    /// The overlays of a snapshot move under way.
+    pub(crate) fn snapshots(&self) -> Option<SharedSnapshots> {
+        self.snapshots.lock().clone()
+    }
+
+    /// Notes the overlays of a snapshot move under way, or that there is none.
+    pub(crate) fn set_snapshots(&self, snapshots: Option<SharedSnapshots>) {
+        *self.snapshots.lock() = snapshots;
     }
 
     /// The job under way or waiting.

@@ -6,6 +6,7 @@
 mod copier;
 mod iterations;
 mod passes;
+mod snapshots;
 mod statistics;
 mod switchover;
 mod verifier;
@@ -25,6 +26,7 @@ use crate::pace::{Breath, Duty, Governor, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
+use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
@@ -51,6 +53,10 @@ pub(crate) struct Driver {
     pub(crate) options: MoveOptions,
     pub(crate) control: Control,
     pub(crate) mirror: Arc<Shared>,
+    /// The mirror as a device, for those above it.
+    pub(crate) mirror_device: Mirror,
+    /// Of the snapshot strategy: the overlays between the guest and the mirror.
+    pub(crate) snapshots: Option<Arc<tokio::sync::Mutex<Snapshots>>>,
     pub(crate) machine: Machine,
     pub(crate) window: Window,
     pub(crate) governor: Governor,
@@ -82,7 +88,7 @@ impl Driver {
         mirror: &Mirror,
         bytes_resumed: Bytes,
     ) -> Self {
-        let Parts { env, slot, source, target, comparison, journal, meter, pool, .. } = parts;
+        let Parts { env, slot, source, target, comparison, journal, meter, pool, snapshots, .. } = parts;
         let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
@@ -107,6 +113,8 @@ impl Driver {
             options,
             control,
             mirror: Arc::clone(&mirror.shared),
+            mirror_device: mirror.clone(),
+            snapshots,
             machine: Machine::default(),
             error: None,
             quiesced: None,
@@ -130,7 +138,10 @@ impl Driver {
             self.publish();
             let event = match self.machine.phase() {
                 Phase::Preparing => self.prepare().await,
-                Phase::Copying => self.copy().await,
+                Phase::Copying => match self.copy().await {
+                    Event::Copied => self.consolidate().await,
+                    event => event,
+                },
                 Phase::Verifying => self.verify().await,
                 Phase::PreSwitch => self.pre_switch().await,
                 Phase::Quiescing => self.quiesce().await,
@@ -315,6 +326,7 @@ impl Driver {
         }
         self.mirror.drop_session();
         self.mirror.set_mode(Mode::Detached);
+        self.fold_back().await;
         let until = self.env.now() + CLEAN_UP_LIMIT;
         while self.env.now() < until {
             match env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await {

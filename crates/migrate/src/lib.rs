@@ -33,3 +33,4 @@ pub use options::{MoveOptions, OnNoConverge, Strategy, Verify};
 pub use parts::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, Parts};
 pub use progress_map::{MapIdentity, ProgressMap};
 pub use report::{Failure, Iteration, Outcome, Progress, Report, Switchover, Verification};
+pub use strategy::snapshot::{SnapshotStore, Snapshots};

@@ -68,20 +68,49 @@ impl Migration {
             options.target_limit(),
             control.clone(),
         );
-        let quiesced = env::timeout(&*parts.env, ENTER_LIMIT, parts.slot.quiesce()).await.ok_or_else(|| {
-            let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
-            Error::new(ErrorKind::Busy, context)
-        })?;
-        let before = quiesced.swap(Device::new("mirror", mirror.clone()));
-        if !before.is_same(&source) {
-            quiesced.swap(before);
-            let context = format!("{} is not what the volume is served from", source.name());
-            return Err(Error::new(ErrorKind::Invalid, context));
+        match options.strategy {
+            Strategy::Snapshot => enter_below(&parts, &mirror, &options).await?,
+            _ => enter(&parts, &mirror).await?,
         }
-        drop(quiesced);
         let driver = Driver::new(parts, options, control.clone(), &mirror, bytes_resumed);
         Ok((control, driver.run()))
     }
+}
+
+/// Puts the mirror in the guest's path.
+async fn enter(parts: &Parts, mirror: &Mirror) -> Result<()> {
+    let source = &parts.source;
+    let quiesced = env::timeout(&*parts.env, ENTER_LIMIT, parts.slot.quiesce()).await.ok_or_else(|| {
+        let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
+        Error::new(ErrorKind::Busy, context)
+    })?;
+    let before = quiesced.swap(Device::new("mirror", mirror.clone()));
+    if !before.is_same(source) {
+        quiesced.swap(before);
+        return Err(not_served_from(source));
+    }
+    Ok(())
+}
+
+/// Puts the mirror below the overlays, and the first one in the guest's path if there is none.
+async fn enter_below(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<()> {
+    let Some(snapshots) = &parts.snapshots else {
+        return Err(Error::new(ErrorKind::Invalid, "there is no place for snapshots"));
+    };
+    let mut snapshots = snapshots.lock().await;
+    let below = Device::new("mirror", mirror.clone());
+    let served = snapshots.top().unwrap_or_else(|| parts.source.clone());
+    if !parts.slot.device().is_same(&served) {
+        return Err(not_served_from(&parts.source));
+    }
+    match snapshots.is_empty() {
+        true => snapshots.take_within(&parts.slot, &below, options.quiesce_limit(), ENTER_LIMIT).await,
+        false => snapshots.rebase(&below),
+    }
+}
+
+fn not_served_from(source: &Device) -> Error {
+    Error::new(ErrorKind::Invalid, format!("{} is not what the volume is served from", source.name()))
 }
 
 /// Whether the guest could go on on `target` with what it does on `source`.

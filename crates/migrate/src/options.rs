@@ -58,11 +58,14 @@ pub enum Strategy {
     Dbt,
     /// The same, and what is written ahead of the copy is not copied twice.
     IncrementalDbt,
+    /// Snapshotting (section 2.2): the guest writes to an overlay while the base is copied; overlays are folded one after
+    /// the other, the last one with the guest held.
+    Snapshot,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt];
+    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot];
 
     /// The word for it on the command line and in reports.
     #[must_use]
@@ -71,6 +74,7 @@ impl Strategy {
             Self::Mirror => "mirror",
             Self::Dbt => "dbt",
             Self::IncrementalDbt => "incremental-dbt",
+            Self::Snapshot => "snapshot",
         }
     }
 
@@ -79,7 +83,7 @@ impl Strategy {
     #[must_use]
     pub const fn iterates(self) -> bool {
         match self {
-            Self::Mirror => false,
+            Self::Mirror | Self::Snapshot => false,
             Self::Dbt | Self::IncrementalDbt => true,
         }
     }

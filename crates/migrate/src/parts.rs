@@ -7,7 +7,7 @@ use block::{BufferPool, Device, IoFuture, Offload, Slot};
 use env::EnvRef;
 use serde::{Deserialize, Serialize};
 
-use crate::{MoveOptions, Phase, ProgressMap};
+use crate::{MoveOptions, Phase, ProgressMap, Snapshots};
 
 /// Everything that a migration works with.
 pub struct Parts {
@@ -37,6 +37,10 @@ pub struct Parts {
     pub offload: Option<Arc<dyn Offload>>,
     /// Where the copy's buffers come from; at least 4 MiB, and not the pool that guest requests wait for.
     pub pool: BufferPool,
+    /// Of the snapshot strategy: the overlays that an earlier session has left between slot and source, or none yet.
+    /// When they are not empty, the slot's device is the highest of them. Whoever holds another handle may fold them
+    /// back when the migration does not start.
+    pub snapshots: Option<Arc<tokio::sync::Mutex<Snapshots>>>,
 }
 
 /// Devices over the same bytes as source and target that read past the page cache.

@@ -3,4 +3,5 @@
 //! of a guest's write to a chunk that was copied.
 
 pub(crate) mod mirror;
+pub(crate) mod snapshot;
 pub(crate) mod tracking;

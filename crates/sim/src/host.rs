@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Result, Slot};
 use filters::MeterState;
-use migrate::{Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
+use migrate::{Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, Snapshots};
 use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -27,6 +27,7 @@ use crate::dice::Dice;
 use crate::disk::Disk;
 use crate::guest::Guest;
 use crate::offload::SimOffload;
+use crate::overlays::{Overlays, Shelf};
 use crate::port::Port;
 use crate::process::Process;
 use crate::record::{Document, Job, Record, StallMeter};
@@ -52,6 +53,8 @@ struct Shared {
     journal: Disk,
     map: Disk,
     sides: [Disk; 2],
+    /// The overlays of snapshot moves.
+    shelf: Shelf,
     lives: Mutex<u32>,
     boots: Mutex<u8>,
     /// The newest epoch whose store was answered.
@@ -81,6 +84,14 @@ struct Life {
     debt: Debt,
 }
 
+/// What the process serves.
+struct Serving<'a> {
+    slot: &'a Slot,
+    meter: &'a MeterState,
+    holder: &'a Device,
+    snapshots: &'a Arc<tokio::sync::Mutex<Snapshots>>,
+}
+
 impl Host {
     /// A host that is down. `sides[0]` holds the volume.
     #[must_use]
@@ -95,6 +106,7 @@ impl Host {
             journal,
             map,
             sides,
+            shelf: Shelf::default(),
             lives: Mutex::new(0),
             boots: Mutex::new(1),
             epoch: Mutex::new(0),
@@ -143,6 +155,7 @@ impl Host {
         self.shared.port.lose_power().await;
         let Shared { journal, map, sides, boots, .. } = &*self.shared;
         [journal, map, &sides[0], &sides[1]].into_iter().for_each(Disk::lose_power);
+        self.shared.shelf.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {
             *boots.lock() += 1;
         }
@@ -284,7 +297,10 @@ impl Host {
             shared.sides[1 - document.holder].revoke("the other side holds the volume");
         }
         self.recall(&document);
-        let slot = Slot::new(holder);
+        let mut holder = holder;
+        let found = self.snapshots(process, &record, &holder).await?;
+        let slot = Slot::new(found.top().unwrap_or_else(|| holder.clone()));
+        let mut snapshots = Arc::new(tokio::sync::Mutex::new(found));
         let meter = MeterState::new(process.env());
         let mut plugged = false;
         if document.job.is_none() || shared.setup.mistakes.serves_before_resuming {
@@ -297,7 +313,8 @@ impl Host {
                 continue;
             };
             self.set_status(Status::Running);
-            match self.begin(process, &record, &job, &slot, &meter).await {
+            let serving = Serving { slot: &slot, meter: &meter, holder: &holder, snapshots: &snapshots };
+            match self.begin(process, &record, &job, &serving).await {
                 Ok((control, work)) => {
                     if !plugged {
                         self.plug(process, &slot, &meter);
@@ -310,7 +327,13 @@ impl Host {
                     self.watch_over(process, &control, 1 - job.from);
                     let outcome = work.await;
                     shared.now.lock().control = None;
+                    if !snapshots.lock().await.is_empty() {
+                        shared.world.violate(Invariant::CancelSafe, "the move is over and the guest is on an overlay");
+                    }
                     self.conclude(&record, &job, &slot, outcome).await;
+                    // What holds the volume now.
+                    holder = slot.device();
+                    snapshots = Arc::new(tokio::sync::Mutex::new(self.snapshots(process, &record, &holder).await?));
                 }
                 Err(error) => {
                     shared.world.event(format_args!("the move cannot begin: {}", error.chain()));
@@ -324,6 +347,19 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// The overlays over `holder` that are on record.
+    async fn snapshots(&self, process: &Process, record: &Arc<Record>, holder: &Device) -> Result<Snapshots> {
+        let shared = &self.shared;
+        let store = Arc::new(Overlays {
+            world: shared.world.clone(),
+            shelf: shared.shelf.clone(),
+            record: Arc::clone(record),
+            boot: *shared.boots.lock(),
+            alignment: holder.geometry().request_alignment,
+        });
+        Snapshots::open(store, process.env(), holder.clone()).await
     }
 
     async fn next_job(&self, record: &Record) {
@@ -373,15 +409,14 @@ impl Host {
         process: &Process,
         record: &Arc<Record>,
         job: &Job,
-        slot: &Slot,
-        meter: &MeterState,
+        serving: &Serving<'_>,
     ) -> Result<(Control, std::pin::Pin<Box<dyn Future<Output = Outcome> + Send>>)> {
         let shared = &self.shared;
         let target_disk = &shared.sides[1 - job.from];
         target_disk.admit();
         let target = self.open(target_disk, Role::Target, record.document().epoch).await;
         let options = job.record.options.clone();
-        let source = slot.device();
+        let source = serving.holder.clone();
         let identity = MapIdentity {
             boot: [*shared.boots.lock(); 16],
             job: job.identity.to_le_bytes().repeat(2).try_into().expect("twice eight bytes"),
@@ -397,16 +432,17 @@ impl Host {
         });
         let parts = Parts {
             env: process.env(),
-            slot: slot.clone(),
+            slot: serving.slot.clone(),
             source,
             target,
             target_is_fresh: job.target_is_fresh,
             journal: Arc::clone(record) as _,
             progress_map: Some(map),
-            meter: Some(Arc::new(StallMeter::new(meter.clone()))),
+            meter: Some(Arc::new(StallMeter::new(serving.meter.clone()))),
             comparison: None,
             offload,
             pool,
+            snapshots: Some(Arc::clone(serving.snapshots)),
         };
         let (control, work) = Migration::start(parts, options).await?;
         Ok((control, Box::pin(work)))

@@ -70,6 +70,7 @@ mod medium;
 pub mod model;
 mod numbers;
 mod offload;
+mod overlays;
 pub mod pattern;
 pub mod player;
 pub mod port;

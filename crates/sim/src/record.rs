@@ -34,6 +34,9 @@ pub(crate) struct Job {
     pub(crate) identity: u64,
     /// Whether the target was not written to before this job.
     pub(crate) target_is_fresh: bool,
+    /// The overlays over the volume, the lowest first.
+    #[serde(default)]
+    pub(crate) overlays: Vec<u32>,
     pub(crate) record: JobRecord,
 }
 
@@ -89,13 +92,23 @@ impl Record {
         self.insist(|document| {
             document.jobs = jobs;
             let (from, identity) = (document.holder, jobs << 32);
-            document.job = Some(Job { from, identity, target_is_fresh, record: record.clone() });
+            document.job = Some(Job { from, identity, target_is_fresh, overlays: Vec::new(), record: record.clone() });
         })
         .await;
     }
 
     pub(crate) async fn end_job(&self) {
         self.insist(|document| document.job = None).await;
+    }
+
+    /// Lists the overlays of the job.
+    pub(crate) async fn set_overlays(&self, overlays: Vec<u32>) -> Result<()> {
+        self.store(move |document| {
+            if let Some(job) = &mut document.job {
+                job.overlays = overlays;
+            }
+        })
+        .await
     }
 
     pub(crate) async fn forget_map(&self) {

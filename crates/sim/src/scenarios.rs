@@ -1,5 +1,6 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
+mod snapshots;
 mod strategies;
 
 use std::time::Duration;
@@ -74,6 +75,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("nbd-crash", "the daemon is killed with requests of NBD clients in flight", nbd_crash),
     scenario("nbd-power-loss", "the host loses its power under guests that flush and force over NBD", nbd_power_loss),
     scenario("nbd-slow-reader", "a guest that does not read, on a link that stops", nbd_slow_reader),
+    scenario("snapshots", "a move by snapshots under load, and nothing goes wrong", snapshots::quiet),
+    scenario("snapshots-crash", "a move by snapshots whose process is killed", snapshots::crashed),
+    scenario("snapshots-power-loss", "a move by snapshots whose host loses its power", snapshots::powerless),
+    scenario("snapshots-steering", "a move by snapshots that is paused, resumed and cancelled", snapshots::steered),
+    scenario("snapshots-errors", "a move by snapshots on disks that fail", snapshots::on_failing_disks),
     scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
     scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
     scenario(

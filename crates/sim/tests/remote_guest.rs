@@ -92,6 +92,7 @@ impl Scene {
             comparison: None,
             offload: None,
             pool: BufferPool::new(Bytes::mib(16)),
+            snapshots: None,
         };
         let options = MoveOptions {
             verify: Verify::Full,

@@ -40,6 +40,8 @@ pub enum Strategy {
     Dbt,
     /// The same, but what is written ahead of the copy is copied once.
     IncrementalDbt,
+    /// Guest writes go to an overlay, and overlays are folded one after the other.
+    Snapshot,
 }
 
 impl std::fmt::Display for Strategy {
@@ -48,6 +50,7 @@ impl std::fmt::Display for Strategy {
             Self::Mirror => "mirror",
             Self::Dbt => "dbt",
             Self::IncrementalDbt => "incremental-dbt",
+            Self::Snapshot => "snapshot",
         })
     }
 }

@@ -31,6 +31,7 @@ const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
         v1::Strategy::Mirror => Strategy::Mirror,
         v1::Strategy::Dbt => Strategy::Dbt,
         v1::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
+        v1::Strategy::Snapshot => Strategy::Snapshot,
     }
 }
 
@@ -39,6 +40,7 @@ const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
         Strategy::Mirror => v1::Strategy::Mirror,
         Strategy::Dbt => v1::Strategy::Dbt,
         Strategy::IncrementalDbt => v1::Strategy::IncrementalDbt,
+        Strategy::Snapshot => v1::Strategy::Snapshot,
     }
 }
 

@@ -1,5 +1,7 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
+use std::path::PathBuf;
+
 use api::v1::{Error, ErrorCode, JobState, Report};
 use block::Bytes;
 
@@ -80,6 +82,7 @@ async fn undo(
 
 /// A job that a restart found and that cannot go on: the source holds the volume.
 pub(crate) async fn undo_without_target(daemon: &Daemon, volume: &Volume, job: &JobHandle, error: Error) {
+    crate::overlays::fold_back(daemon, volume).await;
     daemon.state.drop_progress(&volume.name);
     if let Some(document) = &volume.document().job {
         daemon.discard(&document.target);
@@ -195,6 +198,7 @@ async fn note_report(volume: &Volume, report: Report) {
 pub(crate) async fn clear_job(volume: &Volume) {
     let stored = volume.journal.update(|document| {
         let mut document = document.clone();
+        document.set_overlays(Vec::new());
         document.job = None;
         document
     });
@@ -226,9 +230,23 @@ async fn end(
     let request = serde_json::json!({ "job": job.id, "state": state.name(), "target": over.target });
     daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
     tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
+    let overlays_beside = overlays_beside(volume);
+    volume.set_snapshots(None);
     clear_job(volume).await;
+    // Only once no record can name them any more.
+    if let Some((source, target)) = overlays_beside.filter(|_| volume.document().job.is_none()) {
+        crate::overlays::sweep(&source, &target);
+    }
     volume.set_job(None);
     job.announce_end();
+}
+
+/// Beside which files the overlays of the volume's job lay, if it is a snapshot move.
+fn overlays_beside(volume: &Volume) -> Option<(PathBuf, PathBuf)> {
+    let document = volume.document();
+    let job = document.job.as_ref().filter(|job| job.record.options.strategy == migrate::Strategy::Snapshot)?;
+    let source = job.committed.as_ref().map_or(&document.backend, |committed| &committed.source);
+    Some((source.path().to_owned(), job.target.spec.path().to_owned()))
 }
 
 /// An error about the target of a job that was found at a restart.

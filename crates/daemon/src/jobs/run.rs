@@ -65,7 +65,19 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
     let Some(job) = &document.job else {
         return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
     };
-    let source = slot.device();
+    // With overlays that a restart has found the slot shows the highest of them.
+    let below = volume.snapshots().and_then(|_| volume.with_held(|held| held.device.clone()));
+    let source = below.unwrap_or_else(|| slot.device());
+    let snapshots = match (job.record.options.strategy, volume.snapshots()) {
+        (migrate::Strategy::Snapshot, None) => {
+            let boot = (&daemon.env, daemon.boot);
+            let opened = crate::overlays::open(volume, job, &source, boot, daemon.config.lock_wait()).await;
+            let opened = opened.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.message))?;
+            volume.set_snapshots(Some(Arc::clone(&opened)));
+            Some(opened)
+        }
+        (_, snapshots) => snapshots,
+    };
     let hold = volume.hold_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &hold).await;
     let source_backend = volume.with_held(|held| held.backend().cloned()).flatten();
@@ -87,6 +99,7 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         comparison,
         offload,
         pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
+        snapshots,
     };
     let options = job.record.options.clone();
     let worker = daemon

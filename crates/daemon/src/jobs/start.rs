@@ -6,7 +6,7 @@ use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
 use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest};
 use block::Bytes;
 use env::Env;
-use migrate::{JobRecord, MoveOptions, Phase};
+use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 
 use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
@@ -28,6 +28,14 @@ impl Daemon {
         let options = to_options(&request)?;
         let spec = target_spec(&volume, &request.to)?;
         let target = self.prepare(&volume, spec, request.overwrite).await?;
+        if options.strategy == Strategy::Snapshot {
+            let slot = volume.require_up()?;
+            let room = crate::overlays::check_room(&volume.document(), &slot, target.spec.path(), slot.device().size());
+            if let Err(error) = room {
+                self.discard(&target);
+                return Err(error);
+            }
+        }
         let outcome = self.accept(peer, &volume, request, options, target.clone()).await;
         if outcome.is_err() {
             self.discard(&target);
@@ -87,6 +95,7 @@ impl Daemon {
                 .and_then(|_| self.backends.size(volume.document().backend.path()).ok())
                 .map(Bytes::get),
             paused: false,
+            overlays: Vec::new(),
             committed: None,
         };
         let job = show(volume, &document);

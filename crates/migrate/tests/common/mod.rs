@@ -326,6 +326,7 @@ impl World {
             comparison: None,
             offload: None,
             pool: BufferPool::new(Bytes::mib(8)),
+            snapshots: None,
         }
     }
 

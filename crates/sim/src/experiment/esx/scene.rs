@@ -228,6 +228,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         comparison: None,
         offload: Some(Arc::new(Mover { source: source.clone(), target: target.clone() })),
         pool: BufferPool::new(Bytes::mib(64)),
+        snapshots: None,
     };
     let began = world.now();
     let options = MoveOptions { verify: Verify::Off, ..scene.way.options(size.0, scene.scale) };

@@ -1,0 +1,177 @@
+//! Moves by snapshots on real files: under load, cancelled, killed in the middle, rescued, refused.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use support::load::Load;
+use support::{HANG, Loop, World, signal, tool, wait};
+
+fn target(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+fn same(path: &Path, expected: &[u8]) {
+    let found = std::fs::read(path).expect("read");
+    assert_eq!(found.len(), expected.len(), "{} has another size", path.display());
+    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        panic!("{} differs from byte {at} on", path.display());
+    }
+}
+
+/// Begins a move by snapshots, not faster than `bandwidth`, and gives the job's number.
+fn begin(world: &World, to: &Path, bandwidth: &str) -> u64 {
+    let arguments = ["move", "x", "--to", &target(to), "--strategy", "snapshot", "--bandwidth", bandwidth, "--detach"];
+    world.json(&arguments)["id"].as_u64().expect("a number")
+}
+
+fn overlays(world: &World) -> Vec<std::path::PathBuf> {
+    let mut all = world.files(".disk.img.overlay-");
+    all.extend(world.files(".new.img.overlay-"));
+    all
+}
+
+/// Waits until the guest has written to an overlay beside `image`.
+fn wait_for_overlay(world: &World, load: &Load) {
+    let start = Instant::now();
+    let before = load.requests();
+    while overlays(world).is_empty() || load.requests() < before + 200 {
+        assert!(start.elapsed() < HANG, "no overlay is used\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_volume_moves_by_snapshots_under_load_and_no_overlay_is_left() {
+    let world = World::new();
+    // Neither a multiple of a chunk nor of a block.
+    let image = world.image("disk.img", (48 << 20) + 1536, 1 << 20);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 60);
+    let to = world.path("new.img");
+    let arguments = ["move", "x", "--to", &target(&to), "--strategy", "snapshot", "--verify", "full"];
+    let report = world.json(&[&arguments[..], &["--bandwidth", "30MiB/s"]].concat());
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}\n{}", world.log());
+    assert_eq!(report["strategy"], "snapshot");
+    let iterations = report["iterations"].as_array().expect("a list");
+    assert!(iterations.len() >= 3, "{report}");
+    assert!(iterations.iter().any(|iteration| iteration["held"] == true), "{report}");
+    let before = load.requests();
+    while load.requests() < before + 100 {
+        std::thread::yield_now();
+    }
+    same(&to, &load.finish());
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&to));
+}
+
+#[test]
+fn a_cancelled_snapshot_move_leaves_the_guest_on_a_whole_source() {
+    let world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 70);
+    let to = world.path("new.img");
+    begin(&world, &to, "2MiB/s");
+    wait_for_overlay(&world, &load);
+    assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+    assert!(!to.exists(), "the target was left behind");
+    same(&image, &load.finish());
+}
+
+#[test]
+fn the_daemon_is_killed_in_the_middle_of_snapshot_moves_and_every_promise_is_kept() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 80);
+    let to = world.path("new.img");
+    let id = begin(&world, &to, "12MiB/s");
+    let mut delay = 23_u64;
+    for _ in 0..8 {
+        delay = delay * 37 % 509;
+        std::thread::sleep(Duration::from_millis(delay));
+        world.kill();
+        world.start();
+    }
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+    let before = load.requests();
+    while load.requests() < before + 100 {
+        std::thread::yield_now();
+    }
+    same(&to, &load.finish());
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_killed_snapshot_move_whose_target_is_gone_is_undone_into_a_whole_source() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 90);
+    let to = world.path("new.img");
+    let id = begin(&world, &to, "1MiB/s");
+    wait_for_overlay(&world, &load);
+    world.kill();
+    std::fs::remove_file(&to).expect("the target is lost");
+    world.start();
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "failed", "{over}\n{}", world.log());
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+    same(&image, &load.finish());
+}
+
+#[test]
+fn rescue_serves_a_volume_with_its_overlays_and_the_move_goes_on_afterwards() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 100);
+    let to = world.path("new.img");
+    let id = begin(&world, &to, "1MiB/s");
+    wait_for_overlay(&world, &load);
+    world.kill();
+    let state = world.text("state");
+    let mut rescue = world
+        .command(&["rescue", "x", "--state-dir", &state])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let before = load.requests();
+    let start = Instant::now();
+    while load.requests() < before + 200 {
+        assert!(start.elapsed() < HANG, "the rescue does not serve");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    signal(&rescue, rustix::process::Signal::TERM);
+    assert!(wait(&mut rescue).success());
+    assert!(!overlays(&world).is_empty(), "a rescue folds nothing");
+    world.start();
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+    same(&to, &load.finish());
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn a_snapshot_move_without_room_or_place_for_overlays_is_refused_and_leaves_nothing() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let folder = world.path("small");
+    std::fs::create_dir(&folder).expect("created");
+    let shown = folder.display().to_string();
+    tool("mount", &["-t", "tmpfs", "-o", "size=10m", "none", &shown]);
+    let to = target(&folder.join("new.img"));
+    let output = world.run(&["move", "x", "--to", &to, "--strategy", "snapshot"]);
+    let left = std::fs::read_dir(&folder).expect("listed").count();
+    tool("umount", &["-l", &shown]);
+    support::check_refusal("a small file system", &output, 14, "are free");
+    assert_eq!(left, 0);
+    let device = Loop::new(&world, "device.img", 8 << 20, 512);
+    world.refused(&["move", "x", "--to", &device.target(), "--overwrite", "--strategy", "snapshot"], 2, "is no file");
+}

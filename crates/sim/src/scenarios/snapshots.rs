@@ -1,0 +1,41 @@
+//! Moves by snapshots, with what goes wrong with other moves, too.
+
+use migrate::Strategy;
+
+use super::{common, crash, journal_errors, power_loss, source_errors, steering, target_errors};
+use crate::dice::Dice;
+use crate::story::{Happening, Story};
+
+fn by_snapshots(story: Story, dice: &Dice) -> Story {
+    let (limit, bandwidth) = (dice.pick(&[5, 50, 500]), dice.pick(&[4 << 20, 20 << 20, 300 << 20]));
+    story.options(|options| {
+        options.strategy = Strategy::Snapshot;
+        options.downtime_limit_ms = limit;
+        options.bandwidth = Some(bandwidth);
+    })
+}
+
+pub(super) fn quiet(dice: &Dice) -> Story {
+    by_snapshots(common(dice), dice)
+}
+
+pub(super) fn crashed(dice: &Dice) -> Story {
+    by_snapshots(crash(dice), dice).with(Happening::Cancel, dice.below(2))
+}
+
+pub(super) fn powerless(dice: &Dice) -> Story {
+    by_snapshots(power_loss(dice), dice).with(Happening::Cancel, dice.below(2))
+}
+
+pub(super) fn steered(dice: &Dice) -> Story {
+    by_snapshots(steering(dice), dice)
+}
+
+pub(super) fn on_failing_disks(dice: &Dice) -> Story {
+    let story = match dice.below(3) {
+        0 => target_errors(dice),
+        1 => source_errors(dice),
+        _ => journal_errors(dice),
+    };
+    by_snapshots(story, dice).with(Happening::Crash, dice.below(2))
+}
