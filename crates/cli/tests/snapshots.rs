@@ -175,3 +175,28 @@ fn a_snapshot_move_without_room_or_place_for_overlays_is_refused_and_leaves_noth
     let device = Loop::new(&world, "device.img", 8 << 20, 512);
     world.refused(&["move", "x", "--to", &device.target(), "--overwrite", "--strategy", "snapshot"], 2, "is no file");
 }
+
+#[test]
+fn a_read_only_volume_is_moved_by_snapshots_without_room_for_overlays() {
+    let world = World::new();
+    let image = world.image("disk.img", 6 << 20, 65536);
+    let uri = format!("nbd+unix:///x?socket={}", world.text("x.sock"));
+    let backend = format!("file:{}", image.display());
+    world.json(&["volume", "attach", "x", "--backend", &backend, "--export", &uri, "--read-only"]);
+    let folder = world.path("small");
+    std::fs::create_dir(&folder).expect("created");
+    let shown = folder.display().to_string();
+    tool("mount", &["-t", "tmpfs", "-o", "size=8m", "none", &shown]);
+    let expected = std::fs::read(&image).expect("read");
+    let to = folder.join("new.img");
+    let output =
+        world.run(&["move", "x", "--to", &target(&to), "--strategy", "snapshot", "--verify", "full", "--json"]);
+    let moved = std::fs::read(&to);
+    let volume = world.json(&["volume", "show", "x"]);
+    world.json(&["volume", "detach", "x"]);
+    tool("umount", &["-l", &shown]);
+    assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), world.log());
+    assert!(moved.expect("it is there") == expected, "the copy is another");
+    assert_eq!((&volume["backend"], &volume["read_only"]), (&target(&to).into(), &true.into()));
+    assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
+}

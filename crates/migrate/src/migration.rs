@@ -69,6 +69,8 @@ impl Migration {
             control.clone(),
         );
         match options.strategy {
+            // Nobody writes anything that a snapshot would hold.
+            Strategy::Snapshot if source.geometry().read_only => enter(&parts, &mirror).await?,
             Strategy::Snapshot => enter_below(&parts, &mirror, &options).await?,
             _ => enter(&parts, &mirror).await?,
         }

@@ -334,6 +334,72 @@ async fn after_a_crash_at_any_moment_the_volume_is_the_source_with_its_overlays_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_progress_map_that_cannot_be_written_ends_the_job_with_everything_folded_into_the_source() {
+    let mut in_folds = 0;
+    for seed in 0..24 {
+        let size = 1_500_000;
+        let world = World::new(seed, size).await;
+        let kept = Arc::new(Kept::default());
+        let map = Disk::new(&world.env, map_device(size).size());
+        let device = map.device("map");
+        let parts = Parts { progress_map: Some(map_on(&device, size, 1).await), ..parts(&world, &kept) };
+        let guest = world.guest(2);
+        // Nothing is mirrored before the first fold, so that is what needs the map first.
+        map.manners.lock().writes_left = Some(seed % 2);
+        let (_, work) = world.start_with(parts, by_snapshots()).await;
+        match outcome(work).await {
+            Outcome::Failed { error, .. } => {
+                assert!(error.chain().contains("progress map"), "{}", error.chain());
+                assert!(world.slot.device().is_same(&world.source_device), "seed {seed}");
+                in_folds += u64::from(kept.made.load(Ordering::Relaxed) > 1);
+            }
+            Outcome::Switched(_) => world.assert_equal_at_commit(),
+            Outcome::Cancelled(_) => panic!("nobody cancelled it"),
+        }
+        assert_nothing_is_left(&kept);
+        world.stop_guest(guest).await;
+    }
+    assert!(in_folds > 8, "only {in_folds} failed while something was folded");
+}
+
+/// A disk that takes no writes.
+struct ReadOnly(Disk);
+
+impl block::BlockDevice for ReadOnly {
+    fn geometry(&self) -> block::Geometry {
+        block::Geometry { read_only: true, ..self.0.geometry() }
+    }
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.0.read(offset, buffer)
+    }
+    fn write(&self, _: block::Mutation) -> IoFuture<'_, ()> {
+        block::ready(Err(Error::new(ErrorKind::ReadOnly, "the source is read-only")))
+    }
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.0.flush()
+    }
+    fn extents(&self, extent: block::Extent) -> IoFuture<'_, Vec<block::ExtentStatus>> {
+        self.0.extents(extent)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_only_source_is_moved_without_an_overlay_and_stays_read_only_for_the_guest() {
+    let world = World::new(5, 1_500_000).await;
+    let kept = Arc::new(Kept::default());
+    let source = Device::new("source", ReadOnly(world.source.clone()));
+    let world = World { slot: Slot::new(source.clone()), source_device: source, ..world };
+    let options = MoveOptions { verify: Verify::Full, ..slowly() };
+    let (control, work) = world.start_with(parts(&world, &kept), options).await;
+    until(&control, |progress| progress.bytes_done > 100_000).await;
+    assert!(world.slot.device().geometry().read_only, "the guest could write to what is read-only");
+    let report = switched(work).await;
+    assert_eq!(report.equal, Some(true));
+    world.assert_equal_at_commit();
+    assert_eq!(kept.made.load(Ordering::Relaxed), 0, "there is nothing that an overlay would hold");
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_space_that_an_overlay_takes_is_known_beforehand() {
     let header = OverlayHeader::new(Bytes::gib(40), [0; 16], [0; 16]);
     assert!(header.overhead_bytes() < Bytes::mib(8), "{}", header.overhead_bytes());

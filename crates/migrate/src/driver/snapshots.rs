@@ -8,6 +8,7 @@ use env::Moment;
 
 use super::passes::Left;
 use super::{Driver, TICK};
+use crate::strategy::mirror::filter::JobEntry;
 use crate::strategy::snapshot::{Fold, Pace};
 use crate::{Event, OnNoConverge, Snapshots};
 
@@ -133,6 +134,8 @@ impl Driver {
                     self.passes.end(now, left, why);
                 }
                 Ok(None) => {}
+                // What stopped it says more than the pieces that it broke.
+                Err(_) if stop.is_some() => {}
                 Err(error) => {
                     rounds.failures += 1;
                     self.statistics.retries += 1;
@@ -164,6 +167,10 @@ impl Driver {
         Device::new("mirror", self.mirror_device.clone())
     }
 
+    fn mirror_for_folds(&self) -> Device {
+        Device::new("mirror", JobEntry(self.mirror_device.clone()))
+    }
+
     /// Lays another snapshot over the one that the guest writes to.
     async fn take_another(&self, snapshots: &mut Snapshots) -> Result<()> {
         let limit = self.options.quiesce_limit();
@@ -176,8 +183,8 @@ impl Driver {
         if let Some(meter) = &self.meter {
             meter.begin_stall();
         }
-        let (into, durable) = (self.mirror(), self.source.clone());
-        let mut fold = Fold { snapshots, slot: &self.slot, env: &self.env, pool: &self.pool, into, durable };
+        let (below, into, durable) = (self.mirror(), self.mirror_for_folds(), self.source.clone());
+        let mut fold = Fold { snapshots, slot: &self.slot, env: &self.env, pool: &self.pool, below, into, durable };
         let outcome = fold.fold_last(self.options.quiesce_limit()).await;
         if matches!(outcome, Ok(None)) {
             self.statistics.switchover.quiesce_retries += 1;
@@ -197,8 +204,8 @@ impl Driver {
         let began = self.env.now();
         self.passes.begin(began, lowest_bytes(snapshots), folded, false);
         let (slot, env, pool) = (self.slot.clone(), self.env.clone(), self.pool.clone());
-        let (into, durable) = (self.mirror(), self.source.clone());
-        let mut fold = Fold { snapshots, slot: &slot, env: &env, pool: &pool, into, durable };
+        let (below, into, durable) = (self.mirror(), self.mirror_for_folds(), self.source.clone());
+        let mut fold = Fold { snapshots, slot: &slot, env: &env, pool: &pool, below, into, durable };
         let (mut not_before, mut next_tick) = (Moment::default(), began);
         let pace = |under_way, length| self.fold_pace((under_way, length), stop, &mut not_before, &mut next_tick);
         fold.fold_lowest(pace).await
@@ -245,6 +252,7 @@ impl Driver {
             slot: &slot,
             env: &env,
             pool: &pool,
+            below: source.clone(),
             into: source.clone(),
             durable: source,
         };

@@ -13,6 +13,15 @@
 //! source. (The paper folds into the target only, and its snapshots and disks are spread over two volumes when it is
 //! cancelled.) An overlay that the guest writes to is folded while the guest is held, and only then.
 //!
+//! A fold does not write to the mirror as the guest would. When the progress map cannot be written, what the guest writes
+//! to the mirror waits for the end of the job, and the job does not end before its folds have: they would wait for each
+//! other. So the mirror has an entry for the job ([`JobEntry`]) that refuses such a write while it still holds the extent
+//! and before either side has been asked for anything. Nothing of it is left that could land later, over what the guest
+//! has written since; to drop the write of a fold would be no such proof, for a side may have it already. A fold ends
+//! only when every piece that it has begun has ended, and a fold that ended early is done again from its beginning.
+//!
+//! [`JobEntry`]: super::mirror::filter::JobEntry
+//!
 //! An overlay is listed durably before the guest can write to it, and struck off durably when all that it holds is
 //! flushed on what lies below; listed or not, an overlay that is empty or folded changes nothing that anybody reads.
 
@@ -179,8 +188,8 @@ impl Snapshots {
     /// on. Failures are logged.
     pub async fn fold_back(&mut self, slot: &Slot, source: &Device, pool: &BufferPool) {
         let env = Arc::clone(&self.env);
-        let (into, durable) = (source.clone(), source.clone());
-        Fold { snapshots: self, slot, env: &env, pool, into, durable }.fold_all(|_| {}).await;
+        let (below, into, durable) = (source.clone(), source.clone(), source.clone());
+        Fold { snapshots: self, slot, env: &env, pool, below, into, durable }.fold_all(|_| {}).await;
     }
 
     /// Makes the next overlay and puts it on record: empty, it changes nothing whether it is listed or not.

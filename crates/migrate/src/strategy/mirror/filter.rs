@@ -215,7 +215,7 @@ impl Shared {
         }
     }
 
-    async fn guest_write(&self, mutation: Mutation) -> Result<()> {
+    async fn write(&self, mutation: Mutation, writer: Writer) -> Result<()> {
         let extent = mutation.extent();
         // A discard leaves the two sides free to differ, so both are told to read as zeroes.
         let mutation = match mutation.kind() {
@@ -223,7 +223,7 @@ impl Shared {
             _ => mutation,
         };
         if self.tracks.load(Ordering::Acquire)
-            && let Some(answer) = Box::pin(self.tracked_write(&mutation)).await
+            && let Some(answer) = Box::pin(self.tracked_write(&mutation, writer)).await
         {
             return answer;
         }
@@ -233,8 +233,12 @@ impl Shared {
         };
         let plan = self.tracker.lock().plan_write(extent);
         let mut finish = Finish { shared: self, plan: &plan, may_differ: true };
-        if !plan.activate.is_empty() {
-            self.activate(&plan.activate).await;
+        if !plan.activate.is_empty()
+            && let Err(error) = self.activate(&plan.activate, writer).await
+        {
+            // It has reached neither side.
+            finish.may_differ = false;
+            return Err(error);
         }
         // The session may have ended while the activity log was waited for: its target is nobody's any more, or another
         // session will copy these chunks again.
@@ -282,14 +286,16 @@ impl Shared {
     }
 
     /// A write that goes to the source alone and is tracked; `None` if it must be mirrored after all.
-    async fn tracked_write(&self, mutation: &Mutation) -> Option<Result<()>> {
+    async fn tracked_write(&self, mutation: &Mutation, writer: Writer) -> Option<Result<()>> {
         let extent = mutation.extent();
         let _guard = self.lock.shared(extent).await;
         let plan = self.tracker.lock().plan_tracked(extent)?;
         // Marked again when this is dropped: before the guest is answered, and while nobody can have the extent alone.
         let _finish = Finish { shared: self, plan: &plan, may_differ: false };
-        if !plan.activate.is_empty() {
-            self.activate(&plan.activate).await;
+        if !plan.activate.is_empty()
+            && let Err(error) = self.activate(&plan.activate, writer).await
+        {
+            return Some(Err(error));
         }
         Some(self.source.write(mutation.clone()).await)
     }
@@ -304,16 +310,21 @@ impl Shared {
     }
 
     /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
-    /// what this write changes, so the write waits until the driver has ended the job on record.
-    async fn activate(&self, numbers: &[u64]) {
-        let Some(map) = &self.map else { return };
-        match map.activate(numbers).await {
-            Ok(()) => self.tracker.lock().activated(numbers),
-            Err(error) => {
-                self.fail_map(error);
-                self.wait_until(|tracker| tracker.mode() == Mode::Detached).await;
-            }
+    /// what this write changes, so the guest's waits until the driver has ended the job on record, and the job's own,
+    /// which the driver waits for, is refused.
+    async fn activate(&self, numbers: &[u64], writer: Writer) -> Result<()> {
+        let Some(map) = &self.map else { return Ok(()) };
+        let Err(error) = map.activate(numbers).await else {
+            self.tracker.lock().activated(numbers);
+            return Ok(());
+        };
+        let refusal = Error::new(error.kind(), format!("the progress map cannot be written: {}", error.chain()));
+        self.fail_map(error);
+        if writer == Writer::Job {
+            return Err(refusal);
         }
+        self.wait_until(|tracker| tracker.mode() == Mode::Detached).await;
+        Ok(())
     }
 
     /// A forced write began when the source alone was forced, and ends when both must be: the target is flushed.
@@ -408,6 +419,15 @@ impl Shared {
     }
 }
 
+/// Who writes through the mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writer {
+    /// Must not see an error that is not the volume's, and can wait for the end of the job.
+    Guest,
+    /// Is waited for by the end of the job.
+    Job,
+}
+
 /// What a copy holds while it reads: its extent, or nothing where writes meanwhile are seen by their marks.
 pub(crate) struct CopyGuard(#[expect(dead_code, reason = "held until it is dropped")] Option<RangeGuard>);
 
@@ -486,7 +506,7 @@ impl BlockDevice for Mirror {
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.guest_write(mutation))
+        Box::pin(self.shared.write(mutation, Writer::Guest))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -495,5 +515,31 @@ impl BlockDevice for Mirror {
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         Box::pin(self.shared.source.extents(extent))
+    }
+}
+
+/// The mirror as the job itself writes to it, to fold a snapshot: what the guest's writes wait for the end of the job
+/// for, the job's are refused for, before they have reached either side.
+pub(crate) struct JobEntry(pub(crate) Mirror);
+
+impl BlockDevice for JobEntry {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.0.read(offset, buffer)
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(self.0.shared.write(mutation, Writer::Job))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.0.flush()
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.0.extents(extent)
     }
 }

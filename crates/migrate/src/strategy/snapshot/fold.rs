@@ -48,7 +48,9 @@ pub(crate) struct Fold<'a> {
     pub(crate) slot: &'a Slot,
     pub(crate) env: &'a EnvRef,
     pub(crate) pool: &'a BufferPool,
-    /// Where what they hold goes; what the guest reads and writes when none is left.
+    /// What they lie over: what the guest reads and writes when none is left.
+    pub(crate) below: Device,
+    /// The same, where what they hold is written: every write here ends, in an error if it must.
     pub(crate) into: Device,
     /// What must be flushed before an overlay may go: the source, whatever stands before it.
     pub(crate) durable: Device,
@@ -62,7 +64,7 @@ impl Fold<'_> {
         let lowest = self.snapshots.stack[0].clone();
         let Some(bytes) = self.pour(&lowest, pace).await? else { return Ok(None) };
         self.durable.flush().await?;
-        self.snapshots.stack[1].overlay.rebase(self.into.clone())?;
+        self.snapshots.stack[1].overlay.rebase(self.below.clone())?;
         self.snapshots.strike(1).await?;
         self.drop_lowest();
         self.snapshots.sweep().await;
@@ -88,7 +90,7 @@ impl Fold<'_> {
             self.env.sleep(pause).await;
             pause = (pause * 2).min(RETRY_PAUSE_MAX);
         }
-        quiesced.swap(self.into.clone());
+        quiesced.swap(self.below.clone());
         drop(quiesced);
         self.drop_lowest();
         self.snapshots.sweep().await;
@@ -126,13 +128,13 @@ impl Fold<'_> {
     }
 
     async fn fold_some(&mut self, rounds: &mut u32) -> Result<()> {
-        self.snapshots.rebase(&self.into)?;
+        self.snapshots.rebase(&self.below)?;
         if self.snapshots.len() > 1 {
             return self.fold_lowest(|_, _| Pace::Go).await.map(drop);
         }
         if self.snapshots.top_bytes() > BACK_BYTES_MAX && *rounds < BACK_ROUNDS_MAX {
             *rounds += 1;
-            let below = self.into.clone();
+            let below = self.below.clone();
             return match self.snapshots.take(self.slot, &below, BACK_HOLD).await {
                 Err(error) if error.kind() != block::ErrorKind::Busy => {
                     // There is no room for another one, perhaps: the guest is held for longer then.
