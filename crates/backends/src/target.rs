@@ -85,6 +85,19 @@ impl FileIdentity {
 }
 
 impl PreparedTarget {
+    /// A target that is ready somewhere else than in a file system of this machine; `number` tells it from others of the
+    /// same name.
+    #[must_use]
+    pub const fn elsewhere(spec: BackendSpec, origin: TargetOrigin, reads_zero: bool, number: u64) -> Self {
+        Self { spec, origin, reads_zero, identity: FileIdentity { device: 0, inode: number, born_ns: None } }
+    }
+
+    /// The number of its file, or the one that it was given [elsewhere](Self::elsewhere).
+    #[must_use]
+    pub const fn number(&self) -> u64 {
+        self.identity.inode
+    }
+
     /// Whether the target's name still leads to what was prepared.
     ///
     /// # Errors

@@ -286,6 +286,23 @@ impl Disk {
         self.shared.world.event(format_args!("{} is replaced", self.shared.name));
     }
 
+    /// Puts an empty disk in its place, as whoever makes a new file does.
+    pub fn blank(&self) {
+        let mut state = self.state();
+        state.power += 1;
+        state.orphans = 0;
+        state.medium = Medium::new(self.shared.geometry.size);
+        drop(state);
+        self.shared.settled.notify_waiters();
+        self.shared.world.event(format_args!("{} is a new file", self.shared.name));
+    }
+
+    /// How large it is.
+    #[must_use]
+    pub fn size(&self) -> Bytes {
+        self.shared.geometry.size
+    }
+
     /// Changes bytes behind everybody's back.
     pub fn corrupt(&self, offset: Bytes) {
         let extent = Extent::new(offset, Bytes(1));

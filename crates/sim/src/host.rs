@@ -9,6 +9,7 @@
 //!                                                                 └─────────────────────────────────────┘
 //! ```
 
+mod estate;
 mod setup;
 
 use std::sync::Arc;
@@ -32,6 +33,8 @@ use crate::port::Port;
 use crate::process::Process;
 use crate::record::{Document, Job, Record, StallMeter};
 use crate::world::{Invariant, World};
+
+use estate::Estate;
 
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
@@ -71,6 +74,10 @@ struct Shared {
     asked: Notify,
     status: Mutex<Status>,
     changed: Notify,
+    /// The daemon's, if it is the real one.
+    estate: Estate,
+    /// The process is down, or about to be: one cause at a time.
+    outage: tokio::sync::Mutex<()>,
 }
 
 /// The life of the process that serves now.
@@ -97,6 +104,7 @@ impl Host {
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
         let Disks { journal, map, sides } = disks;
+        let estate = Estate::new(world, &map);
         let shared = Shared {
             world: world.clone(),
             dice: world.dice("host"),
@@ -119,6 +127,8 @@ impl Host {
             asked: Notify::new(),
             status: Mutex::new(Status::Idle),
             changed: Notify::new(),
+            estate,
+            outage: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -134,7 +144,22 @@ impl Host {
         *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
         let host = self.clone();
         let serving = process.clone();
-        process.env().spawn(Box::pin(async move { host.live(&serving).await }));
+        process.env().spawn(Box::pin(async move {
+            match host.shared.setup.is_daemon {
+                true => host.run_daemon(&serving).await,
+                false => host.live(&serving).await,
+            }
+        }));
+    }
+
+    /// Whoever holds this is the one cause of an outage.
+    pub async fn outage(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.shared.outage.lock().await
+    }
+
+    /// The files of its daemon are full, or have room again.
+    pub fn set_files_full(&self, is_full: bool) {
+        self.shared.estate.files.set_full(is_full);
     }
 
     /// Kills its process.
@@ -156,6 +181,7 @@ impl Host {
         let Shared { journal, map, sides, boots, .. } = &*self.shared;
         [journal, map, &sides[0], &sides[1]].into_iter().for_each(Disk::lose_power);
         self.shared.shelf.lose_power();
+        self.shared.estate.files.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {
             *boots.lock() += 1;
         }
@@ -163,10 +189,11 @@ impl Host {
 
     /// Cuts the guest's connection and lets it come back.
     pub async fn reconnect(&self) {
-        let Some((slot, meter)) = self.shared.now.lock().serving.clone() else { return };
         self.shared.world.fault("reconnect", format_args!("the guest's connection is cut"));
+        let serving = self.shared.now.lock().serving.clone();
         // A guest that speaks NBD connects again by itself.
         let Some(leftover) = self.shared.port.cut() else { return };
+        let Some((slot, meter)) = serving else { return };
         if !self.shared.setup.mistakes.no_barrier {
             leftover.finished().await;
         }

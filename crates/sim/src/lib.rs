@@ -23,6 +23,8 @@
 //! | corruption | target | up to 3 times | a bit changes by itself | the same |
 //! | crash | the process | up to 6 times, at any moment, in a chosen phase, or at a chosen await | every task ends at its await; requests under way land wholly, in part, late (up to 56 ms) or never | everything that was answered |
 //! | crash in recovery | the process | up to 9 times | killed again up to 0.8 ms after it was started | the same |
+//! | crash between two steps | the daemon's files | at a chosen step, counted with the awaits | what was not done is not done | the same |
+//! | names lost | the daemon's files | at a power loss | changes of names that no sync of their directory covered are undone, the newest first | the journal that was acknowledged, and with it the volume's place |
 //! | power loss | the host | up to 3 times | the same, and every sector (512 bytes) that was not flushed holds any of its versions | everything that was flushed |
 //! | reconnect | the guest's connection | up to 8 times | it is cut; requests under way are asked again on a new one, in any order | all |
 //! | half open | a guest's connection over NBD | up to 5 times | what the guest's side sends vanishes, its end included; the guest notices within 20 ms and connects anew, the server is never told | the same |
@@ -57,6 +59,7 @@ pub mod dice;
 pub mod disk;
 pub mod experiment;
 pub mod faults;
+mod files;
 mod flight;
 pub mod fuse;
 pub mod guest;

@@ -125,6 +125,14 @@ impl Process {
         self.env.dead.load(Ordering::Relaxed)
     }
 
+    /// Burns a step outside of any poll; false if the process is dead, or dies of it.
+    pub(crate) fn burn(&self) -> bool {
+        if !self.is_dead() && self.env.is_fused && !self.env.world.fuse().burn() {
+            self.env.dead.store(true, Ordering::Relaxed);
+        }
+        !self.is_dead()
+    }
+
     /// How many tasks it runs.
     #[must_use]
     pub fn tasks(&self) -> usize {

@@ -80,6 +80,17 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("snapshots-power-loss", "a move by snapshots whose host loses its power", snapshots::powerless),
     scenario("snapshots-steering", "a move by snapshots that is paused, resumed and cancelled", snapshots::steered),
     scenario("snapshots-errors", "a move by snapshots on disks that fail", snapshots::on_failing_disks),
+    scenario("daemon", "the real daemon moves the volume, and nothing goes wrong", |dice| common(dice).by_daemon()),
+    scenario("daemon-crash", "the real daemon is killed, again and again", |dice| crash(dice).by_daemon()),
+    scenario("daemon-recovery", "the real daemon is killed while it recovers", |dice| recovery(dice).by_daemon()),
+    scenario("daemon-await", "the real daemon is killed at one await or step of its files", |dice| {
+        at_await(dice).by_daemon()
+    }),
+    scenario("daemon-power-loss", "the real daemon's host loses its power", |dice| power_loss(dice).by_daemon()),
+    scenario("daemon-journal", "the real daemon's journal fails stores", |dice| journal_errors(dice).by_daemon()),
+    scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
+    scenario("daemon-target", "the real daemon's target fails", daemon_target),
+    scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
     scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
     scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
     scenario(
@@ -474,6 +485,15 @@ fn nbd_slow_reader(dice: &Dice) -> Story {
         .with(Happening::SlowReader, dice.within(1..=4))
         .with(Happening::LinkDown, dice.within(1..=3))
         .with(Happening::Reconnect, dice.below(4))
+}
+
+fn daemon_target(dice: &Dice) -> Story {
+    let rate = rate(dice);
+    let story = common(dice).target(Faults { read_errors: rate, write_errors: rate, ..Faults::default() });
+    let lost = dice.below(3);
+    let story = story.with(Happening::TargetLost, lost).with(Happening::Cancel, dice.below(2));
+    let story = if dice.chance(0.3) { story.target_space(dice.fraction()) } else { story };
+    story.with(Happening::Crash, dice.below(3)).by_daemon()
 }
 
 fn offload(dice: &Dice) -> Story {

@@ -50,8 +50,6 @@ pub(crate) struct Cast<'a> {
     sides: [Disk; 2],
     pub(crate) guest: Guest,
     pub(crate) host: Host,
-    /// The process is down, or about to be: one cause at a time.
-    outage: tokio::sync::Mutex<()>,
     deaths: Cell<u64>,
 }
 
@@ -91,8 +89,8 @@ impl<'a> Cast<'a> {
         let tasks_max = 64 + 4 * story.load.outstanding as usize;
         let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
         let host = Host::new(world, setup, &port, &guest, disks);
-        let (outage, deaths) = (tokio::sync::Mutex::default(), Cell::new(0));
-        Self { story, world: world.clone(), dice, port, journal, map, sides, guest, host, outage, deaths }
+        let deaths = Cell::new(0);
+        Self { story, world: world.clone(), dice, port, journal, map, sides, guest, host, deaths }
     }
 
     /// How often the process was killed at a chosen poll.
@@ -153,6 +151,7 @@ impl<'a> Cast<'a> {
             disk.set_lost(false);
             disk.set_full(false);
         }
+        self.host.set_files_full(false);
         if let Some(control) = self.host.control() {
             control.set_bandwidth(None);
             control.resume();
@@ -198,7 +197,7 @@ impl<'a> Cast<'a> {
                 return;
             }
             self.deaths.set(self.deaths.get() + 1);
-            let _outage = self.outage.lock().await;
+            let _outage = self.host.outage().await;
             self.host.crash().await;
             self.world.fuse().renew();
             self.world.sleep(self.dice.up_to(self.story.downtime)).await;
@@ -227,11 +226,11 @@ impl<'a> Cast<'a> {
     async fn happen(&self, happening: Happening) {
         match happening {
             Happening::Crash => {
-                let _outage = self.outage.lock().await;
+                let _outage = self.host.outage().await;
                 self.crash().await;
             }
             Happening::CrashAgain => {
-                let _outage = self.outage.lock().await;
+                let _outage = self.host.outage().await;
                 self.crash().await;
                 for _ in 0..self.dice.within(1..=3) {
                     self.world.sleep(self.dice.up_to(Duration::from_micros(800))).await;
@@ -239,7 +238,7 @@ impl<'a> Cast<'a> {
                 }
             }
             Happening::CrashAtWrite => {
-                let _outage = self.outage.lock().await;
+                let _outage = self.host.outage().await;
                 for _ in 0..self.dice.within(1..=4) {
                     // A guest that writes nothing any more does not keep the process from dying.
                     self.limited(WRITE_LIMIT, self.guest.wrote()).await;
@@ -248,7 +247,7 @@ impl<'a> Cast<'a> {
                 self.crash().await;
             }
             Happening::PowerLoss => {
-                let _outage = self.outage.lock().await;
+                let _outage = self.host.outage().await;
                 self.host.lose_power().await;
                 self.world.sleep(self.dice.up_to(self.story.downtime)).await;
                 self.host.boot();
@@ -256,7 +255,7 @@ impl<'a> Cast<'a> {
                 self.guest.start();
             }
             Happening::Reconnect => {
-                let _outage = self.outage.lock().await;
+                let _outage = self.host.outage().await;
                 self.host.reconnect().await;
             }
             Happening::HalfOpen => self.port.half_open(),
@@ -274,10 +273,13 @@ impl<'a> Cast<'a> {
             Happening::StoreFull => {
                 let (stores, world) = ([self.journal.clone(), self.map.clone()], self.world.clone());
                 stores.iter().for_each(|store| store.set_full(true));
+                self.host.set_files_full(true);
+                let host = self.host.clone();
                 let span = self.dice.up_to(Duration::from_millis(30));
                 self.world.spawn(async move {
                     world.sleep(span).await;
                     stores.iter().for_each(|store| store.set_full(false));
+                    host.set_files_full(false);
                 });
             }
             Happening::StoreFails => self.fail_store(),

@@ -112,6 +112,7 @@ impl Story {
                 resumes_lost_targets: true,
                 offloads: false,
                 corrupts: false,
+                is_daemon: false,
                 mistakes: Mistakes::default(),
             },
             events: Vec::new(),
@@ -279,6 +280,20 @@ impl Story {
     #[must_use]
     pub const fn wire(mut self, figures: WireFigures) -> Self {
         self.wire = Some(figures);
+        self
+    }
+
+    /// The process is the real daemon on simulated ground, and the guest speaks NBD. Moves are those of its API, so of what
+    /// was said of them only verification and bandwidth count. No flush fails: the real backends' memory of failed flushes
+    /// is not in this world.
+    #[must_use]
+    pub fn by_daemon(mut self) -> Self {
+        let MoveOptions { verify, bandwidth, .. } = self.setup.options;
+        self.setup.options = MoveOptions { verify, bandwidth, ..MoveOptions::default() };
+        self.setup.is_daemon = true;
+        self.setup.offloads = false;
+        self.wire.get_or_insert(WireFigures::LOCAL);
+        self.faults.iter_mut().for_each(|faults| faults.flush_errors = 0.0);
         self
     }
 

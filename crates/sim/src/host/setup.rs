@@ -58,6 +58,8 @@ pub struct Setup {
     pub offloads: bool,
     /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
     pub corrupts: bool,
+    /// Whether its process is the real daemon, whose guest speaks NBD, or the least code that assembles the same stack.
+    pub is_daemon: bool,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

@@ -1,0 +1,320 @@
+//! The host's process as the real daemon: `daemon::Core`, its job code unchanged, on simulated ground.
+//!
+//! ```text
+//!   daemon::{jobs, recover, journal, state_dir, volume}
+//!      │ Files        │ Places                    │ Network      │ Crew
+//!   SimFiles     Ground: disks as files      Port: the wire    the process itself
+//! ```
+//!
+//! The volume is `/pool/0` or `/pool/1`, a file on the disk of that number: a target is made anew where there is none, a
+//! source that was moved from gets another name. What the daemon stores in its journal is read on its way to the disk, and
+//! the same checks as on the least host's journal are made there. Not in this world: HTTP, adoption, configuration,
+//! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
+
+mod ground;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ::daemon::VolumeDocument;
+use api::v1::{AttachRequest, Job, JobState, MoveRequest, Verify};
+use block::{Device, Filter, IoFuture, Mutation, MutationKind};
+use migrate::{Control, Phase};
+use parking_lot::Mutex;
+
+use super::{Host, Status};
+use crate::checks;
+use crate::disk::Disk;
+use crate::files::SimFiles;
+use crate::process::Process;
+use crate::world::{Invariant, World};
+
+/// Where the daemon's files are.
+const STATE_DIR: &str = "/state";
+
+/// What the daemon calls the volume, and where its guest finds it.
+const VOLUME: &str = "volume";
+const EXPORT: &str = "nbd+unix:///volume?socket=/run/volume.sock";
+
+/// What of the daemon outlives its process, beside the disks.
+pub(super) struct Estate {
+    pub(super) files: SimFiles,
+    /// The files that hold, held, or will hold the volume.
+    pub(super) places: Mutex<[Place; 2]>,
+    /// The newest journal slot that was acknowledged, and those after it that were not.
+    slots: Mutex<(Option<Vec<u8>>, Vec<Vec<u8>>)>,
+}
+
+/// A place for the volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// There is a file of its name.
+    pub(super) exists: bool,
+    /// Which file: another one each time that it is made.
+    pub(super) number: u64,
+}
+
+impl Estate {
+    pub(super) fn new(world: &World, map: &Disk) -> Self {
+        // What the target holds at the start is in a file, too.
+        let places = [1, 2].map(|number| Place { exists: true, number });
+        Self { files: SimFiles::new(world, map), places: Mutex::new(places), slots: Mutex::default() }
+    }
+}
+
+/// The path of the place of that number.
+fn path_of(side: usize) -> String {
+    format!("/pool/{side}")
+}
+
+/// The number of the place at `path`.
+fn side_of(path: &Path) -> usize {
+    usize::from(path == Path::new("/pool/1"))
+}
+
+/// What a job's report says of its end.
+fn is_over(job: &Job) -> bool {
+    matches!(job.state, JobState::Done | JobState::Failed | JobState::Cancelled)
+}
+
+impl Host {
+    /// One life of the daemon.
+    pub(super) async fn run_daemon(&self, process: &Process) {
+        let env = process.env();
+        let core = loop {
+            match self.start_core(process).await {
+                Ok(core) => break core,
+                Err(error) => {
+                    self.shared.world.event(format_args!("the daemon cannot serve: {error}"));
+                    env.sleep(Duration::from_millis(100)).await;
+                    self.restart(process);
+                    return;
+                }
+            }
+        };
+        self.recall_job(&core);
+        loop {
+            if let Some(job) = core.jobs().into_iter().find(|job| !is_over(job)) {
+                self.set_status(Status::Running);
+                self.follow(process, &core, &job).await;
+            } else {
+                self.next_move(process, &core).await;
+            }
+        }
+    }
+
+    async fn start_core(&self, process: &Process) -> Result<::daemon::Core, api::v1::Error> {
+        let (ground, config) = self.ground(process);
+        let core = ::daemon::Core::start(ground, config, Path::new(STATE_DIR)).await?;
+        if core.volumes().is_empty() {
+            let backend = format!("file:{}", path_of(0));
+            let (name, export) = (VOLUME.to_owned(), EXPORT.to_owned());
+            core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
+        }
+        match core.volumes().into_iter().find_map(|volume| volume.problem) {
+            Some(problem) => Err(api::v1::Error::new(api::v1::ErrorCode::WrongState, problem)),
+            None => Ok(core),
+        }
+    }
+
+    /// What an operator does about a volume that is down: the daemon is started anew.
+    fn restart(&self, process: &Process) {
+        let (host, process) = (self.clone(), process.clone());
+        self.shared.world.spawn(async move {
+            let _outage = host.outage().await;
+            if !process.is_dead() {
+                host.crash().await;
+                host.boot();
+            }
+        });
+    }
+
+    /// What came of a move that was under way when the process before died, if it is not under way any more.
+    fn recall_job(&self, core: &::daemon::Core) {
+        if core.jobs().iter().any(|job| !is_over(job)) {
+            *self.shared.wanted.lock() = false;
+        } else if self.status() == Status::Running {
+            self.settle("the process died");
+        }
+    }
+
+    /// A move is over: where is the volume?
+    fn settle(&self, why: &str) {
+        let has_moved = self.holder() != *self.shared.from.lock();
+        self.set_status(if has_moved { Status::Switched(None) } else { Status::Failed(why.to_owned()) });
+    }
+
+    async fn next_move(&self, process: &Process, core: &::daemon::Core) {
+        loop {
+            let asked = self.shared.asked.notified();
+            if *self.shared.wanted.lock() {
+                break;
+            }
+            asked.await;
+        }
+        let from = self.holder();
+        *self.shared.from.lock() = from;
+        let options = &self.shared.setup.options;
+        let request = MoveRequest {
+            to: format!("file:{}", path_of(1 - from)),
+            bandwidth: options.bandwidth,
+            verify: match options.verify {
+                migrate::Verify::Off => Verify::Off,
+                migrate::Verify::Sample => Verify::Sample,
+                migrate::Verify::Full => Verify::Full,
+            },
+            overwrite: true,
+            delete_source: self.shared.dice.chance(0.3),
+            ..MoveRequest::default()
+        };
+        match core.start_move(VOLUME, request).await {
+            Ok(_) => *self.shared.wanted.lock() = false,
+            Err(error) => {
+                self.shared.world.event(format_args!("the move is refused: {error}"));
+                process.env().sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Sees a job to its end.
+    async fn follow(&self, process: &Process, core: &::daemon::Core, job: &Job) {
+        let target = 1 - *self.shared.from.lock();
+        let over = core.job_over(VOLUME);
+        let watching = async {
+            let control = loop {
+                if let Some(control) = core.control(VOLUME) {
+                    break control;
+                }
+                process.env().sleep(Duration::from_micros(50)).await;
+            };
+            {
+                let mut now = self.shared.now.lock();
+                (now.control, now.target) = (Some(control.clone()), target);
+            }
+            self.watch_job(process, &control, target).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            biased;
+            () = over => {}
+            () = watching => {}
+        }
+        self.shared.now.lock().control = None;
+        let ended = core.jobs().into_iter().find(|over| over.id == job.id);
+        let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
+        let why = ended.as_ref().and_then(|job| job.error.as_ref()).map_or_else(String::new, ToString::to_string);
+        self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
+        if ended.is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
+            self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
+        }
+        self.settle(&why);
+    }
+
+    /// Looks at a migration, and sees to a lost target, as an operator does.
+    async fn watch_job(&self, process: &Process, control: &Control, target: usize) {
+        let mut watch = control.watch();
+        let mut last = watch.borrow_and_update().clone();
+        let mut losses = 0;
+        loop {
+            let progress = watch.borrow_and_update().clone();
+            checks::monotonic(&self.shared.world, &last, &progress);
+            if progress.phase != last.phase {
+                self.shared.world.event(format_args!("the move is {}", progress.phase));
+                self.shared.phase.send_replace(Some(progress.phase));
+            }
+            if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
+                self.shared.sides[target].stop_lying();
+            }
+            let is_lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
+            last = progress;
+            if is_lost {
+                losses += 1;
+                process.env().sleep(self.shared.dice.up_to(Duration::from_millis(300))).await;
+                if losses > 20 || !self.shared.setup.resumes_lost_targets {
+                    // It may have ended meanwhile.
+                    let _ = control.cancel();
+                } else {
+                    control.resume();
+                }
+            }
+            if last.phase.is_final() || watch.changed().await.is_err() {
+                return;
+            }
+            // The channel wakes this and the daemon's own watcher in an order that no seed repeats: not at this moment.
+            process.env().sleep(Duration::from_micros(1)).await;
+        }
+    }
+
+    /// The daemon's journal found `slot` and stores it again, before it acts upon it.
+    fn check_recovered(&self, slot: &[u8]) {
+        let slots = self.shared.estate.slots.lock();
+        let (acknowledged, doubtful) = &*slots;
+        let Some(acknowledged) = acknowledged else { return };
+        if acknowledged != slot && !doubtful.iter().any(|doubtful| doubtful == slot) {
+            let what = "the journal gave a document that is older than the last one whose store was answered";
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
+    /// A journal slot is durable.
+    fn note_daemon_stored(&self, document: &VolumeDocument) {
+        let shared = &self.shared;
+        let holder = side_of(document.backend.path());
+        let mut newest = shared.epoch.lock();
+        *newest = document.epoch.max(*newest);
+        let before = std::mem::replace(&mut *shared.holder.lock(), holder);
+        if before != holder {
+            shared.sides[before].require_epoch(document.epoch);
+        }
+    }
+}
+
+/// The journal's disk as one life of the daemon has it.
+struct Watched {
+    lower: Device,
+    host: Host,
+    /// The newest epoch that this life knows.
+    known: Arc<AtomicU64>,
+    /// Whether this life has stored anything.
+    has_stored: Mutex<bool>,
+}
+
+/// The document in a slot that is written, and its bytes.
+fn document_in(mutation: &Mutation) -> Option<(VolumeDocument, Vec<u8>)> {
+    let MutationKind::Data(data) = mutation.kind() else { return None };
+    let length = u32::from_le_bytes(data.get(12..16)?.try_into().ok()?) as usize;
+    let payload = data.get(32..32 + length)?;
+    Some((serde_json::from_slice(payload).ok()?, payload.to_vec()))
+}
+
+impl Filter for Watched {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let shared = &self.host.shared;
+            let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
+            if !std::mem::replace(&mut *self.has_stored.lock(), true) {
+                self.host.check_recovered(&slot);
+            }
+            let holder = side_of(document.backend.path());
+            if document.epoch > *shared.epoch.lock() && document.job.is_some() {
+                self.host.check_commit(1 - holder);
+            }
+            shared.estate.slots.lock().1.push(slot.clone());
+            let stored = self.lower.write(mutation).await;
+            let word = if stored.is_ok() { "durable" } else { "in doubt" };
+            shared.world.event(format_args!("journal {word}: holder {holder} epoch {}", document.epoch));
+            if stored.is_ok() {
+                *shared.estate.slots.lock() = (Some(slot), Vec::new());
+                self.known.fetch_max(document.epoch, Ordering::Relaxed);
+                self.host.note_daemon_stored(&document);
+            }
+            stored
+        })
+    }
+}

@@ -1,0 +1,218 @@
+//! The ground that the daemon stands on here.
+
+use std::io::ErrorKind as OsErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ::daemon::ground::{Crew, Ground, Network, Places, StoreFile};
+use ::daemon::{Config, Held, HoldOptions, SocketOwner, Worker};
+use backends::{BackendSpec, PreparedTarget, Retired, TargetError, TargetOrigin, TargetRequest};
+use block::{Bytes, Device, Error, Filter, Geometry};
+use env::Env;
+use futures::future::BoxFuture;
+use nbd::{Export, NbdUri};
+use parking_lot::Mutex;
+
+use super::{Host, Place, Watched, side_of};
+use crate::disk::Disk;
+use crate::host::setup::Role;
+use crate::process::Process;
+use crate::world::Invariant;
+
+/// The world as one life of the daemon sees it.
+struct Life {
+    host: Host,
+    process: Process,
+    known: Arc<AtomicU64>,
+}
+
+impl Host {
+    /// What this life of the daemon stands on, and how it is configured.
+    pub(super) fn ground(&self, process: &Process) -> (Ground, Config) {
+        let life = Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default() });
+        let ground = Ground {
+            env: process.env(),
+            files: self.shared.estate.files.of(process),
+            places: Arc::clone(&life) as _,
+            network: Arc::clone(&life) as _,
+            crew: life,
+            boot: [*self.shared.boots.lock(); 16],
+        };
+        let config = Config {
+            copy_pool_mib: self.shared.setup.pool.0 >> 20,
+            request_pool_mib: 64,
+            history_max: 3,
+            ..Config::default()
+        };
+        (ground, config)
+    }
+
+    /// The place at `path`, if there is a file.
+    fn place(&self, path: &Path) -> std::io::Result<(usize, Place, &Disk)> {
+        let side = side_of(path);
+        let place = self.shared.estate.places.lock()[side];
+        match place.exists {
+            true => Ok((side, place, &self.shared.sides[side])),
+            false => Err(OsErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Whoever removes the only name of what holds the volume has lost it.
+    fn check_put_away(&self, side: usize, what: &str) {
+        if self.holder() == side {
+            let what = format!("/pool/{side} was {what} although the newest journal says that it holds the volume");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+}
+
+impl Places for Life {
+    fn open_store<'a>(&'a self, path: &'a Path, _: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
+        Box::pin(async move {
+            let shared = &self.host.shared;
+            let is_journal = path.ends_with("journal");
+            let device = match is_journal {
+                true => self.host.open(&shared.journal, Role::Journal, 0).await,
+                false => self.host.open(&shared.map, Role::Map, 0).await,
+            };
+            let device = match is_journal {
+                true => {
+                    let (host, known) = (self.host.clone(), Arc::clone(&self.known));
+                    Device::new("journal", Watched { lower: device, host, known, has_stored: Mutex::new(false) })
+                }
+                false => device,
+            };
+            Ok(StoreFile { device, forget_failed_sync: Box::new(|| ()) })
+        })
+    }
+
+    fn hold<'a>(
+        &'a self,
+        spec: &'a BackendSpec,
+        hold: &'a HoldOptions,
+        _: &'a dyn Env,
+    ) -> BoxFuture<'a, block::Result<Held>> {
+        Box::pin(async move {
+            let missing = |error| Error::from_os(error, format!("opening {spec}"));
+            let (side, _, disk) = self.host.place(spec.path()).map_err(missing)?;
+            let role = if side == self.host.holder() { Role::Source } else { Role::Target };
+            let device = self.host.open(disk, role, self.known.load(Ordering::Relaxed)).await;
+            let device = match hold.size_limit {
+                Some(size) if size < device.size() => Device::new(disk.name(), Shortened { lower: device, size }),
+                _ => device,
+            };
+            Ok(Held::over(spec.clone(), device))
+        })
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        request: &'a TargetRequest<'a>,
+        _: &'a dyn Env,
+    ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
+        Box::pin(async move {
+            let side = side_of(request.spec.path());
+            let disk = &self.host.shared.sides[side];
+            let mut places = self.host.shared.estate.places.lock();
+            let place = &mut places[side];
+            let is_new = !place.exists;
+            if is_new {
+                *place = Place { exists: true, number: place.number + 2 };
+                disk.blank();
+            }
+            disk.admit();
+            let origin = if is_new { TargetOrigin::Created } else { TargetOrigin::Overwritten };
+            Ok(PreparedTarget::elsewhere(request.spec.clone(), origin, is_new, place.number))
+        })
+    }
+
+    fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        let path = target.spec.path();
+        match self.host.place(path) {
+            Ok((_, place, _)) if place.number == target.number() => Ok(()),
+            _ => Err(TargetError::Replaced { path: path.to_owned() }),
+        }
+    }
+
+    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        let Ok((side, place, disk)) = self.host.place(target.spec.path()) else { return Ok(()) };
+        if !self.process.burn() || place.number != target.number() {
+            return Ok(());
+        }
+        self.host.check_put_away(side, "discarded");
+        disk.revoke("the move to it was undone");
+        // A file that was there before is left, empty: to whoever comes next that is a new one.
+        self.host.shared.estate.places.lock()[side].exists = false;
+        Ok(())
+    }
+
+    fn retire(&self, source: &Path, epoch: u64, _: &Path) -> Result<Retired, TargetError> {
+        let side = side_of(source);
+        if self.process.burn() && self.host.place(source).is_ok() {
+            self.host.check_put_away(side, "renamed");
+            self.host.shared.sides[side].revoke("the volume has moved away from it");
+            self.host.shared.estate.places.lock()[side].exists = false;
+        }
+        let to = format!("{}.moved-{epoch}", source.display()).into();
+        Ok(Retired::File { from: source.to_owned(), to })
+    }
+
+    fn is_deleted(&self, source: &Path, _: u64) -> Result<bool, TargetError> {
+        Ok(self.host.place(source).is_err())
+    }
+
+    fn delete(&self, _: &Retired) -> Result<(), TargetError> {
+        Ok(())
+    }
+
+    fn size(&self, path: &Path) -> std::io::Result<Bytes> {
+        self.host.place(path).map(|(_, _, disk)| disk.size())
+    }
+}
+
+impl Network for Life {
+    fn offer<'a>(
+        &'a self,
+        _: &'a NbdUri,
+        export: Arc<Export>,
+        _: Option<SocketOwner>,
+    ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
+        self.host.shared.port.offer(&self.process, export);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn withdraw<'a>(&'a self, _: &'a NbdUri) -> BoxFuture<'a, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+impl Crew for Life {
+    fn hire(&self, _: &str) -> Result<Worker, api::v1::Error> {
+        Ok(Worker::beside(self.process.env()))
+    }
+
+    fn give_up(&self) {
+        self.host.shared.world.violate(Invariant::NoPanic, "a migration has panicked");
+    }
+}
+
+/// The beginning of a larger file.
+struct Shortened {
+    lower: Device,
+    size: Bytes,
+}
+
+impl Filter for Shortened {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn geometry(&self) -> Geometry {
+        Geometry { size: self.size, ..self.lower.geometry() }
+    }
+}
