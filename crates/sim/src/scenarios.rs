@@ -387,8 +387,10 @@ fn store_full(dice: &Dice) -> Story {
 
 /// So little of everything that a run has few awaits.
 fn at_await(dice: &Dice) -> Story {
-    let story = small(dice).dies_at_poll(dice.below(1500));
-    if dice.chance(0.5) { story.dies_at_poll(dice.below(300)) } else { story }
+    // A quiet run has about 150 polls; one that somebody else holds up has more.
+    let polls = dice.pick(&[150, 150, 600]);
+    let story = small(dice).dies_at_poll(dice.below(polls));
+    if dice.chance(0.5) { story.dies_at_poll(dice.below(150)) } else { story }
 }
 
 /// A small volume, few requests.

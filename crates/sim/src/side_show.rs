@@ -84,7 +84,7 @@ impl SideShow {
         let command = format!("cargo xtask paper-esx --scale {} --seed {seed}{only}", self.scale);
         let options = EvaluationOptions { scale: self.scale, only: self.only.clone(), seed, jobs, command };
         let evaluation = esx::evaluate(&options, &|line| eprintln!("{line}"))?;
-        let write = |name: &str, text: String| {
+        let write = |name: &str, text: String| -> Result<_> {
             let path = directory.join(name);
             std::fs::write(&path, text)
                 .map_err(|error| Error::from_os(error, format!("writing {}", path.display())))?;

@@ -183,11 +183,14 @@ impl Host {
         let target = 1 - *self.shared.from.lock();
         let over = core.job_over(VOLUME);
         let watching = async {
+            let mut pause = Duration::from_micros(50);
             let control = loop {
                 if let Some(control) = core.control(VOLUME) {
                     break control;
                 }
-                process.env().sleep(Duration::from_micros(50)).await;
+                process.env().sleep(pause).await;
+                // A journal that is stuck keeps a move from beginning for a minute.
+                pause = (pause * 2).min(Duration::from_millis(5));
             };
             {
                 let mut now = self.shared.now.lock();
