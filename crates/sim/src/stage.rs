@@ -270,18 +270,7 @@ impl<'a> Cast<'a> {
                     self.sides[target].corrupt(Bytes(self.dice.below(self.story.size.0)));
                 }
             }
-            Happening::StoreFull => {
-                let (stores, world) = ([self.journal.clone(), self.map.clone()], self.world.clone());
-                stores.iter().for_each(|store| store.set_full(true));
-                self.host.set_files_full(true);
-                let host = self.host.clone();
-                let span = self.dice.up_to(Duration::from_millis(30));
-                self.world.spawn(async move {
-                    world.sleep(span).await;
-                    stores.iter().for_each(|store| store.set_full(false));
-                    host.set_files_full(false);
-                });
-            }
+            Happening::StoreFull => self.fill_store(),
             Happening::StoreFails => self.fail_store(),
             Happening::Pause => {
                 let Some(control) = self.host.control() else { return };
@@ -306,6 +295,19 @@ impl<'a> Cast<'a> {
                 control.set_bandwidth(rate.map(Bytes));
             }
         }
+    }
+
+    /// The disks of the journal and the progress map, and with them the daemon's files.
+    fn fill_store(&self) {
+        let (stores, world, host) = ([self.journal.clone(), self.map.clone()], self.world.clone(), self.host.clone());
+        stores.iter().for_each(|store| store.set_full(true));
+        host.set_files_full(true);
+        let span = self.dice.up_to(Duration::from_millis(30));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            stores.iter().for_each(|store| store.set_full(false));
+            host.set_files_full(false);
+        });
     }
 
     fn fail_store(&self) {

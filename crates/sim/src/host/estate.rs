@@ -43,8 +43,16 @@ pub(super) struct Estate {
     pub(super) files: SimFiles,
     /// The files that hold, held, or will hold the volume.
     pub(super) places: Mutex<[Place; 2]>,
-    /// The newest journal slot that was acknowledged, and those after it that were not.
-    slots: Mutex<(Option<Vec<u8>>, Vec<Vec<u8>>)>,
+    slots: Mutex<Slots>,
+}
+
+/// What may be found in the daemon's journal.
+#[derive(Default)]
+struct Slots {
+    /// The newest document that was acknowledged.
+    acknowledged: Option<Vec<u8>>,
+    /// Those after it that were not.
+    doubtful: Vec<Vec<u8>>,
 }
 
 /// A place for the volume.
@@ -83,15 +91,13 @@ impl Host {
     /// One life of the daemon.
     pub(super) async fn run_daemon(&self, process: &Process) {
         let env = process.env();
-        let core = loop {
-            match self.start_core(process).await {
-                Ok(core) => break core,
-                Err(error) => {
-                    self.shared.world.event(format_args!("the daemon cannot serve: {error}"));
-                    env.sleep(Duration::from_millis(100)).await;
-                    self.restart(process);
-                    return;
-                }
+        let core = match self.start_core(process).await {
+            Ok(core) => core,
+            Err(error) => {
+                self.shared.world.event(format_args!("the daemon cannot serve: {error}"));
+                env.sleep(Duration::from_millis(100)).await;
+                self.restart(process);
+                return;
             }
         };
         self.recall_job(&core);
@@ -253,9 +259,8 @@ impl Host {
     /// The daemon's journal found `slot` and stores it again, before it acts upon it.
     fn check_recovered(&self, slot: &[u8]) {
         let slots = self.shared.estate.slots.lock();
-        let (acknowledged, doubtful) = &*slots;
-        let Some(acknowledged) = acknowledged else { return };
-        if acknowledged != slot && !doubtful.iter().any(|doubtful| doubtful == slot) {
+        let Some(acknowledged) = &slots.acknowledged else { return };
+        if acknowledged != slot && !slots.doubtful.iter().any(|doubtful| doubtful == slot) {
             let what = "the journal gave a document that is older than the last one whose store was answered";
             self.shared.world.violate(Invariant::CrashResume, what);
         }
@@ -308,12 +313,12 @@ impl Filter for Watched {
             if document.epoch > *shared.epoch.lock() && document.job.is_some() {
                 self.host.check_commit(1 - holder);
             }
-            shared.estate.slots.lock().1.push(slot.clone());
+            shared.estate.slots.lock().doubtful.push(slot.clone());
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };
             shared.world.event(format_args!("journal {word}: holder {holder} epoch {}", document.epoch));
             if stored.is_ok() {
-                *shared.estate.slots.lock() = (Some(slot), Vec::new());
+                *shared.estate.slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
                 self.known.fetch_max(document.epoch, Ordering::Relaxed);
                 self.host.note_daemon_stored(&document);
             }
