@@ -355,26 +355,32 @@ fn short_reads(dice: &Dice) -> Story {
 }
 
 fn in_doubt(dice: &Dice) -> Story {
-    let then = match dice.below(8) {
-        6 => operator().cancels_in(Phase::InDoubt).killed_at_write_in(Phase::Cancelling),
-        // A doubt that a lost target has settled for the source.
-        7 => process().killed_at_write_in(Phase::TargetLost),
+    let then = match dice.below(9) {
         0 => process().killed_in(Phase::InDoubt),
         1 => operator().cancels_in(Phase::InDoubt).killed_in(Phase::Reverting),
         2 => process().powerless_in(Phase::InDoubt),
-        // Whoever takes a doubtful record for stored is found out by a death right after it.
-        3 => process().killed_in(Phase::Committed),
-        4 => process().killed_in(Phase::Switched),
-        _ => process().killed_recovering_in(Phase::InDoubt),
+        // Whoever takes a doubtful record for stored is found out by a death soon after it.
+        3 => process().killed_in(Phase::Switched),
+        4 => process().killed_at_write_in(Phase::Switched),
+        5 => process().killed_recovering_in(Phase::InDoubt),
+        6 => operator().cancels_in(Phase::InDoubt).killed_at_write_in(Phase::Cancelling),
+        // A doubt that a lost target has settled for the source.
+        7 => process().killed_at_write_in(Phase::TargetLost),
+        // What is answered while the target is lost and the doubt not settled may be answered by neither alone.
+        _ => process().killed_at_write_in(Phase::InDoubt),
     };
     let rate = dice.pick(&[0.3, 0.7]);
     // A store that fails all the time seldom lets a move come as far as its commit.
-    let doubtful = match dice.chance(0.3) {
-        true => store().write_errors(rate).stuck(0.05),
-        false => store().fails_in(Phase::PreSwitch).stuck(0.02),
+    let doubtful = match dice.below(3) {
+        0 => store().write_errors(rate).stuck(0.05),
+        1 => store().fails_in(Phase::PreSwitch).stuck(0.02),
+        _ => store().fails_in(Phase::Verifying),
     };
     let story = common(dice).and(doubtful).and(then);
-    let is_lost = story.events.iter().any(|event| event.when == When::In(Phase::TargetLost));
+    let is_lost = story.events.iter().any(|event| {
+        event.when == When::In(Phase::TargetLost)
+            || event.what == Happening::CrashAtWrite && event.when == When::In(Phase::InDoubt)
+    });
     if is_lost || dice.chance(0.3) { story.and(target().lost_in(Phase::InDoubt)) } else { story }
 }
 
