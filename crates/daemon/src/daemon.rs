@@ -19,6 +19,7 @@ use crate::ground::{Crew, Ground, Network, Places};
 use crate::held::{HoldOptions, suited};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
+use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
@@ -85,6 +86,11 @@ impl Daemon {
             config,
             state,
         })
+    }
+
+    /// What volumes with overlays are put together on.
+    pub(crate) fn footing(&self) -> Footing {
+        Footing { places: Arc::clone(&self.backends), env: Arc::clone(&self.env), boot: self.boot }
     }
 
     /// The volume `name`.

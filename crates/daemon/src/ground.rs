@@ -8,8 +8,11 @@
 //!
 //! `Ground::real` is the machine. The simulator makes one of its own and runs the same code on it.
 
+mod overlay_files;
+
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use backends::{
     BackendSpec, CacheMode, FileBackend, OpenOptions, PreparedTarget, Retired, TargetError, TargetRequest, is_deleted,
@@ -52,7 +55,7 @@ pub struct StoreFile {
 }
 
 /// The files and block devices that hold volumes.
-pub trait Places: Send + Sync {
+pub trait Places: OverlayPlaces {
     /// Opens a file of the state directory.
     ///
     /// # Errors
@@ -115,6 +118,70 @@ pub trait Places: Send + Sync {
     /// # Errors
     /// What the place says.
     fn size(&self, path: &Path) -> std::io::Result<Bytes>;
+}
+
+/// The files that a snapshot move keeps beside source and target; `image` is either of them, and `number` says which of
+/// its overlays.
+pub trait OverlayPlaces: Send + Sync {
+    /// Makes an overlay of `length` bytes without space, that nobody else may read, in the place of any that was there, and
+    /// opens it. Done means that a crash keeps it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn make_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        length: Bytes,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>>;
+
+    /// Opens and locks an overlay.
+    ///
+    /// # Errors
+    /// Not found if there is none; busy if somebody else has it; what the place says.
+    fn open_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>>;
+
+    /// Removes an overlay, if there is one.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()>;
+
+    /// The numbers of the overlays that lie there.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>>;
+
+    /// What room there is for overlays; none if `image` is no file and has no place beside it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn room(&self, image: &Path) -> std::io::Result<Option<Room>>;
+}
+
+/// How an overlay is opened.
+#[derive(Clone, Copy)]
+pub struct OverlayOpening<'a> {
+    /// How long a dead process's locks are waited for.
+    pub lock_wait: Duration,
+    /// Clock and tasks.
+    pub env: &'a dyn Env,
+}
+
+/// Room in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Which file system it is in, by number.
+    pub file_system: u64,
+    /// What anybody may still take there.
+    pub free: Bytes,
 }
 
 /// How clients come to exports.
@@ -214,6 +281,39 @@ impl Places for RealPlaces {
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         file_size(path)
+    }
+}
+
+impl OverlayPlaces for RealPlaces {
+    fn make_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        length: Bytes,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(overlay_files::make(image, number, length, opening))
+    }
+
+    fn open_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(overlay_files::open(image, number, opening))
+    }
+
+    fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
+        overlay_files::remove(image, number)
+    }
+
+    fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
+        overlay_files::list(image)
+    }
+
+    fn room(&self, image: &Path) -> std::io::Result<Option<Room>> {
+        overlay_files::room(image)
     }
 }
 

@@ -4,64 +4,70 @@
 //! volume's journal: the volume is its backend with these over it, the lowest first. A file that is not listed counts
 //! for nothing and is removed when the job ends.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions};
 use block::{BufferPool, Bytes, Device, IoFuture, Slot};
 use env::EnvRef;
 use migrate::{SnapshotStore, Snapshots};
 
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
+use crate::ground::{OverlayOpening, OverlayPlaces, Places, Room};
 use crate::held::HoldOptions;
 use crate::journal::VolumeJournal;
-use crate::problem::{Result, of_backend};
+use crate::problem::{Result, of_backend, of_state};
 use crate::volume::Volume;
 
 /// The overlays of one volume's move, shared with the migration.
 pub(crate) type SharedSnapshots = Arc<tokio::sync::Mutex<Snapshots>>;
 
+/// What a volume with overlays is put together on.
+#[derive(Clone)]
+pub(crate) struct Footing {
+    /// Where the overlays are.
+    pub(crate) places: Arc<dyn Places>,
+    /// Clock, tasks and randomness.
+    pub(crate) env: EnvRef,
+    /// This boot of the machine.
+    pub(crate) boot: [u8; 16],
+}
+
 /// Opens and makes overlay files, and lists them in the volume's journal.
 struct OverlayFiles {
     journal: Arc<VolumeJournal>,
-    env: EnvRef,
-    boot: [u8; 16],
-    lock_wait: std::time::Duration,
+    footing: Footing,
+    lock_wait: Duration,
     source: PathBuf,
     target: PathBuf,
 }
 
 impl OverlayFiles {
-    fn new(volume: &Volume, env: &EnvRef, boot: [u8; 16], lock_wait: std::time::Duration, job: &JobDocument) -> Self {
+    fn new(volume: &Volume, footing: &Footing, lock_wait: Duration, job: &JobDocument) -> Self {
         Self {
             journal: Arc::clone(&volume.journal),
-            env: Arc::clone(env),
-            boot,
+            footing: footing.clone(),
             lock_wait,
             source: volume.document().backend.path().to_owned(),
             target: job.target.spec.path().to_owned(),
         }
     }
 
-    fn path(&self, number: u32) -> PathBuf {
-        overlay_path(if number == 1 { &self.source } else { &self.target }, number)
+    /// Beside what overlay `number` lies.
+    fn image(&self, number: u32) -> &Path {
+        if number == 1 { &self.source } else { &self.target }
     }
 
-    async fn open_file(&self, path: &Path) -> block::Result<Device> {
-        // Through the page cache: byte by byte where the volume is served so, and small writes of the map cost little.
-        let spec = BackendSpec::file(path).with_cache(CacheMode::Page);
-        let options = OpenOptions { lock_wait: Some(self.lock_wait), ..OpenOptions::default() };
-        let backend = FileBackend::open(&spec, &options, &*self.env).await?;
-        Ok(Device::new(&path.display().to_string(), backend))
+    fn opening(&self) -> OverlayOpening<'_> {
+        OverlayOpening { lock_wait: self.lock_wait, env: &*self.footing.env }
     }
 }
 
 impl SnapshotStore for OverlayFiles {
     fn boot(&self) -> [u8; 16] {
-        self.boot
+        self.footing.boot
     }
 
     fn recorded(&self) -> Vec<u32> {
@@ -69,16 +75,11 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn create(&self, number: u32, length: Bytes) -> IoFuture<'_, Device> {
-        let path = self.path(number);
-        Box::pin(async move {
-            make_file(&path, length)
-                .map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
-            self.open_file(&path).await
-        })
+        self.footing.places.make_overlay(self.image(number), number, length, self.opening())
     }
 
     fn open(&self, number: u32) -> IoFuture<'_, Device> {
-        Box::pin(async move { self.open_file(&self.path(number)).await })
+        self.footing.places.open_overlay(self.image(number), number, self.opening())
     }
 
     fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
@@ -90,35 +91,11 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn remove(&self, number: u32) -> IoFuture<'_, ()> {
-        let path = self.path(number);
-        let removed = match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        };
-        block::ready(
-            removed.map_err(|error| block::Error::from_os(error, format!("removing the overlay {}", path.display()))),
-        )
+        let removed = self.footing.places.remove_overlay(self.image(number), number);
+        block::ready(removed.map_err(|error| {
+            block::Error::from_os(error, format!("removing overlay {number} beside {}", self.image(number).display()))
+        }))
     }
-}
-
-/// Where overlay `number` of a move lies beside `image`.
-fn overlay_path(image: &Path, number: u32) -> PathBuf {
-    let name = image.file_name().unwrap_or_default().to_string_lossy();
-    image.with_file_name(format!(".{name}.overlay-{number}"))
-}
-
-/// A file of `length` bytes without space, that nobody else may read, in the place of any that was there.
-fn make_file(path: &Path, length: Bytes) -> std::io::Result<()> {
-    use std::os::unix::fs::OpenOptionsExt;
-    if let Err(error) = std::fs::remove_file(path)
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        return Err(error);
-    }
-    let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
-    file.set_len(length.get())?;
-    file.sync_all()?;
-    File::open(path.parent().unwrap_or_else(|| Path::new("/")))?.sync_all()
 }
 
 /// The overlays that the volume's job has, over `source`; none yet if none is listed.
@@ -129,10 +106,11 @@ pub(crate) async fn open(
     volume: &Volume,
     job: &JobDocument,
     source: &Device,
-    (env, boot): (&EnvRef, [u8; 16]),
-    lock_wait: std::time::Duration,
+    footing: &Footing,
+    lock_wait: Duration,
 ) -> Result<SharedSnapshots> {
-    let files = Arc::new(OverlayFiles::new(volume, env, boot, lock_wait, job));
+    let env = &footing.env;
+    let files = Arc::new(OverlayFiles::new(volume, footing, lock_wait, job));
     let snapshots = match job.overlays.is_empty() {
         true => Snapshots::none(files, Arc::clone(env)),
         false => Snapshots::open(files, Arc::clone(env), source.clone()).await.map_err(|error| {
@@ -155,62 +133,48 @@ pub(crate) async fn fold_back(daemon: &Daemon, volume: &Volume) {
 }
 
 /// Removes the overlay files of a job that is over: none of them is listed.
-pub(crate) fn sweep(source: &Path, target: &Path) {
+pub(crate) fn sweep(places: &dyn Places, source: &Path, target: &Path) {
     for image in [source, target] {
-        let Some(name) = image.file_name().map(|name| format!(".{}.overlay-", name.to_string_lossy())) else {
-            continue;
-        };
-        let Some(Ok(entries)) = image.parent().map(std::fs::read_dir) else { continue };
-        for entry in entries.flatten() {
-            let found = entry.file_name().to_string_lossy().into_owned();
-            if found.strip_prefix(&name).is_some_and(|number| number.parse::<u32>().is_ok())
-                && let Err(error) = std::fs::remove_file(entry.path())
-            {
-                tracing::warn!(%error, path = %entry.path().display(), "an overlay could not be removed");
+        for number in places.overlays(image).unwrap_or_default() {
+            if let Err(error) = places.remove_overlay(image, number) {
+                tracing::warn!(%error, number, image = %image.display(), "an overlay could not be removed");
             }
         }
     }
 }
 
 /// Refuses a snapshot move that has no place for overlays, or too little.
-pub(crate) fn check_room(volume: &VolumeDocument, slot: &Slot, target: &Path, target_allocates: Bytes) -> Result<()> {
-    let refuse = |message: String, hint: &str| Err(Error::new(ErrorCode::Invalid, message).with_hint(hint));
+pub(crate) fn check_room(
+    places: &dyn OverlayPlaces,
+    volume: &VolumeDocument,
+    slot: &Slot,
+    target: &Path,
+    target_allocates: Bytes,
+) -> Result<()> {
     if volume.adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
-        return refuse(
-            format!("{} is a container that grows, and a snapshot move has overlays of a fixed size", volume.name),
-            "leave --strategy out",
-        );
+        return refuse(format!(
+            "{} is a container that grows, and a snapshot move has overlays of a fixed size",
+            volume.name
+        ));
     }
     if volume.read_only {
         // Nothing is written that a snapshot would hold.
         return Ok(());
     }
     let source = volume.backend.path();
-    for path in [source, target] {
-        if path.exists() && !path.is_file() {
-            return refuse(
-                format!("{} is no file: a snapshot move keeps overlays beside source and target", path.display()),
-                "leave --strategy out",
-            );
-        }
-    }
-    let header = migrate_header(slot.device().size());
-    let overlay = header + slot.device().size();
+    let (at_source, at_target) = (room_beside(places, source)?, room_beside(places, target)?);
+    let overlay = header_bytes(slot.device().size()) + slot.device().size();
     // The first beside the source; at the target what is copied, and two at once.
     let beside_target = Bytes(2 * overlay.0) + target_allocates;
-    let (source_folder, target_folder) = (folder_of(source), folder_of(target));
-    let is_same = same_file_system(&source_folder, &target_folder);
     // All three are never there at once: the first is gone when the third is made.
-    let needs = match is_same {
-        true => vec![(target_folder, beside_target)],
-        false => vec![(source_folder, overlay), (target_folder, beside_target)],
-    };
-    for (folder, needed) in needs {
-        let free = free_bytes(&folder)?;
+    let is_same = at_source.file_system == at_target.file_system;
+    let beside_source = if is_same { Bytes::ZERO } else { overlay };
+    for (image, room, needed) in [(source, at_source, beside_source), (target, at_target, beside_target)] {
+        let free = room.free;
         if free < needed {
             let message = format!(
-                "a snapshot move may need {needed} in {} if the guest writes all of the volume, and {free} are free",
-                folder.display()
+                "a snapshot move may need {needed} beside {} if the guest writes all of the volume, and {free} are free",
+                image.display()
             );
             return Err(Error::new(ErrorCode::NoSpace, message).with_hint("make room, or leave --strategy out"));
         }
@@ -218,39 +182,35 @@ pub(crate) fn check_room(volume: &VolumeDocument, slot: &Slot, target: &Path, ta
     Ok(())
 }
 
-fn migrate_header(size: Bytes) -> Bytes {
-    filters::OverlayHeader::new(size, [0; 16], [0; 16]).overhead_bytes()
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorCode::Invalid, message).with_hint("leave --strategy out"))
 }
 
-fn folder_of(path: &Path) -> PathBuf {
-    path.parent().unwrap_or_else(|| Path::new("/")).to_owned()
-}
-
-fn same_file_system(one: &Path, other: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    match (std::fs::metadata(one), std::fs::metadata(other)) {
-        (Ok(one), Ok(other)) => one.dev() == other.dev(),
-        _ => false,
+fn room_beside(places: &dyn OverlayPlaces, image: &Path) -> Result<Room> {
+    let room = places.room(image);
+    let room = room.map_err(|error| of_state(error, format!("asking how much is free beside {}", image.display())))?;
+    match room {
+        Some(room) => Ok(room),
+        None => {
+            refuse(format!("{} is no file: a snapshot move keeps overlays beside source and target", image.display()))
+        }
     }
 }
 
-fn free_bytes(folder: &Path) -> Result<Bytes> {
-    let found = rustix::fs::statvfs(folder).map_err(|error| {
-        crate::problem::of_state(error.into(), format!("asking how much is free in {}", folder.display()))
-    })?;
-    Ok(Bytes(found.f_bavail.saturating_mul(found.f_frsize)))
+fn header_bytes(size: Bytes) -> Bytes {
+    filters::OverlayHeader::new(size, [0; 16], [0; 16]).overhead_bytes()
 }
 
 /// Brings a volume up over `held` with the overlays that its job has.
 pub(crate) async fn over(
     volume: &Volume,
     source: &Device,
-    boot: (&EnvRef, [u8; 16]),
+    footing: &Footing,
     hold: &HoldOptions,
 ) -> Result<Option<(SharedSnapshots, Device)>> {
     let document = volume.document();
     let Some(job) = document.job.as_ref().filter(|job| !job.overlays.is_empty()) else { return Ok(None) };
-    let snapshots = open(volume, job, source, boot, hold.lock_wait).await?;
+    let snapshots = open(volume, job, source, footing, hold.lock_wait).await?;
     let top = snapshots.lock().await.top();
     Ok(top.map(|top| (snapshots, top)))
 }

@@ -56,14 +56,13 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
         && daemon.history.find(job.id).is_some()
     {
         // It was over, and only this was left to be done.
-        jobs::clear_job(volume).await;
+        jobs::clear_job(daemon, volume).await;
     }
     let document = volume.document();
     let hold = volume.hold_options(daemon.config.lock_wait());
     let held = daemon.backends.hold(&document.backend, &hold, &*daemon.env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
-    let boot = (&daemon.env, daemon.boot);
-    let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), boot, &hold).await?;
+    let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), &daemon.footing(), &hold).await?;
 
     let handle = document.job.as_ref().map(|job| {
         let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused));

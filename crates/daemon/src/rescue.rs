@@ -17,6 +17,7 @@ use crate::daemon::boot_identity;
 use crate::ground::{Network, Places, RealPlaces};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
+use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::Volume;
@@ -68,7 +69,8 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let held = places.hold(&document.backend, &hold, &*env).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
-    let (slot, export) = volume.bring_up_whole(held, pool, (&env, boot_identity()?), &hold).await?;
+    let footing = Footing { places: Arc::clone(&places), env: Arc::clone(&env), boot: boot_identity()? };
+    let (slot, export) = volume.bring_up_whole(held, pool, &footing, &hold).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);
     let uri = volume.uri()?;

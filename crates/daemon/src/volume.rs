@@ -20,7 +20,7 @@ use crate::gauge::Gauge;
 use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
-use crate::overlays::SharedSnapshots;
+use crate::overlays::{Footing, SharedSnapshots};
 use crate::problem::Result;
 
 /// A volume.
@@ -96,10 +96,10 @@ impl Volume {
         &self,
         held: Held,
         pool: BufferPool,
-        boot: (&EnvRef, [u8; 16]),
+        footing: &Footing,
         hold: &HoldOptions,
     ) -> Result<(Slot, Arc<Export>)> {
-        let overlays = crate::overlays::over(self, &held.device, boot, hold).await?;
+        let overlays = crate::overlays::over(self, &held.device, footing, hold).await?;
         let (snapshots, top) = overlays.unzip();
         self.set_snapshots(snapshots);
         let top = top.unwrap_or_else(|| held.device.clone());

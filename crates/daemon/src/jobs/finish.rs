@@ -195,16 +195,33 @@ async fn note_report(volume: &Volume, report: Report) {
     }
 }
 
-pub(crate) async fn clear_job(volume: &Volume) {
+/// Takes the job, which is over, off the journal.
+pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
+    // All are folded, but one that was never used may be listed. What is not listed goes before the job does, for nobody
+    // looks for it afterwards; what is, once no record can name it any more.
+    let beside = overlays_beside(volume);
+    let is_listed = volume.document().job.as_ref().is_some_and(|job| !job.overlays.is_empty());
+    let sweep = || {
+        if let Some((source, target)) = &beside {
+            crate::overlays::sweep(&*daemon.backends, source, target);
+        }
+    };
+    if !is_listed {
+        sweep();
+    }
     let stored = volume.journal.update(|document| {
         let mut document = document.clone();
         document.set_overlays(Vec::new());
         document.job = None;
         document
     });
-    if let Err(error) = stored.await {
+    match stored.await {
+        Ok(()) if is_listed => sweep(),
+        Ok(()) => {}
         // The next start finds the job and ends it once more.
-        tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
+        Err(error) => {
+            tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
+        }
     }
 }
 
@@ -230,13 +247,8 @@ async fn end(
     let request = serde_json::json!({ "job": job.id, "state": state.name(), "target": over.target });
     daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
     tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
-    let overlays_beside = overlays_beside(volume);
     volume.set_snapshots(None);
-    clear_job(volume).await;
-    // Only once no record can name them any more.
-    if let Some((source, target)) = overlays_beside.filter(|_| volume.document().job.is_none()) {
-        crate::overlays::sweep(&source, &target);
-    }
+    clear_job(daemon, volume).await;
     volume.set_job(None);
     job.announce_end();
 }

@@ -70,8 +70,8 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
     let source = below.unwrap_or_else(|| slot.device());
     let snapshots = match (job.record.options.strategy, volume.snapshots()) {
         (migrate::Strategy::Snapshot, None) => {
-            let boot = (&daemon.env, daemon.boot);
-            let opened = crate::overlays::open(volume, job, &source, boot, daemon.config.lock_wait()).await;
+            let lock_wait = daemon.config.lock_wait();
+            let opened = crate::overlays::open(volume, job, &source, &daemon.footing(), lock_wait).await;
             let opened = opened.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.message))?;
             volume.set_snapshots(Some(Arc::clone(&opened)));
             Some(opened)

@@ -30,7 +30,8 @@ impl Daemon {
         let target = self.prepare(&volume, spec, request.overwrite).await?;
         if options.strategy == Strategy::Snapshot {
             let slot = volume.require_up()?;
-            let room = crate::overlays::check_room(&volume.document(), &slot, target.spec.path(), slot.device().size());
+            let (places, needed) = (&*self.backends, slot.device().size());
+            let room = crate::overlays::check_room(places, &volume.document(), &slot, target.spec.path(), needed);
             if let Err(error) = room {
                 self.discard(&target);
                 return Err(error);
