@@ -14,6 +14,8 @@ const ENDLESS: u64 = u64::MAX;
 pub struct Fuse {
     left: AtomicU64,
     polls: AtomicU64,
+    /// Somebody has died of it, and it was not renewed.
+    is_down: AtomicBool,
     is_over: AtomicBool,
     changed: Notify,
 }
@@ -23,6 +25,7 @@ impl Default for Fuse {
         Self {
             left: AtomicU64::new(ENDLESS),
             polls: AtomicU64::new(0),
+            is_down: AtomicBool::new(false),
             is_over: AtomicBool::new(false),
             changed: Notify::new(),
         }
@@ -39,6 +42,7 @@ impl Fuse {
 
     /// It has done its work, and does not burn until it is lit again.
     pub fn renew(&self) {
+        self.is_down.store(false, Ordering::Relaxed);
         self.left.store(ENDLESS, Ordering::Relaxed);
     }
 
@@ -53,6 +57,7 @@ impl Fuse {
     pub(crate) fn burn(&self) -> bool {
         match self.left.load(Ordering::Relaxed) {
             0 => {
+                self.is_down.store(true, Ordering::Relaxed);
                 self.changed.notify_waiters();
                 return false;
             }
@@ -63,10 +68,14 @@ impl Fuse {
         true
     }
 
-    /// Waits until it has burned down. False if it was put out.
+    /// Waits until it has burned down. False if it was put out before.
     pub async fn burned(&self) -> bool {
         loop {
             let changed = self.changed.notified();
+            // A process that dies of its last step may put it out in the same poll.
+            if self.is_down.load(Ordering::Relaxed) {
+                return true;
+            }
             match self.left.load(Ordering::Relaxed) {
                 0 => return true,
                 ENDLESS => return false,

@@ -91,6 +91,16 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
+    scenario(
+        "snapshots-daemon",
+        "the real daemon moves by snapshots, is killed, cancelled, powerless, short of a journal",
+        snapshots::by_daemon,
+    ),
+    scenario(
+        "snapshots-daemon-await",
+        "the real daemon moves by snapshots and is killed at one await or step of its files",
+        snapshots::by_dying_daemon,
+    ),
     scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
     scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
     scenario(

@@ -284,12 +284,13 @@ impl Story {
     }
 
     /// The process is the real daemon on simulated ground, and the guest speaks NBD. Moves are those of its API, so of what
-    /// was said of them only verification and bandwidth count. No flush fails: the real backends' memory of failed flushes
-    /// is not in this world.
+    /// was said of them only verification, bandwidth, the strategy and its limit of downtime count. No flush fails: the
+    /// real backends' memory of failed flushes is not in this world.
     #[must_use]
     pub fn by_daemon(mut self) -> Self {
-        let MoveOptions { verify, bandwidth, .. } = self.setup.options;
-        self.setup.options = MoveOptions { verify, bandwidth, ..MoveOptions::default() };
+        let MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, .. } = self.setup.options;
+        let asked = MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, ..MoveOptions::default() };
+        self.setup.options = asked;
         self.setup.is_daemon = true;
         self.setup.offloads = false;
         self.wire.get_or_insert(WireFigures::LOCAL);

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::daemon::VolumeDocument;
-use api::v1::{AttachRequest, Job, JobState, MoveRequest, Verify};
+use api::v1::{AttachRequest, Job, JobState, MoveRequest, Strategy, Verify};
 use block::{Device, Filter, IoFuture, Mutation, MutationKind};
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
@@ -148,6 +148,7 @@ impl Host {
 
     /// A move is over: where is the volume?
     fn settle(&self, why: &str) {
+        self.check_swept();
         let has_moved = self.holder() != *self.shared.from.lock();
         self.set_status(if has_moved { Status::Switched(None) } else { Status::Failed(why.to_owned()) });
     }
@@ -171,6 +172,13 @@ impl Host {
                 migrate::Verify::Sample => Verify::Sample,
                 migrate::Verify::Full => Verify::Full,
             },
+            strategy: match options.strategy {
+                migrate::Strategy::Mirror => Strategy::Mirror,
+                migrate::Strategy::Dbt => Strategy::Dbt,
+                migrate::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
+                migrate::Strategy::Snapshot => Strategy::Snapshot,
+            },
+            downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             overwrite: true,
             delete_source: self.shared.dice.chance(0.3),
             ..MoveRequest::default()
@@ -219,6 +227,16 @@ impl Host {
             self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
         }
         self.settle(&why);
+    }
+
+    /// A job is over, and the journal says so: nothing of it is left beside source and target.
+    fn check_swept(&self) {
+        let shared = &self.shared;
+        let is_certain = shared.estate.slots.lock().doubtful.is_empty();
+        let left = [0, 1].map(|side| shared.shelf.numbers(side));
+        if is_certain && left.iter().any(|numbers| !numbers.is_empty()) {
+            shared.world.violate(Invariant::CancelSafe, format!("the job is over and overlays are left: {left:?}"));
+        }
     }
 
     /// Looks at a migration, and sees to a lost target, as an operator does.

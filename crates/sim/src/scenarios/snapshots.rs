@@ -2,7 +2,7 @@
 
 use migrate::Strategy;
 
-use super::{common, crash, journal_errors, power_loss, source_errors, steering, target_errors};
+use super::{at_await, common, crash, journal_errors, power_loss, recovery, source_errors, steering, target_errors};
 use crate::dice::Dice;
 use crate::story::{Happening, Story};
 
@@ -29,6 +29,22 @@ pub(super) fn powerless(dice: &Dice) -> Story {
 
 pub(super) fn steered(dice: &Dice) -> Story {
     by_snapshots(steering(dice), dice)
+}
+
+pub(super) fn by_daemon(dice: &Dice) -> Story {
+    let story = match dice.below(4) {
+        0 => crash(dice),
+        1 => power_loss(dice),
+        2 => steering(dice),
+        _ => journal_errors(dice),
+    };
+    by_snapshots(story, dice).by_daemon()
+}
+
+/// The process dies while it recovers, or at one await or step of its files.
+pub(super) fn by_dying_daemon(dice: &Dice) -> Story {
+    let story = if dice.chance(0.5) { recovery(dice) } else { at_await(dice) };
+    by_snapshots(story, dice).by_daemon()
 }
 
 pub(super) fn on_failing_disks(dice: &Dice) -> Story {

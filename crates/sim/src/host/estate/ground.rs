@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ::daemon::ground::{Crew, Ground, Network, Places, StoreFile};
+use ::daemon::ground::{Crew, Ground, Network, OverlayOpening, OverlayPlaces, Places, Room, StoreFile};
 use ::daemon::{Config, Held, HoldOptions, SocketOwner, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry};
@@ -168,6 +168,48 @@ impl Places for Life {
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         self.host.place(path).map(|(_, _, disk)| disk.size())
+    }
+}
+
+impl OverlayPlaces for Life {
+    fn make_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        length: Bytes,
+        _: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(async move {
+            if !self.process.burn() {
+                std::future::pending::<()>().await;
+            }
+            let shared = &self.host.shared;
+            Ok(shared.shelf.make(&shared.world, (side_of(image), number), length, 1).await)
+        })
+    }
+
+    fn open_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        _: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(self.host.shared.shelf.open(&self.host.shared.world, (side_of(image), number)))
+    }
+
+    fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
+        if self.process.burn() {
+            self.host.shared.shelf.remove((side_of(image), number));
+        }
+        Ok(())
+    }
+
+    fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
+        Ok(self.host.shared.shelf.numbers(side_of(image)))
+    }
+
+    fn room(&self, _: &Path) -> std::io::Result<Option<Room>> {
+        Ok(Some(Room { file_system: 1, free: Bytes(u64::MAX) }))
     }
 }
 
