@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use api::v1::{OnNoConverge, Strategy, Verify};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::rate::Rate;
+use crate::rate::{Rate, Size};
 use crate::span::Span;
 
 /// Moves the disks of running virtual machines while they work.
@@ -179,6 +179,8 @@ pub(crate) enum StrategyArg {
     IncrementalDbt,
     /// The guest's writes go to overlays, which are folded one after the other, the last one with the guest held
     Snapshot,
+    /// The source answers the guest's writes, and a bounded buffer follows to the target in order: for far and slow ones
+    MirrorAsync,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -188,6 +190,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Dbt => Self::Dbt,
             StrategyArg::IncrementalDbt => Self::IncrementalDbt,
             StrategyArg::Snapshot => Self::Snapshot,
+            StrategyArg::MirrorAsync => Self::MirrorAsync,
         }
     }
 }
@@ -230,6 +233,9 @@ pub(crate) struct StrategyArgs {
     /// Of strategies that iterate: what to do when what is left gets no smaller [default: mirror]
     #[arg(long, value_enum)]
     pub(crate) on_no_converge: Option<OnNoConvergeArg>,
+    /// Of mirror-async: how far the target may be behind, 1MiB to 1GiB; then the guest's writes wait [default: 64MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) buffer: Option<Size>,
 }
 
 #[derive(Debug, Args)]

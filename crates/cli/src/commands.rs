@@ -196,6 +196,7 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
         downtime_limit_ms: args.how.downtime_limit.map(|span| span.0),
         deadline_ms: args.how.deadline.map(|span| span.0),
         on_no_converge: args.how.on_no_converge.map(Into::into),
+        buffer: args.how.buffer.map(|size| size.0),
         overwrite: args.overwrite,
         delete_source: false,
         no_persist: args.no_persist,

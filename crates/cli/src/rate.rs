@@ -1,4 +1,4 @@
-//! Rates as people write them: `200MiB/s`, `1Gbit/s`, `50M`.
+//! Rates and sizes as people write them: `200MiB/s`, `1Gbit/s`, `50M`, `64MiB`.
 
 /// Bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,23 @@ const UNITS: &[(&str, f64)] = &[
     ("", 1.0),
 ];
 
+/// Bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = || format!("\"{text}\" is no size: write 64MiB, 1GiB, or a number of bytes");
+        let is_rate = text.contains('/') || text.to_ascii_lowercase().contains("bit");
+        match text.parse::<Rate>() {
+            Ok(Rate(bytes)) if !is_rate && bytes > 0 => Ok(Self(bytes)),
+            _ => Err(refused()),
+        }
+    }
+}
+
 impl std::str::FromStr for Rate {
     type Err = String;
 
@@ -50,6 +67,14 @@ impl std::str::FromStr for Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them_and_rates_are_none() {
+        assert_eq!("64MiB".parse(), Ok(Size(64 << 20)));
+        for text in ["64MiB/s", "1Gbit", "0", "much"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn rates_are_read_as_people_write_them() {

@@ -63,6 +63,13 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         if report.strategy == Strategy::Mirror || report.bytes_mirrored > 0 {
             lines.push(("mirrored", format!("{} that the guest wrote meanwhile", bytes(report.bytes_mirrored))));
         }
+        if report.strategy == Strategy::MirrorAsync {
+            let (most, throttled, drain) =
+                (bytes(report.bytes_buffered_max), us(report.throttled_us), us(report.switchover.drain_us));
+            let text =
+                format!("at most {most}; writes waited for room {throttled} in all, the last of it took {drain}");
+            lines.push(("buffered", text));
+        }
         lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
         lines.push(("compared", compared(report)));
     }

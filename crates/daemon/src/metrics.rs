@@ -87,15 +87,24 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
     for job in &jobs {
         line(out, "transhume_job_state", &labels(job, &format!(",state=\"{}\"", job.state.name())), 1.0);
     }
-    type Figure = fn(&api::v1::Progress) -> u64;
-    let figures: [(&str, &str, &str, Figure); 8] = [
-        ("transhume_job_bytes", "gauge", "The volume's size.", |progress| progress.bytes_total),
-        ("transhume_job_done_bytes", "gauge", "What is in step on both sides.", |progress| progress.bytes_done),
-        ("transhume_job_copied_bytes_total", "counter", "Data copied.", |progress| progress.bytes_copied),
+    type Figure = fn(&api::v1::Progress) -> f64;
+    let figures: [(&str, &str, &str, Figure); 10] = [
+        ("transhume_job_bytes", "gauge", "The volume's size.", |progress| progress.bytes_total as f64),
+        ("transhume_job_done_bytes", "gauge", "What is in step on both sides.", |progress| progress.bytes_done as f64),
+        ("transhume_job_copied_bytes_total", "counter", "Data copied.", |progress| progress.bytes_copied as f64),
         ("transhume_job_mirrored_bytes_total", "counter", "Guest writes to both sides.", |progress| {
-            progress.bytes_mirrored
+            progress.bytes_mirrored as f64
         }),
-        ("transhume_job_verified_bytes_total", "counter", "Bytes compared.", |progress| progress.bytes_verified),
+        ("transhume_job_buffered_bytes", "gauge", "What the source has and the target has yet to get.", |progress| {
+            progress.bytes_buffered as f64
+        }),
+        (
+            "transhume_job_throttled_seconds_total",
+            "counter",
+            "How long guest writes have waited for room in that buffer.",
+            |progress| progress.throttled_us as f64 / 1e6,
+        ),
+        ("transhume_job_verified_bytes_total", "counter", "Bytes compared.", |progress| progress.bytes_verified as f64),
         (
             "transhume_job_iteration",
             "gauge",
@@ -106,17 +115,17 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
             "transhume_job_dirty_bytes",
             "gauge",
             "What the guest has made different again since it was copied.",
-            |progress| progress.bytes_dirty,
+            |progress| progress.bytes_dirty as f64,
         ),
         ("transhume_job_target_losses_total", "counter", "How often the target was lost.", |progress| {
-            progress.target_losses
+            progress.target_losses as f64
         }),
     ];
     for (name, kind, help, figure) in figures {
         family(out, name, kind, help);
         for job in &jobs {
             if let Some(progress) = &job.progress {
-                line(out, name, &labels(job, ""), figure(progress) as f64);
+                line(out, name, &labels(job, ""), figure(progress));
             }
         }
     }

@@ -4,6 +4,7 @@
 //! every activity early; copies and comparisons under way are always driven to their end first.
 
 mod copier;
+mod drain;
 mod iterations;
 mod passes;
 mod snapshots;
@@ -126,9 +127,10 @@ impl Driver {
     /// Drives the migration to its end.
     pub(crate) async fn run(mut self) -> Outcome {
         let mirror = Arc::clone(&self.mirror);
-        // The upkeep never ends by itself.
-        match select(pin!(self.work()), pin!(mirror.keep_up())).await {
-            Either::Left(((), _)) | Either::Right(((), _)) => {}
+        // Neither the upkeep nor the landing ends by itself.
+        let beside = futures::future::join(mirror.keep_up(), mirror.land_buffered());
+        match select(pin!(self.work()), pin!(beside)).await {
+            Either::Left(((), _)) | Either::Right((((), ()), _)) => {}
         }
         self.outcome()
     }

@@ -33,6 +33,8 @@ pub struct Forecast {
     pub seconds: f64,
     /// How long the guest is held.
     pub downtime: Duration,
+    /// Of an asynchronous mirror: how long the buffer takes to be emptied before the switchover, while the guest works.
+    pub drain: Duration,
     /// How many passes, the last copy included.
     pub passes: u32,
     /// What the passes copy in all, in bytes.
@@ -50,9 +52,13 @@ impl Known {
     pub fn forecast(&self, options: &MoveOptions) -> Forecast {
         // The guest's writes take their share of the disks.
         let rate = (self.copy_rate - self.write_bytes).max(self.copy_rate / 4.0).max(1.0);
+        let seconds = (self.to_copy + self.to_compare) as f64 / rate;
+        let drain =
+            options.buffer().map_or(0.0, |buffer| self.buffered(buffer.0 as f64, seconds) / self.copy_rate.max(1.0));
         let mirrored = Forecast {
-            seconds: (self.to_copy + self.to_compare) as f64 / rate,
+            seconds: seconds + drain,
             downtime: self.switchover,
+            drain: Duration::from_secs_f64(drain.min(1e9)),
             passes: 1,
             copied: self.to_copy,
             converges: true,
@@ -61,6 +67,13 @@ impl Known {
             return mirrored;
         }
         self.in_passes(options, rate)
+    }
+
+    /// How much of a buffer is full at the end of `seconds` of copying. A target that takes what the guest writes fast
+    /// enough has hardly anything of it waiting; one that does not, all of it.
+    fn buffered(&self, buffer: f64, seconds: f64) -> f64 {
+        let load = self.write_bytes / self.copy_rate.max(1.0);
+        if load >= 1.0 { buffer.min(self.write_bytes * seconds) } else { buffer.min(self.write_bytes * load) }
     }
 
     /// How many bytes the guest makes dirty in `seconds` of `part` of the volume.
@@ -85,6 +98,7 @@ impl Known {
         let forecast = |seconds, left, passes, copied: f64, converges| Forecast {
             seconds: seconds + compare,
             downtime: Duration::from_secs_f64(held(left).min(1e9)),
+            drain: Duration::ZERO,
             passes,
             copied: copied as u64,
             converges,
@@ -159,6 +173,16 @@ mod tests {
         assert!(!forced.converges && forced.downtime > Duration::from_secs(5), "{forced:?}");
         let mirrored = MoveOptions { on_no_converge: OnNoConverge::Mirror, ..options(Strategy::Dbt) };
         assert_eq!(known(5000.0).forecast(&mirrored).downtime, Duration::from_millis(2));
+    }
+
+    #[test]
+    fn a_buffer_is_emptied_at_the_target_s_rate_and_nobody_is_held_for_that() {
+        let options = options(Strategy::MirrorAsync);
+        let slow = known(100_000.0).forecast(&options);
+        assert_eq!(slow.downtime, Duration::from_millis(2));
+        assert!((slow.drain.as_secs_f64() - 0.671).abs() < 0.01, "64 MiB at 100 MB/s take {:?}", slow.drain);
+        let fast = known(500.0).forecast(&options);
+        assert!(fast.drain < Duration::from_millis(10), "{fast:?}");
     }
 
     #[test]

@@ -48,6 +48,9 @@ impl Migration {
                 tracker.count_heat(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
             }
         }
+        if options.buffer().is_some() {
+            tracker.mirror_asynchronously();
+        }
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {
@@ -59,15 +62,8 @@ impl Migration {
         }
         let bytes_resumed = tracker.bytes_had();
         let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);
-        let mirror = Mirror::new(
-            parts.env.clone(),
-            source.clone(),
-            tracker,
-            chunk,
-            progress_map,
-            options.target_limit(),
-            control.clone(),
-        );
+        let mirror =
+            Mirror::new(parts.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
         match options.strategy {
             // Nobody writes anything that a snapshot would hold.
             Strategy::Snapshot if source.geometry().read_only => enter(&parts, &mirror).await?,
@@ -158,6 +154,8 @@ fn first_progress(size: Bytes, resumed: Bytes) -> Progress {
         bytes_copied: 0,
         bytes_zero: 0,
         bytes_mirrored: 0,
+        bytes_buffered: 0,
+        throttled_us: 0,
         bytes_verified: 0,
         bytes_to_verify: 0,
         rate: 0,

@@ -61,11 +61,14 @@ pub enum Strategy {
     /// Snapshotting (section 2.2): the guest writes to an overlay while the base is copied; overlays are folded one after
     /// the other, the last one with the guest held.
     Snapshot,
+    /// IO mirroring for a target that is far or slow: guest writes are answered by the source, and a bounded buffer is
+    /// written to the target in order. When it is full they wait for room.
+    MirrorAsync,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot];
+    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot, Self::MirrorAsync];
 
     /// The word for it on the command line and in reports.
     #[must_use]
@@ -75,6 +78,7 @@ impl Strategy {
             Self::Dbt => "dbt",
             Self::IncrementalDbt => "incremental-dbt",
             Self::Snapshot => "snapshot",
+            Self::MirrorAsync => "mirror-async",
         }
     }
 
@@ -83,7 +87,7 @@ impl Strategy {
     #[must_use]
     pub const fn iterates(self) -> bool {
         match self {
-            Self::Mirror | Self::Snapshot => false,
+            Self::Mirror | Self::MirrorAsync | Self::Snapshot => false,
             Self::Dbt | Self::IncrementalDbt => true,
         }
     }
@@ -159,6 +163,9 @@ pub struct MoveOptions {
     pub deadline_ms: Option<u64>,
     /// Of strategies that iterate: what is done if that does not converge.
     pub on_no_converge: OnNoConverge,
+    /// Of the asynchronous mirror: how much the source may have that the target has yet to get, in bytes, 1 MiB to 1 GiB.
+    /// `None` for [`BUFFER_BYTES`](Self::BUFFER_BYTES).
+    pub buffer_bytes: Option<u64>,
     /// The longest that [`OnNoConverge::Force`] may expect to hold the guest, in milliseconds.
     pub forced_downtime_ms_max: u64,
 }
@@ -180,12 +187,16 @@ impl Default for MoveOptions {
             downtime_limit_ms: 200,
             deadline_ms: None,
             on_no_converge: OnNoConverge::default(),
+            buffer_bytes: None,
             forced_downtime_ms_max: 30_000,
         }
     }
 }
 
 impl MoveOptions {
+    /// How large the buffer of an asynchronous mirror is if nothing is said: 64 MiB.
+    pub const BUFFER_BYTES: u64 = 64 << 20;
+
     /// The chunk size.
     ///
     /// # Errors
@@ -213,10 +224,26 @@ impl MoveOptions {
             let context = format!("a deadline is for strategies that may not converge, and {} does", self.strategy);
             return refuse(context);
         }
+        if let Some(bytes) = self.buffer_bytes {
+            if self.strategy != Strategy::MirrorAsync {
+                let context = format!("a buffer is for mirror-async, and the strategy is {}", self.strategy);
+                return refuse(context);
+            }
+            if !(1 << 20..=1 << 30).contains(&bytes) {
+                return refuse(format!("a buffer of {} is not between 1 MiB and 1 GiB", Bytes(bytes)));
+            }
+        }
         if self.downtime_limit_ms == 0 {
             return refuse("a downtime limit of nothing cannot be kept".to_owned());
         }
         Ok(())
+    }
+
+    /// How large the buffer between source and target is; `None` for strategies without one.
+    #[must_use]
+    pub fn buffer(&self) -> Option<Bytes> {
+        let bytes = Bytes(self.buffer_bytes.unwrap_or(Self::BUFFER_BYTES));
+        (self.strategy == Strategy::MirrorAsync).then_some(bytes)
     }
 
     pub(crate) const fn quiesce_limit(&self) -> Duration {
@@ -248,6 +275,7 @@ mod tests {
         assert!(MoveOptions::default().check().is_ok());
         assert!(MoveOptions { hot_blocks: true, ..MoveOptions::default() }.check().is_err());
         assert!(MoveOptions { deadline_ms: Some(1), ..MoveOptions::default() }.check().is_err());
+        assert!(MoveOptions { buffer_bytes: Some(8 << 20), ..MoveOptions::default() }.check().is_err());
         assert!(MoveOptions { downtime_limit_ms: 0, ..MoveOptions::default() }.check().is_err());
     }
 

@@ -41,6 +41,10 @@ pub struct Progress {
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
+    /// Of an asynchronous mirror: what the source has and the target will get.
+    pub bytes_buffered: u64,
+    /// How long guest writes have waited for room in that buffer, all together, in microseconds.
+    pub throttled_us: u64,
     /// What has been compared.
     pub bytes_verified: u64,
     /// What is going to be compared, once that is known.
@@ -95,6 +99,9 @@ pub struct Verification {
 /// The switchover, step by step, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Switchover {
+    /// Emptying an asynchronous mirror's buffer, before the guest was held.
+    #[serde(default)]
+    pub drain_us: u64,
     /// The last flush of the target, before the guest was held.
     pub flush_us: u64,
     /// Waiting for the guest's requests in flight.
@@ -153,6 +160,10 @@ pub struct Report {
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
+    /// Of an asynchronous mirror: the most that was buffered at once.
+    pub bytes_buffered_max: u64,
+    /// How long guest writes have waited for room in that buffer, all together, in microseconds.
+    pub throttled_us: u64,
     /// What did not have to be copied because an earlier session had done it.
     pub bytes_resumed: u64,
     /// The longest guest request around the switchover, in microseconds.

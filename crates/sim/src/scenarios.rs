@@ -1,5 +1,6 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
+mod asynchronous;
 mod snapshots;
 mod strategies;
 
@@ -124,6 +125,23 @@ pub const SCENARIOS: &[Scenario] = &[
     ),
     scenario("dbt-resume", "a long move in passes is killed, and goes on where it was", strategies::dbt_resume),
     scenario("dbt-swarm", "passes, and anything together", strategies::dbt_swarm),
+    scenario("async", "an asynchronous mirror under any load, and nothing goes wrong", asynchronous::quiet),
+    scenario(
+        "async-slow-target",
+        "a target ten times slower, which the guest is throttled to",
+        asynchronous::slow_target,
+    ),
+    scenario("async-races", "copies, buffered writes and comparisons meet on slow disks", asynchronous::races),
+    scenario(
+        "async-errors",
+        "the target fails, is lost and comes back with writes in the buffer",
+        asynchronous::errors,
+    ),
+    scenario("async-crash", "the process is killed with writes in the buffer", asynchronous::crashed),
+    scenario("async-resume", "a long asynchronous move is killed, and goes on where it was", asynchronous::resumed),
+    scenario("async-power-loss", "the host loses its power with writes in the buffer", asynchronous::powerless),
+    scenario("async-steering", "pause, cancel and bandwidth with writes in the buffer", asynchronous::steered),
+    scenario("async-swarm", "an asynchronous mirror, and anything together", asynchronous::any),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 

@@ -115,14 +115,15 @@ impl<'a> Cast<'a> {
     }
 
     /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
-    /// guest has, journal and progress map of a fixed size.
+    /// guest has and what is buffered, journal and progress map of a fixed size.
     fn state_limits(&self) {
         let (options, load) = (&self.story.setup.options, &self.story.load);
         let window = options.window_bytes_max.min(self.story.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
         let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
         let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(self.story.alignment));
         // A target that was given up may still hold what the guest had in flight there.
-        let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES)));
+        let buffer = options.buffer().unwrap_or_default().0;
+        let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
         self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
         let end = Some(Journal::<Document>::bytes_needed());
         self.journal.set_limits(Limits { end, in_flight: None });

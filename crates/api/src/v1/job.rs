@@ -42,6 +42,8 @@ pub enum Strategy {
     IncrementalDbt,
     /// Guest writes go to an overlay, and overlays are folded one after the other.
     Snapshot,
+    /// Guest writes are answered by the source, and a bounded buffer is written to the target in order.
+    MirrorAsync,
 }
 
 impl std::fmt::Display for Strategy {
@@ -51,6 +53,7 @@ impl std::fmt::Display for Strategy {
             Self::Dbt => "dbt",
             Self::IncrementalDbt => "incremental-dbt",
             Self::Snapshot => "snapshot",
+            Self::MirrorAsync => "mirror-async",
         })
     }
 }
@@ -96,6 +99,10 @@ pub struct MoveRequest {
     /// Of strategies that iterate: what to do if that does not converge; `mirror` if nothing is said.
     #[serde(default)]
     pub on_no_converge: Option<OnNoConverge>,
+    /// Of `mirror-async`: how much the source may have that the target has yet to get, in bytes, 1 MiB to 1 GiB; 64 MiB if
+    /// nothing is said.
+    #[serde(default)]
+    pub buffer: Option<u64>,
     /// Replace what the target holds.
     #[serde(default)]
     pub overwrite: bool,
@@ -230,6 +237,10 @@ pub struct Progress {
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
+    /// Of `mirror-async`: what the source has and the target has yet to get.
+    pub bytes_buffered: u64,
+    /// Of `mirror-async`: how long guest writes have waited for room in the buffer, all together, in microseconds.
+    pub throttled_us: u64,
     /// What has been compared.
     pub bytes_verified: u64,
     /// What is going to be compared.
@@ -282,6 +293,8 @@ pub struct Verification {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Switchover {
+    /// Emptying the buffer of `mirror-async`, before the guest was held.
+    pub drain_us: u64,
     /// The last flush of the target, before the guest was held.
     pub flush_us: u64,
     /// Waiting for requests in flight.
@@ -338,6 +351,10 @@ pub struct Report {
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
+    /// Of `mirror-async`: the most that was buffered at once.
+    pub bytes_buffered_max: u64,
+    /// Of `mirror-async`: how long guest writes have waited for room in the buffer, all together, in microseconds.
+    pub throttled_us: u64,
     /// What did not have to be copied because an earlier session had.
     pub bytes_resumed: u64,
     /// The guest's longest request around the switchover, in microseconds.

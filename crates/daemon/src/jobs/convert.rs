@@ -16,6 +16,7 @@ pub(crate) fn to_options(request: &v1::MoveRequest) -> crate::problem::Result<Mo
         hot_blocks: request.hot_blocks,
         downtime_limit_ms: request.downtime_limit_ms.unwrap_or(defaults.downtime_limit_ms),
         deadline_ms: request.deadline_ms,
+        buffer_bytes: request.buffer,
         on_no_converge: request.on_no_converge.map_or(defaults.on_no_converge, of_api_on_no_converge),
         ..defaults
     };
@@ -32,6 +33,7 @@ const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
         v1::Strategy::Dbt => Strategy::Dbt,
         v1::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
         v1::Strategy::Snapshot => Strategy::Snapshot,
+        v1::Strategy::MirrorAsync => Strategy::MirrorAsync,
     }
 }
 
@@ -41,6 +43,7 @@ const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
         Strategy::Dbt => v1::Strategy::Dbt,
         Strategy::IncrementalDbt => v1::Strategy::IncrementalDbt,
         Strategy::Snapshot => v1::Strategy::Snapshot,
+        Strategy::MirrorAsync => v1::Strategy::MirrorAsync,
     }
 }
 
@@ -77,6 +80,8 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
         bytes_copied: progress.bytes_copied,
         bytes_zero: progress.bytes_zero,
         bytes_mirrored: progress.bytes_mirrored,
+        bytes_buffered: progress.bytes_buffered,
+        throttled_us: progress.throttled_us,
         bytes_verified: progress.bytes_verified,
         bytes_to_verify: progress.bytes_to_verify,
         rate: progress.rate,
@@ -111,6 +116,8 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         bytes_offloaded: report.bytes_offloaded,
         bytes_zero: report.bytes_zero,
         bytes_mirrored: report.bytes_mirrored,
+        bytes_buffered_max: report.bytes_buffered_max,
+        throttled_us: report.throttled_us,
         bytes_resumed: report.bytes_resumed,
         stall_us_max: report.stall_us_max,
         verified: report.verified,
@@ -129,6 +136,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
             checksum: verification.checksum.clone(),
         },
         switchover: v1::Switchover {
+            drain_us: switchover.drain_us,
             flush_us: switchover.flush_us,
             quiesce_us: switchover.quiesce_us,
             last_copy_us: switchover.last_copy_us,

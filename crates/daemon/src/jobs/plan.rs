@@ -21,6 +21,16 @@ const PROBE_LIMIT: Duration = Duration::from_millis(500);
 /// What is expected of the switchover when no move has shown it yet.
 const STALL_US_EXPECTED: u64 = 2_000;
 
+/// What is to be known of a strategy that buffers.
+fn buffer_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
+    let buffer = options.buffer()?;
+    let drain = forecast.drain;
+    Some(format!(
+        "the target may be {buffer} behind; before the switchover that is written there, which takes about {drain:.1?} \
+         while the guest works and is slowed down to the target's pace"
+    ))
+}
+
 /// What is to be known of a strategy that copies in passes.
 fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
     if !options.strategy.iterates() {
@@ -91,6 +101,7 @@ impl Daemon {
         };
         let forecast = known.forecast(&options);
         notes.extend(tracking_notes(&options, &forecast));
+        notes.extend(buffer_note(&options, &forecast));
         Ok(Plan {
             volume: volume.name.clone(),
             source: volume.document().backend.to_string(),

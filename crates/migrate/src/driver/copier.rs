@@ -70,6 +70,7 @@ impl Copies {
 
 impl Driver {
     pub(super) async fn copy(&mut self) -> Event {
+        self.buffer_again();
         self.begin_pass(false).await;
         let mut copies = Copies::new(false);
         let mut stop = None;

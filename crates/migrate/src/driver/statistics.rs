@@ -8,6 +8,7 @@ use env::Moment;
 use filters::TokenBucket;
 
 use super::Driver;
+use super::switchover::micros;
 use crate::{Failure, MoveOptions, Phase, Progress, Report, Switchover, Verification, Verify};
 
 /// How long the rate looks back.
@@ -133,8 +134,9 @@ impl Driver {
     pub(crate) fn publish(&mut self) {
         let now = self.env.now();
         let phase = self.machine.phase();
-        let (counts, had, dirty) =
-            self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_had().0, tracker.bytes_dirty().0.0));
+        let (counts, had, dirty, buffered) = self.mirror.tracker(|tracker| {
+            (tracker.counts, tracker.bytes_had().0, tracker.bytes_dirty().0.0, tracker.bytes_buffered())
+        });
         let statistics = &mut self.statistics;
         let verified = statistics.verification.bytes;
         let (done, left) = match phase {
@@ -153,6 +155,8 @@ impl Driver {
             bytes_copied: counts.copied,
             bytes_zero: counts.zero,
             bytes_mirrored: counts.mirrored,
+            bytes_buffered: buffered.0,
+            throttled_us: micros(counts.throttled),
             bytes_verified: verified,
             bytes_to_verify: statistics.bytes_to_verify,
             rate: if is_moving { statistics.rate } else { 0 },
@@ -173,7 +177,8 @@ impl Driver {
 
     pub(crate) fn report(&self) -> Report {
         let statistics = &self.statistics;
-        let (counts, proved) = self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_proved().0));
+        let (counts, proved, buffered) =
+            self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_proved().0, tracker.bytes_buffered()));
         let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
         Report {
             phase: self.machine.phase(),
@@ -184,6 +189,8 @@ impl Driver {
             bytes_zero: counts.zero,
             bytes_offloaded: counts.offloaded,
             bytes_mirrored: counts.mirrored,
+            bytes_buffered_max: buffered.1,
+            throttled_us: micros(counts.throttled),
             bytes_resumed: statistics.bytes_resumed.0,
             stall_us_max: statistics.stall.as_micros() as u64,
             verified: match statistics.verification.mode {

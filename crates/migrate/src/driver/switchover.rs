@@ -97,7 +97,7 @@ impl Driver {
             return event;
         }
         let (is_complete, is_flushed) =
-            self.mirror.tracker(|tracker| (tracker.is_complete(), !tracker.has_unflushed()));
+            self.mirror.tracker(|tracker| (tracker.is_complete() && tracker.is_drained(), !tracker.has_unflushed()));
         match (self.tracking.is_some(), is_complete) {
             // The guest's flushes went to both sides since before the last flush.
             (false, true) => Event::Quiesced,

@@ -34,7 +34,10 @@ impl Driver {
         let began = self.env.now();
         let event = self.compare_all().await;
         self.statistics.verification.seconds += self.env.now().since(began).as_secs_f64();
-        event
+        match event {
+            Event::Verified => self.drain().await.unwrap_or(event),
+            event => event,
+        }
     }
 
     async fn compare_all(&mut self) -> Event {

@@ -17,10 +17,15 @@
 //! answered: mirrored now it could be overtaken by the slower copy. After two redos the copy keeps the lock and the
 //! guest waits. A write to a chunk that is had goes to both sides; if the target fails it and may do better the next time,
 //! the source answers the guest and the chunk is absent again. [`patience`] says how often that is borne.
+//!
+//! An asynchronous mirror answers when the source has the write, and the target gets it later, in order: [`buffer`] and
+//! [`landing`].
 
+pub(crate) mod buffer;
 pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod filter;
+pub(crate) mod landing;
 pub(crate) mod patience;
 pub(crate) mod scrutiny;
 pub(crate) mod tracker;

@@ -5,6 +5,7 @@
 //! difference, under the lock, where a difference is one.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
 
@@ -14,6 +15,8 @@ use crate::Comparison;
 
 /// How often a comparison is disturbed before it takes the lock.
 const CONFLICTS_MAX: u64 = 3;
+/// So long a comparison waits for what is buffered without the lock.
+const LANDING_LIMIT: Duration = Duration::from_secs(1);
 
 /// What a comparison found.
 #[derive(Debug)]
@@ -56,7 +59,10 @@ impl Shared {
             let guard = match effort.locked {
                 true => match self.lock_for_job(extent).await {
                     None => return Ok(Compared::NotHad),
-                    guard => guard,
+                    guard => {
+                        self.landed(extent).await;
+                        guard
+                    }
                 },
                 false => None,
             };
@@ -85,7 +91,12 @@ impl Shared {
                 return Ok(Compared::Different(differing(extent, at, &a, &b)));
             }
             buffers = (a, b);
-            if before == after {
+            if self.tracker(|tracker| tracker.is_pending(extent)) {
+                // The target has yet to get it. Waited for here, it is seldom waited for under the lock.
+                env::timeout(&*self.env, LANDING_LIMIT, self.landed(extent)).await;
+                effort.conflicts += 1;
+                effort.locked = effort.conflicts >= CONFLICTS_MAX;
+            } else if before == after {
                 // A write may have been in flight all the while: only the lock can tell.
                 effort.locked = true;
             } else {

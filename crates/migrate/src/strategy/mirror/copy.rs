@@ -38,10 +38,13 @@ impl Shared {
     pub(crate) async fn copy_run(&self, run: Range<u64>, buffer: Buffer) -> Result<Copied, CopyError> {
         let mut claim = Claim { shared: self, run: run.clone(), suspect: true, written: false, done: false };
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
+        // Of a chunk that is claimed nothing more is buffered before its copy is written.
+        self.landed(extent).await;
         let Some(guard) = self.lock_for_copy(extent).await else {
             claim.suspect = false;
             return Ok(Copied::default());
         };
+        let _turn = self.turn_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else {
             claim.suspect = false;
@@ -86,7 +89,9 @@ impl Shared {
     pub(crate) async fn copy_zero_run(&self, run: Range<u64>) -> Result<u64, CopyError> {
         let mut claim = Claim { shared: self, run: run.clone(), suspect: false, written: false, done: false };
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
+        self.landed(extent).await;
         let Some(guard) = self.lock_for_copy(extent).await else { return Ok(0) };
+        let _turn = self.turn_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else { return Ok(0) };
         // Asked again under the lock: what was a hole a moment ago may have been written since.

@@ -16,10 +16,11 @@ use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::landing::Room;
 use super::patience::may_pass;
 use super::tracker::{Mode, Session, Tracker, WritePlan};
-use crate::ProgressMap;
 use crate::control::Control;
+use crate::{MoveOptions, ProgressMap};
 
 /// A target operation that can outlive the guest's request that began it.
 type TargetWork<T = ()> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) size: Bytes,
     pub(crate) chunk: ChunkSize,
     pub(crate) lock: RangeLock,
+    /// Of an asynchronous mirror.
+    pub(crate) room: Option<Room>,
     pub(crate) map: Option<ProgressMap>,
     tracker: Mutex<Tracker>,
     /// The target answers reads, too.
@@ -71,7 +74,7 @@ impl Mirror {
         tracker: Tracker,
         chunk: ChunkSize,
         map: Option<ProgressMap>,
-        target_limit: Duration,
+        options: &MoveOptions,
         control: Control,
     ) -> Self {
         let tracks = AtomicBool::new(tracker.tracks());
@@ -81,13 +84,14 @@ impl Mirror {
             source,
             chunk,
             lock: RangeLock::new(),
+            room: options.buffer().map(Room::new),
             map,
             tracker: Mutex::new(tracker),
             reads_target: AtomicBool::new(false),
             tracks,
             changes: Notify::new(),
             late: Arc::default(),
-            target_limit,
+            target_limit: options.target_limit(),
             flushing: tokio::sync::Mutex::default(),
             failures: Mutex::default(),
             has_map_failed: AtomicBool::new(false),
@@ -124,7 +128,14 @@ impl Shared {
 
     /// Drops the mirror; the guest's writes are tracked from now on.
     pub(crate) fn drop_session(&self) {
-        self.tracker.lock().drop_session();
+        let buffered = self.tracker(Tracker::drop_session);
+        drop(buffered);
+        self.announce();
+    }
+
+    /// Mirrors guest writes at once from now on, or buffers them again.
+    pub(crate) fn write_through(&self, through: bool) {
+        self.tracker(|tracker| tracker.write_through(through));
         self.announce();
     }
 
@@ -136,6 +147,9 @@ impl Shared {
 
     fn announce(&self) {
         self.changes.notify_waiters();
+        if let Some(room) = &self.room {
+            room.announce();
+        }
         self.control.shared.signal.notify_one();
     }
 
@@ -157,10 +171,9 @@ impl Shared {
             return;
         }
         tracing::warn!(session, error = error.chain(), "the target has failed");
-        if tracker.mode() != Mode::InDoubt {
-            tracker.drop_session();
-        }
+        let buffered = (tracker.mode() != Mode::InDoubt).then(|| tracker.drop_session());
         drop(tracker);
+        drop(buffered);
         self.failures.lock().target.get_or_insert(error);
         self.announce();
     }
@@ -205,7 +218,7 @@ impl Shared {
     }
 
     /// Waits until `is_over` holds of mode and session.
-    async fn wait_until(&self, is_over: impl Fn(&Tracker) -> bool) {
+    pub(super) async fn wait_until(&self, is_over: impl Fn(&Tracker) -> bool) {
         loop {
             let changed = self.changes.notified();
             if is_over(&self.tracker.lock()) {
@@ -227,10 +240,19 @@ impl Shared {
         {
             return answer;
         }
+        if let Some(room) = &self.room
+            && let Some(answer) = Box::pin(self.buffered_write(room, &mutation)).await
+        {
+            return answer;
+        }
         let _guard = match self.lock.try_exclusive(extent) {
             Some(guard) => guard,
             None => self.lock.exclusive(extent).await,
         };
+        if self.room.is_some() {
+            // What was buffered before comes before.
+            self.landed_or_lost(extent).await;
+        }
         let plan = self.tracker.lock().plan_write(extent);
         let mut finish = Finish { shared: self, plan: &plan, may_differ: true };
         if !plan.activate.is_empty()
@@ -247,8 +269,10 @@ impl Shared {
             (plan.mirror.as_ref().is_some_and(|(session, _)| tracker.is_current(session.number)), tracker.mode())
         };
         let Some((session, parts)) = plan.mirror.as_ref().filter(|_| is_current) else {
+            let is_mirrored = plan.mirror.is_some();
             let answer = self.source.write(mutation).await;
-            finish.may_differ = answer.is_err();
+            // A flush that succeeded before the session ended has made the target of before count as in step.
+            finish.may_differ = answer.is_err() || is_mirrored;
             return answer;
         };
         if mode == Mode::TargetHolds {
@@ -266,7 +290,8 @@ impl Shared {
         let (source, mut target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
         // A forced write that fails may be a flush that failed, and is never borne.
         let missed = target.as_ref().err().filter(|error| !force && self.bears_failure(session.number, error));
-        finish.may_differ = source.is_err() || missed.is_some();
+        let missed = missed.is_some();
+        finish.may_differ = source.is_err() || target.is_err();
         // Noted before the guest is answered, and while nobody else can reach the extent.
         drop(finish);
         if source.is_err() && self.tracker.lock().mode() == Mode::InDoubt {
@@ -274,7 +299,7 @@ impl Shared {
             let context = "the source failed a write while the commit was in doubt, so the two sides may differ";
             self.fail_target(session.number, Error::new(ErrorKind::Io, context));
         }
-        if missed.is_some() {
+        if missed {
             self.tracker.lock().counts.missed += 1;
             target = Ok(());
         }
@@ -312,7 +337,7 @@ impl Shared {
     /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
     /// what this write changes, so the guest's waits until the driver has ended the job on record, and the job's own,
     /// which the driver waits for, is refused.
-    async fn activate(&self, numbers: &[u64], writer: Writer) -> Result<()> {
+    pub(super) async fn activate(&self, numbers: &[u64], writer: Writer) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let Err(error) = map.activate(numbers).await else {
             self.tracker.lock().activated(numbers);
@@ -328,7 +353,7 @@ impl Shared {
     }
 
     /// A forced write began when the source alone was forced, and ends when both must be: the target is flushed.
-    async fn force_late(&self, session: &Session, mutation: Mutation) -> Result<()> {
+    pub(super) async fn force_late(&self, session: &Session, mutation: Mutation) -> Result<()> {
         if !self.tracker.lock().mode().flushes_both() {
             return Ok(());
         }
@@ -421,7 +446,7 @@ impl Shared {
 
 /// Who writes through the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Writer {
+pub(super) enum Writer {
     /// Must not see an error that is not the volume's, and can wait for the end of the job.
     Guest,
     /// Is waited for by the end of the job.
@@ -448,10 +473,10 @@ impl Drop for Late {
 }
 
 /// Ends a guest write in the tracker, however the write ends.
-struct Finish<'a> {
-    shared: &'a Shared,
-    plan: &'a WritePlan,
-    may_differ: bool,
+pub(super) struct Finish<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) plan: &'a WritePlan,
+    pub(super) may_differ: bool,
 }
 
 impl Drop for Finish<'_> {
@@ -461,7 +486,7 @@ impl Drop for Finish<'_> {
 }
 
 /// Writes the parts of `mutation` to the target, all at once.
-fn write_parts(target: Device, parts: &[Extent], mutation: &Mutation) -> TargetWork {
+pub(super) fn write_parts(target: Device, parts: &[Extent], mutation: &Mutation) -> TargetWork {
     let limit = match mutation.kind() {
         MutationKind::Data(_) => u64::from(target.geometry().transfer_bytes_max),
         _ => u64::MAX,

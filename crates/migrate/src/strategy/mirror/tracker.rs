@@ -1,12 +1,14 @@
 //! What every chunk is, and what follows from it: plain decisions without waiting, made under one short lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload, PackedState};
 use env::Moment;
 
+use super::buffer::{Buffered, Queue};
 use super::patience::Patience;
 use super::scrutiny::Scrutiny;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
@@ -102,13 +104,16 @@ pub(crate) struct WritePlan {
     pub(in crate::strategy) active: bool,
     /// Whether it was tracked instead of mirrored.
     pub(in crate::strategy) tracked: bool,
+    /// Whether the target gets it later.
+    pub(in crate::strategy) buffered: bool,
     pub(in crate::strategy) extent: Extent,
 }
 
 impl WritePlan {
     /// A write that goes to the source alone and is tracked.
     pub(in crate::strategy) const fn of_source(extent: Extent) -> Self {
-        Self { mirror: None, force_target: false, activate: Vec::new(), active: false, tracked: true, extent }
+        let activate = Vec::new();
+        Self { mirror: None, force_target: false, activate, active: false, tracked: true, buffered: false, extent }
     }
 }
 
@@ -133,6 +138,8 @@ pub(crate) struct Counts {
     /// Mirrored writes that the target failed and the guest did not notice.
     pub(crate) missed: u64,
     pub(crate) unflushed: u64,
+    /// How long guest writes have waited for room in the buffer, all together.
+    pub(crate) throttled: Duration,
 }
 
 /// The state of a mirror.
@@ -146,6 +153,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) dirt: Option<Dirt>,
     /// How often chunks are written, where hot ones are put off.
     pub(in crate::strategy) hot: Option<Hot>,
+    /// What the target gets later, if it does not get it at once.
+    pub(in crate::strategy) queue: Option<Queue>,
     /// From which chunk on a comparison of a volume that is tracked goes on.
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
@@ -178,6 +187,7 @@ impl Tracker {
             scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
             dirt: None,
             hot: None,
+            queue: None,
             compare_from: 0,
             session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
             sessions: 1,
@@ -252,9 +262,11 @@ impl Tracker {
         is_the_sources && self.is_current(session) && self.patience.bears_failure(now)
     }
 
-    /// The target is gone: what was not flushed there must be copied again, and looked at.
-    pub(crate) fn drop_session(&mut self) {
+    /// The target is gone: what was not flushed there must be copied again, and looked at. Gives what was buffered.
+    #[must_use = "it is freed outside the tracker's lock"]
+    pub(crate) fn drop_session(&mut self) -> VecDeque<Buffered> {
         self.session = None;
+        let buffered = self.drop_buffered();
         for state in [Durability::Unflushed, Durability::Flushing, Durability::FlushingAndUnflushed] {
             let mut from = 0;
             while let Some(run) = self.durability.next_run(state, from, u64::MAX) {
@@ -268,6 +280,7 @@ impl Tracker {
                 self.durability.set_range(run, Durability::Clean);
             }
         }
+        buffered
     }
 
     /// A chunk that was had must be copied again.
@@ -339,6 +352,8 @@ impl Tracker {
             self.mark_dirty(plan.extent);
         } else if plan.tracked {
             self.end_tracked(plan.extent);
+        } else if plan.buffered && may_differ {
+            self.differ(plan.extent);
         }
         let Some((_, parts)) = &plan.mirror else { return };
         for part in parts {
@@ -359,7 +374,7 @@ impl Tracker {
     }
 
     /// The target was or will be written at this chunk.
-    fn touch_target(&mut self, index: u64) {
+    pub(super) fn touch_target(&mut self, index: u64) {
         self.bump_generation(index);
         let next = match self.durability.get(index) {
             Durability::Clean => Durability::Unflushed,
