@@ -51,6 +51,62 @@ fn a_volume_moves_in_passes_under_load_and_every_promise_is_kept() {
 }
 
 #[test]
+fn a_volume_is_mirrored_asynchronously_under_load_and_every_promise_is_kept() {
+    for (number, flags) in [["--verify", "full"].as_slice(), &["--buffer", "1MiB"]].into_iter().enumerate() {
+        let world = World::new();
+        let image = world.image("disk.img", (48 << 20) + 4096, 1 << 20);
+        let uri = world.attach("x", &image);
+        let load = Load::start(&uri, &image, 80 + number as u64);
+        let to = world.path("new.img");
+        let destination = target(&to);
+        let mut arguments = vec!["move", "x", "--to", &destination, "--strategy", "mirror-async"];
+        arguments.extend(["--bandwidth", "64MiB/s"].iter().chain(flags));
+        let report = world.json(&arguments);
+        assert_eq!((&report["state"], &report["strategy"]), (&"done".into(), &"mirror-async".into()), "{report}");
+        let buffered = report["bytes_buffered_max"].as_u64().expect("a count");
+        assert!(buffered > 0 && buffered <= 64 << 20, "{report}");
+        assert!(number == 0 || buffered <= 1 << 20, "{report}");
+        assert!(report["throttled_us"].is_u64() && report["switchover"]["drain_us"].is_u64(), "{report}");
+        load.goes_on();
+        same(&to, &load.finish());
+    }
+}
+
+#[test]
+fn the_daemon_is_killed_with_writes_in_the_buffer_and_every_promise_is_kept() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 90);
+    let to = world.path("new.img");
+    let destination = target(&to);
+    let arguments =
+        ["move", "x", "--to", &destination, "--strategy", "mirror-async", "--bandwidth", "40MiB/s", "--detach"];
+    let id = world.json(&arguments)["id"].as_u64().expect("a number");
+    let mut delay = 31_u64;
+    world.kill_four_times(&mut delay);
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+    load.goes_on();
+    same(&to, &load.finish());
+}
+
+#[test]
+fn a_buffer_is_planned_for_and_refused_where_there_is_none() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 1 << 20);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    let plan = world.json(&["plan", "x", "--to", &to, "--strategy", "mirror-async", "--buffer", "8MiB"]);
+    let notes = plan["notes"].to_string();
+    assert!(notes.contains("8 MiB behind") && plan["converges"] == true, "{plan}");
+    let output = world.run(&["move", "x", "--to", &to, "--buffer", "8MiB"]);
+    support::check_refusal("a buffer of a mirror", &output, 2, "mirror-async");
+    let output = world.run(&["move", "x", "--to", &to, "--strategy", "mirror-async", "--buffer", "1KiB"]);
+    support::check_refusal("a buffer too small", &output, 2, "1 MiB");
+}
+
+#[test]
 fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
     let mut world = World::new();
     let image = world.image("disk.img", 48 << 20, 65536);

@@ -97,6 +97,31 @@ async fn a_write_longer_than_a_quarter_of_the_buffer_goes_to_both_sides_at_once(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_long_write_that_waits_for_room_while_the_buffer_is_emptied_gets_it() {
+    let world = full_world(10).await;
+    let (control, work) = copied(&world).await;
+    world.target.manners.lock().delay_ms = 30;
+    let mut tasks = Vec::new();
+    for task in 0..8_u64 {
+        let (guest, stop) = (world.lane(), std::sync::Arc::clone(&world.stop));
+        tasks.push(tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                // Room is given in powers of two: this takes 256 KiB, the most that a write may.
+                guest.device.write(write(task * (512 << 10), 5, 200 << 10)).await.expect("the write succeeds");
+            }
+        }));
+    }
+    world.env.sleep(Duration::from_secs(1)).await;
+    control.resume();
+    switched(work).await;
+    world.assert_equal_at_commit();
+    world.stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("the guest is content");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn writes_zeroes_and_discards_to_the_same_place_land_in_their_order() {
     for seed in 0..20 {
         let world = full_world(seed).await;

@@ -14,9 +14,6 @@ use crate::Event;
 
 /// How much room is taken at a time.
 const STEP_BYTES: usize = 64 << 10;
-/// One part of so many of the buffer is left when writes are mirrored at once, 1 MiB at most.
-const LAST_PART: u64 = 8;
-const LAST_BYTES_MAX: u64 = 1 << 20;
 
 impl Driver {
     /// Guest writes are buffered from now on, if they are at all.
@@ -31,8 +28,8 @@ impl Driver {
         let mirror = std::sync::Arc::clone(&self.mirror);
         let room = mirror.room.as_ref()?;
         let began = self.env.now();
-        let limit = room.pool.limit().0;
-        let wanted = limit - (limit / LAST_PART).min(LAST_BYTES_MAX);
+        // Room is given in the order of asking: a write that has asked for the most must get it before the rest is taken.
+        let wanted = room.pool.limit().0 - room.write_bytes_max();
         let mut taken: Vec<Buffer> = Vec::new();
         while (taken.len() * STEP_BYTES) as u64 + STEP_BYTES as u64 <= wanted {
             let piece = pin!(room.pool.acquire(STEP_BYTES));

@@ -177,8 +177,10 @@ impl Host {
                 migrate::Strategy::Dbt => Strategy::Dbt,
                 migrate::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
                 migrate::Strategy::Snapshot => Strategy::Snapshot,
+                migrate::Strategy::MirrorAsync => Strategy::MirrorAsync,
             },
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
+            buffer: options.buffer_bytes,
             overwrite: true,
             delete_source: self.shared.dice.chance(0.3),
             ..MoveRequest::default()

@@ -16,8 +16,10 @@ use super::tracker::Tracker;
 
 /// So many buffered writes are on their way to the target at once: a far target answers none of them sooner.
 const LANDING_MAX: usize = 32;
-/// One part of so many of the buffer is the longest write that is buffered. A longer one is mirrored at once.
+/// One part of so many of the buffer is the longest write that is buffered, and never more than [`WRITE_BYTES_MAX`]. A
+/// longer one is mirrored at once.
 const WRITE_PART: u64 = 4;
+const WRITE_BYTES_MAX: u64 = 1 << 20;
 /// The smallest thing that takes room: a page.
 const PAGE_BYTES: usize = block::PAGE_BYTES;
 
@@ -51,7 +53,13 @@ impl Room {
             MutationKind::Data(data) => data.len().max(PAGE_BYTES),
             _ => PAGE_BYTES,
         };
-        (bytes as u64 <= self.pool.limit().0 / WRITE_PART).then_some(bytes)
+        (bytes as u64 <= self.write_bytes_max()).then_some(bytes)
+    }
+
+    /// The most room that a write takes.
+    pub(crate) fn write_bytes_max(&self) -> u64 {
+        // Room is taken in powers of two.
+        1 << (self.pool.limit().0 / WRITE_PART).clamp(1, WRITE_BYTES_MAX).ilog2()
     }
 }
 
