@@ -99,6 +99,7 @@ struct Shared {
     geometry: Geometry,
     state: Mutex<State>,
     settled: Notify,
+    written: Notify,
 }
 
 struct State {
@@ -153,6 +154,7 @@ impl Disk {
             geometry,
             state: Mutex::new(state),
             settled: Notify::new(),
+            written: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -183,6 +185,11 @@ impl Disk {
             state.grants
         };
         Device::new(self.shared.name, opened::Opened { disk: self.clone(), grant, epoch })
+    }
+
+    /// Waits until somebody asks it to write.
+    pub async fn written_to(&self) {
+        self.shared.written.notified().await;
     }
 
     /// What is promised of how it is used.
@@ -445,6 +452,7 @@ impl Disk {
         ));
         let power = state.power;
         drop(state);
+        self.shared.written.notify_waiters();
         Flight::new(self.clone(), number, mutation, landings, done, outcome, power)
     }
 

@@ -15,6 +15,8 @@ pub enum Happening {
     CrashAtWrite,
     /// The host loses its power and comes back.
     PowerLoss,
+    /// The host loses its power while the journal is written, and comes back.
+    PowerLossAtStore,
     /// The guest's connection is cut and comes back.
     Reconnect,
     /// The guest's connection is lost for the guest, and not for the server. (Over NBD, as the next two.)
@@ -48,6 +50,7 @@ impl Happening {
             Self::CrashAgain => "crash-again",
             Self::CrashAtWrite => "crash-at-write",
             Self::PowerLoss => "power-loss",
+            Self::PowerLossAtStore => "power-loss-at-store",
             Self::Reconnect => "reconnect",
             Self::HalfOpen => "half-open",
             Self::SlowReader => "slow-reader",

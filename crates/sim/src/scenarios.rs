@@ -57,12 +57,14 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("target-stuck", "the target answers after a minute", target_stuck),
     scenario("no-space", "the target fills up midway", no_space),
     scenario("source-errors", "the source fails requests and flushes", source_errors),
+    scenario("flush-death", "a flush of the target fails, and the process dies before the map can follow", flush_death),
     scenario("short-reads", "reads give less than they were asked for", short_reads),
     scenario("journal-errors", "the journal's disk fails stores: commits in doubt", journal_errors),
     scenario("in-doubt", "a commit in doubt, and then a crash, a cancel, a lost target", in_doubt),
     scenario("store-full", "the disk of the journal and the progress map is full", store_full),
     scenario("crash", "the process is killed, again and again", crash),
     scenario("await", "the process is killed at one await, and again at another", at_await),
+    scenario("journal-torn", "the host loses its power while the journal is written", journal_torn),
     scenario("recovery", "the process is killed while it recovers", recovery),
     scenario("resume", "a long move is killed, and goes on where it was", resume),
     scenario("power-loss", "the host loses its power", power_loss),
@@ -89,6 +91,9 @@ pub const SCENARIOS: &[Scenario] = &[
     }),
     scenario("daemon-power-loss", "the real daemon's host loses its power", |dice| power_loss(dice).by_daemon()),
     scenario("daemon-journal", "the real daemon's journal fails stores", |dice| journal_errors(dice).by_daemon()),
+    scenario("daemon-journal-torn", "the real daemon's host loses its power while the journal is written", |dice| {
+        journal_torn(dice).by_daemon()
+    }),
     scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
@@ -271,6 +276,15 @@ fn journal_errors(dice: &Dice) -> Story {
     common(dice).journal(faults).with(Happening::Crash, dice.below(3)).with(Happening::Cancel, dice.below(2))
 }
 
+/// Stores follow every boot, so every loss may tear one.
+fn journal_torn(dice: &Dice) -> Story {
+    let phase = dice.pick(&[Phase::Copying, Phase::PreSwitch, Phase::Switched]);
+    common(dice)
+        .and(process().powerless_at_store_in(phase))
+        .at(When::After(Duration::ZERO), Happening::PowerLossAtStore)
+        .with(Happening::PowerLossAtStore, dice.within(1..=4))
+}
+
 fn crash(dice: &Dice) -> Story {
     common(dice).with(Happening::Crash, dice.within(1..=6))
 }
@@ -377,6 +391,22 @@ fn failed_flush(dice: &Dice) -> Story {
         .with(Happening::Crash, crashes)
 }
 
+/// Copies end while a slow target is flushed. The next flush fails, and whoever comes after the process has only the
+/// progress map to tell it what is there.
+fn flush_death(dice: &Dice) -> Story {
+    let flaky = target().flush_errors(0.5).slow(0.02).is(Timing::SLOW);
+    let deaths = process().killed_in(Phase::TargetLost);
+    common(dice)
+        .volume(Bytes::mib(9))
+        .filled(1.0)
+        .guest(sparse(dice))
+        .and(flaky)
+        .and(deaths)
+        .options(|options| options.bandwidth = Some(dice.pick(&[600 << 10, 1 << 20])))
+        .within(Duration::from_secs(30))
+        .with(Happening::Crash, dice.below(3))
+}
+
 fn short_reads(dice: &Dice) -> Story {
     let rate = rate(dice);
     common(dice).and(source().short_reads(rate)).and(target().short_reads(rate)).and(store().short_reads(rate))
@@ -398,8 +428,11 @@ fn in_doubt(dice: &Dice) -> Story {
         _ => process().killed_at_write_in(Phase::InDoubt),
     };
     let rate = dice.pick(&[0.3, 0.7]);
+    let is_after = then.is_in(Phase::Switched);
     // A store that fails all the time seldom lets a move come as far as its commit.
     let doubtful = match dice.below(3) {
+        // From before the last phases, which take no time.
+        _ if is_after => store().fails_in(Phase::Copying),
         0 => store().write_errors(rate).stuck(0.05),
         1 => store().fails_in(Phase::PreSwitch).stuck(0.02),
         _ => store().fails_in(Phase::Verifying),

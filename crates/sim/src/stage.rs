@@ -224,6 +224,15 @@ impl<'a> Cast<'a> {
         self.host.boot();
     }
 
+    async fn lose_power(&self) {
+        let _outage = self.host.outage().await;
+        self.host.lose_power().await;
+        self.world.sleep(self.dice.up_to(self.story.downtime)).await;
+        self.host.boot();
+        self.guest.read_all().await;
+        self.guest.start();
+    }
+
     async fn happen(&self, happening: Happening) {
         match happening {
             Happening::Crash => {
@@ -247,13 +256,12 @@ impl<'a> Cast<'a> {
                 self.world.sleep(self.dice.up_to(Duration::from_micros(150))).await;
                 self.crash().await;
             }
-            Happening::PowerLoss => {
-                let _outage = self.host.outage().await;
-                self.host.lose_power().await;
-                self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-                self.host.boot();
-                self.guest.read_all().await;
-                self.guest.start();
+            Happening::PowerLoss => self.lose_power().await,
+            Happening::PowerLossAtStore => {
+                // A job that stores nothing any more does not keep the power on.
+                self.limited(WRITE_LIMIT, self.journal.written_to()).await;
+                self.world.sleep(self.dice.up_to(Duration::from_micros(120))).await;
+                self.lose_power().await;
             }
             Happening::Reconnect => {
                 let _outage = self.host.outage().await;

@@ -270,6 +270,12 @@ impl EventWord {
         self
     }
 
+    /// Whether any of it waits for the move to be in `phase`.
+    #[must_use]
+    pub fn is_in(&self, phase: Phase) -> bool {
+        self.0.iter().any(|event| event.when == When::In(phase))
+    }
+
     /// The process is killed once the move is in `phase`.
     #[must_use]
     pub fn killed_in(self, phase: Phase) -> Self {
@@ -298,6 +304,12 @@ impl EventWord {
     #[must_use]
     pub fn powerless_in(self, phase: Phase) -> Self {
         self.add(Happening::PowerLoss, When::In(phase))
+    }
+
+    /// The host loses its power in the middle of the first store of the journal once the move is in `phase`.
+    #[must_use]
+    pub fn powerless_at_store_in(self, phase: Phase) -> Self {
+        self.add(Happening::PowerLossAtStore, When::In(phase))
     }
 
     /// The connection is cut once the move is in `phase`.

@@ -305,8 +305,8 @@ struct Watched {
     host: Host,
     /// The newest epoch that this life knows.
     known: Arc<AtomicU64>,
-    /// Whether this life has stored anything.
-    has_stored: Mutex<bool>,
+    /// The epoch of the first document that this life has stored: what it found, or what it began with.
+    found: Mutex<Option<u64>>,
 }
 
 /// The document in a slot that is written, and its bytes.
@@ -326,11 +326,15 @@ impl Filter for Watched {
         Box::pin(async move {
             let shared = &self.host.shared;
             let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
-            if !std::mem::replace(&mut *self.has_stored.lock(), true) {
+            let found = *self.found.lock();
+            if found.is_none() {
                 self.host.check_recovered(&slot);
             }
+            let found = *self.found.lock().insert(found.unwrap_or(document.epoch));
             let holder = side_of(document.backend.path());
-            if document.epoch > *shared.epoch.lock() && document.job.is_some() {
+            // A commit that an earlier life has begun, and whose store is found on the disk, has been looked at then: the
+            // power may have gone since, and each side may have lost what was not flushed.
+            if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {
                 self.host.check_commit(1 - holder);
             }
             shared.estate.slots.lock().doubtful.push(slot.clone());

@@ -79,7 +79,7 @@ impl Places for Life {
             let device = match is_journal {
                 true => {
                     let (host, known) = (self.host.clone(), Arc::clone(&self.known));
-                    Device::new("journal", Watched { lower: device, host, known, has_stored: Mutex::new(false) })
+                    Device::new("journal", Watched { lower: device, host, known, found: Mutex::default() })
                 }
                 false => device,
             };
