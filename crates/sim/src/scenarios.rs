@@ -57,6 +57,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("target-stuck", "the target answers after a minute", target_stuck),
     scenario("no-space", "the target fills up midway", no_space),
     scenario("source-errors", "the source fails requests and flushes", source_errors),
+    scenario("map-stuck", "guest writes wait for the activity log, and the move is given up meanwhile", map_stuck),
     scenario("flush-death", "a flush of the target fails, and the process dies before the map can follow", flush_death),
     scenario("short-reads", "reads give less than they were asked for", short_reads),
     scenario("journal-errors", "the journal's disk fails stores: commits in doubt", journal_errors),
@@ -391,10 +392,26 @@ fn failed_flush(dice: &Dice) -> Story {
         .with(Happening::Crash, crashes)
 }
 
+/// Whoever waits for a stuck disk comes back to a move that is over, and to a target that is nobody's any more.
+fn map_stuck(dice: &Dice) -> Story {
+    let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
+    common(dice)
+        .and(store().stuck(dice.pick(&[0.1, 0.4])))
+        .and(operator().cancels_in(phase))
+        .with(Happening::Cancel, dice.below(3))
+}
+
 /// Copies end while a slow target is flushed. The next flush fails, and whoever comes after the process has only the
 /// progress map to tell it what is there.
 fn flush_death(dice: &Dice) -> Story {
-    let flaky = target().flush_errors(0.5).slow(0.02).is(Timing::SLOW);
+    // A copy takes a second, so that some end during every flush.
+    let thin = Timing {
+        base: Duration::from_millis(20),
+        per_kib: Duration::from_millis(3),
+        jitter: Duration::from_millis(200),
+        channels: 4,
+    };
+    let flaky = target().flush_errors(0.5).is(thin);
     let deaths = process().killed_in(Phase::TargetLost);
     common(dice)
         .volume(Bytes::mib(9))
@@ -402,9 +419,12 @@ fn flush_death(dice: &Dice) -> Story {
         .guest(sparse(dice))
         .and(flaky)
         .and(deaths)
-        .options(|options| options.bandwidth = Some(dice.pick(&[600 << 10, 1 << 20])))
+        .options(|options| {
+            options.bandwidth = Some(600 << 10);
+            options.target_ms = 30_000;
+        })
         .within(Duration::from_secs(30))
-        .with(Happening::Crash, dice.below(3))
+        .with(Happening::Crash, dice.below(2))
 }
 
 fn short_reads(dice: &Dice) -> Story {
