@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use block::{Buffer, Data, Extent};
@@ -158,7 +157,7 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
-        match retry(|| file.read_at(&mut into[filled..], offset + filled as u64))? {
+        match retry(|| Ok(rustix::io::pread(file, &mut into[filled..], offset + filled as u64)?))? {
             0 => break,
             count => filled += count,
         }
@@ -179,7 +178,8 @@ pub(crate) fn write_full(file: &File, offset: u64, data: &[u8], fua: bool) -> io
             retry(|| Ok(rustix::io::pwritev2(file, &[io::IoSlice::new(rest)], offset, ReadWriteFlags::DSYNC)?))
         } else {
             // The plain call: one with flags costs a twentieth more.
-            retry(|| file.write_at(&rest[..rest.len().min(WRITE_CALL_BYTES_MAX)], offset))
+            let rest = &rest[..rest.len().min(WRITE_CALL_BYTES_MAX)];
+            retry(|| Ok(rustix::io::pwrite(file, rest, offset)?))
         };
         match count? {
             0 => return Err(io::ErrorKind::WriteZero.into()),

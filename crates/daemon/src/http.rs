@@ -1,12 +1,14 @@
 //! The HTTP API: paths to operations. What an operation is, the other modules say.
 
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode};
 use axum::body::Bytes;
 use axum::extract::connect_info::Connected;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Path, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, patch, post};
@@ -78,11 +80,42 @@ impl IntoResponse for Failure {
 
 type Answer<T> = Result<Json<T>, Failure>;
 
+/// A part of a request; what makes it unreadable is told like every other error, and not in the framework's plain text.
+struct Part<P>(P);
+
+impl<S: Send + Sync, P> FromRequestParts<S> for Part<P>
+where
+    P: FromRequestParts<S, Rejection: Display>,
+{
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        P::from_request_parts(parts, state).await.map(Self).map_err(unreadable)
+    }
+}
+
+/// All that a request says, at most [`REQUEST_BYTES_MAX`].
+struct Body(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Body {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
+        Bytes::from_request(request, state).await.map(Self).map_err(unreadable)
+    }
+}
+
+fn unreadable(why: impl Display) -> Failure {
+    let why = why.to_string().replace(['\n', '\r'], " ");
+    Failure(Error::new(ErrorCode::Invalid, format!("the request cannot be read: {why}")).with_hint(READABLE))
+}
+
+const READABLE: &str = "send the JSON that docs/cli.md and the crate transhume-api describe";
+
 /// What a request says.
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T> {
     serde_json::from_slice(body).map_err(|error| {
-        Error::new(ErrorCode::Invalid, format!("the request cannot be read: {error}"))
-            .with_hint("send the JSON that docs/cli.md and the crate transhume-api describe")
+        Error::new(ErrorCode::Invalid, format!("the request cannot be read: {error}")).with_hint(READABLE)
     })
 }
 
@@ -115,17 +148,21 @@ async fn volumes(State(daemon): Shared) -> Json<Vec<v1::Volume>> {
     Json(daemon.shown_volumes())
 }
 
-async fn volume(State(daemon): Shared, Path(name): Path<String>) -> Answer<v1::Volume> {
+async fn volume(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Volume> {
     Ok(Json(daemon.volume(&name)?.show()))
 }
 
-async fn attach(State(daemon): Shared, ConnectInfo(peer): Who, body: Bytes) -> Answer<v1::Volume> {
+async fn attach(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Volume> {
     let request: v1::AttachRequest = parse(&body)?;
     let action = ("volume.attach", request.name.clone());
     audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.attach(request).await).await
 }
 
-async fn detach(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>) -> Answer<v1::Volume> {
+async fn detach(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Volume> {
     let action = ("volume.detach", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.detach(&name).await).await
 }
@@ -133,8 +170,8 @@ async fn detach(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<
 async fn start_move(
     State(daemon): Shared,
     ConnectInfo(peer): Who,
-    Path(name): Path<String>,
-    body: Bytes,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
 ) -> Answer<v1::Job> {
     let request: v1::MoveRequest = parse(&body)?;
     let action = ("move.start", name.clone());
@@ -142,11 +179,16 @@ async fn start_move(
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 
-async fn plan(State(daemon): Shared, Path(name): Path<String>, body: Bytes) -> Answer<v1::Plan> {
+async fn plan(State(daemon): Shared, Part(Path(name)): Part<Path<String>>, Body(body): Body) -> Answer<v1::Plan> {
     Ok(Json(daemon.plan(&name, parse(&body)?).await?))
 }
 
-async fn set(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>, body: Bytes) -> Answer<v1::Job> {
+async fn set(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Job> {
     let request: v1::SetRequest = parse(&body)?;
     let action = ("move.set", name.clone());
     audited(daemon, peer, action, &request.clone(), async move |daemon, _| daemon.set(&name, request).await).await
@@ -155,7 +197,7 @@ async fn set(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<Str
 async fn steer(
     State(daemon): Shared,
     ConnectInfo(peer): Who,
-    Path((name, action)): Path<(String, String)>,
+    Part(Path((name, action))): Part<Path<(String, String)>>,
 ) -> Answer<v1::Job> {
     let noted = match &*action {
         "pause" => "move.pause",
@@ -167,17 +209,21 @@ async fn steer(
     audited(daemon, peer, (noted, subject), &(), work).await
 }
 
-async fn check(State(daemon): Shared, body: Bytes) -> Answer<Vec<v1::CheckedDisk>> {
+async fn check(State(daemon): Shared, Body(body): Body) -> Answer<Vec<v1::CheckedDisk>> {
     Ok(Json(daemon.check_adoption(parse(&body)?).await?))
 }
 
-async fn adopt(State(daemon): Shared, ConnectInfo(peer): Who, body: Bytes) -> Answer<v1::Volume> {
+async fn adopt(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Volume> {
     let request: v1::AdoptRequest = parse(&body)?;
     let action = ("adopt", request.name.clone());
     audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.adopt(request).await).await
 }
 
-async fn release(State(daemon): Shared, ConnectInfo(peer): Who, Path(name): Path<String>) -> Answer<v1::Volume> {
+async fn release(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Volume> {
     let action = ("release", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.release(&name).await).await
 }
@@ -188,7 +234,7 @@ struct JobsQuery {
     all: bool,
 }
 
-async fn jobs(State(daemon): Shared, Query(query): Query<JobsQuery>) -> Json<Vec<v1::Job>> {
+async fn jobs(State(daemon): Shared, Part(Query(query)): Part<Query<JobsQuery>>) -> Json<Vec<v1::Job>> {
     Json(daemon.jobs(query.all))
 }
 
@@ -198,7 +244,11 @@ struct JobQuery {
     wait_ms: u64,
 }
 
-async fn job(State(daemon): Shared, Path(id): Path<u64>, Query(query): Query<JobQuery>) -> Answer<v1::Job> {
+async fn job(
+    State(daemon): Shared,
+    Part(Path(id)): Part<Path<u64>>,
+    Part(Query(query)): Part<Query<JobQuery>>,
+) -> Answer<v1::Job> {
     Ok(Json(daemon.show_job_after(id, Duration::from_millis(query.wait_ms)).await?))
 }
 

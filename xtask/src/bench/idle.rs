@@ -20,36 +20,65 @@ pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let words = ["build", "--quiet", "--locked", "--release", "--package", "transhume-guest", "--examples"];
     output_of(Path::new(&cargo), &words.map(str::to_owned))?;
     let mut rows = Vec::new();
-    for (what, read_percent) in [("reads", "read_percent=100"), ("writes", "read_percent=0")] {
-        let (mut stack, mut bare) = (Samples::default(), Samples::default());
-        for _ in 0..bench.runs {
-            stack.push(served(bench, "stack", read_percent)?);
-            bare.push(served(bench, "bare", read_percent)?);
+    for (client, goal) in [(Client::Fio, Goal::RatioAtMost(1.1)), (Client::Bundles, Goal::None)] {
+        for what in ["reads", "writes"] {
+            let (mut stack, mut bare) = (Samples::default(), Samples::default());
+            for _ in 0..bench.runs {
+                stack.push(served(bench, "stack", client, what)?);
+                bare.push(served(bench, "bare", client, what)?);
+            }
+            let client = match client {
+                Client::Fio => "fio",
+                Client::Bundles => "a client that sends and fetches many at a time",
+            };
+            let what = format!("idle stack, {what} of 4 KiB from memory by {client}, server CPU per request");
+            rows.push(Row::new(what, "us", stack, goal).against(PEER, bare));
         }
-        let what = format!("idle stack, {what} of 4 KiB over NBD from memory, server CPU per request");
-        rows.push(Row::new(what, "us", stack, Goal::RatioAtMost(1.1)).against(PEER, bare));
     }
     rows.extend(called(bench)?);
     Ok(rows)
 }
 
-/// Microseconds of the server's processor per request of a client with sixteen in flight.
-fn served(bench: &Bench, how: &str, read_percent: &str) -> anyhow::Result<f64> {
+/// Who asks; sixteen requests are in flight either way.
+#[derive(Clone, Copy)]
+enum Client {
+    /// fio, as in the rows of NBD: a call for every request or two.
+    Fio,
+    /// `nbd-load`, whose one call carries all that is due: the server's share of a request is half as large, and what the
+    /// stack adds shows twice as much.
+    Bundles,
+}
+
+const MEMORY_MIB: u64 = 64;
+
+/// Microseconds of the server's processor per request.
+fn served(bench: &Bench, how: &str, client: Client, what: &str) -> anyhow::Result<f64> {
     let folder = private_folder(bench.memory.path())?;
     let (socket, log) = (folder.path().join("nbd.sock"), folder.path().join("log"));
-    let words = [path_word(&socket), "mem:64".into(), how.into()];
+    let words = [path_word(&socket), format!("mem:{MEMORY_MIB}"), how.into()];
     let mut server = Process::start(&bench.programs.join("examples/idle_server"), &words, &log)?;
     server.wait_for(&socket, &log)?;
     let endpoint = Endpoint { socket, export: "" };
-    let words = ["io_bytes=4096", read_percent];
-    let mut load = NbdLoad::start_with(&bench.programs, &endpoint, Offer::Depth(16), &words)?;
-    std::thread::sleep(Duration::from_millis(300));
-    load.mark()?;
-    let before = server.cpu()?;
-    std::thread::sleep(Duration::from_secs(u64::from(bench.seconds)));
-    let interval = load.mark()?;
-    let used = server.cpu()? - before;
-    Ok(used.as_secs_f64() * 1e6 / (interval.reads + interval.writes).max(1) as f64)
+    let is_read = what == "reads";
+    let (requests, used) = match client {
+        Client::Fio => {
+            let before = server.cpu()?;
+            let pattern = if is_read { "randread" } else { "randwrite" };
+            let (_, requests) = super::nbd::load(bench, &endpoint, pattern, 16, MEMORY_MIB << 20)?;
+            (requests, server.cpu()? - before)
+        }
+        Client::Bundles => {
+            let words = ["io_bytes=4096", if is_read { "read_percent=100" } else { "read_percent=0" }];
+            let mut load = NbdLoad::start_with(&bench.programs, &endpoint, Offer::Depth(16), &words)?;
+            std::thread::sleep(Duration::from_millis(300));
+            load.mark()?;
+            let before = server.cpu()?;
+            std::thread::sleep(Duration::from_secs(u64::from(bench.seconds)));
+            let interval = load.mark()?;
+            ((interval.reads + interval.writes) as f64, server.cpu()? - before)
+        }
+    };
+    Ok(used.as_secs_f64() * 1e6 / requests.max(1.0))
 }
 
 /// Nanoseconds of processor per call, as the program that measures both in turn tells them.

@@ -9,7 +9,7 @@ use super::Bench;
 use super::figures::{Goal, Row, Samples};
 use super::private_folder;
 use super::process::output_of;
-use super::server::{Kind, Server};
+use super::server::{Endpoint, Kind, Server};
 
 const FILE_BYTES: u64 = 1 << 30;
 const KINDS: [Kind; 3] = [Kind::Transhume, Kind::Nbdkit, Kind::StorageDaemon];
@@ -61,21 +61,35 @@ fn measure(bench: &Bench, kind: Kind, file: &Path, pattern: &str, depth: u32) ->
     let folder = private_folder(bench.memory.path())?;
     let server = Server::start(kind, &bench.programs, file, folder.path())?;
     let before = server.cpu()?;
+    let (iops, requests) = load(bench, &server.endpoint, pattern, depth, FILE_BYTES)
+        .with_context(|| format!("loading {}", kind.name()))?;
+    let used = server.cpu()? - before;
+    Ok((iops, used.as_secs_f64() * 1e6 / requests.max(1.0)))
+}
+
+/// Loads the first `size` bytes of an export by fio's nbd engine, `pattern` as fio calls it, 4 KiB and `depth` at a time; gives
+/// requests per second and how many there were.
+pub(super) fn load(
+    bench: &Bench,
+    endpoint: &Endpoint,
+    pattern: &str,
+    depth: u32,
+    size: u64,
+) -> anyhow::Result<(f64, f64)> {
     let words = [
         "--name=bench".to_owned(),
         "--ioengine=nbd".into(),
-        format!("--uri={}", server.endpoint.uri()),
+        format!("--uri={}", endpoint.uri()),
         format!("--rw={pattern}"),
         "--bs=4k".into(),
         format!("--iodepth={depth}"),
-        format!("--size={FILE_BYTES}"),
+        format!("--size={size}"),
         "--time_based".into(),
         format!("--runtime={}", bench.seconds),
         "--norandommap".into(),
         "--output-format=json".into(),
     ];
-    let printed = output_of(Path::new("fio"), &words).with_context(|| format!("loading {}", kind.name()))?;
-    let used = server.cpu()? - before;
+    let printed = output_of(Path::new("fio"), &words)?;
     // fio may say something before its JSON.
     let start = printed.find('{').context("fio prints JSON")?;
     let report: Value = serde_json::from_str(&printed[start..]).context("fio prints JSON")?;
@@ -83,5 +97,5 @@ fn measure(bench: &Bench, kind: Kind, file: &Path, pattern: &str, depth: u32) ->
     let side = if pattern == "randread" { &job["read"] } else { &job["write"] };
     let iops = side["iops"].as_f64().context("fio tells IOPS")?;
     let requests = side["total_ios"].as_f64().context("fio counts requests")?;
-    Ok((iops, used.as_secs_f64() * 1e6 / requests.max(1.0)))
+    Ok((iops, requests))
 }
