@@ -96,6 +96,9 @@ pub const SCENARIOS: &[Scenario] = &[
         journal_torn(dice).by_daemon()
     }),
     scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
+    scenario("daemon-async", "the real daemon is killed with writes in an asynchronous mirror's buffer", |dice| {
+        asynchronous::crashed(dice).by_daemon()
+    }),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
     scenario(

@@ -34,10 +34,12 @@ pub(super) enum Way {
     IncrementalDbt,
     /// Our mirror with our pace, its defaults.
     Mirror,
+    /// Our asynchronous mirror, with a buffer as much smaller as the disk. Only where it is asked for.
+    MirrorAsync,
 }
 
 impl Way {
-    /// All of them.
+    /// All of them that every figure has.
     pub(super) const ALL: &[Self] = &[Self::Dbt, Self::IncrementalDbt, Self::PaperMirror, Self::Mirror];
     /// Those that track dirty blocks, with the paper's data mover.
     pub(super) const TRACKING: &[Self] = &[Self::Dbt, Self::IncrementalDbt];
@@ -63,6 +65,7 @@ impl Way {
             Self::IncrementalDbt => "incremental DBT, the paper's mover",
             Self::PaperMirror => "IO mirroring, the paper's mover",
             Self::Mirror => "mirror, ours",
+            Self::MirrorAsync => "asynchronous mirror, ours",
         }
     }
 
@@ -73,6 +76,7 @@ impl Way {
             Self::IncrementalDbt => 2,
             Self::PaperMirror => 3,
             Self::Mirror => 0,
+            Self::MirrorAsync => 4,
         }
     }
 
@@ -95,6 +99,10 @@ impl Way {
             Self::IncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..tracking },
             Self::PaperMirror => MoveOptions { strategy: Strategy::Mirror, ..paper },
             Self::Mirror => MoveOptions { strategy: Strategy::Mirror, ..ours },
+            Self::MirrorAsync => {
+                let buffer = (MoveOptions::BUFFER_BYTES / scale).max(1 << 20);
+                MoveOptions { strategy: Strategy::MirrorAsync, buffer_bytes: Some(buffer), ..ours }
+            }
         }
     }
 }
