@@ -14,8 +14,9 @@ use super::buffer::{BufferPlan, Buffered};
 use super::filter::{Finish, Shared, Writer, write_parts};
 use super::tracker::Tracker;
 
-/// So many buffered writes are on their way to the target at once: a far target answers none of them sooner.
-const LANDING_MAX: usize = 32;
+/// So many buffered writes are on their way to the target at once. As many as QEMU's NBD client has outstanding, so a far
+/// target takes no less than from a mirror; with more of them a slow one leaves the copy little.
+const LANDING_MAX: usize = 16;
 /// One part of so many of the buffer is the longest write that is buffered, and never more than [`WRITE_BYTES_MAX`]. A
 /// longer one is mirrored at once.
 const WRITE_PART: u64 = 4;

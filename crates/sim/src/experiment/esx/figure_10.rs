@@ -86,7 +86,7 @@ fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs) {
             mirror.during.iops(),
             buffered.report.throttled_us as f64 / 1e6
         ),
-        "What waits for room waits for 32 landings at once: more than the guest has outstanding, on a disk that is full.",
+        "What waits for room waits for landings, which share a full disk with the copy.",
     );
     let seen = runs.get(&scene(setup, Way::PaperMirror));
     let latency = [&seen.before, &seen.after].map(|tally| tally.latency_mean().as_secs_f64());
