@@ -136,6 +136,23 @@ impl Client {
         self.send(Method::POST, &format!("/v1/volumes/{}/move", escape(name)), request).await
     }
 
+    /// Starts or queues moves of all adopted disks of the machine whose disk this volume is. In the target `{name}` stands
+    /// for each volume's name; one that ends with a slash is a directory.
+    ///
+    /// # Errors
+    /// What is wrong with any of them; nothing was left behind.
+    pub async fn start_move_of_all(&self, name: &str, request: &MoveRequest) -> Result<Vec<Job>> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/move-all", escape(name)), request).await
+    }
+
+    /// What moves of all adopted disks of the machine whose disk this volume is would cost.
+    ///
+    /// # Errors
+    /// There is no such volume, or it was not adopted.
+    pub async fn plan_all(&self, name: &str, request: &PlanRequest) -> Result<Vec<Plan>> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/plan-all", escape(name)), request).await
+    }
+
     /// What a move would cost.
     ///
     /// # Errors

@@ -54,7 +54,8 @@ pub(crate) enum Command {
     Release(NameArgs),
     /// Move a volume to another place while it is used
     #[command(after_help = "Examples:\n  transhume move web1 --to file:/mnt/new/web1.img --verify full\n  \
-        transhume move web1 --to file:/dev/vg0/web1 --overwrite --bandwidth 200MiB/s --detach")]
+        transhume move web1 --to file:/dev/vg0/web1 --overwrite --bandwidth 200MiB/s --detach\n  \
+        transhume move web1 --all-disks --to 'file:/mnt/new/{name}.img' --no-persist")]
     Move(MoveArgs),
     /// Show the daemon, its volumes, and what is under way
     #[command(after_help = "Example: transhume status")]
@@ -242,9 +243,14 @@ pub(crate) struct StrategyArgs {
 pub(crate) struct PlanArgs {
     /// The volume
     pub(crate) name: String,
-    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page]
+    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page]; with --all-disks {name} in it is each volume's name, and
+    /// a path that ends with a slash is a directory
     #[arg(long, value_name = "BACKEND")]
     pub(crate) to: String,
+    /// All adopted disks of the VM that this volume is a disk of; if one fails or is cancelled, so are the others that are
+    /// not on their targets yet
+    #[arg(long)]
+    pub(crate) all_disks: bool,
     /// Copy at most so much: 200MiB/s, 1Gbit/s; what the guest writes does not count
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use api::Client;
 use api::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Monitor, MoveRequest, PlanRequest,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Job, Monitor, MoveRequest, PlanRequest,
     Result, SetRequest,
 };
 use serde::Serialize;
@@ -63,6 +63,10 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
         }
         Command::Plan(args) => {
             let request = PlanRequest { request: move_request(&args)? };
+            if args.all_disks {
+                let plans = client.plan_all(&args.name, &request).await?;
+                return print(json, &plans, || plans.iter().map(show::plan).collect::<Vec<_>>().join("\n\n"));
+            }
             let plan = client.plan(&args.name, &request).await?;
             print(json, &plan, || show::plan(&plan))
         }
@@ -206,6 +210,9 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
 
 async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<u8> {
     let request = MoveRequest { delete_source: args.delete_source, ..move_request(&args.plan)? };
+    if args.plan.all_disks {
+        return start_move_of_all(client, &args, &request, json).await;
+    }
     let job = client.start_move(&args.plan.name, &request).await?;
     if args.detach {
         print(json, &job, || {
@@ -220,6 +227,27 @@ async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<u8> {
         eprintln!("transhume: {error}");
         error.exit_code
     }))
+}
+
+/// All disks of a VM: one document with a report for each.
+async fn start_move_of_all(client: &Client, args: &MoveArgs, request: &MoveRequest, json: bool) -> Result<u8> {
+    let jobs = client.start_move_of_all(&args.plan.name, request).await?;
+    if args.detach {
+        print(json, &jobs, || {
+            let line = |job: &Job| format!("job {}: {} moves to {}", job.id, job.volume, job.target);
+            jobs.iter().map(line).collect::<Vec<_>>().join("\n")
+        })?;
+        return Ok(0);
+    }
+    let mut over = Vec::with_capacity(jobs.len());
+    for job in &jobs {
+        over.push(watch::wait(client, job, json).await?);
+    }
+    let documents: Vec<_> = over.iter().map(report::to_json).collect();
+    print(json, &documents, || over.iter().map(report::to_words).collect::<Vec<_>>().join("\n"))?;
+    let errors: Vec<&Error> = over.iter().filter_map(|job| job.error.as_ref()).collect();
+    errors.iter().for_each(|error| eprintln!("transhume: {error}"));
+    Ok(errors.first().map_or(0, |error| error.exit_code))
 }
 
 /// The path as the daemon, which runs in another directory, understands it.

@@ -10,6 +10,7 @@ pub(crate) fn to_json(job: &Job) -> serde_json::Value {
     if let Some(fields) = value.as_object_mut() {
         fields.insert("job".to_owned(), job.id.into());
         fields.insert("volume".to_owned(), job.volume.clone().into());
+        fields.insert("group".to_owned(), job.group.into());
         fields.insert("state".to_owned(), job.state.name().into());
         fields.insert("source".to_owned(), job.source.clone().into());
         fields.insert("target".to_owned(), job.target.clone().into());
@@ -133,6 +134,7 @@ mod tests {
 
     fn job(state: JobState, report: Option<Report>) -> Job {
         Job {
+            group: None,
             id: 7,
             volume: "web1".to_owned(),
             state,

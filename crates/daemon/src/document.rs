@@ -96,6 +96,9 @@ pub struct JobDocument {
     pub id: u64,
     /// What the progress map calls it.
     pub uuid: uuid::Uuid,
+    /// The others that it is moved with.
+    #[serde(default)]
+    pub group: Option<GroupDocument>,
     /// How it was asked for.
     pub request: MoveRequest,
     /// Who asked.
@@ -121,6 +124,15 @@ pub struct JobDocument {
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,
+}
+
+/// Moves of all disks of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupDocument {
+    /// The number of the first of them.
+    pub id: u64,
+    /// The volumes.
+    pub members: Vec<String>,
 }
 
 /// What is to be done after the commit.

@@ -42,7 +42,9 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/volumes", get(volumes).post(attach))
         .route("/v1/volumes/{name}", get(volume).delete(detach))
         .route("/v1/volumes/{name}/move", post(start_move))
+        .route("/v1/volumes/{name}/move-all", post(start_move_of_all))
         .route("/v1/volumes/{name}/plan", post(plan))
+        .route("/v1/volumes/{name}/plan-all", post(plan_all))
         .route("/v1/volumes/{name}/job", patch(set))
         .route("/v1/volumes/{name}/job/{action}", post(steer))
         .route("/v1/adoptions/check", post(check))
@@ -177,6 +179,26 @@ async fn start_move(
     let action = ("move.start", name.clone());
     let work = async move |daemon: Arc<Daemon>, peer: Peer| daemon.start_move(&peer, &name, request).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn start_move_of_all(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<Vec<v1::Job>> {
+    let request: v1::MoveRequest = parse(&body)?;
+    let action = ("move.start-all", name.clone());
+    let work = async move |daemon: Arc<Daemon>, peer: Peer| daemon.start_move_of_all(&peer, &name, request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn plan_all(
+    State(daemon): Shared,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<Vec<v1::Plan>> {
+    Ok(Json(daemon.plan_all(&name, parse(&body)?).await?))
 }
 
 async fn plan(State(daemon): Shared, Part(Path(name)): Part<Path<String>>, Body(body): Body) -> Answer<v1::Plan> {

@@ -32,6 +32,7 @@ mod persist;
 mod problem;
 mod recover;
 mod rescue;
+mod room;
 mod run;
 mod sockets;
 mod state_dir;
@@ -43,8 +44,8 @@ pub use args::Args;
 pub use config::Config;
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, JobDocument,
-    SocketOwner, VolumeDocument,
+    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, GroupDocument,
+    JobDocument, SocketOwner, VolumeDocument,
 };
 pub use held::{Held, HoldOptions, QemuRule};
 pub use rescue::rescue;

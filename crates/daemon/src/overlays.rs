@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use block::{BufferPool, Bytes, Device, IoFuture, Slot};
+use block::{BufferPool, Bytes, Device, IoFuture};
 use env::EnvRef;
 use migrate::{SnapshotStore, Snapshots};
 
@@ -19,6 +19,7 @@ use crate::ground::{OverlayOpening, OverlayPlaces, Places, Room};
 use crate::held::HoldOptions;
 use crate::journal::VolumeJournal;
 use crate::problem::{Result, of_backend, of_state};
+use crate::room::Needs;
 use crate::volume::Volume;
 
 /// The overlays of one volume's move, shared with the migration.
@@ -143,13 +144,13 @@ pub(crate) fn sweep(places: &dyn Places, source: &Path, target: &Path) {
     }
 }
 
-/// Refuses a snapshot move that has no place for overlays, or too little.
-pub(crate) fn check_room(
+/// Adds to `needs` what a snapshot move may take, and refuses one that has no place for overlays.
+pub(crate) fn add_needs(
     places: &dyn OverlayPlaces,
     volume: &VolumeDocument,
-    slot: &Slot,
+    size: Bytes,
     target: &Path,
-    target_allocates: Bytes,
+    needs: &mut Needs,
 ) -> Result<()> {
     if volume.adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
         return refuse(format!(
@@ -163,22 +164,13 @@ pub(crate) fn check_room(
     }
     let source = volume.backend.path();
     let (at_source, at_target) = (room_beside(places, source)?, room_beside(places, target)?);
-    let overlay = header_bytes(slot.device().size()) + slot.device().size();
-    // The first beside the source; at the target what is copied, and two at once.
-    let beside_target = Bytes(2 * overlay.0) + target_allocates;
-    // All three are never there at once: the first is gone when the third is made.
-    let is_same = at_source.file_system == at_target.file_system;
-    let beside_source = if is_same { Bytes::ZERO } else { overlay };
-    for (image, room, needed) in [(source, at_source, beside_source), (target, at_target, beside_target)] {
-        let free = room.free;
-        if free < needed {
-            let message = format!(
-                "a snapshot move may need {needed} beside {} if the guest writes all of the volume, and {free} are free",
-                image.display()
-            );
-            return Err(Error::new(ErrorCode::NoSpace, message).with_hint("make room, or leave --strategy out"));
-        }
+    let overlay = header_bytes(size) + size;
+    // The first beside the source; at the target what is copied, and two at once. All three are never there at once: the
+    // first is gone when the third is made.
+    if at_source.file_system != at_target.file_system {
+        needs.add(source, at_source, overlay);
     }
+    needs.add(target, at_target, Bytes(2 * overlay.0) + size);
     Ok(())
 }
 

@@ -24,6 +24,7 @@ use crate::volume::Volume;
 pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let names = daemon.state.volume_names()?;
     join_all(names.iter().map(|name| recover_volume(daemon, name))).await;
+    daemon.settle_groups();
     Ok(())
 }
 

@@ -30,6 +30,7 @@ impl Daemon {
                 job.cancel()?;
                 job.wait().await;
                 let over = job.show();
+                self.wait_for_others(&over).await;
                 return match over.state {
                     v1::JobState::Cancelled => Ok(over),
                     _ => Err(Error::new(

@@ -221,7 +221,8 @@ impl MoveOptions {
             return refuse(context);
         }
         if self.deadline_ms.is_some() && !self.strategy.iterates() {
-            let context = format!("a deadline is for strategies that may not converge, and {} does", self.strategy);
+            let context =
+                format!("a deadline is for strategies that copy in iterations, and {} does not", self.strategy);
             return refuse(context);
         }
         if let Some(bytes) = self.buffer_bytes {

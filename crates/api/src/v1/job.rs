@@ -396,6 +396,10 @@ pub struct Job {
     pub id: u64,
     /// What is moved.
     pub volume: String,
+    /// With which others: the number of the first of them. Those with the same number are all disks of one machine, and if
+    /// one of them is cancelled or fails, so are the others that are not on their targets yet.
+    #[serde(default)]
+    pub group: Option<u64>,
     /// Where it stands.
     pub state: JobState,
     /// Where from.

@@ -248,6 +248,12 @@ async fn end(
     daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
     tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
     volume.set_snapshots(None);
+    let document = volume.document();
+    let record = document.job.as_ref().filter(|job| state != JobState::Done && job.committed.is_none());
+    if let Some(group) = record.and_then(|job| job.group.as_ref()) {
+        // Once it is remembered: a daemon that dies here finds it and does this again.
+        daemon.undo_others(group, &over);
+    }
     clear_job(daemon, volume).await;
     volume.set_job(None);
     job.announce_end();

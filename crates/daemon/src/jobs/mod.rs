@@ -12,6 +12,7 @@
 
 mod convert;
 mod finish;
+mod group;
 mod history;
 mod plan;
 mod run;
@@ -102,6 +103,10 @@ impl JobHandle {
             control.pause();
         }
         inner.job.state = JobState::Running;
+        if *self.cancel.borrow() {
+            // Somebody cancelled it while the mirror came into the guest's path.
+            let _ = control.cancel();
+        }
         inner.control = Some(control);
         inner.target = target;
     }
@@ -171,12 +176,13 @@ impl JobHandle {
 
     pub(crate) fn cancel(&self) -> Result<()> {
         self.refuse_when_committed("cancelled")?;
-        let control = self.inner.lock().control.clone();
-        if let Some(control) = control {
-            control.cancel().map_err(|error| Error::new(ErrorCode::WrongState, error.chain()))?;
-        }
+        // First, so that a migration that begins at this moment sees it.
         self.cancel.send_replace(true);
-        Ok(())
+        let control = self.inner.lock().control.clone();
+        match control {
+            Some(control) => control.cancel().map_err(|error| Error::new(ErrorCode::WrongState, error.chain())),
+            None => Ok(()),
+        }
     }
 
     /// Cancels it because of `error`, which it then ends with.

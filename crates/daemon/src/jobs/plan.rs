@@ -1,14 +1,17 @@
 //! What a move would cost, said before it begins.
 
+use std::path::Path;
 use std::time::Duration;
 
 use api::v1::{Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
-use migrate::{Forecast, Known, MoveOptions, OnNoConverge};
+use migrate::{Forecast, Known, MoveOptions, OnNoConverge, Strategy};
 
 use super::start::target_spec;
 use crate::daemon::Daemon;
 use crate::problem::{Result, of_backend};
+use crate::room::Needs;
+use crate::volume::Volume;
 
 /// Looking for holes takes this long at most; what is not seen counts as data.
 const LOOKING_LIMIT: Duration = Duration::from_secs(3);
@@ -33,6 +36,9 @@ fn buffer_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
 
 /// What is to be known of a strategy that copies in passes.
 fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
+    if options.strategy == Strategy::Snapshot {
+        return vec!["time and stall are those of a mirror: how long overlays are folded is not foretold".to_owned()];
+    }
     if !options.strategy.iterates() {
         return Vec::new();
     }
@@ -67,7 +73,10 @@ impl Daemon {
             (Ok(()), false) => match self.prepare(&volume, spec.clone(), false).await {
                 Ok(prepared) => {
                     self.discard(&prepared);
-                    None
+                    match options.strategy {
+                        Strategy::Snapshot => self.overlays_refused(&volume, source.size(), spec.path()).err(),
+                        _ => None,
+                    }
                 }
                 Err(error) => Some(error),
             },
@@ -118,6 +127,13 @@ impl Daemon {
             notes,
             refusal,
         })
+    }
+
+    /// Whether there is no place or no room for overlays.
+    fn overlays_refused(&self, volume: &Volume, size: Bytes, target: &Path) -> Result<()> {
+        let mut needs = Needs::default();
+        crate::overlays::add_needs(&*self.backends, &volume.document(), size, target, &mut needs)?;
+        needs.check()
     }
 
     /// How many bytes must be read to be known, and whether all of the volume was looked at.

@@ -12,9 +12,10 @@ use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::JobDocument;
-use crate::held::{CLIENT_SECTOR, HoldOptions};
+use crate::document::{GroupDocument, JobDocument};
+use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
 use crate::problem::{Result, invalid, of_backend};
+use crate::room::Needs;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -23,25 +24,51 @@ impl Daemon {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         volume.require_up()?;
-        refuse_second(&volume)?;
-        self.check_persistence(&volume, &request)?;
-        let options = to_options(&request)?;
-        let spec = target_spec(&volume, &request.to)?;
-        let target = self.prepare(&volume, spec, request.overwrite).await?;
-        if options.strategy == Strategy::Snapshot {
-            let slot = volume.require_up()?;
-            let (places, needed) = (&*self.backends, slot.device().size());
-            let room = crate::overlays::check_room(places, &volume.document(), &slot, target.spec.path(), needed);
-            if let Err(error) = room {
+        let mut needs = Needs::default();
+        let ready = self.make_ready(&volume, request, &mut needs).await?;
+        let target = ready.target.clone();
+        let outcome = async {
+            if ready.options.strategy == Strategy::Snapshot {
+                needs.check()?;
+            }
+            let held = self.hold_target(&volume, &target).await?;
+            self.enlist(peer, &volume, ready, (self.history.next_id(), None), held).await
+        };
+        match outcome.await {
+            Ok(enlisted) => Ok(self.begin(enlisted)),
+            Err(error) => {
                 self.discard(&target);
-                return Err(error);
+                Err(error)
             }
         }
-        let outcome = self.accept(peer, &volume, request, options, target.clone()).await;
-        if outcome.is_err() {
-            self.discard(&target);
+    }
+
+    /// Looks at everything that can be wrong with a move, makes its target ready, and adds to `needs` what it takes.
+    pub(super) async fn make_ready(&self, volume: &Volume, request: MoveRequest, needs: &mut Needs) -> Result<Ready> {
+        let slot = volume.require_up()?;
+        refuse_second(volume)?;
+        self.check_persistence(volume, &request)?;
+        let options = to_options(&request)?;
+        let spec = target_spec(volume, &request.to)?;
+        let target = self.prepare(volume, spec, request.overwrite).await?;
+        let size = slot.device().size();
+        let path = target.spec.path();
+        let is_counted = match options.strategy {
+            Strategy::Snapshot => crate::overlays::add_needs(&*self.backends, &volume.document(), size, path, needs),
+            _ => {
+                if let Ok(Some(room)) = self.backends.room(path) {
+                    needs.add(path, room, size);
+                }
+                Ok(())
+            }
+        };
+        match is_counted {
+            Ok(()) => Ok(Ready { request, options, target }),
+            Err(error) => {
+                self.discard(&target);
+                Err(error)
+            }
         }
-        outcome
     }
 
     /// Makes the target ready and looks whether it suits the volume.
@@ -71,21 +98,30 @@ impl Daemon {
         }
     }
 
-    async fn accept(
-        self: &Arc<Self>,
+    pub(super) async fn hold_target(&self, volume: &Volume, target: &PreparedTarget) -> Result<Held> {
+        let hold = HoldOptions {
+            size_limit: volume_size(volume),
+            ..volume.hold_options(self.config.lock_wait()).for_target()
+        };
+        let held = self.backends.hold(&target.spec, &hold, &*self.env).await;
+        held.map_err(|error| of_backend(&error, "the target"))
+    }
+
+    /// Puts a move that is ready durably on record.
+    pub(super) async fn enlist(
+        &self,
         peer: &Peer,
         volume: &Arc<Volume>,
-        request: MoveRequest,
-        options: MoveOptions,
-        target: PreparedTarget,
-    ) -> Result<Job> {
+        ready: Ready,
+        (id, group): (u64, Option<GroupDocument>),
+        held: Held,
+    ) -> Result<Enlisted> {
+        let Ready { request, options, target } = ready;
         let size_limit = volume_size(volume);
-        let hold = HoldOptions { size_limit, ..volume.hold_options(self.config.lock_wait()).for_target() };
-        let held = self.backends.hold(&target.spec, &hold, &*self.env).await;
-        let held = held.map_err(|error| of_backend(&error, "the target"))?;
         let started_unix_ms = unix_ms(self.env.wall_clock());
         let document = JobDocument {
-            id: self.history.next_id(),
+            id,
+            group,
             uuid: random_uuid(&*self.env),
             request,
             requester: peer.to_string(),
@@ -108,10 +144,31 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
-        let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
-        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held).await }));
-        Ok(job)
+        Ok(Enlisted { job, volume: Arc::clone(volume), handle, held })
     }
+
+    /// Lets a move that is on record run when it is its turn.
+    pub(super) fn begin(self: &Arc<Self>, enlisted: Enlisted) -> Job {
+        let Enlisted { job, volume, handle, held } = enlisted;
+        let daemon = Arc::clone(self);
+        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held).await }));
+        job
+    }
+}
+
+/// A move with which nothing is wrong, and whose target is ready.
+pub(super) struct Ready {
+    request: MoveRequest,
+    pub(super) options: MoveOptions,
+    pub(super) target: PreparedTarget,
+}
+
+/// A move that is on record.
+pub(super) struct Enlisted {
+    pub(super) job: Job,
+    pub(super) volume: Arc<Volume>,
+    pub(super) handle: Arc<JobHandle>,
+    pub(super) held: Held,
 }
 
 /// How the API shows a job that its document tells of.
@@ -123,6 +180,7 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
     Job {
         id: document.id,
         volume: volume.name.clone(),
+        group: document.group.as_ref().map(|group| group.id),
         state: JobState::Queued,
         source,
         target: document.target.spec.to_string(),

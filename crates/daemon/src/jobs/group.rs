@@ -1,0 +1,239 @@
+//! All disks of a machine, moved together.
+//!
+//! Each disk has a job of its own, with its own copy, switchover and report. Together they are asked for, and refused, and
+//! together they are undone: a job that is cancelled or fails takes along those that are not on their targets yet. A disk
+//! that is there already stays there. After a restart the journals say who belongs together.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
+
+use super::finish::{Ending, finish};
+use super::start::{Enlisted, Ready, target_spec};
+use crate::audit::Peer;
+use crate::daemon::Daemon;
+use crate::document::GroupDocument;
+use crate::problem::{Result, invalid};
+use crate::room::Needs;
+use crate::volume::Volume;
+
+impl Daemon {
+    /// Starts or queues moves of all disks of the machine whose disk `name` is. When this returns an error, nothing was
+    /// left behind.
+    pub(crate) async fn start_move_of_all(
+        self: &Arc<Self>,
+        peer: &Peer,
+        name: &str,
+        request: MoveRequest,
+    ) -> Result<Vec<Job>> {
+        let volumes = self.disks_beside(name)?;
+        let requests = requests_for(&volumes, &request)?;
+        // By name, so that two groups never wait for each other.
+        let mut operations = Vec::with_capacity(volumes.len());
+        for volume in &volumes {
+            operations.push(volume.operation.lock().await);
+        }
+        let mut ready = Vec::with_capacity(volumes.len());
+        let outcome = self.make_all_ready(&volumes, requests, &mut ready).await;
+        let targets: Vec<_> = ready.iter().map(|ready| ready.target.clone()).collect();
+        let outcome = match outcome {
+            Ok(()) => self.enlist_all(peer, &volumes, ready).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(enlisted) => Ok(enlisted.into_iter().map(|enlisted| self.begin(enlisted)).collect()),
+            Err(error) => {
+                targets.iter().for_each(|target| self.discard(target));
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_all_ready(
+        &self,
+        volumes: &[Arc<Volume>],
+        requests: Vec<MoveRequest>,
+        ready: &mut Vec<Ready>,
+    ) -> Result<()> {
+        let mut needs = Needs::default();
+        for (volume, request) in volumes.iter().zip(requests) {
+            let made = self.make_ready(volume, request, &mut needs).await;
+            ready.push(made.map_err(|error| of_disk(volume, error))?);
+        }
+        needs.check()
+    }
+
+    async fn enlist_all(&self, peer: &Peer, volumes: &[Arc<Volume>], ready: Vec<Ready>) -> Result<Vec<Enlisted>> {
+        let mut held = Vec::with_capacity(volumes.len());
+        for (volume, ready) in volumes.iter().zip(&ready) {
+            held.push(self.hold_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
+        }
+        let ids: Vec<u64> = volumes.iter().map(|_| self.history.next_id()).collect();
+        let members = volumes.iter().map(|volume| volume.name.clone()).collect();
+        let group = GroupDocument { id: ids[0], members };
+        let mut enlisted = Vec::with_capacity(volumes.len());
+        for (((volume, ready), held), id) in volumes.iter().zip(ready).zip(held).zip(ids) {
+            match self.enlist(peer, volume, ready, (id, Some(group.clone())), held).await {
+                Ok(one) => enlisted.push(one),
+                Err(error) => {
+                    for Enlisted { volume, handle, held, .. } in enlisted {
+                        finish(self, &volume, &handle, Ending::Cancelled(None), held).await;
+                    }
+                    return Err(of_disk(volume, error));
+                }
+            }
+        }
+        Ok(enlisted)
+    }
+
+    /// What moves of all disks of the machine whose disk `name` is would cost.
+    pub(crate) async fn plan_all(&self, name: &str, request: PlanRequest) -> Result<Vec<Plan>> {
+        let volumes = self.disks_beside(name)?;
+        let requests = requests_for(&volumes, &request.request)?;
+        let mut plans = Vec::with_capacity(volumes.len());
+        for (volume, request) in volumes.iter().zip(requests) {
+            plans.push(self.plan(&volume.name, PlanRequest { request }).await?);
+        }
+        Ok(plans)
+    }
+
+    /// All adopted disks of the machine whose disk `name` is, by name.
+    fn disks_beside(&self, name: &str) -> Result<Vec<Arc<Volume>>> {
+        let monitor_of = |volume: &Volume| volume.document().adoption.as_ref().map(|adoption| adoption.monitor.clone());
+        let Some(monitor) = monitor_of(&*self.volume(name)?) else {
+            return Err(invalid(
+                format!("{name} was not adopted from a VM: nobody knows which disks belong to it"),
+                "leave --all-disks out",
+            ));
+        };
+        let mut volumes = self.volumes();
+        volumes.retain(|volume| monitor_of(volume).as_ref() == Some(&monitor));
+        Ok(volumes)
+    }
+
+    /// The others that `group` has and that are not over.
+    fn members(&self, group: u64, but: &str) -> Vec<Arc<Volume>> {
+        let belongs = |volume: &Volume| {
+            let document = volume.document();
+            document.job.as_ref().and_then(|job| job.group.as_ref()).is_some_and(|found| found.id == group)
+        };
+        self.volumes().into_iter().filter(|volume| volume.name != but && belongs(volume)).collect()
+    }
+
+    /// The job of a group is undone: so are the others that are not on their targets.
+    pub(super) fn undo_others(&self, group: &GroupDocument, over: &Job) {
+        for volume in self.members(group.id, &over.volume) {
+            let Some(handle) = volume.job() else { continue };
+            match over.state {
+                // If it is too late for that, the disk is on its target and stays there.
+                JobState::Cancelled => _ = handle.cancel(),
+                _ => handle.fail(failed_with(&volume.name, &over.volume, over.error.as_ref())),
+            }
+        }
+    }
+
+    /// Waits until the others of the group of `job` are over.
+    pub(crate) async fn wait_for_others(&self, job: &Job) {
+        let Some(group) = job.group else { return };
+        for volume in self.members(group, &job.volume) {
+            if let Some(handle) = volume.job() {
+                handle.wait().await;
+            }
+        }
+    }
+
+    /// After a restart: groups of which a member was undone before the restart, or was never on record.
+    pub(crate) fn settle_groups(&self) {
+        let mut volumes = self.volumes();
+        volumes.retain(|volume| volume.document().job.as_ref().is_some_and(|job| job.group.is_some()));
+        if volumes.is_empty() {
+            return;
+        }
+        let over = self.history.list();
+        for volume in volumes {
+            let document = volume.document();
+            let Some(job) = &document.job else { continue };
+            let (Some(group), Some(handle)) = (&job.group, volume.job()) else { continue };
+            for member in group.members.iter().filter(|member| **member != volume.name) {
+                let ended = over.iter().find(|over| over.volume == *member && over.group == Some(group.id));
+                let is_under_way = self.members(group.id, &volume.name).iter().any(|other| other.name == *member);
+                match ended {
+                    // Looked at first: one that is over may not have been taken off its journal yet.
+                    Some(over) if over.state == JobState::Done || self.has_moved(over) => {}
+                    Some(over) if over.state == JobState::Cancelled => _ = handle.cancel(),
+                    Some(over) => handle.fail(failed_with(&volume.name, member, over.error.as_ref())),
+                    // The daemon died while the jobs were put on record: none of them has begun.
+                    None if job.record.sessions == 0 && !is_under_way => {
+                        handle.fail(failed_with(&volume.name, member, None))
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
+
+    /// Whether a job that is over has put its volume where it was to go.
+    fn has_moved(&self, over: &Job) -> bool {
+        self.volume(&over.volume).is_ok_and(|volume| volume.document().backend.to_string() == over.target)
+    }
+}
+
+fn failed_with(name: &str, other: &str, cause: Option<&Error>) -> Error {
+    let cause = cause.map_or_else(|| "it was never on record".to_owned(), |cause| cause.message.clone());
+    Error::new(
+        ErrorCode::MoveFailed,
+        format!("the move of {name} was undone with that of {other}, a disk of the same machine: {cause}"),
+    )
+    .with_hint("the guest is on the source and goes on; remove the cause and move all disks again")
+}
+
+fn of_disk(volume: &Volume, error: Error) -> Error {
+    Error { message: format!("{}: {}", volume.name, error.message), ..error }
+}
+
+/// A request for each of `volumes`: `{name}` in the target is its name, and a target that ends with a slash a directory.
+fn requests_for(volumes: &[Arc<Volume>], request: &MoveRequest) -> Result<Vec<MoveRequest>> {
+    let mut targets = BTreeSet::new();
+    let mut requests = Vec::with_capacity(volumes.len());
+    for volume in volumes {
+        let to = target_for(&request.to, &volume.name, volume.document().backend.path());
+        let request = MoveRequest { to, ..request.clone() };
+        if !targets.insert(target_spec(volume, &request.to)?.path().to_owned()) {
+            return Err(invalid(
+                format!("two disks would go to {}", request.to),
+                "write {name} in the target where the volume's name is to stand, or name a directory with a slash at its end",
+            ));
+        }
+        requests.push(request);
+    }
+    Ok(requests)
+}
+
+fn target_for(pattern: &str, name: &str, source: &std::path::Path) -> String {
+    let (place, options) = match pattern.split_once(',') {
+        Some((place, options)) => (place, format!(",{options}")),
+        None => (pattern, String::new()),
+    };
+    let file = source.file_name().unwrap_or_default().to_string_lossy();
+    let place = place.replace("{name}", name);
+    let place = if place.ends_with('/') { format!("{place}{file}") } else { place };
+    place + &options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_for_several_disks_is_a_pattern_or_a_directory() {
+        let source = std::path::Path::new("/vm/web1-data.img");
+        assert_eq!(target_for("file:/new/{name}.img", "data", source), "file:/new/data.img");
+        assert_eq!(
+            target_for("file:/new/{name}/,cache=page", "data", source),
+            "file:/new/data/web1-data.img,cache=page"
+        );
+        assert_eq!(target_for("file:/new/", "data", source), "file:/new/web1-data.img");
+        assert_eq!(target_for("file:/new/one.img", "data", source), "file:/new/one.img");
+    }
+}
