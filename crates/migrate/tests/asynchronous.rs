@@ -202,12 +202,14 @@ async fn a_flush_that_succeeds_while_a_buffered_write_hangs_does_not_make_its_ch
         while world.target.flushes.load(Ordering::Relaxed) == flushed {
             world.env.sleep(Duration::from_millis(100)).await;
         }
+        // It is given up after half a minute, and fails then.
+        until(&control, |progress| progress.phase == Phase::TargetLost).await;
+        task.await.expect("no panic").expect("the guest does not notice");
         {
             let mut manners = world.target.manners.lock();
             (manners.writes_left, manners.hung, manners.kind) = (Some(0), false, Some(ErrorKind::Disconnected));
         }
-        task.await.expect("no panic").expect("the guest does not notice");
-        until(&control, |progress| progress.phase == Phase::TargetLost).await;
+        world.env.sleep(Duration::from_secs(1)).await;
         world.target.manners.lock().writes_left = None;
         control.resume();
         switched(work).await;
