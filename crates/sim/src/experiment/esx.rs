@@ -20,6 +20,7 @@ mod figure_08;
 mod figure_09;
 mod figure_10;
 mod figure_11;
+mod foretold;
 mod grid;
 mod html;
 mod load;
@@ -58,6 +59,7 @@ const STUDIES: &[Study] = &[
     Study { id: figure_09::ID, scenes: figure_09::scenes, figure: figure_09::figure },
     Study { id: figure_10::ID, scenes: figure_10::scenes, figure: figure_10::figure },
     Study { id: figure_11::ID, scenes: figure_11::scenes, figure: figure_11::figure },
+    Study { id: foretold::ID, scenes: foretold::scenes, figure: foretold::figure },
     Study { id: table_1::ID, scenes: table_1::scenes, figure: table_1::figure },
     Study { id: table_2::ID, scenes: table_2::scenes, figure: table_2::figure },
 ];
