@@ -3,8 +3,6 @@
 //! The forecast is the engine's own (`migrate::Known`), from what a daemon knows beforehand: the rate of a copy without a
 //! guest, what the guest has written for a while, and as long as its slowest requests take for a switchover.
 
-use std::time::Duration;
-
 use migrate::{Forecast, Known};
 
 use super::figure::Figure;
