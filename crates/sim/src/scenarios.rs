@@ -1,6 +1,7 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
 mod asynchronous;
+mod nbd;
 mod snapshots;
 mod strategies;
 
@@ -12,9 +13,7 @@ use migrate::{Phase, Verify};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
-use crate::link::LinkFigures;
 use crate::story::{Happening, Story, When};
-use crate::wire::WireFigures;
 use crate::words::{guest, operator, process, source, store, target};
 
 /// A scenario by its name.
@@ -73,12 +72,12 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("corruption", "the target's bytes change behind our back; full comparison", corruption),
     scenario("lies", "the target loses, misdirects and flips what it is given; full comparison", lies),
     scenario("reconnect", "the guest's connection is cut and comes back", reconnect),
-    scenario("nbd", "the guest speaks NBD, and nothing is wrong with its link", over_nbd),
-    scenario("nbd-cut", "connections are cut, and requests asked again while the old ones are under way", nbd_cut),
-    scenario("nbd-half-open", "connections are lost for the guest and not for the server", nbd_half_open),
-    scenario("nbd-crash", "the daemon is killed with requests of NBD clients in flight", nbd_crash),
-    scenario("nbd-power-loss", "the host loses its power under guests that flush and force over NBD", nbd_power_loss),
-    scenario("nbd-slow-reader", "a guest that does not read, on a link that stops", nbd_slow_reader),
+    scenario("nbd", "the guest speaks NBD, and nothing is wrong with its link", nbd::whole),
+    scenario("nbd-cut", "connections are cut, and requests asked again while the old ones are under way", nbd::cut),
+    scenario("nbd-half-open", "connections are lost for the guest and not for the server", nbd::half_open),
+    scenario("nbd-crash", "the daemon is killed with requests of NBD clients in flight", nbd::crashed),
+    scenario("nbd-power-loss", "the host loses its power under guests that flush and force over NBD", nbd::powerless),
+    scenario("nbd-slow-reader", "a guest that does not read, on a link that stops", nbd::slow_reader),
     scenario("snapshots", "a move by snapshots under load, and nothing goes wrong", snapshots::quiet),
     scenario("snapshots-crash", "a move by snapshots whose process is killed", snapshots::crashed),
     scenario("snapshots-power-loss", "a move by snapshots whose host loses its power", snapshots::powerless),
@@ -522,63 +521,6 @@ fn reconnect(dice: &Dice) -> Story {
     common(dice).source(Faults { slow: rate(dice), ..Faults::default() }).with(Happening::Reconnect, dice.within(1..=5))
 }
 
-/// A link of any kind, and a server that takes few or many requests at once.
-fn any_wire(dice: &Dice) -> WireFigures {
-    let link = LinkFigures {
-        rate: dice.pick(&[100_000_000, 2_000_000_000]),
-        latency: Duration::from_micros(dice.pick(&[5, 50, 500])),
-        window: dice.pick(&[32 << 10, 256 << 10, 1 << 20]),
-    };
-    WireFigures { link, requests_max: dice.pick(&[2, 16, 128]), bytes_max: Bytes::kib(dice.pick(&[256, 16_384])) }
-}
-
-fn over_nbd(dice: &Dice) -> Story {
-    let wire = any_wire(dice);
-    common(dice).wire(wire)
-}
-
-/// Slow requests, so that those of a connection that is cut are still under way when they are asked again.
-fn slowly(dice: &Dice) -> Story {
-    let slow = Faults { slow: rate(dice), stuck: dice.pick(&[0.0, 0.0, 0.0005]), ..Faults::default() };
-    let load = Load { requests: 1000, outstanding: 16, reads: 0.4, pattern: Pattern::Hot(128), ..Load::default() };
-    let wire = any_wire(dice);
-    common(dice).guest(load).wire(wire).source(slow).target(slow)
-}
-
-fn nbd_cut(dice: &Dice) -> Story {
-    slowly(dice).with(Happening::Reconnect, dice.within(1..=8)).with(Happening::LinkDown, dice.below(3))
-}
-
-fn nbd_half_open(dice: &Dice) -> Story {
-    let stuck = Faults { stuck: 0.01, slow: 0.01, ..Faults::default() };
-    let load = Load { requests: 1000, outstanding: 16, reads: 0.4, pattern: Pattern::Hot(64), ..Load::default() };
-    let wire = any_wire(dice);
-    let story = common(dice).guest(load).wire(wire).source(stuck);
-    story.with(Happening::HalfOpen, dice.within(1..=5)).with(Happening::Reconnect, dice.below(3))
-}
-
-fn nbd_crash(dice: &Dice) -> Story {
-    let crashes = dice.within(1..=5);
-    slowly(dice).with(Happening::Crash, crashes).with(Happening::Reconnect, dice.below(3))
-}
-
-fn nbd_power_loss(dice: &Dice) -> Story {
-    let load =
-        Load { requests: 500, reads: 0.2, flushes: 0.1, fua: 0.2, pattern: Pattern::Hot(256), ..Load::default() };
-    let wire = any_wire(dice);
-    let losses = dice.within(1..=3);
-    common(dice).guest(load).wire(wire).with(Happening::PowerLoss, losses).with(Happening::Reconnect, dice.below(3))
-}
-
-fn nbd_slow_reader(dice: &Dice) -> Story {
-    let wire = any_wire(dice);
-    common(dice)
-        .wire(WireFigures { link: LinkFigures { window: 16 << 10, ..wire.link }, ..wire })
-        .with(Happening::SlowReader, dice.within(1..=4))
-        .with(Happening::LinkDown, dice.within(1..=3))
-        .with(Happening::Reconnect, dice.below(4))
-}
-
 fn daemon_target(dice: &Dice) -> Story {
     let rate = rate(dice);
     let story = common(dice).target(Faults { read_errors: rate, write_errors: rate, ..Faults::default() });
@@ -628,7 +570,7 @@ fn swarm(dice: &Dice) -> Story {
     }
     let (half_open, slow_reader, down) = (times(2), times(2), times(2));
     story
-        .wire(any_wire(dice))
+        .wire(nbd::any_wire(dice))
         .with(Happening::HalfOpen, half_open)
         .with(Happening::SlowReader, slow_reader)
         .with(Happening::LinkDown, down)
