@@ -176,6 +176,18 @@ impl Disk {
         }
     }
 
+    /// Waits until no request of whoever has it open is on its way. A file's lock is on its open file, and requests that
+    /// were given up keep that open.
+    pub async fn let_go(&self) {
+        loop {
+            let settled = self.shared.settled.notified();
+            if self.in_flight() == 0 {
+                return;
+            }
+            settled.await;
+        }
+    }
+
     /// Opens it without waiting for what an earlier process has left on its way.
     #[must_use]
     pub fn open_at_once(&self, epoch: u64) -> Device {
@@ -418,6 +430,11 @@ impl Disk {
         let mut state = self.state();
         state.in_flight -= 1;
         state.in_flight_bytes -= length;
+        let is_last = state.in_flight == 0;
+        drop(state);
+        if is_last {
+            self.shared.settled.notify_waiters();
+        }
     }
 
     fn submit_write(&self, mutation: Mutation, grant: u64, epoch: u64) -> Flight {

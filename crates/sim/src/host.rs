@@ -441,6 +441,8 @@ impl Host {
         let shared = &self.shared;
         let target_disk = &shared.sides[1 - job.from];
         target_disk.admit();
+        // The move before may have given up requests that still hang.
+        target_disk.let_go().await;
         let target = self.open(target_disk, Role::Target, record.document().epoch).await;
         let options = job.record.options.clone();
         let source = serving.holder.clone();

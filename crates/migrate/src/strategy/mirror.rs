@@ -28,6 +28,7 @@ pub(crate) mod filter;
 pub(crate) mod landing;
 pub(crate) mod patience;
 pub(crate) mod scrutiny;
+pub(crate) mod session;
 pub(crate) mod tracker;
 
 pub(crate) use filter::Mirror;

@@ -216,6 +216,7 @@ pub(crate) async fn zero_prefix(device: &Device, extent: Extent) -> Result<Bytes
 /// Makes `extent` of the target read as zeroes, where it is not known to.
 async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
     for piece in extent.split_at_multiples(ZERO_BYTES_MAX) {
+        session.require()?;
         if !session.trusts_zeroes || zero_prefix(&session.target, piece).await? != piece.end() {
             session.target.write(Mutation::zeroes(piece, true)).await?;
         }
@@ -234,10 +235,12 @@ async fn write_pieces(session: Session, pieces: Vec<(Extent, Option<Data>)>) -> 
         };
         let write = Mutation::data(extent.offset, data);
         if extent.length.0 <= limit {
+            session.require()?;
             target.write(write).await?;
             continue;
         }
         for piece in extent.split_at_multiples(1 << limit.max(1).ilog2()) {
+            session.require()?;
             target.write(write.slice(piece)).await?;
         }
     }

@@ -440,7 +440,7 @@ impl Shared {
             // Whatever it says is too late to matter: its session is over and its chunks will be copied again.
             let _ = target.await;
         }));
-        Err(Error::new(ErrorKind::Disconnected, "the target was given up while it was being written"))
+        Err(super::session::given_up())
     }
 }
 

@@ -11,6 +11,7 @@ use env::Moment;
 use super::buffer::{Buffered, Queue};
 use super::patience::Patience;
 use super::scrutiny::Scrutiny;
+pub(crate) use super::session::Session;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 use crate::strategy::tracking::dirt::Dirt;
 use crate::strategy::tracking::hot::Hot;
@@ -79,17 +80,6 @@ impl Mode {
     pub(crate) const fn flushes_both(self) -> bool {
         matches!(self, Self::FlushBoth | Self::InDoubt | Self::TargetHolds)
     }
-}
-
-/// One attempt with one target.
-#[derive(Clone)]
-pub(crate) struct Session {
-    pub(crate) number: u64,
-    pub(crate) target: Device,
-    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one, of this job or of
-    /// another: a flush may have failed there, and zeroes that it should have made durable read as zeroes until the power
-    /// goes.
-    pub(crate) trusts_zeroes: bool,
 }
 
 /// What is to be done with a guest write.
@@ -189,7 +179,7 @@ impl Tracker {
             hot: None,
             queue: None,
             compare_from: 0,
-            session: Some(Session { number: 1, target, trusts_zeroes: is_fresh }),
+            session: Some(Session::new(1, target, is_fresh)),
             sessions: 1,
             offload: None,
             patience: Patience::default(),
@@ -251,7 +241,7 @@ impl Tracker {
         }
         self.sessions += 1;
         self.patience = Patience::default();
-        self.session = Some(Session { number: self.sessions, target, trusts_zeroes: empty });
+        self.session = Some(Session::new(self.sessions, target, empty));
     }
 
     /// Whether the mirror is kept although the target of `session` has failed a request: it still is the target, the
@@ -265,7 +255,9 @@ impl Tracker {
     /// The target is gone: what was not flushed there must be copied again, and looked at. Gives what was buffered.
     #[must_use = "it is freed outside the tracker's lock"]
     pub(crate) fn drop_session(&mut self) -> VecDeque<Buffered> {
-        self.session = None;
+        if let Some(session) = self.session.take() {
+            session.end();
+        }
         let buffered = self.drop_buffered();
         for state in [Durability::Unflushed, Durability::Flushing, Durability::FlushingAndUnflushed] {
             let mut from = 0;

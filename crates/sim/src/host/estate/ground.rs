@@ -97,6 +97,9 @@ impl Places for Life {
             let missing = |error| Error::from_os(error, format!("opening {spec}"));
             let (side, _, disk) = self.host.place(spec.path()).map_err(missing)?;
             let role = if side == self.host.holder() { Role::Source } else { Role::Target };
+            if role == Role::Target {
+                disk.let_go().await;
+            }
             let device = self.host.open(disk, role, self.known.load(Ordering::Relaxed)).await;
             let device = match hold.size_limit {
                 Some(size) if size < device.size() => Device::new(disk.name(), Shortened { lower: device, size }),

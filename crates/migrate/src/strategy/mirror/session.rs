@@ -1,0 +1,47 @@
+//! One attempt with one target, and its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{Device, Error, ErrorKind, Result};
+
+/// One attempt with one target.
+#[derive(Clone)]
+pub(crate) struct Session {
+    pub(crate) number: u64,
+    pub(crate) target: Device,
+    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one, of this job or of
+    /// another: a flush may have failed there, and zeroes that it should have made durable read as zeroes until the power
+    /// goes.
+    pub(crate) trusts_zeroes: bool,
+    /// Shared by all clones.
+    is_over: Arc<AtomicBool>,
+}
+
+impl Session {
+    pub(super) fn new(number: u64, target: Device, trusts_zeroes: bool) -> Self {
+        Self { number, target, trusts_zeroes, is_over: Arc::default() }
+    }
+
+    /// Whoever writes to the target piece by piece asks this before every piece. A request that hangs is given up with its
+    /// session and goes on by itself; when it is answered after all, the target may be somebody else's.
+    ///
+    /// # Errors
+    /// The session is over.
+    pub(crate) fn require(&self) -> Result<()> {
+        match self.is_over.load(Ordering::Acquire) {
+            false => Ok(()),
+            true => Err(given_up()),
+        }
+    }
+
+    /// Nothing more is written to the target but what is under way.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// What a write says whose session has ended before it was answered.
+pub(super) fn given_up() -> Error {
+    Error::new(ErrorKind::Disconnected, "the target was given up while it was being written")
+}
