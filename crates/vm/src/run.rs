@@ -13,6 +13,12 @@ use crate::graph::Graph;
 use crate::plan::{AdoptedDisk, Direction, ExpectedSize, Plan, Step};
 use crate::qmp::Qmp;
 
+/// For how long a connection of QEMU's to our export is waited for. QEMU goes on as soon as it is let in, which on a busy machine
+/// may be before the server comes to count it.
+const EXPORT_WAIT: Duration = Duration::from_secs(2);
+/// How often it is looked for.
+const EXPORT_LOOK: Duration = Duration::from_millis(5);
+
 /// What a running plan needs of whoever serves the export.
 pub trait Surroundings: Send {
     /// Takes QEMU-compatible locks on the image, or keeps those that are held. While adopted no other program may open
@@ -268,6 +274,18 @@ fn is_done(step: &Step, graph: &Graph) -> bool {
     }
 }
 
+/// Whether QEMU is connected to our export, now or within [`EXPORT_WAIT`].
+async fn comes_to_be_connected(qmp: &Qmp, surroundings: &mut dyn Surroundings) -> bool {
+    let begun = qmp.env().now();
+    while !surroundings.is_export_connected() {
+        if qmp.env().now().since(begun) >= EXPORT_WAIT {
+            return false;
+        }
+        qmp.env().sleep(EXPORT_LOOK).await;
+    }
+    true
+}
+
 async fn carry_out(
     qmp: &Qmp,
     step: &Step,
@@ -278,7 +296,7 @@ async fn carry_out(
     let is_inside = standing(disk, graph) == Standing::Inside;
     // `cont` drains nothing: a guest that we have stopped goes on, and waits for its export itself.
     let may_drain = !matches!(step, Step::TakeLocks | Step::DropLocks | Step::Resume);
-    if may_drain && is_inside && !surroundings.is_export_connected() {
+    if may_drain && is_inside && !comes_to_be_connected(qmp, surroundings).await {
         let context = format!(
             "QEMU is not connected to the export of {}: {} would block the guest; start the daemon or run rescue first",
             disk.volume,

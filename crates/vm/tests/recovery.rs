@@ -167,6 +167,16 @@ async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_the_server_comes_to_count_late_is_waited_for() {
+    let vm = Vm::start(KINDS[1]);
+    let mut setup = Setup::planned(vm).await;
+    setup.daemon.counts_late = 5;
+    setup.adopt().await;
+    assert_eq!(setup.daemon.counts_late, 0, "nobody asked");
+    setup.vm.load_goes_on().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
     let kind = Kind { given: Given::Blockdev, format: "raw", iothread: false };
     let Setup { qmp, plan, mut daemon, vm, server: _server } = Setup::planned(Vm::start(kind)).await;

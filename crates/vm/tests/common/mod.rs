@@ -356,6 +356,8 @@ pub struct Daemon {
     pub image: PathBuf,
     pub locks: Option<QemuLocks>,
     pub is_connected: bool,
+    /// So often it says that it is not, although it is: it has yet to count the connection.
+    pub counts_late: u32,
     /// Dies before this step.
     pub dies_before: Option<usize>,
     /// Takes so long before every reopen.
@@ -369,6 +371,7 @@ impl Daemon {
             image: image.to_owned(),
             locks: None,
             is_connected: true,
+            counts_late: 0,
             dies_before: None,
             dawdles: Duration::ZERO,
             taken: Vec::new(),
@@ -396,7 +399,9 @@ impl Surroundings for Daemon {
     }
 
     fn is_export_connected(&mut self) -> bool {
-        self.is_connected
+        let is_counted = self.counts_late == 0;
+        self.counts_late = self.counts_late.saturating_sub(1);
+        self.is_connected && is_counted
     }
 
     fn before(&mut self, step: usize, what: &Step) -> BoxFuture<'_, io::Result<()>> {
