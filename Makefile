@@ -73,7 +73,7 @@ demo: ## Move a running guest's disk and print the report
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
 	@$(CARGO) xtask bench-local
 
-paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; long: all of it has not been timed)
+paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; minutes, and half an hour with SCALE=1)
 	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
 
 deny: ## Licences, duplicate and banned crates (installs cargo-deny)

@@ -7,11 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::load::Load;
-use support::{HANG, World, name_of, signal, tool, wait};
-
-fn target(path: &Path) -> String {
-    format!("file:{}", path.display())
-}
+use support::{HANG, World, name_of, same, signal, target, tool, wait};
 
 /// Waits until the volume's job has copied at least `bytes`.
 fn wait_until_copied(world: &World, bytes: u64) {
@@ -23,14 +19,6 @@ fn wait_until_copied(world: &World, bytes: u64) {
         }
         assert!(start.elapsed() < HANG, "nothing is copied: {jobs}\n{}", world.log());
         std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
-fn same(path: &Path, expected: &[u8]) {
-    let found = std::fs::read(path).expect("read");
-    assert_eq!(found.len(), expected.len(), "{} has another size", path.display());
-    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
-        panic!("{} differs from byte {at} on", path.display());
     }
 }
 
@@ -255,24 +243,7 @@ fn read_only_and_small_targets_are_refused() {
 
 #[test]
 fn the_daemon_is_killed_in_the_middle_of_moves_and_every_promise_is_kept() {
-    let mut world = World::new();
-    let image = world.image("disk.img", 48 << 20, 65536);
-    let uri = world.attach("x", &image);
-    let load = Load::start(&uri, &image, 40);
-    let mut current = image;
-    let mut delay = 17_u64;
-    for round in 0..3 {
-        let to = world.path(&format!("round-{round}.img"));
-        let arguments = ["move", "x", "--to", &target(&to), "--verify", "full", "--bandwidth", "40MiB/s", "--detach"];
-        let id = world.json(&arguments)["id"].as_u64().expect("a number");
-        world.kill_four_times(&mut delay);
-        let over = world.wait_for_job(id);
-        assert_eq!(over["state"], "done", "{over}\n{}", world.log());
-        assert!(!current.exists(), "the source of round {round} was not put out of the way");
-        current = to;
-    }
-    load.goes_on();
-    same(&current, &load.finish());
+    support::moves_under_kills((40, 17), 3, &["--verify", "full"]);
 }
 
 #[test]

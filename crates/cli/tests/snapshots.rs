@@ -6,19 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use support::load::Load;
-use support::{HANG, Loop, World, signal, tool, wait};
-
-fn target(path: &Path) -> String {
-    format!("file:{}", path.display())
-}
-
-fn same(path: &Path, expected: &[u8]) {
-    let found = std::fs::read(path).expect("read");
-    assert_eq!(found.len(), expected.len(), "{} has another size", path.display());
-    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
-        panic!("{} differs from byte {at} on", path.display());
-    }
-}
+use support::{HANG, Loop, World, same, signal, target, tool, wait};
 
 /// Begins a move by snapshots, not faster than `bandwidth`, and gives the job's number.
 fn begin(world: &World, to: &Path, bandwidth: &str) -> u64 {
@@ -57,10 +45,7 @@ fn a_volume_moves_by_snapshots_under_load_and_no_overlay_is_left() {
     let iterations = report["iterations"].as_array().expect("a list");
     assert!(iterations.len() >= 3, "{report}");
     assert!(iterations.iter().any(|iteration| iteration["held"] == true), "{report}");
-    let before = load.requests();
-    while load.requests() < before + 100 {
-        std::thread::yield_now();
-    }
+    load.goes_on();
     same(&to, &load.finish());
     assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
     assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&to));
@@ -98,10 +83,7 @@ fn the_daemon_is_killed_in_the_middle_of_snapshot_moves_and_every_promise_is_kep
     }
     let over = world.wait_for_job(id);
     assert_eq!(over["state"], "done", "{over}\n{}", world.log());
-    let before = load.requests();
-    while load.requests() < before + 100 {
-        std::thread::yield_now();
-    }
+    load.goes_on();
     same(&to, &load.finish());
     assert_eq!(overlays(&world), Vec::<std::path::PathBuf>::new());
 }

@@ -2,19 +2,8 @@
 
 mod support;
 
-use std::path::Path;
-
-use support::World;
 use support::load::Load;
-
-fn target(path: &Path) -> String {
-    format!("file:{}", path.display())
-}
-
-fn same(path: &Path, expected: &[u8]) {
-    let found = std::fs::read(path).expect("read");
-    assert!(found == expected, "{} is not what the guest wrote", path.display());
-}
+use support::{World, same, target};
 
 #[test]
 fn a_volume_moves_in_passes_under_load_and_every_promise_is_kept() {
@@ -108,25 +97,7 @@ fn a_buffer_is_planned_for_and_refused_where_there_is_none() {
 
 #[test]
 fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
-    let mut world = World::new();
-    let image = world.image("disk.img", 48 << 20, 65536);
-    let uri = world.attach("x", &image);
-    let load = Load::start(&uri, &image, 60);
-    let mut current = image;
-    let mut delay = 23_u64;
-    for round in 0..2 {
-        let to = world.path(&format!("round-{round}.img"));
-        let destination = target(&to);
-        let arguments = ["move", "x", "--to", &destination, "--strategy", "dbt", "--bandwidth", "40MiB/s", "--detach"];
-        let id = world.json(&arguments)["id"].as_u64().expect("a number");
-        world.kill_four_times(&mut delay);
-        let over = world.wait_for_job(id);
-        assert_eq!(over["state"], "done", "{over}\n{}", world.log());
-        assert!(!current.exists(), "the source of round {round} was not put out of the way");
-        current = to;
-    }
-    load.goes_on();
-    same(&current, &load.finish());
+    support::moves_under_kills((60, 23), 2, &["--strategy", "dbt"]);
 }
 
 #[test]

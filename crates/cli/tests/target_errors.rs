@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::load::Load;
-use support::{HANG, World, signal};
+use support::{HANG, World, signal, target};
 
 /// Makes system calls of the daemon fail while it lives.
 struct Tampering(Child);
@@ -77,10 +77,6 @@ fn let_go(world: &World) {
         assert!(start.elapsed() < HANG, "strace does not end");
         std::thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn target(path: &Path) -> String {
-    format!("file:{}", path.display())
 }
 
 /// A directory in memory: what is there is written by plain system calls.

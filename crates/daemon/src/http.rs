@@ -92,7 +92,7 @@ where
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
-        P::from_request_parts(parts, state).await.map(Self).map_err(unreadable)
+        P::from_request_parts(parts, state).await.map(Self).map_err(|why| unreadable(why).into())
     }
 }
 
@@ -103,22 +103,20 @@ impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = Failure;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
-        Bytes::from_request(request, state).await.map(Self).map_err(unreadable)
+        Bytes::from_request(request, state).await.map(Self).map_err(|why| unreadable(why).into())
     }
 }
 
-fn unreadable(why: impl Display) -> Failure {
+/// What cannot be read, in one line.
+fn unreadable(why: impl Display) -> Error {
     let why = why.to_string().replace(['\n', '\r'], " ");
-    Failure(Error::new(ErrorCode::Invalid, format!("the request cannot be read: {why}")).with_hint(READABLE))
+    Error::new(ErrorCode::Invalid, format!("the request cannot be read: {why}"))
+        .with_hint("send the JSON that docs/cli.md and the crate transhume-api describe")
 }
-
-const READABLE: &str = "send the JSON that docs/cli.md and the crate transhume-api describe";
 
 /// What a request says.
 fn parse<T: DeserializeOwned>(body: &Bytes) -> Result<T> {
-    serde_json::from_slice(body).map_err(|error| {
-        Error::new(ErrorCode::Invalid, format!("the request cannot be read: {error}")).with_hint(READABLE)
-    })
+    serde_json::from_slice(body).map_err(unreadable)
 }
 
 /// Carries out something that changes something: to its end, even if whoever asked goes away meanwhile, and noted in

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use load::Load;
 use serde_json::Value;
 use transhume_guest::Daemon;
 
@@ -139,6 +140,43 @@ impl World {
     pub(crate) fn wait_for_job(&self, id: u64) -> Value {
         self.daemon.wait_for_job(id).expect("the job ends")
     }
+}
+
+/// A file as the place of a volume.
+pub(crate) fn target(path: &Path) -> String {
+    format!("file:{}", path.display())
+}
+
+/// The file at `path` holds what is expected.
+pub(crate) fn same(path: &Path, expected: &[u8]) {
+    let found = std::fs::read(path).expect("read");
+    assert_eq!(found.len(), expected.len(), "{} has another size", path.display());
+    if let Some(at) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+        panic!("{} differs from byte {at} on", path.display());
+    }
+}
+
+/// Moves a volume so many `rounds` with `flags` under a load of the seed `load`, while the daemon is killed again and again, at
+/// moments that follow from `delay_ms`.
+pub(crate) fn moves_under_kills((load, mut delay_ms): (u64, u64), rounds: u32, flags: &[&str]) {
+    let mut world = World::new();
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, load);
+    let mut current = image;
+    for round in 0..rounds {
+        let to = world.path(&format!("round-{round}.img"));
+        let destination = target(&to);
+        let arguments = ["move", "x", "--to", &destination, "--bandwidth", "40MiB/s", "--detach"];
+        let id = world.json(&[&arguments, flags].concat())["id"].as_u64().expect("a number");
+        world.kill_four_times(&mut delay_ms);
+        let over = world.wait_for_job(id);
+        assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+        assert!(!current.exists(), "the source of round {round} was not put out of the way");
+        current = to;
+    }
+    load.goes_on();
+    same(&current, &load.finish());
 }
 
 /// What is on a block device before.

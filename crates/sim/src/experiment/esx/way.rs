@@ -2,7 +2,7 @@
 //!
 //! The paper's data mover never has more than 16 copies outstanding (3.1) and pays no regard to the guest. That its copies
 //! are of 64 KiB is assumed: 16 of them make the window of [`PAPER_WINDOW_BYTES`].
-
+//!
 //! DBT aims at a downtime of 5 s, takes total time into account, and forces the last copy if that is "short enough", which
 //! came to more than 28 s (3.2). How much time and how short is not stated: [`OFFLINES_MAX`] and [`FORCED_SECONDS_MAX`]
 //! are assumed.
