@@ -94,7 +94,7 @@ impl Driver {
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
         Self {
-            window: Window::new(options.window_bytes_max.min(pool.limit().0 / 2)),
+            window: Window::new(window_bytes_max(&options, &pool), options.target_limit()),
             governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
             duty: Duty::default(),
             breath: Breath::default(),
@@ -171,6 +171,9 @@ impl Driver {
             if after == Phase::TargetLost {
                 // A wish from before the loss was for something else. It goes before anybody is told of the loss.
                 drop(self.control.take_target());
+                if self.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::TimedOut) {
+                    self.window.target_was_late();
+                }
             }
         }
         for action in actions {
@@ -223,6 +226,10 @@ impl Driver {
     /// Waits for a change or for `limit`.
     async fn wait(&self, limit: Duration) {
         select(pin!(self.control.shared.signal.notified()), self.env.sleep(limit)).await;
+    }
+
+    fn window_bytes_max(&self) -> u64 {
+        window_bytes_max(&self.options, &self.pool)
     }
 
     /// Whether the copy holds a processor that the guest may want, and goes in small steps therefore.
@@ -359,4 +366,9 @@ impl Driver {
             }
         }
     }
+}
+
+/// How much may be in flight in copies, as asked for and as buffers allow.
+fn window_bytes_max(options: &MoveOptions, pool: &BufferPool) -> u64 {
+    options.window_bytes_max.min(pool.limit().0 / 2)
 }

@@ -62,6 +62,9 @@ impl Migration {
         }
         let bytes_resumed = tracker.bytes_had();
         let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);
+        if parts.phase == Phase::Cancelling {
+            control.cancel()?;
+        }
         let mirror =
             Mirror::new(parts.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
         match options.strategy {

@@ -24,6 +24,9 @@ pub struct Parts {
     /// zeroes, and is not written. Otherwise it may read zeroes that a failed flush has lost: a block device, what an
     /// undone move has left, the target of a job that an earlier process began.
     pub target_is_fresh: bool,
+    /// What the job's record says when an earlier session has left it; [`Phase::Preparing`] for a new one. A move that was
+    /// being undone ([`Phase::Cancelling`]) is undone: since then nobody has kept track of what the guest wrote.
+    pub phase: Phase,
     /// Where the job's phase and the commit are made durable.
     pub journal: Arc<dyn JobJournal>,
     /// Which chunks are copied, for a restart within this boot. `None`: a restart begins anew.

@@ -465,6 +465,7 @@ impl Host {
             source,
             target,
             target_is_fresh: job.target_is_fresh,
+            phase: job.record.phase,
             journal: Arc::clone(record) as _,
             progress_map: Some(map),
             meter: Some(Arc::new(StallMeter::new(serving.meter.clone()))),

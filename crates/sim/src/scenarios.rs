@@ -4,6 +4,7 @@ mod asynchronous;
 mod nbd;
 mod snapshots;
 mod strategies;
+mod undone;
 
 use std::time::Duration;
 
@@ -54,7 +55,12 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("failed-flush", "a long move under writes to a target whose flushes fail", failed_flush),
     scenario("target-lost", "the target goes away and comes back", target_lost),
     scenario("target-stuck", "the target answers after a minute", target_stuck),
-    scenario("target-given-up", "copies hang, the move is cancelled, and they are answered after it", target_given_up),
+    scenario(
+        "target-given-up",
+        "copies hang, the move is cancelled, and they are answered after it",
+        undone::target_given_up,
+    ),
+    scenario("undone-crash", "the process dies while a move is undone, because requests hang", undone::crashed),
     scenario("no-space", "the target fills up midway", no_space),
     scenario("source-errors", "the source fails requests and flushes", source_errors),
     scenario("map-stuck", "guest writes wait for the activity log, and the move is given up meanwhile", map_stuck),
@@ -98,6 +104,9 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
     scenario("daemon-async", "the real daemon is killed with writes in an asynchronous mirror's buffer", |dice| {
         asynchronous::crashed(dice).by_daemon()
+    }),
+    scenario("daemon-undone", "the real daemon dies while a move is undone, because requests hang", |dice| {
+        undone::crashed(dice).by_daemon()
     }),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
@@ -261,20 +270,6 @@ fn target_lost(dice: &Dice) -> Story {
 
 fn target_stuck(dice: &Dice) -> Story {
     common(dice).target(Faults { stuck: rate(dice), slow: rate(dice), ..Faults::default() })
-}
-
-/// Copies of many pieces hang when the move is cancelled, and come back when the target is nobody's or another move's.
-fn target_given_up(dice: &Dice) -> Story {
-    let load = Load {
-        requests: 300,
-        outstanding: dice.pick(&[1, 4]),
-        reads: 0.3,
-        think: Duration::from_millis(200),
-        ..Load::default()
-    };
-    let stuck = Faults { stuck: dice.pick(&[0.01, 0.05]), ..Faults::default() };
-    let story = common(dice).guest(load).dirty_target(true).filled(dice.pick(&[0.0, 0.5])).target(stuck);
-    story.with(Happening::Cancel, dice.within(1..=2))
 }
 
 fn no_space(dice: &Dice) -> Story {

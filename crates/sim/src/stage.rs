@@ -386,8 +386,10 @@ impl<'a> Cast<'a> {
                 // A strategy that need not converge has said so, and left the guest where it was.
                 break;
             } else {
-                // Whatever has become of the first try, nothing of it may be in the way of the next.
+                // Whatever has become of the first try, nothing of it may be in the way of the next. A request that still
+                // hangs may be why it failed.
                 tries += 1;
+                self.world.sleep(STUCK_MAX / TRIES_MAX).await;
                 if tries > TRIES_MAX {
                     let what = format!("{tries} moves without faults did not succeed: {:?}", self.host.status());
                     self.world.violate(Invariant::Converges, what);

@@ -330,6 +330,12 @@ impl EventWord {
         self.add(Happening::SlowReader, When::In(phase))
     }
 
+    /// The move is cancelled so long after it was asked for.
+    #[must_use]
+    pub fn cancels_after(self, span: Duration) -> Self {
+        self.add(Happening::Cancel, When::After(span))
+    }
+
     /// The move is cancelled once it is in `phase`.
     #[must_use]
     pub fn cancels_in(self, phase: Phase) -> Self {

@@ -39,6 +39,7 @@ async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Op
         source,
         target,
         target_is_fresh: true,
+        phase: Phase::Preparing,
         journal: Arc::new(Blank),
         progress_map: None,
         meter: None,

@@ -86,6 +86,7 @@ impl Scene {
             source: self.slot.device(),
             target: self.volumes[1].device(),
             target_is_fresh: true,
+            phase: Phase::Preparing,
             journal: Arc::new(Journal { world: self.world.clone(), sides: self.volumes.clone() }),
             progress_map: None,
             meter: Some(Arc::new(VolumeMeter::new(self.meter.clone()))),

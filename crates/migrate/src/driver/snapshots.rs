@@ -184,7 +184,9 @@ impl Driver {
             meter.begin_stall();
         }
         let (below, into, durable) = (self.mirror(), self.mirror_for_folds(), self.source.clone());
-        let mut fold = Fold { snapshots, slot: &self.slot, env: &self.env, pool: &self.pool, below, into, durable };
+        let in_flight_bytes_max = self.window_bytes_max();
+        let (slot, env, pool) = (&self.slot, &self.env, &self.pool);
+        let mut fold = Fold { snapshots, slot, env, pool, below, into, durable, in_flight_bytes_max };
         let outcome = fold.fold_last(self.options.quiesce_limit()).await;
         if matches!(outcome, Ok(None)) {
             self.statistics.switchover.quiesce_retries += 1;
@@ -205,7 +207,9 @@ impl Driver {
         self.passes.begin(began, lowest_bytes(snapshots), folded, false);
         let (slot, env, pool) = (self.slot.clone(), self.env.clone(), self.pool.clone());
         let (below, into, durable) = (self.mirror(), self.mirror_for_folds(), self.source.clone());
-        let mut fold = Fold { snapshots, slot: &slot, env: &env, pool: &pool, below, into, durable };
+        let in_flight_bytes_max = self.window_bytes_max();
+        let (slot, env, pool) = (&slot, &env, &pool);
+        let mut fold = Fold { snapshots, slot, env, pool, below, into, durable, in_flight_bytes_max };
         let (mut not_before, mut next_tick) = (Moment::default(), began);
         let pace = |under_way, length| self.fold_pace((under_way, length), stop, &mut not_before, &mut next_tick);
         fold.fold_lowest(pace).await
@@ -255,6 +259,7 @@ impl Driver {
             below: source.clone(),
             into: source.clone(),
             durable: source,
+            in_flight_bytes_max: self.window_bytes_max(),
         };
         fold.fold_all(|error| {
             // What ended the move is what its report is to tell, unless nothing did.

@@ -6,6 +6,10 @@
 //! flight would add latency for everybody and no bandwidth. At the beginning it doubles until a queue is seen. What a
 //! little is follows from the rate: half a millisecond of it, because the shortest time on a device shared with others
 //! was luck, and a window that trusts it leaves a fast device idle.
+//!
+//! A guest's mirrored write waits behind what is in flight, and a target that does not answer it in time counts as lost.
+//! So a window whose copies take a good part of that time shrinks whatever the knee, also below its usual least, and one
+//! that the target was lost with is halved for the session after it.
 
 use std::time::Duration;
 
@@ -19,8 +23,12 @@ const QUEUE_SECONDS_TO_GROW: f64 = 0.000_55;
 const QUEUE_BYTES_TO_SHRINK: (f64, f64) = (384.0 * 1024.0, 1024.0 * 1024.0);
 /// In between, as above.
 const QUEUE_SECONDS_TO_SHRINK: f64 = 0.001_5;
-/// The window never falls below this.
+/// The window never falls below this for the sake of bandwidth.
 const WINDOW_BYTES_MIN: f64 = 256.0 * 1024.0;
+/// Nor below this, so that a target does not count as lost: one copy of the usual chunk.
+const WINDOW_BYTES_MIN_LATE: f64 = 64.0 * 1024.0;
+/// Copies may take this part of the time that the target has for an answer.
+const PATIENCE_PART: u32 = 4;
 /// How much the window changes for every window's worth of copies.
 const STEP_BYTES: f64 = 128.0 * 1024.0;
 /// The shortest time counts for so long, and then the shortest of a later span does.
@@ -32,6 +40,10 @@ const CLASSES: usize = 11;
 pub(crate) struct Window {
     bytes: f64,
     bytes_max: f64,
+    /// Never less; falls when the target was late.
+    bytes_min: f64,
+    /// Copies that take longer are too many at once.
+    patience: Duration,
     /// It still doubles.
     starting: bool,
     bases: [Base; CLASSES],
@@ -58,16 +70,19 @@ impl Base {
 }
 
 impl Window {
-    /// A window that never grows beyond `bytes_max`.
-    pub(crate) fn new(bytes_max: u64) -> Self {
+    /// A window that never grows beyond `bytes_max`, over a target that has `target_limit` for an answer.
+    pub(crate) fn new(bytes_max: u64, target_limit: Duration) -> Self {
         let bytes_max = (bytes_max as f64).max(WINDOW_BYTES_MIN);
-        let bases = [Base::default(); CLASSES];
-        Self { bytes: WINDOW_BYTES_MIN * 2.0, bytes_max, starting: true, bases }.clamped()
+        let (bytes, bytes_min) = ((WINDOW_BYTES_MIN * 2.0).min(bytes_max), WINDOW_BYTES_MIN);
+        let (patience, bases) = (target_limit / PATIENCE_PART, [Base::default(); CLASSES]);
+        Self { bytes, bytes_max, bytes_min, patience, starting: true, bases }
     }
 
-    fn clamped(mut self) -> Self {
-        self.bytes = self.bytes.clamp(WINDOW_BYTES_MIN, self.bytes_max);
-        self
+    /// The target was lost because it did not answer in time.
+    pub(crate) fn target_was_late(&mut self) {
+        self.starting = false;
+        self.bytes_min = WINDOW_BYTES_MIN_LATE;
+        self.bytes = (self.bytes / 2.0).max(self.bytes_min);
     }
 
     /// How many bytes may be in flight.
@@ -86,7 +101,11 @@ impl Window {
         let rate = self.bytes / taken.as_secs_f64().max(1e-9);
         let shrink_above = (rate * QUEUE_SECONDS_TO_SHRINK).clamp(QUEUE_BYTES_TO_SHRINK.0, QUEUE_BYTES_TO_SHRINK.1);
         let grow_below = (rate * QUEUE_SECONDS_TO_GROW).clamp(QUEUE_BYTES_TO_GROW.0, QUEUE_BYTES_TO_GROW.1);
-        if queued > shrink_above {
+        if taken > self.patience {
+            self.starting = false;
+            self.bytes_min = WINDOW_BYTES_MIN_LATE;
+            self.bytes -= self.bytes * fraction.min(1.0) / 2.0;
+        } else if queued > shrink_above {
             self.starting = false;
             // Beyond twice the limit by the surplus, so that a device that has become slow is not waited for long.
             let excess = (queued / shrink_above).min(4.0);
@@ -95,7 +114,7 @@ impl Window {
             let growth = if self.starting { length as f64 } else { STEP_BYTES * fraction.min(1.0) };
             self.bytes += growth;
         }
-        self.bytes = self.bytes.clamp(WINDOW_BYTES_MIN, self.bytes_max);
+        self.bytes = self.bytes.clamp(self.bytes_min, self.bytes_max);
     }
 }
 
@@ -103,9 +122,16 @@ impl Window {
 mod tests {
     use super::*;
 
+    fn window(bytes_max: u64) -> Window {
+        Window::new(bytes_max, Duration::from_secs(30))
+    }
+
     /// A device that serves one byte after another at `rate` bytes a second after `fixed`, with the window always full.
     fn settle(rate: f64, fixed: Duration, rounds: usize) -> Window {
-        let mut window = Window::new(64 << 20);
+        settled(window(64 << 20), rate, fixed, rounds)
+    }
+
+    fn settled(mut window: Window, rate: f64, fixed: Duration, rounds: usize) -> Window {
         let length = 256_u64 << 10;
         let mut at = Moment::default();
         for _ in 0..rounds {
@@ -132,7 +158,7 @@ mod tests {
     fn a_fast_device_may_have_more_in_its_queue_than_a_slow_one() {
         // A window of 2 MiB, a third of which is queued.
         let shrinks = |rate: f64| {
-            let mut window = Window { bytes: 2048.0 * 1024.0, starting: false, ..Window::new(64 << 20) };
+            let mut window = Window { bytes: 2048.0 * 1024.0, starting: false, ..window(64 << 20) };
             let taken = Duration::from_secs_f64(window.bytes / rate);
             window.record(Moment::default(), 256 << 10, taken.mul_f64(2.0 / 3.0), false);
             let before = window.bytes();
@@ -145,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_window_that_is_not_used_does_not_grow() {
-        let mut window = Window::new(64 << 20);
+        let mut window = window(64 << 20);
         let before = window.bytes();
         for round in 0..1000 {
             window.record(Moment(Duration::from_millis(round)), 65536, Duration::from_micros(100), false);
@@ -156,6 +182,25 @@ mod tests {
     #[test]
     fn the_limit_holds() {
         assert_eq!(settle(1e12, Duration::from_secs(1), 5000).bytes(), 64 << 20);
-        assert_eq!(Window::new(1).bytes(), 256 << 10);
+        assert_eq!(window(1).bytes(), 256 << 10);
+    }
+
+    #[test]
+    fn copies_do_not_take_the_time_that_the_target_has_for_a_guest_s_write() {
+        let limit = Duration::from_millis(50);
+        // 6 MB/s: what is the least for the bandwidth's sake takes nearly all of the time.
+        let window = settled(Window::new(64 << 20, limit), 6e6, Duration::from_millis(5), 5000);
+        let taken = Duration::from_secs_f64(window.bytes() as f64 / 6e6);
+        assert!(taken < limit / 2, "{} bytes take {taken:?}", window.bytes());
+    }
+
+    #[test]
+    fn a_target_that_was_lost_for_being_late_gets_half_as_much_the_next_time() {
+        let mut window = window(64 << 20);
+        let before = window.bytes();
+        window.target_was_late();
+        assert_eq!(window.bytes(), before / 2);
+        (0..20).for_each(|_| window.target_was_late());
+        assert_eq!(window.bytes(), 64 << 10);
     }
 }

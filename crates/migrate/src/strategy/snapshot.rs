@@ -189,7 +189,9 @@ impl Snapshots {
     pub async fn fold_back(&mut self, slot: &Slot, source: &Device, pool: &BufferPool) {
         let env = Arc::clone(&self.env);
         let (below, into, durable) = (source.clone(), source.clone(), source.clone());
-        Fold { snapshots: self, slot, env: &env, pool, below, into, durable }.fold_all(|_| {}).await;
+        let in_flight_bytes_max = pool.limit().0 / 2;
+        let mut fold = Fold { snapshots: self, slot, env: &env, pool, below, into, durable, in_flight_bytes_max };
+        fold.fold_all(|_| {}).await;
     }
 
     /// Makes the next overlay and puts it on record: empty, it changes nothing whether it is listed or not.

@@ -320,6 +320,7 @@ impl World {
             source: self.source_device.clone(),
             target: self.target_device.clone(),
             target_is_fresh: true,
+            phase: Phase::Preparing,
             journal: Arc::clone(&self.journal) as _,
             progress_map: None,
             meter: None,

@@ -54,6 +54,8 @@ pub(crate) struct Fold<'a> {
     pub(crate) into: Device,
     /// What must be flushed before an overlay may go: the source, whatever stands before it.
     pub(crate) durable: Device,
+    /// How many bytes may be under way at once, also where nobody paces: the guest is held, or the move undone.
+    pub(crate) in_flight_bytes_max: u64,
 }
 
 impl Fold<'_> {
@@ -162,6 +164,9 @@ impl Fold<'_> {
             while failure.is_none() && !is_stopped && in_flight.len() < PIECES_MAX {
                 let Some((extent, held)) = next_piece(snapshot, next) else { break };
                 let length = if held == Held::Data { extent.length.0 } else { 0 };
+                if under_way > 0 && under_way + length > self.in_flight_bytes_max {
+                    break;
+                }
                 match pace(under_way, length) {
                     Pace::Go => {}
                     Pace::Wait(span) => {

@@ -222,6 +222,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         source: device,
         target: target.device(),
         target_is_fresh: true,
+        phase: Phase::Preparing,
         journal: Arc::new(Journal { world: world.clone(), sides: [source.clone(), target.clone()] }),
         progress_map: None,
         meter: Some(Arc::new(VolumeMeter::new(meter))),
