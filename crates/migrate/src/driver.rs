@@ -31,6 +31,7 @@ use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
+use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
 use statistics::Statistics;
@@ -76,6 +77,9 @@ pub(crate) struct Driver {
     pub(crate) quiesced: Option<Quiesced>,
     /// A store of the commit that has not answered in its time. (A mutex only because futures cannot be shared.)
     pub(crate) pending_commit: Mutex<Option<BoxFuture<'static, Result<()>>>>,
+    /// What a last copy that was given up has left under way: copies, and the flush of the target. (Mutexes as above.)
+    left_over: Mutex<Option<Copies>>,
+    pending_flush: Mutex<Option<BoxFuture<'static, Result<()>>>>,
     /// Where the copy goes on.
     pub(crate) cursor: u64,
 }
@@ -120,6 +124,8 @@ impl Driver {
             error: None,
             quiesced: None,
             pending_commit: Mutex::default(),
+            left_over: Mutex::default(),
+            pending_flush: Mutex::default(),
             cursor: 0,
         }
     }
@@ -267,7 +273,12 @@ impl Driver {
         if let Some(event) = self.demand() {
             return event;
         }
-        match self.journal.record(Phase::Copying).await {
+        let began = self.env.now();
+        let recorded = self.journal.record(Phase::Copying).await;
+        if let Some(tracking) = &mut self.tracking {
+            tracking.convergence.rates().note_record(self.env.now().since(began));
+        }
+        match recorded {
             Ok(()) => Event::Prepared,
             Err(error) => {
                 self.error = Some(error.wrap("recording the job"));
@@ -277,6 +288,7 @@ impl Driver {
     }
 
     async fn await_target(&mut self) -> Event {
+        self.end_left_over().await;
         loop {
             self.publish();
             if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
@@ -334,6 +346,7 @@ impl Driver {
             self.env.sleep(TICK * 4).await;
         }
         self.mirror.drop_session();
+        self.end_left_over().await;
         self.mirror.set_mode(Mode::Detached);
         self.fold_back().await;
         let until = self.env.now() + CLEAN_UP_LIMIT;

@@ -92,6 +92,11 @@ pub(crate) fn as_told(world: &World, expected: &Expected, guest: &GuestReport, s
     if let Some(limit) = expected.wait_max.filter(|limit| guest.longest > *limit) {
         world.violate(Invariant::AsTold, format!("a guest's request took {:?}, expected {limit:?}", guest.longest));
     }
+    let holds = report.map_or(0, |report| report.iterations.iter().filter(|pass| pass.held).count());
+    if let Some(most) = expected.holds_max.filter(|most| holds > *most) {
+        world
+            .violate(Invariant::AsTold, format!("the guest was held for {holds} last copies, expected {most} at most"));
+    }
     if expected.resumes && report.is_none_or(|report| report.bytes_resumed == 0) {
         world.violate(Invariant::AsTold, format!("nothing was resumed: {status:?}"));
     }

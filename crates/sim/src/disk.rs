@@ -55,6 +55,14 @@ impl Timing {
         jitter: Duration::from_millis(6),
         channels: 2,
     };
+    /// A disk whose head moves for every request: 4 ms and 4 us a KiB, one request after the other. It streams 125 MB/s in
+    /// pieces of 1 MiB and takes 4 MB/s in pieces of 16 KiB.
+    pub const MOVING_HEAD: Self = Self {
+        base: Duration::from_millis(4),
+        per_kib: Duration::from_micros(4),
+        jitter: Duration::from_millis(1),
+        channels: 1,
+    };
 }
 
 /// How long after its process's death a request may still land: tried on a real machine, 56 ms.

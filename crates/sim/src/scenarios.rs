@@ -129,6 +129,8 @@ pub const SCENARIOS: &[Scenario] = &[
     ),
     scenario("dbt", "a move in passes, under any load", strategies::dbt),
     scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
+    scenario("dbt-scattered", "scattered chunks are copied slowly, and no hold shows it", strategies::dbt_scattered),
+    scenario("dbt-slows-down", "a target becomes slow while the guest is held", strategies::dbt_slows_down),
     scenario(
         "dbt-never-rests",
         "a guest that writes to one place, and passes that end as a mirror",

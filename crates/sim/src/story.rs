@@ -55,6 +55,8 @@ pub struct Expected {
     pub resumes: bool,
     /// The target fails, and the same move ends well: it bears that, or goes on once the target is back.
     pub target_fails: bool,
+    /// The guest is held for a last copy no more often.
+    pub holds_max: Option<usize>,
 }
 
 /// How a story ended.

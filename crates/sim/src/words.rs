@@ -406,6 +406,13 @@ impl ExpectWord {
         self
     }
 
+    /// The guest is held for a last copy no more often.
+    #[must_use]
+    pub const fn holds_at_most(mut self, times: usize) -> Self {
+        self.0.holds_max = Some(times);
+        self
+    }
+
     /// The move goes on from what a killed process has left.
     #[must_use]
     pub const fn resumed(mut self) -> Self {

@@ -16,6 +16,7 @@ use std::pin::pin;
 use super::{Driver, TICK};
 use crate::Event;
 use crate::strategy::mirror::copy::{Copied, CopyError};
+use crate::strategy::tracking::converge::Convergence;
 
 /// Adjacent chunks are merged into copies of this size at most.
 pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
@@ -49,7 +50,7 @@ enum Next {
 }
 
 /// The copies under way and what steers the next one.
-struct Copies {
+pub(crate) struct Copies {
     in_flight: FuturesUnordered<BoxFuture<'static, Ended>>,
     bytes: u64,
     /// Nothing more is begun before this, for the bandwidth's, a retry's or the guest's sake.
@@ -71,6 +72,7 @@ impl Copies {
 impl Driver {
     pub(super) async fn copy(&mut self) -> Event {
         self.buffer_again();
+        self.end_left_over().await;
         self.begin_pass(false).await;
         let mut copies = Copies::new(false);
         let mut stop = None;
@@ -114,37 +116,50 @@ impl Driver {
         }
     }
 
-    /// Copies the rest while the guest is held. Gives what ends that early: something that failed, or `until`, after which
-    /// the guest is let go. Nothing is tried again here: the guest does not wait for that.
+    /// Copies the rest while the guest is held. Gives what ends that early: something that failed or is wished, or
+    /// `until`. The guest is let go then whatever is under way, which is left to [`end_left_over`](Self::end_left_over).
+    /// Nothing is tried again here: the guest does not wait for that.
     pub(super) async fn copy_held(&mut self, until: Option<Moment>) -> Option<Event> {
         let mut copies = Copies::new(true);
+        let (began, bytes, retries) = (self.env.now(), self.bytes_left(), self.statistics.retries);
         let mut stop = None;
         loop {
-            let retries = self.statistics.retries;
             stop = stop.or_else(|| self.demand());
-            if until.is_some_and(|until| self.env.now() >= until) {
-                stop.get_or_insert(Event::Missing);
+            let is_vain = until.is_some_and(|until| {
+                let (now, begun) = (self.env.now(), bytes.saturating_sub(self.bytes_left()) + copies.bytes);
+                now >= until || Convergence::is_in_vain(now.since(began), until.since(began), begun, bytes)
+            });
+            if stop.is_none() && (is_vain || self.statistics.retries > retries) {
+                stop = Some(Event::Missing);
             }
-            if stop.is_none() {
-                self.begin_copies(&mut copies).await;
+            if stop.is_some() {
+                copies.held = false;
+                *self.left_over.get_mut() = Some(copies);
+                return stop;
             }
-            if copies.in_flight.is_empty() {
-                if stop.is_some() {
-                    return stop;
-                }
-                if self.mirror.tracker(|tracker| tracker.is_pass_over()) {
-                    return None;
-                }
+            self.begin_copies(&mut copies).await;
+            if copies.in_flight.is_empty() && self.mirror.tracker(|tracker| tracker.is_pass_over()) {
+                return None;
             }
             let limit = until.map_or(TICK, |until| until.since(self.env.now()).min(TICK));
             for ended in self.next_ended(&mut copies, limit.max(Duration::from_micros(100))).await {
                 copies.bytes -= ended.bytes;
-                if let Some(event) = self.take_ended(&mut copies, ended) {
-                    stop.get_or_insert(event);
-                }
+                stop = stop.or(self.take_ended(&mut copies, ended));
             }
-            if self.statistics.retries > retries {
-                stop.get_or_insert(Event::Missing);
+        }
+    }
+
+    /// Drives copies to their end and begins none.
+    pub(super) async fn end_copies(&mut self, mut copies: Copies) {
+        while !copies.in_flight.is_empty() {
+            let ended = self.next_ended(&mut copies, TICK).await;
+            if ended.is_empty() {
+                self.tick();
+            }
+            for ended in ended {
+                copies.bytes -= ended.bytes;
+                // A source that cannot be read is found out again by the pass that follows.
+                let _ = self.take_ended(&mut copies, ended);
             }
         }
     }

@@ -1,15 +1,18 @@
 //! The passes of a copy: what each begins with, what is decided at its end, and the last one while the guest is held.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Bytes, Error, ErrorKind};
 use env::Moment;
+use futures::future::BoxFuture;
 
-use super::Driver;
 use super::passes::Left;
 use super::switchover::micros;
+use super::{Driver, TICK};
 use crate::Event;
 use crate::strategy::tracking::converge::{Convergence, Passed, Verdict};
+use crate::strategy::tracking::rates::Kind;
 
 /// So many chunks become clean under one lock of the tracker; guest writes get in between.
 const CLEAR_CHUNKS: u64 = 4096;
@@ -51,6 +54,8 @@ pub(super) struct Tracking {
     /// Everything that can be compared while the guest writes has been.
     pub(super) is_compared: bool,
     busy: Busy,
+    /// Since when the guest has been held.
+    pub(super) held_since: Moment,
     /// When the pass under way began, and how many writes to chunks there had been.
     writes_from: (Moment, u64),
 }
@@ -63,6 +68,7 @@ impl Tracking {
             forced: false,
             is_compared: false,
             busy: Busy::default(),
+            held_since: Moment::default(),
             writes_from: <(Moment, u64)>::default(),
         }
     }
@@ -162,7 +168,8 @@ impl Driver {
             return Some(Event::Copied);
         };
         let Tracking { busy, convergence, .. } = tracking;
-        convergence.note_rate(busy.bytes, busy.time);
+        let kind = if self.passes.number() == 1 { Kind::Whole } else { Kind::Scattered };
+        convergence.rates().note_pass(kind, busy.bytes, busy.time);
         let passed = Passed { age, dirty: (self.mirror.size - had).0, deferred: deferred.0 };
         let (verdict, decision) = convergence.judge(passed);
         tracing::info!(pass = self.passes.number(), ?passed, decision, "a pass is over");
@@ -195,7 +202,7 @@ impl Driver {
         let had = self.mirror.tracker(|tracker| tracker.bytes_had());
         let dirty = (self.mirror.size - had).0;
         let Tracking { convergence, forced, .. } = self.tracking.as_mut()?;
-        let fits = *forced || convergence.fits(dirty);
+        let fits = *forced || convergence.fits_hold(dirty);
         if !fits {
             convergence.note_miss();
             tracing::info!(dirty, "too much was written while the target was flushed; the guest is not held yet");
@@ -203,19 +210,19 @@ impl Driver {
         Some(fits)
     }
 
-    /// Copies what is left while the guest is held, and flushes the target.
+    /// Copies what is left while the guest is held, and flushes the target. The guest is let go when its time is over,
+    /// with whatever is under way then.
     pub(super) async fn last_copy(&mut self) -> Event {
         let began = self.env.now();
-        let (limit, forced) = match &self.tracking {
-            Some(tracking) => (tracking.convergence.hold_limit(), tracking.forced),
-            None => (Duration::ZERO, true),
-        };
+        let forced = self.tracking.as_ref().is_none_or(|tracking| tracking.forced);
+        let limits = self.tracking.as_ref().map(|Tracking { convergence, held_since, .. }| {
+            let of_copy = convergence.copy_limit(forced);
+            (*held_since + of_copy, *held_since + convergence.hold_limit(forced))
+        });
         self.begin_pass(true).await;
         let bytes = self.passes.bytes();
-        let until = if forced { None } else { Some(began + limit) };
-        let event = self.copy_held(until).await;
-        let event = match event {
-            None => self.flush_held().await,
+        let event = match self.copy_held(limits.map(|(copied, _)| copied)).await {
+            None => self.flush_held(limits.map(|(_, flushed)| flushed)).await,
             Some(event) => event,
         };
         let took = self.env.now().since(began);
@@ -226,28 +233,59 @@ impl Driver {
             Event::CaughtUp => self.end_pass(format!("switch over: {} were copied in {took:.0?}", Bytes(bytes))),
             Event::Missing => {
                 self.note_stall();
+                let copied = bytes - self.bytes_left().min(bytes);
                 if let Some(tracking) = &mut self.tracking {
-                    tracking.convergence.note_hold(bytes, took);
+                    tracking.convergence.note_hold(copied, took, forced);
+                    tracking.forced = false;
                 }
-                self.end_pass(format!("go on: the last copy was not done after {took:.0?}, and the guest was let go"));
+                let done = Bytes(copied);
+                let why = format!("{done} of {} were copied after {took:.0?}, and the guest was let go", Bytes(bytes));
+                self.end_pass(format!("go on: {why}"));
             }
             _ => self.end_pass("the last copy was interrupted".to_owned()),
         }
         event
     }
 
-    async fn flush_held(&mut self) -> Event {
-        let flushed = self.mirror.flush_target().await;
+    /// What is not in step.
+    pub(super) fn bytes_left(&self) -> u64 {
+        (self.mirror.size - self.mirror.tracker(|tracker| tracker.bytes_had())).0
+    }
+
+    async fn flush_held(&mut self, until: Option<Moment>) -> Event {
+        let mirror = Arc::clone(&self.mirror);
+        let mut flush: BoxFuture<'static, _> = Box::pin(async move { mirror.flush_target().await });
+        let flushed = match until {
+            Some(until) => env::timeout(&*self.env, until.since(self.env.now()), &mut flush).await,
+            None => Some(flush.as_mut().await),
+        };
+        if flushed.is_none() {
+            *self.pending_flush.get_mut() = Some(flush);
+        }
         if let Some(event) = self.demand() {
             return event;
         }
         match flushed {
-            Ok(()) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::CaughtUp,
-            Ok(()) => Event::Missing,
-            Err(error) => {
+            Some(Ok(())) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::CaughtUp,
+            Some(Ok(())) | None => Event::Missing,
+            Some(Err(error)) => {
                 self.error = Some(error);
                 Event::TargetFailed
             }
+        }
+    }
+
+    /// Waits for what a last copy that was given up has left under way, while the guest works: nothing is copied twice at
+    /// once. What comes of it is seen by the next pass.
+    pub(super) async fn end_left_over(&mut self) {
+        if let Some(mut flush) = self.pending_flush.get_mut().take() {
+            // One that fails has dropped the target, which is seen next.
+            while env::timeout(&*self.env, TICK, &mut flush).await.is_none() {
+                self.tick();
+            }
+        }
+        if let Some(copies) = self.left_over.get_mut().take() {
+            self.end_copies(copies).await;
         }
     }
 }

@@ -51,7 +51,7 @@ impl Driver {
         let took = self.env.now().since(began);
         self.statistics.switchover.flush_us = micros(took);
         if let Some(tracking) = &mut self.tracking {
-            tracking.convergence.note_flush(took);
+            tracking.convergence.rates().note_flush(took);
         }
         match (flushed, self.demand()) {
             (_, Some(event)) => event,
@@ -83,6 +83,9 @@ impl Driver {
             meter.begin_stall();
         }
         let began = self.env.now();
+        if let Some(tracking) = &mut self.tracking {
+            tracking.held_since = began;
+        }
         let quiesced = env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await;
         self.statistics.switchover.quiesce_us = micros(self.env.now().since(began));
         self.statistics.switchover.window_us = self.statistics.switchover.quiesce_us;

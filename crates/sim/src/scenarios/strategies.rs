@@ -45,19 +45,57 @@ pub(super) fn dbt(dice: &Dice) -> Story {
 }
 
 /// The guest is held no longer than was asked for. What is in flight when it is held, and what the commit takes, comes on
-/// top of twice the limit.
+/// top.
 pub(super) fn dbt_downtime(dice: &Dice) -> Story {
     let load = Load { requests: 2000, outstanding: 8, reads: 0.3, sectors_max: 16, ..Load::default() };
     let limit = dice.pick(&[5, 20, 50]);
     Story::new()
         .guest(load)
         .verify(dice.pick(&[Verify::Off, Verify::Sample, Verify::Full]))
-        .and(expect().switched().no_wait_above(Duration::from_millis(2 * limit + 30)))
+        .and(expect().switched().no_wait_above(Duration::from_millis(limit + 15)))
         .options(|options| {
             options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
             options.downtime_limit_ms = limit;
             options.chunk_bytes = 16_384;
             options.bandwidth = dice.pick(&[Some(20 << 20), Some(300 << 20)]);
+        })
+}
+
+/// A target that streams and copies scattered chunks thirty times more slowly: what the first pass shows is not believed of
+/// the last copy. The guest's requests wait there for one another, and that comes on top of the limit.
+pub(super) fn dbt_scattered(dice: &Dice) -> Story {
+    let load = Load { requests: 1500, outstanding: 2, reads: 0.5, sectors_max: 8, ..Load::default() };
+    let think = Duration::from_millis(dice.pick(&[2, 5]));
+    let limit = dice.pick(&[100, 200]);
+    Story::new()
+        .volume(Bytes::mib(dice.pick(&[16, 32])))
+        .guest(Load { think, ..load })
+        .verify(Verify::Off)
+        .timings(Timing::FLASH, Timing::MOVING_HEAD)
+        .and(expect().switched().no_wait_above(Duration::from_millis(limit + 60)).holds_at_most(1))
+        .options(|options| {
+            options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
+            options.downtime_limit_ms = limit;
+            options.chunk_bytes = 16_384;
+        })
+}
+
+/// A target that becomes slow for a while now and then, also in the middle of a last copy: the guest is let go in time,
+/// and what is under way ends beside it.
+pub(super) fn dbt_slows_down(dice: &Dice) -> Story {
+    let limit = dice.pick(&[10, 20, 40]);
+    let load = Load { requests: 3000, outstanding: 4, reads: 0.3, sectors_max: 16, ..Load::default() };
+    Story::new()
+        .volume(Bytes::mib(dice.pick(&[4, 16])))
+        .guest(load)
+        .verify(Verify::Off)
+        .and(target().slow(dice.pick(&[0.005, 0.02])))
+        .and(expect().switched().no_wait_above(Duration::from_millis(limit + 30)))
+        .options(|options| {
+            options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
+            options.downtime_limit_ms = limit;
+            options.chunk_bytes = 16_384;
+            options.bandwidth = dice.pick(&[None, Some(50 << 20)]);
         })
 }
 

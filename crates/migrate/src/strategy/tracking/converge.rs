@@ -4,14 +4,18 @@
 //! ```text
 //!                 the rest fits the downtime limit              the target is flushed, and it still fits
 //!   ┌─▶ pass ──────────────────────────────────────▶ complete ──────────────────────────────────────────▶ last copy
-//!   │    │  │ what is not hot fits, or gets no smaller                              │ it does not
-//!   │    │  └────────────▶ pass with what was put off                               ▼
-//!   │    │ it gets smaller                                                        a miss
+//!   │    │  │ what is not hot fits, or gets no smaller                              │ it does not              │
+//!   │    │  └────────────▶ pass with what was put off                               ▼        the limit is over │
+//!   │    │ it gets smaller                                                        a miss ◀─────────────────────┘
 //!   └────┴─── go on ◀────────────────────────────────────────────────────────────────┘
 //!        │ neither of the last two passes left a tenth less than any before them, the deadline would pass, or too many
 //!        ▼ misses
 //!   no convergence: abort, force, or mirror
 //! ```
+//!
+//! The downtime limit is a promise: a last copy that is not done by then is given up, the guest goes on, and so do the
+//! passes. So that this is rare, what is expected of a last copy comes from passes over scattered chunks alone
+//! ([`Rates`]) and is to take no more than a part of the limit.
 //!
 //! A burst of writes makes one pass leave more than the one before; so the better of the last two is looked at. Because it
 //! is held against the best of all before, passes end: each pair leaves a tenth less, from the volume down to the limit.
@@ -20,6 +24,7 @@ use std::time::Duration;
 
 use block::Bytes;
 
+use super::rates::Rates;
 use crate::{MoveOptions, OnNoConverge};
 
 /// What the last two passes must have left of the least before them, to go on.
@@ -28,10 +33,11 @@ const PROGRESS: f64 = 0.9;
 const DEFERRED_PART_MIN: u64 = 10;
 /// So many switchovers may find more than they can copy in their time.
 const MISSES_MAX: u32 = 6;
-/// What a switchover takes beside the copy before one has been seen: a flush, the record.
-const OVERHEAD_FIRST: Duration = Duration::from_millis(10);
-/// Copies in a hold are expected to be no faster than this many bytes a second if nothing is known of them.
-const RATE_UNKNOWN: f64 = 10e6;
+/// What a last copy may be expected to take of the limit when a pass is over, and right before the guest is held.
+const AIM: f64 = 0.75;
+const AIM_AT_HOLD: f64 = 0.9;
+/// A last copy is looked at once it has had this part of its time.
+const LOOK_AT: f64 = 0.25;
 
 /// What a pass has come to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -93,12 +99,9 @@ pub(crate) struct Convergence {
     all: Left,
     rest: Left,
     misses: u32,
-    /// How fast copies were while some were under way.
-    rate: Option<f64>,
-    /// How fast they were while the guest was held, where that was slower than expected.
-    held_rate: Option<f64>,
-    /// What a switchover takes beside the copy.
-    overhead: Duration,
+    /// A last copy that was forced was not done in its time.
+    forced_in_vain: bool,
+    rates: Rates,
     /// Hot chunks have had their turn: nothing is put off any more.
     had_all: bool,
 }
@@ -113,17 +116,29 @@ impl Convergence {
             all: Left::default(),
             rest: Left::default(),
             misses: 0,
-            rate: None,
-            held_rate: None,
-            overhead: OVERHEAD_FIRST,
+            forced_in_vain: false,
+            rates: Rates::default(),
             had_all: !options.hot_blocks,
         }
     }
 
-    /// The longest that the guest may be held for the last copy, unless it is forced: twice what was asked for, because
-    /// an expectation is no promise.
-    pub(crate) fn hold_limit(&self) -> Duration {
-        self.limit * 2
+    /// How long the guest may be held until its last copy is done and flushed: what the record takes comes after that.
+    pub(crate) fn hold_limit(&self, forced: bool) -> Duration {
+        let limit = if forced { self.forced_max } else { self.limit };
+        limit.saturating_sub(self.rates.record())
+    }
+
+    /// How long it may be held until the last copy is done, so that there is time for the flush.
+    pub(crate) fn copy_limit(&self, forced: bool) -> Duration {
+        let limit = if forced { self.forced_max } else { self.limit };
+        limit.saturating_sub(self.rates.beside().min(limit / 2))
+    }
+
+    /// Whether a last copy, which has had so long of its time and has begun so much of what it is to copy, will not be done
+    /// in it: the guest is not held for what it will not be spared.
+    pub(crate) fn is_in_vain(spent: Duration, limit: Duration, begun: u64, bytes: u64) -> bool {
+        let part = spent.as_secs_f64() / limit.as_secs_f64().max(1e-9);
+        part >= LOOK_AT && (begun as f64) < bytes as f64 * part / 2.0
     }
 
     /// Whether what is hot is put off for now.
@@ -131,22 +146,16 @@ impl Convergence {
         !self.had_all
     }
 
-    /// Copies of so many bytes took so long, with the time in which none was under way left out.
-    pub(crate) fn note_rate(&mut self, bytes: u64, busy: Duration) {
-        if bytes > 0 && !busy.is_zero() {
-            self.rate = Some(bytes as f64 / busy.as_secs_f64());
-        }
+    /// What is known of how fast copies are.
+    pub(crate) const fn rates(&mut self) -> &mut Rates {
+        &mut self.rates
     }
 
-    /// A flush of the target took so long.
-    pub(crate) fn note_flush(&mut self, took: Duration) {
-        self.overhead = (self.overhead / 2 + took / 2).max(Duration::from_millis(2));
-    }
-
-    /// The guest was held for a copy that did not end in its time.
-    pub(crate) fn note_hold(&mut self, bytes: u64, took: Duration) {
+    /// The guest was held for a copy that did not end in its time; so much of it was done.
+    pub(crate) fn note_hold(&mut self, copied: u64, took: Duration, forced: bool) {
         self.misses += 1;
-        self.held_rate = Some((bytes.max(1) as f64 / took.as_secs_f64().max(1e-6)).max(1.0));
+        self.forced_in_vain |= forced;
+        self.rates.note_hold(copied, took);
     }
 
     /// More is dirty right before the guest is held than can be copied in its time.
@@ -156,24 +165,22 @@ impl Convergence {
 
     /// How long a pass over so much takes, as the last one went.
     pub(crate) fn pass_expected(&self, bytes: u64) -> Duration {
-        Duration::from_secs_f64((bytes as f64 / self.rate.unwrap_or(RATE_UNKNOWN)).min(1e9))
+        self.rates.pass(bytes)
     }
 
     /// How long the guest would be held for the copy of so much.
     pub(crate) fn expected(&self, bytes: u64) -> Duration {
-        if bytes == 0 {
-            return self.overhead;
-        }
-        let rate = match (self.rate, self.held_rate) {
-            (Some(rate), Some(held)) => rate.min(held),
-            (rate, held) => rate.or(held).unwrap_or(RATE_UNKNOWN),
-        };
-        self.overhead + Duration::from_secs_f64((bytes as f64 / rate).min(1e9))
+        self.rates.hold(bytes)
     }
 
-    /// Whether the copy of so much fits the downtime limit.
+    /// Whether the copy of so much is expected to take no more than its part of the downtime limit.
     pub(crate) fn fits(&self, bytes: u64) -> bool {
-        self.expected(bytes) <= self.limit
+        self.expected(bytes) <= self.limit.mul_f64(AIM)
+    }
+
+    /// The same right before the guest is held: nothing is written any more.
+    pub(crate) fn fits_hold(&self, bytes: u64) -> bool {
+        self.expected(bytes) <= self.limit.mul_f64(AIM_AT_HOLD)
     }
 
     /// Whether the time that the move was given is over.
@@ -185,8 +192,8 @@ impl Convergence {
     pub(crate) fn judge(&mut self, passed: Passed) -> (Verdict, String) {
         let rest = passed.dirty - passed.deferred.min(passed.dirty);
         let expected = self.expected(passed.dirty);
-        if expected <= self.limit && self.misses <= MISSES_MAX {
-            let why = format!("{} can be copied in {expected:.0?}, within {:?}", Bytes(passed.dirty), self.limit);
+        if self.fits(passed.dirty) && self.misses <= MISSES_MAX {
+            let why = format!("{} can be copied in {expected:.0?}, well within {:?}", Bytes(passed.dirty), self.limit);
             return (Verdict::Complete, format!("complete: {why}"));
         }
         if self.is_too_late(passed.age) {
@@ -214,19 +221,26 @@ impl Convergence {
             return self.give_up(passed, why);
         }
         if let Some(deadline) = self.deadline
-            && passed.age + self.expected(rest) >= deadline
+            && passed.age + self.pass_expected(rest) >= deadline
         {
             return self.give_up(passed, format!("another pass would end after the deadline of {deadline:?}"));
         }
-        let why =
-            format!("{} would hold the guest for {expected:.0?}, longer than {:?}", Bytes(passed.dirty), self.limit);
+        let dirty = Bytes(passed.dirty);
+        let why = match self.rates.knows_scattered() {
+            true => format!("{dirty} would hold the guest for {expected:.0?}, too long for {:?}", self.limit),
+            false => format!("how fast the {dirty} are copied, which lie scattered, has yet to be seen"),
+        };
         (Verdict::GoOn, format!("go on: {why}"))
     }
 
     fn give_up(&self, passed: Passed, why: String) -> (Verdict, String) {
-        let expected = self.expected(passed.dirty);
+        let expected = self.rates.forced_hold(passed.dirty);
         match self.choice {
             OnNoConverge::Mirror => (Verdict::Mirror, format!("go on as a mirror: {why}")),
+            OnNoConverge::Force if self.forced_in_vain => {
+                let text = format!("abort: {why}, and the guest has been held in vain for {:?}", self.forced_max);
+                (Verdict::Abort, text)
+            }
             OnNoConverge::Force if expected <= self.forced_max => {
                 let text = format!("force: {why}; the guest is held for {expected:.0?} as expected");
                 (Verdict::Force, text)
@@ -248,16 +262,19 @@ impl Convergence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::strategy::tracking::rates::Kind;
     use proptest::prelude::*;
 
     fn options(choice: OnNoConverge) -> MoveOptions {
         MoveOptions { on_no_converge: choice, downtime_limit_ms: 1000, ..MoveOptions::default() }
     }
 
-    /// 10 MB/s: what fits a second is 9.9 MB.
+    /// 10 MB/s: what fits three quarters of a second is 7.4 MB.
     fn convergence(options: &MoveOptions) -> Convergence {
         let mut convergence = Convergence::new(options);
-        convergence.note_rate(10_000_000, Duration::from_secs(1));
+        for kind in [Kind::Whole, Kind::Scattered] {
+            convergence.rates().note_pass(kind, 10_000_000, Duration::from_secs(1));
+        }
         convergence
     }
 
@@ -270,7 +287,8 @@ mod tests {
         let mut convergence = convergence(&options(OnNoConverge::Abort));
         assert_eq!(judge(&mut convergence, 400_000_000), Verdict::GoOn);
         assert_eq!(judge(&mut convergence, 40_000_000), Verdict::GoOn);
-        assert_eq!(judge(&mut convergence, 9_000_000), Verdict::Complete);
+        assert_eq!(judge(&mut convergence, 8_000_000), Verdict::GoOn, "that is too close to the limit");
+        assert_eq!(judge(&mut convergence, 7_000_000), Verdict::Complete);
     }
 
     #[test]
@@ -315,7 +333,7 @@ mod tests {
         let mut after = |dirty, deferred| convergence.judge(Passed { dirty, deferred, age: Duration::ZERO }).0;
         assert_eq!(after(400_000_000, 100_000_000), Verdict::GoOn);
         assert_eq!(after(105_000_000, 100_000_000), Verdict::GoOnWithAll);
-        assert_eq!(after(8_000_000, 0), Verdict::Complete);
+        assert_eq!(after(7_000_000, 0), Verdict::Complete);
         assert!(!convergence.defers());
     }
 
@@ -334,9 +352,43 @@ mod tests {
     #[test]
     fn a_hold_that_was_too_slow_is_learned_from() {
         let mut convergence = convergence(&options(OnNoConverge::Abort));
-        assert!(convergence.fits(8_000_000));
-        convergence.note_hold(1_000_000, Duration::from_secs(2));
-        assert!(!convergence.fits(8_000_000) && convergence.fits(400_000));
+        assert!(convergence.fits(7_000_000));
+        convergence.note_hold(1_000_000, Duration::from_secs(1), false);
+        assert!(!convergence.fits(7_000_000) && convergence.fits(400_000));
+    }
+
+    #[test]
+    fn after_the_first_pass_alone_the_guest_is_not_held_for_more_than_the_slowest_disk_copies_in_time() {
+        let mut convergence = Convergence::new(&options(OnNoConverge::Abort));
+        convergence.rates().note_pass(Kind::Whole, 1_000_000_000, Duration::from_secs(1));
+        let (verdict, why) = convergence.judge(Passed { dirty: 100_000_000, ..Passed::default() });
+        assert_eq!(verdict, Verdict::GoOn, "100 MB at the stream's rate take a tenth of a second");
+        assert!(why.contains("has yet to be seen"), "{why}");
+        convergence.rates().note_pass(Kind::Scattered, 100_000_000, Duration::from_millis(500));
+        assert_eq!(judge(&mut convergence, 100_000_000), Verdict::Complete);
+        let mut nearly_idle = Convergence::new(&options(OnNoConverge::Abort));
+        nearly_idle.rates().note_pass(Kind::Whole, 1_000_000_000, Duration::from_secs(1));
+        assert_eq!(judge(&mut nearly_idle, 5_000_000), Verdict::Complete);
+    }
+
+    #[test]
+    fn a_forced_last_copy_that_was_held_in_vain_is_not_forced_again() {
+        let mut convergence = convergence(&options(OnNoConverge::Force));
+        let verdicts: Vec<_> = (0..3).map(|_| judge(&mut convergence, 100_000_000)).collect();
+        assert_eq!(verdicts[2], Verdict::Force);
+        convergence.note_hold(90_000_000, Duration::from_secs(30), true);
+        assert_eq!(judge(&mut convergence, 10_000_000), Verdict::GoOn, "that is a tenth of what there was");
+        let last: Vec<_> = (0..2).map(|_| judge(&mut convergence, 10_000_000)).collect();
+        assert_eq!(last[1], Verdict::Abort);
+    }
+
+    #[test]
+    fn a_last_copy_that_is_far_behind_is_given_up_early() {
+        let limit = Duration::from_secs(1);
+        let is_in_vain = |ms, begun| Convergence::is_in_vain(Duration::from_millis(ms), limit, begun, 1000);
+        assert!(!is_in_vain(100, 0), "it has hardly begun");
+        assert!(is_in_vain(300, 100) && !is_in_vain(300, 200));
+        assert!(is_in_vain(900, 400) && !is_in_vain(900, 500));
     }
 
     proptest! {
