@@ -155,8 +155,8 @@ pub struct MoveOptions {
     pub strategy: Strategy,
     /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
     pub hot_blocks: bool,
-    /// Of strategies that iterate: for how long the guest may be held while the rest is copied, as expected, in
-    /// milliseconds. (The ESX paper's is 5 s.)
+    /// Of strategies that iterate: for how long the guest may be held while the rest is copied, in milliseconds. A last copy
+    /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected.
     pub downtime_limit_ms: u64,
     /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds. One that would
     /// take longer does not converge. `None` for no limit.
@@ -166,7 +166,7 @@ pub struct MoveOptions {
     /// Of the asynchronous mirror: how much the source may have that the target has yet to get, in bytes, 1 MiB to 1 GiB.
     /// `None` for [`BUFFER_BYTES`](Self::BUFFER_BYTES).
     pub buffer_bytes: Option<u64>,
-    /// The longest that [`OnNoConverge::Force`] may expect to hold the guest, in milliseconds.
+    /// The longest that [`OnNoConverge::Force`] may expect to hold the guest, and the longest that it does, in milliseconds.
     pub forced_downtime_ms_max: u64,
 }
 

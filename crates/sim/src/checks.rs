@@ -1,5 +1,7 @@
 //! Checks that look at the world from outside, at the moments that matter.
 
+use std::time::Duration;
+
 use block::Bytes;
 use migrate::{Progress, Report};
 
@@ -92,10 +94,16 @@ pub(crate) fn as_told(world: &World, expected: &Expected, guest: &GuestReport, s
     if let Some(limit) = expected.wait_max.filter(|limit| guest.longest > *limit) {
         world.violate(Invariant::AsTold, format!("a guest's request took {:?}, expected {limit:?}", guest.longest));
     }
-    let holds = report.map_or(0, |report| report.iterations.iter().filter(|pass| pass.held).count());
-    if let Some(most) = expected.holds_max.filter(|most| holds > *most) {
-        world
-            .violate(Invariant::AsTold, format!("the guest was held for {holds} last copies, expected {most} at most"));
+    let holds: Vec<f64> = report.map_or_else(Vec::new, |report| {
+        report.iterations.iter().filter(|pass| pass.held).map(|pass| pass.seconds).collect()
+    });
+    if let Some(most) = expected.holds_max.filter(|most| holds.len() > *most) {
+        let what = format!("the guest was held for {} last copies, expected {most} at most", holds.len());
+        world.violate(Invariant::AsTold, what);
+    }
+    let longest = Duration::from_secs_f64(holds.iter().copied().fold(0.0, f64::max));
+    if let Some(limit) = expected.hold_max.filter(|limit| longest > *limit) {
+        world.violate(Invariant::AsTold, format!("a last copy held the guest for {longest:?}, expected {limit:?}"));
     }
     if expected.resumes && report.is_none_or(|report| report.bytes_resumed == 0) {
         world.violate(Invariant::AsTold, format!("nothing was resumed: {status:?}"));

@@ -57,6 +57,8 @@ pub struct Expected {
     pub target_fails: bool,
     /// The guest is held for a last copy no more often.
     pub holds_max: Option<usize>,
+    /// And no longer, each time.
+    pub hold_max: Option<Duration>,
 }
 
 /// How a story ended.

@@ -413,6 +413,13 @@ impl ExpectWord {
         self
     }
 
+    /// No last copy holds the guest longer, done or not.
+    #[must_use]
+    pub const fn no_hold_above(mut self, limit: Duration) -> Self {
+        self.0.hold_max = Some(limit);
+        self
+    }
+
     /// The move goes on from what a killed process has left.
     #[must_use]
     pub const fn resumed(mut self) -> Self {

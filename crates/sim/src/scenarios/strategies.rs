@@ -64,8 +64,8 @@ pub(super) fn dbt_downtime(dice: &Dice) -> Story {
 /// A target that streams and copies scattered chunks thirty times more slowly: what the first pass shows is not believed of
 /// the last copy. The guest's requests wait there for one another, and that comes on top of the limit.
 pub(super) fn dbt_scattered(dice: &Dice) -> Story {
-    let load = Load { requests: 1500, outstanding: 2, reads: 0.5, sectors_max: 8, ..Load::default() };
-    let think = Duration::from_millis(dice.pick(&[2, 5]));
+    let load = Load { requests: 1000, outstanding: 2, reads: 0.5, sectors_max: 8, ..Load::default() };
+    let think = Duration::from_millis(dice.pick(&[20, 40]));
     let limit = dice.pick(&[100, 200]);
     Story::new()
         .volume(Bytes::mib(dice.pick(&[16, 32])))
@@ -83,19 +83,21 @@ pub(super) fn dbt_scattered(dice: &Dice) -> Story {
 /// A target that becomes slow for a while now and then, also in the middle of a last copy: the guest is let go in time,
 /// and what is under way ends beside it.
 pub(super) fn dbt_slows_down(dice: &Dice) -> Story {
-    let limit = dice.pick(&[10, 20, 40]);
-    let load = Load { requests: 3000, outstanding: 4, reads: 0.3, sectors_max: 16, ..Load::default() };
+    let limit = dice.pick(&[40, 80, 150]);
+    let load = Load { requests: 600, outstanding: 2, reads: 0.3, sectors_max: 16, ..Load::default() };
+    let think = Duration::from_millis(dice.pick(&[20, 60]));
     Story::new()
-        .volume(Bytes::mib(dice.pick(&[4, 16])))
-        .guest(load)
+        .volume(Bytes::mib(dice.pick(&[4, 8])))
+        .guest(Load { think, ..load })
+        .within(Duration::from_secs(3))
         .verify(Verify::Off)
-        .and(target().slow(dice.pick(&[0.005, 0.02])))
-        .and(expect().switched().no_wait_above(Duration::from_millis(limit + 30)))
+        .timings(Timing::FLASH, Timing::SLOW)
+        .and(target().slow(dice.pick(&[0.01, 0.05])))
+        .and(expect().switched().no_hold_above(Duration::from_millis(limit)))
         .options(|options| {
             options.strategy = dice.pick(&[Strategy::Dbt, Strategy::IncrementalDbt]);
             options.downtime_limit_ms = limit;
-            options.chunk_bytes = 16_384;
-            options.bandwidth = dice.pick(&[None, Some(50 << 20)]);
+            options.chunk_bytes = dice.pick(&[16_384, 65_536]);
         })
 }
 

@@ -108,8 +108,9 @@ pub(crate) struct Convergence {
 
 impl Convergence {
     pub(crate) fn new(options: &MoveOptions) -> Self {
+        let limit = Duration::from_millis(options.downtime_limit_ms);
         Self {
-            limit: Duration::from_millis(options.downtime_limit_ms),
+            limit,
             forced_max: Duration::from_millis(options.forced_downtime_ms_max),
             deadline: options.deadline_ms.map(Duration::from_millis),
             choice: options.on_no_converge,
@@ -117,7 +118,7 @@ impl Convergence {
             rest: Left::default(),
             misses: 0,
             forced_in_vain: false,
-            rates: Rates::default(),
+            rates: Rates::new(options.chunk_bytes, limit),
             had_all: !options.hot_blocks,
         }
     }

@@ -6,11 +6,12 @@
 
 use std::time::Duration;
 
-/// Scattered chunks are expected to be copied no faster than this many bytes a second before any have been: two movements
-/// of a slow disk's head for a chunk of 64 KiB.
-const SCATTERED_UNKNOWN: f64 = 10e6;
-/// What a flush takes before one has been seen.
+/// What the copy of one scattered chunk takes before any has been seen, in seconds: a movement of a slow disk's head, and
+/// a wait for its platter.
+const CHUNK_UNKNOWN: f64 = 7e-3;
+/// What a flush takes before one has been seen, but no more than this part of the downtime limit.
 const FLUSH_FIRST: Duration = Duration::from_millis(10);
+const FLUSH_FIRST_PART: u32 = 4;
 /// Nothing beside the copy is expected to be faster than this.
 const BESIDE_MIN: Duration = Duration::from_millis(2);
 /// A hold makes copies look so many times slower than those of a pass at most.
@@ -30,6 +31,8 @@ pub(crate) enum Kind {
 /// What is known of how fast copies are.
 #[derive(Clone, Debug)]
 pub(crate) struct Rates {
+    /// What is expected of scattered chunks before any have been copied, in bytes a second.
+    unknown: f64,
     whole: Option<f64>,
     scattered: Option<f64>,
     /// Of the last pass, of whatever kind.
@@ -40,14 +43,15 @@ pub(crate) struct Rates {
     record: Duration,
 }
 
-impl Default for Rates {
-    fn default() -> Self {
-        let [whole, scattered, last] = [None; 3];
-        Self { whole, scattered, last, slowness: 1.0, flush: FLUSH_FIRST, record: Duration::ZERO }
-    }
-}
-
 impl Rates {
+    /// Nothing is known yet, of a move in chunks of `chunk` bytes that may hold the guest for `limit`.
+    pub(crate) fn new(chunk: u64, limit: Duration) -> Self {
+        let [whole, scattered, last] = [None; 3];
+        let flush = FLUSH_FIRST.min(limit / FLUSH_FIRST_PART);
+        let unknown = chunk as f64 / CHUNK_UNKNOWN;
+        Self { unknown, whole, scattered, last, slowness: 1.0, flush, record: Duration::ZERO }
+    }
+
     /// Copies of so many bytes took so long, with the time in which none was under way left out.
     pub(crate) fn note_pass(&mut self, kind: Kind, bytes: u64, busy: Duration) {
         if bytes == 0 || busy.is_zero() {
@@ -104,16 +108,16 @@ impl Rates {
 
     /// How long a pass over so much takes, as the last one went.
     pub(crate) fn pass(&self, bytes: u64) -> Duration {
-        span(bytes, self.last.unwrap_or(SCATTERED_UNKNOWN))
+        span(bytes, self.last.unwrap_or(self.unknown))
     }
 
     /// The same if the guest is held for it, whatever it consists of.
     pub(crate) fn forced_hold(&self, bytes: u64) -> Duration {
-        self.beside() + span(bytes, self.last.unwrap_or(SCATTERED_UNKNOWN) / self.slowness)
+        self.beside() + span(bytes, self.last.unwrap_or(self.unknown) / self.slowness)
     }
 
     fn in_hold(&self) -> f64 {
-        self.scattered.unwrap_or_else(|| self.whole.map_or(SCATTERED_UNKNOWN, |rate| rate.min(SCATTERED_UNKNOWN)))
+        self.scattered.unwrap_or_else(|| self.whole.map_or(self.unknown, |rate| rate.min(self.unknown)))
     }
 }
 
@@ -129,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_stream_s_rate_says_nothing_of_what_lies_scattered() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(65_536, SECOND);
         rates.note_pass(Kind::Whole, 200_000_000, SECOND);
         assert_eq!(rates.pass(200_000_000), SECOND);
         assert!(rates.hold(100_000_000) > 9 * SECOND, "{:?}", rates.hold(100_000_000));
@@ -139,14 +143,14 @@ mod tests {
 
     #[test]
     fn a_stream_slower_than_the_slowest_disk_is_believed() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(65_536, SECOND);
         rates.note_pass(Kind::Whole, 1_000_000, SECOND);
         assert!(rates.hold(1_000_000) >= SECOND);
     }
 
     #[test]
     fn of_two_passes_the_slower_counts_for_more() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(65_536, SECOND);
         rates.note_pass(Kind::Scattered, 10_000_000, SECOND);
         rates.note_pass(Kind::Scattered, 30_000_000, SECOND);
         let copy = rates.hold(20_000_000).saturating_sub(rates.beside());
@@ -157,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_slow_hold_is_learned_from_and_forgiven_by_and_by() {
-        let mut rates = Rates::default();
+        let mut rates = Rates::new(65_536, SECOND);
         rates.note_pass(Kind::Scattered, 10_000_000, SECOND);
         rates.note_hold(1_000_000, SECOND);
         let copy = |rates: &Rates| rates.hold(1_000_000).saturating_sub(rates.beside()).as_secs_f64();
