@@ -182,6 +182,8 @@ pub(crate) enum StrategyArg {
     Snapshot,
     /// The source answers the guest's writes, and a bounded buffer follows to the target in order: for far and slow ones
     MirrorAsync,
+    /// Mirrored or copied again, chunk by chunk, whichever is expected to cost less; everything is mirrored in the end
+    Auto,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -192,6 +194,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::IncrementalDbt => Self::IncrementalDbt,
             StrategyArg::Snapshot => Self::Snapshot,
             StrategyArg::MirrorAsync => Self::MirrorAsync,
+            StrategyArg::Auto => Self::Auto,
         }
     }
 }

@@ -96,6 +96,57 @@ fn a_buffer_is_planned_for_and_refused_where_there_is_none() {
 }
 
 #[test]
+fn a_volume_whose_chunks_are_mirrored_or_tracked_moves_under_load_and_every_promise_is_kept() {
+    for (number, flags) in [["--verify", "full"].as_slice(), &["--bandwidth", "64MiB/s"]].into_iter().enumerate() {
+        let world = World::new();
+        let image = world.image("disk.img", (48 << 20) + 4096, 1 << 20);
+        let uri = world.attach("x", &image);
+        let load = Load::start(&uri, &image, 100 + number as u64);
+        let to = world.path("new.img");
+        let destination = target(&to);
+        let report = world.json(&[&["move", "x", "--to", &destination, "--strategy", "auto"], flags].concat());
+        assert_eq!((&report["state"], &report["strategy"]), (&"done".into(), &"auto".into()), "{report}");
+        assert_eq!(report["equal"], true, "{report}");
+        let passes = report["iterations"].as_array().expect("passes");
+        let decided = passes[0]["decision"].as_str().expect("words");
+        assert!(decided.contains("mirror"), "{report}");
+        assert!(passes.iter().all(|pass| pass["held"] == false), "the guest was held for a copy: {report}");
+        load.goes_on();
+        same(&to, &load.finish());
+    }
+}
+
+#[test]
+fn the_daemon_is_killed_while_chunks_are_mirrored_or_tracked_and_every_promise_is_kept() {
+    support::moves_under_kills((61, 19), 2, &["--strategy", "auto"]);
+}
+
+#[test]
+fn a_move_that_chooses_is_cancelled_and_planned_and_refuses_what_it_does_by_itself() {
+    let world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 71);
+    let to = target(&world.path("new.img"));
+    let plan = world.json(&["plan", "x", "--to", &to, "--strategy", "auto"]);
+    assert_eq!((&plan["converges"], &plan["refusal"]), (&true.into(), &serde_json::Value::Null), "{plan}");
+    let arguments = ["move", "x", "--to", &to, "--strategy", "auto", "--bandwidth", "8MiB/s", "--detach"];
+    let id = world.json(&arguments)["id"].as_u64().expect("a number");
+    let before = load.requests();
+    while load.requests() < before + 200 {
+        std::thread::yield_now();
+    }
+    world.json(&["cancel", "x"]);
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "cancelled", "{over}");
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&image));
+    load.goes_on();
+    same(&image, &load.finish());
+    let output = world.run(&["move", "x", "--to", &to, "--strategy", "auto", "--hot-blocks"]);
+    support::check_refusal("hot blocks of auto", &output, 2, "by itself");
+}
+
+#[test]
 fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
     support::moves_under_kills((60, 23), 2, &["--strategy", "dbt"]);
 }

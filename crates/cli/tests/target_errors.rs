@@ -111,19 +111,30 @@ fn a_few_writes_that_fail_cost_their_copies_and_not_the_mirror() {
 
 #[test]
 fn a_target_that_fails_for_good_is_resumed_with_what_is_left() {
+    loses_its_target_and_resumes(31, &[]);
+}
+
+#[test]
+fn a_target_that_fails_for_good_is_resumed_with_what_is_left_where_chunks_are_chosen() {
+    loses_its_target_and_resumes(32, &["--strategy", "auto"]);
+}
+
+fn loses_its_target_and_resumes(number: u64, flags: &[&str]) {
     let world = World::new();
     let bytes = 24 << 20;
     let image = world.image("disk.img", bytes, 1 << 18);
     let uri = world.attach("x", &image);
     let memory = in_memory();
     let to = memory.path().join("new.img");
-    world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "2MiB/s", "--detach"]);
+    let destination = target(&to);
+    let arguments = ["move", "x", "--to", &destination, "--bandwidth", "2MiB/s", "--detach"];
+    world.json(&[arguments.as_slice(), flags].concat());
     // Some of it has been flushed by then: the target is flushed every five seconds.
     wait_for(&world, "it copies too little", |job| job["progress"]["bytes_copied"].as_u64() > Some(14 << 20));
     let tampering = Tampering::with(&world, &to, &[&format!("{WRITES}:error=EIO")]);
     let lost = wait_for(&world, "the target is not lost", |job| job["progress"]["target_losses"].as_u64() > Some(0));
     assert!(lost["progress"]["last_error"].as_str().is_some_and(|error| error.contains("error 5")), "{lost}");
-    let load = Load::start(&uri, &image, 31);
+    let load = Load::start(&uri, &image, number);
     while load.requests() < 100 {
         std::thread::yield_now();
     }

@@ -9,6 +9,7 @@ mod iterations;
 mod passes;
 mod snapshots;
 mod statistics;
+mod sweeps;
 mod switchover;
 mod verifier;
 
@@ -35,6 +36,7 @@ use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
 use statistics::Statistics;
+use sweeps::Heeded;
 
 /// How often progress is published and the guest's latency looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -69,6 +71,8 @@ pub(crate) struct Driver {
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
     pub(crate) passes: Passes,
+    /// Of the strategy that chooses for itself: what it has seen of the guest's writes.
+    heeded: Heeded,
     /// Of a strategy that copies in passes, until it mirrors.
     tracking: Option<Tracking>,
     /// What ended it, or the last thing that it survived.
@@ -106,6 +110,7 @@ impl Driver {
             bucket,
             statistics,
             passes: Passes::default(),
+            heeded: Heeded::default(),
             tracking,
             env,
             slot,
@@ -336,6 +341,7 @@ impl Driver {
         let _ = self.mirror.take_failures();
         self.cursor = 0;
         self.mirror.begin_session(self.target.clone(), empty);
+        self.mirror.tracker(|tracker| tracker.choose_anew());
         Some(Event::TargetResumed)
     }
 

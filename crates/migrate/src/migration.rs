@@ -51,6 +51,9 @@ impl Migration {
         if options.buffer().is_some() {
             tracker.mirror_asynchronously();
         }
+        if options.strategy == Strategy::Auto {
+            tracker.choose(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
+        }
         if let Some(map) = &progress_map {
             let identity = map.identity();
             if identity.volume != source.size() || identity.chunk != chunk {
@@ -58,6 +61,7 @@ impl Migration {
             }
             if map.is_known() {
                 tracker.adopt(&map.had_runs().await);
+                tracker.choose_anew();
             }
         }
         let bytes_resumed = tracker.bytes_had();

@@ -64,11 +64,15 @@ pub enum Strategy {
     /// IO mirroring for a target that is far or slow: guest writes are answered by the source, and a bounded buffer is
     /// written to the target in order. When it is full they wait for room.
     MirrorAsync,
+    /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end. It converges
+    /// under any load and has no parameters.
+    Auto,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: &[Self] = &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot, Self::MirrorAsync];
+    pub const ALL: &[Self] =
+        &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot, Self::MirrorAsync, Self::Auto];
 
     /// The word for it on the command line and in reports.
     #[must_use]
@@ -79,6 +83,7 @@ impl Strategy {
             Self::IncrementalDbt => "incremental-dbt",
             Self::Snapshot => "snapshot",
             Self::MirrorAsync => "mirror-async",
+            Self::Auto => "auto",
         }
     }
 
@@ -87,7 +92,7 @@ impl Strategy {
     #[must_use]
     pub const fn iterates(self) -> bool {
         match self {
-            Self::Mirror | Self::MirrorAsync | Self::Snapshot => false,
+            Self::Mirror | Self::MirrorAsync | Self::Snapshot | Self::Auto => false,
             Self::Dbt | Self::IncrementalDbt => true,
         }
     }
@@ -215,6 +220,9 @@ impl MoveOptions {
     pub fn check(&self) -> block::Result<()> {
         self.chunk_size()?;
         let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
+        if self.hot_blocks && self.strategy == Strategy::Auto {
+            return refuse("auto finds hot blocks by itself".to_owned());
+        }
         if self.hot_blocks && !self.strategy.iterates() {
             let context =
                 format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);

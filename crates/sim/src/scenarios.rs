@@ -1,6 +1,7 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
 mod asynchronous;
+mod auto;
 mod nbd;
 mod snapshots;
 mod strategies;
@@ -108,6 +109,9 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("daemon-undone", "the real daemon dies while a move is undone, because requests hang", |dice| {
         undone::crashed(dice).by_daemon()
     }),
+    scenario("daemon-auto", "the real daemon is killed while it mirrors and tracks", |dice| {
+        auto::crashed(dice).by_daemon()
+    }),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
     scenario(
@@ -162,6 +166,20 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("async-power-loss", "the host loses its power with writes in the buffer", asynchronous::powerless),
     scenario("async-steering", "pause, cancel and bandwidth with writes in the buffer", asynchronous::steered),
     scenario("async-swarm", "an asynchronous mirror, and anything together", asynchronous::any),
+    scenario("auto", "mirrored or tracked chunk by chunk, under any load, and nothing goes wrong", auto::quiet),
+    scenario(
+        "auto-slow-target",
+        "a target ten times slower, which is mirrored to as late as can be",
+        auto::slow_target,
+    ),
+    scenario("auto-never-rests", "a guest that writes to one place until the volume has moved", auto::never_rests),
+    scenario("auto-races", "copies, mirrored writes and writes that are left meet on slow disks", auto::races),
+    scenario("auto-errors", "either side fails, and the target is lost and comes back", auto::errors),
+    scenario("auto-crash", "the process is killed while chunks are left and copied again", auto::crashed),
+    scenario("auto-resume", "a long move is killed, and goes on without what was left", auto::resumed),
+    scenario("auto-power-loss", "the host loses its power while chunks are left and copied again", auto::powerless),
+    scenario("auto-steering", "pause, cancel and bandwidth between sweeps", auto::steered),
+    scenario("auto-swarm", "mirrored or tracked chunk by chunk, and anything together", auto::any),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 

@@ -44,6 +44,8 @@ pub enum Strategy {
     Snapshot,
     /// Guest writes are answered by the source, and a bounded buffer is written to the target in order.
     MirrorAsync,
+    /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end.
+    Auto,
 }
 
 impl std::fmt::Display for Strategy {
@@ -54,6 +56,7 @@ impl std::fmt::Display for Strategy {
             Self::IncrementalDbt => "incremental-dbt",
             Self::Snapshot => "snapshot",
             Self::MirrorAsync => "mirror-async",
+            Self::Auto => "auto",
         })
     }
 }

@@ -34,6 +34,7 @@ const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
         v1::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
         v1::Strategy::Snapshot => Strategy::Snapshot,
         v1::Strategy::MirrorAsync => Strategy::MirrorAsync,
+        v1::Strategy::Auto => Strategy::Auto,
     }
 }
 
@@ -44,6 +45,7 @@ const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
         Strategy::IncrementalDbt => v1::Strategy::IncrementalDbt,
         Strategy::Snapshot => v1::Strategy::Snapshot,
         Strategy::MirrorAsync => v1::Strategy::MirrorAsync,
+        Strategy::Auto => v1::Strategy::Auto,
     }
 }
 

@@ -82,6 +82,7 @@ impl Driver {
             if now >= next_tick {
                 next_tick = now + TICK;
                 self.tick();
+                self.heed();
             }
             stop = stop.or_else(|| self.demand());
             let is_too_late = self.is_too_late();
@@ -92,7 +93,7 @@ impl Driver {
                 if let Some(event) = stop {
                     return event;
                 }
-                let is_over = is_too_late || self.mirror.tracker(|tracker| tracker.is_pass_over());
+                let is_over = is_too_late || self.is_pass_over();
                 if is_over && !self.machine.paused() {
                     match self.decide().await {
                         Some(event) => return event,
@@ -240,14 +241,18 @@ impl Driver {
     async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
         let unit = self.options.chunk_bytes;
         let cursor = self.cursor;
-        let run = self.mirror.tracker(|tracker| {
-            tracker.session()?;
-            // Where every chunk is asked for its heat, no more of them than can be used.
-            let longest = match tracker.hot().is_some_and(|hot| hot.is_on()) {
-                true => chunks_max,
-                false => HOLE_BYTES_MAX / unit,
-            };
-            tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
+        let is_sweeping = self.mirror.tracker(|tracker| tracker.sweeps());
+        let run = if is_sweeping { self.next_in_sweep(chunks_max, HOLE_BYTES_MAX / unit).await } else { None };
+        let run = run.or_else(|| {
+            self.mirror.tracker(|tracker| {
+                (tracker.session().is_some() && !is_sweeping).then_some(())?;
+                // Where every chunk is asked for its heat, no more of them than can be used.
+                let longest = match tracker.hot().is_some_and(|hot| hot.is_on()) {
+                    true => chunks_max,
+                    false => HOLE_BYTES_MAX / unit,
+                };
+                tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
+            })
         })?;
         let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
         let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));

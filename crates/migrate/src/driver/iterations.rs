@@ -82,6 +82,9 @@ impl Driver {
             self.tune_heat(with_all);
             self.get_and_clear(with_all).await;
         }
+        if !self.passes.is_under_way() {
+            self.begin_sweep();
+        }
         let (had, dirty, copied) =
             self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().0, tracker.counts.copied));
         let bytes = (self.mirror.size - had).saturating_sub(dirty);
@@ -137,9 +140,12 @@ impl Driver {
 
     /// The pass is over, and `decision` is what was made of it.
     pub(super) fn end_pass(&mut self, decision: String) {
-        let (had, deferred, copied) =
-            self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().1, tracker.counts.copied));
-        let left = Left { copied, dirty: (self.mirror.size - had).0, deferred: deferred.0 };
+        let (had, deferred, copied) = self.mirror.tracker(|tracker| {
+            let deferred = tracker.bytes_dirty().1.max(tracker.bytes_passed_and_left().0);
+            (tracker.bytes_had(), deferred, tracker.counts.copied)
+        });
+        let left =
+            Left { copied, dirty: (self.mirror.size - had).0, deferred: deferred.0.min((self.mirror.size - had).0) };
         self.passes.end(self.env.now(), left, decision);
     }
 
@@ -163,6 +169,9 @@ impl Driver {
     pub(super) async fn decide(&mut self) -> Option<Event> {
         let age = self.statistics.age(self.env.now());
         let (had, deferred) = self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().1));
+        if self.mirror.tracker(|tracker| tracker.sweeps()) {
+            return self.end_sweep().await;
+        }
         let Some(tracking) = &mut self.tracking else {
             self.end_pass("every chunk is on both sides".to_owned());
             return Some(Event::Copied);

@@ -103,6 +103,11 @@ impl Statistics {
         self.verification.past_page_cache = past;
     }
 
+    /// How fast copies or comparisons were of late, in bytes a second.
+    pub(crate) const fn rate(&self) -> u64 {
+        self.rate
+    }
+
     /// How long the move has taken so far.
     pub(crate) fn age(&self, now: Moment) -> Duration {
         self.ended.unwrap_or(now).since(self.began)
@@ -135,7 +140,8 @@ impl Driver {
         let now = self.env.now();
         let phase = self.machine.phase();
         let (counts, had, dirty, buffered) = self.mirror.tracker(|tracker| {
-            (tracker.counts, tracker.bytes_had().0, tracker.bytes_dirty().0.0, tracker.bytes_buffered())
+            let dirty = tracker.bytes_dirty().0.max(tracker.bytes_passed_and_left().1);
+            (tracker.counts, tracker.bytes_had().0, dirty.0, tracker.bytes_buffered())
         });
         let statistics = &mut self.statistics;
         let verified = statistics.verification.bytes;

@@ -178,6 +178,7 @@ impl Host {
                 migrate::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
                 migrate::Strategy::Snapshot => Strategy::Snapshot,
                 migrate::Strategy::MirrorAsync => Strategy::MirrorAsync,
+                migrate::Strategy::Auto => Strategy::Auto,
             },
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             buffer: options.buffer_bytes,

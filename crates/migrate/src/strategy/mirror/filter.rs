@@ -11,7 +11,7 @@ use block::{
     BlockDevice, Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
     Mutation, MutationKind, RangeGuard, RangeLock, Result,
 };
-use env::EnvRef;
+use env::{EnvRef, Moment};
 use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -264,9 +264,10 @@ impl Shared {
         }
         // The session may have ended while the activity log was waited for: its target is nobody's any more, or another
         // session will copy these chunks again.
-        let (is_current, mode) = {
+        let (is_current, mode, began) = {
             let tracker = self.tracker.lock();
-            (plan.mirror.as_ref().is_some_and(|(session, _)| tracker.is_current(session.number)), tracker.mode())
+            let is_current = plan.mirror.as_ref().is_some_and(|(session, _)| tracker.is_current(session.number));
+            (is_current, tracker.mode(), tracker.weighs().then(|| self.env.now()))
         };
         let Some((session, parts)) = plan.mirror.as_ref().filter(|_| is_current) else {
             let is_mirrored = plan.mirror.is_some();
@@ -287,7 +288,7 @@ impl Shared {
         }
         let force = mutation.fua && plan.force_target;
         let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
-        let (source, mut target) = self.both(self.source.write(mutation.clone()), target, session.number).await;
+        let (source, mut target) = self.write_both(&mutation, target, session.number, began).await;
         // A forced write that fails may be a flush that failed, and is never borne.
         let missed = target.as_ref().err().filter(|error| !force && self.bears_failure(session.number, error));
         let missed = missed.is_some();
@@ -398,6 +399,28 @@ impl Shared {
             Mode::TargetHolds => target,
             _ => source,
         }
+    }
+
+    /// Writes to both sides, and tells how long that has taken if it `began` at a moment that matters.
+    async fn write_both(
+        &self,
+        mutation: &Mutation,
+        target: TargetWork,
+        session: u64,
+        began: Option<Moment>,
+    ) -> (Result<()>, Result<()>) {
+        let mut source_took = None;
+        let source = async {
+            let answer = self.source.write(mutation.clone()).await;
+            source_took = began.map(|began| self.env.now().since(began));
+            answer
+        };
+        let answers = self.both(source, target, session).await;
+        if let (Some(began), Some(source_took)) = (began, source_took) {
+            let both_took = self.env.now().since(began);
+            self.tracker(|tracker| tracker.weigh(source_took, both_took));
+        }
+        answers
     }
 
     /// Drives both sides, until the target's session ends at the latest. What the target is still doing then goes on by

@@ -13,6 +13,7 @@ use super::patience::Patience;
 use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
+use crate::strategy::auto::Auto;
 use crate::strategy::tracking::dirt::Dirt;
 use crate::strategy::tracking::hot::Hot;
 
@@ -145,6 +146,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) hot: Option<Hot>,
     /// What the target gets later, if it does not get it at once.
     pub(in crate::strategy) queue: Option<Queue>,
+    /// What is left to the source although it was copied, where that is chosen chunk by chunk.
+    pub(in crate::strategy) auto: Option<Auto>,
     /// From which chunk on a comparison of a volume that is tracked goes on.
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
@@ -178,6 +181,7 @@ impl Tracker {
             dirt: None,
             hot: None,
             queue: None,
+            auto: None,
             compare_from: 0,
             session: Some(Session::new(1, target, is_fresh)),
             sessions: 1,
@@ -292,13 +296,14 @@ impl Tracker {
         if self.mode == Mode::Detached {
             return plan;
         }
+        self.count_write(extent);
         let mut parts: Vec<Extent> = Vec::new();
         let mut lost = false;
         for index in self.chunk.indices_of(extent) {
             match self.life.get(index) {
                 Life::Absent | Life::Reading => {}
                 Life::Writing => _ = self.redo.insert(index),
-                Life::Had if self.session.is_none() => {
+                Life::Had if self.session.is_none() || self.leaves(index) => {
                     self.lose(index);
                     lost = true;
                 }
@@ -397,15 +402,18 @@ impl Tracker {
         }
     }
 
-    /// Whether the copy of this run keeps the lock while it writes.
+    /// Whether the copy of this run keeps the lock while it writes. A copy that is not the last one need not.
     pub(crate) fn holds_guest(&self, run: Range<u64>) -> bool {
-        self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
+        !self.sweeps() && self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
     }
 
     /// Takes absent chunks for a copy.
     pub(crate) fn claim(&mut self, run: Range<u64>) {
         if let Some(dirt) = &mut self.dirt {
             dirt.claim(run.clone());
+        }
+        if let Some(auto) = &mut self.auto {
+            auto.sweep.copy(run.end - run.start);
         }
         self.life.set_range(run, Life::Reading);
     }

@@ -44,9 +44,15 @@ impl Hot {
     /// The next pass is expected to take `pass`, with `writes_per_second` to chunks. Says from which count on they are
     /// hot.
     pub(crate) fn tune(&mut self, pass: Duration, writes_per_second: f64) -> Option<u16> {
+        self.tune_beyond(pass, writes_per_second, 0.0)
+    }
+
+    /// The same, of chunks that have more than `share` of all writes.
+    pub(crate) fn tune_beyond(&mut self, pass: Duration, writes_per_second: f64, share: f64) -> Option<u16> {
         let writes = pass.as_secs_f64() * writes_per_second;
         let wanted =
             (AGAIN * self.heat.weight() / writes.max(1e-9)).max(COUNT_MIN).max(NOISE_FACTOR * self.heat.noise());
+        let wanted = wanted.max(share * self.heat.weight());
         // What does not fit a counter cannot be told from what is hotter.
         self.threshold = (wanted < f64::from(u16::MAX)).then(|| wanted.ceil() as u16);
         self.threshold

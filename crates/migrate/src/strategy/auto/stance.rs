@@ -1,0 +1,277 @@
+//! Whether writes are mirrored or left to the source, as a plain structure that awaits nothing and knows no clock.
+//!
+//! What it goes by is chosen so that being wrong costs little. A target counts as slow when most mirrored writes wait for
+//! it, not when one of them waits for long. Tracking is worth it as long as what is written anew stays behind what is
+//! copied; as soon as it does not, the rest of the sweep is mirrored.
+
+use std::fmt;
+use std::time::Duration;
+
+/// A chunk is hot at so many times the mean of all chunks, at least: so no more than a third of them can be.
+pub(crate) const HOT_MEANS: f64 = 3.0;
+/// So many mirrored writes are looked at together.
+const WRITES_LOOKED_AT: u32 = 32;
+/// A write waits for the target if that takes longer than the source by as much as the source takes, and by this.
+const WAIT_MIN: Duration = Duration::from_micros(250);
+/// Of fewer copied chunks nothing is concluded,
+const COPIED_MIN: u64 = 64;
+/// nor of a smaller part of the sweep.
+const PART_MIN: u64 = 16;
+/// What is copied within this many seconds is not worth a sweep of its own.
+const STRETCH_SECONDS: u64 = 1;
+
+/// What becomes of a write to a chunk that is had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stance {
+    /// It goes to both sides, unless the chunk is hot.
+    Mirroring,
+    /// It goes to the source, and the chunk is copied again.
+    Tracking,
+    /// It goes to both sides.
+    Settled,
+}
+
+/// What follows a sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Another sweep.
+    GoOn,
+    /// Everything is mirrored, and the rest is copied.
+    Settle,
+    /// Everything is mirrored, and there is no rest.
+    Done,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::GoOn => "go on",
+            Self::Settle => "mirror the rest",
+            Self::Done => "mirror",
+        })
+    }
+}
+
+/// How the sweep under way goes.
+#[derive(Debug)]
+pub(crate) struct Sweep {
+    stance: Stance,
+    /// Tracking has been found to be in vain in this sweep.
+    in_vain: bool,
+    /// Mirrored writes that were looked at, and how many of them have waited for the target.
+    writes: u32,
+    waited: u32,
+    /// What was absent when it began.
+    chunks: u64,
+    /// Most of the volume was.
+    is_first: bool,
+    /// What has been taken for copies since.
+    copied: u64,
+    /// Hot chunks that it has passed.
+    passed: u64,
+    /// Chunks that were had and have been left to the source.
+    left: u64,
+}
+
+impl Sweep {
+    /// The first of a volume of `chunks`, of which so many are absent.
+    pub(super) const fn new(chunks: u64, absent: u64) -> Self {
+        Self {
+            stance: Stance::Mirroring,
+            in_vain: false,
+            writes: 0,
+            waited: 0,
+            chunks: absent,
+            is_first: absent * 2 > chunks,
+            copied: 0,
+            passed: 0,
+            left: 0,
+        }
+    }
+
+    /// The next one begins.
+    pub(super) const fn begin(&mut self, chunks: u64, absent: u64) {
+        (self.copied, self.passed, self.left, self.in_vain) = (0, 0, 0, false);
+        (self.chunks, self.is_first) = (absent, absent * 2 > chunks);
+    }
+
+    /// Whether nothing is left to the source any more.
+    pub(super) fn is_settled(&self) -> bool {
+        self.stance == Stance::Settled
+    }
+
+    /// Whether it matters how long mirrored writes take.
+    pub(super) fn weighs(&self) -> bool {
+        self.stance == Stance::Mirroring && !self.in_vain
+    }
+
+    /// A mirrored write has taken `both`, and `source` the source's part of it.
+    pub(super) fn weigh(&mut self, source: Duration, both: Duration) {
+        if !self.weighs() {
+            return;
+        }
+        self.writes += 1;
+        self.waited += u32::from(both.saturating_sub(source) > source.max(WAIT_MIN));
+        if self.writes == WRITES_LOOKED_AT {
+            if self.waited * 2 > self.writes {
+                tracing::info!("the guest waits for the target: its writes are left to the source");
+                self.stance = Stance::Tracking;
+            }
+            (self.writes, self.waited) = (0, 0);
+        }
+    }
+
+    /// Whether a write to a chunk that is had goes to the source alone.
+    pub(super) fn leaves(&self, is_hot: impl FnOnce() -> bool) -> bool {
+        match self.stance {
+            Stance::Mirroring => is_hot(),
+            Stance::Tracking => true,
+            Stance::Settled => false,
+        }
+    }
+
+    /// A chunk has been left.
+    pub(super) fn left(&mut self) {
+        self.left += 1;
+        if self.stance == Stance::Tracking && self.is_in_vain() {
+            tracing::info!(left = self.left, copied = self.copied, "tracking is in vain, and writes are mirrored");
+            self.stance = Stance::Mirroring;
+            self.in_vain = true;
+        }
+    }
+
+    /// These chunks are taken for copies.
+    pub(in crate::strategy) const fn copy(&mut self, chunks: u64) {
+        self.copied += chunks;
+    }
+
+    /// A hot chunk is passed.
+    pub(super) const fn pass(&mut self) {
+        self.passed += 1;
+    }
+
+    pub(super) const fn passed_chunks(&self) -> u64 {
+        self.passed
+    }
+
+    pub(super) const fn left_chunks(&self) -> u64 {
+        self.left
+    }
+
+    /// Whether about as much is written anew as is copied, if it goes on like this. In the first sweep only what it has
+    /// copied can be written anew, so that grows with the square of what it has copied.
+    fn is_in_vain(&self) -> bool {
+        if self.copied < COPIED_MIN.max(self.chunks / PART_MIN) {
+            return false;
+        }
+        let (left, copied, chunks) = (u128::from(self.left), u128::from(self.copied), u128::from(self.chunks));
+        match self.is_first {
+            true => 4 * left * chunks > 3 * copied * copied,
+            false => 2 * left > copied,
+        }
+    }
+
+    /// It is over, and `absent` chunks are left; copies take so many a second. Says what follows, and why.
+    pub(super) fn judge(&mut self, absent: u64, chunks_per_second: u64) -> (Verdict, String) {
+        let takes_long = absent > chunks_per_second * STRETCH_SECONDS;
+        if self.stance == Stance::Tracking && takes_long && absent * 2 <= self.chunks {
+            return (Verdict::GoOn, "the target is slow, and {left} were written meanwhile".to_owned());
+        }
+        let was = std::mem::replace(&mut self.stance, Stance::Settled);
+        if absent == 0 {
+            return (Verdict::Done, "every chunk is on both sides".to_owned());
+        }
+        let why = match was {
+            Stance::Tracking if !takes_long => "{left} take no more than a second",
+            Stance::Tracking => "{left} were written meanwhile, and it gets no smaller",
+            _ => "{left} were put off or written meanwhile",
+        };
+        (Verdict::Settle, why.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const FAST: Duration = Duration::from_micros(300);
+    const SLOW: Duration = Duration::from_millis(10);
+
+    fn slow(chunks: u64) -> Sweep {
+        let mut sweep = Sweep::new(chunks, chunks);
+        (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
+        sweep
+    }
+
+    #[test]
+    fn a_target_is_slow_if_most_writes_wait_for_it_and_not_if_one_waits_for_long() {
+        let mut sweep = Sweep::new(1000, 1000);
+        for number in 0..1000 {
+            let both = if number % 5 == 0 { Duration::from_secs(3) } else { FAST * 2 };
+            sweep.weigh(FAST, both);
+            assert!(!sweep.leaves(|| false));
+        }
+        assert!(sweep.leaves(|| true), "a hot chunk is left to the source");
+        assert!(slow(1000).leaves(|| false));
+    }
+
+    #[test]
+    fn a_slow_target_is_swept_again_while_that_halves_what_is_left_and_then_mirrored() {
+        let mut sweep = slow(10_000);
+        sweep.copy(10_000);
+        (0..3000).for_each(|_| sweep.left());
+        assert_eq!(sweep.judge(3000, 100).0, Verdict::GoOn);
+        sweep.begin(10_000, 3000);
+        sweep.copy(3000);
+        (0..1400).for_each(|_| sweep.left());
+        assert_eq!(sweep.judge(1400, 100).0, Verdict::GoOn);
+        sweep.begin(10_000, 1400);
+        sweep.copy(1400);
+        assert_eq!(sweep.judge(800, 100).0, Verdict::Settle);
+        assert!(sweep.is_settled() && !sweep.leaves(|| true));
+    }
+
+    #[test]
+    fn what_is_copied_within_a_second_is_not_swept_again() {
+        let mut sweep = slow(10_000);
+        assert_eq!(sweep.judge(90, 100).0, Verdict::Settle);
+        assert_eq!(slow(10_000).judge(0, 100).0, Verdict::Done);
+    }
+
+    #[test]
+    fn tracking_ends_in_the_middle_of_a_sweep_that_it_makes_vain() {
+        // Each copied chunk is soon written again.
+        let mut sweep = slow(10_000);
+        let mut copied = 0;
+        while sweep.leaves(|| false) {
+            sweep.copy(10);
+            copied += 10;
+            (0..9).for_each(|_| sweep.left());
+            assert!(copied <= 10_000 / PART_MIN + 10, "{copied}");
+        }
+        (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
+        assert!(!sweep.leaves(|| false), "it began again in the same sweep");
+        assert_eq!(sweep.judge(500, 1).0, Verdict::Settle);
+    }
+
+    proptest! {
+        /// Whatever a guest does, sweeps end.
+        #[test]
+        fn sweeps_end(chunks in 1_u64..1 << 30, left in prop::collection::vec(0.0_f64..1.2, 40)) {
+            let mut sweep = slow(chunks);
+            let mut absent = chunks;
+            for (number, part) in left.iter().enumerate() {
+                prop_assert!(number <= 31, "sweep {number} of {chunks} chunks");
+                sweep.copy(absent);
+                absent = ((absent as f64 * part) as u64).min(chunks);
+                if sweep.judge(absent, 0).0 != Verdict::GoOn {
+                    prop_assert!(sweep.is_settled());
+                    return Ok(());
+                }
+                sweep.begin(chunks, absent);
+            }
+            prop_assert!(false, "no end");
+        }
+    }
+}
