@@ -7,9 +7,11 @@ SEEDS ?= 0..500
 CYCLES ?= 200
 MINUTES ?= 5
 SCALE ?= 4
+MIB ?= 1024
+RUNS ?= 5
 FUZZ := client protocol server
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local paper-esx deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local paper-esx paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -75,6 +77,9 @@ bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a ta
 
 paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; minutes, and half an hour with SCALE=1)
 	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+
+paper-esx-real: setup ## Make the evaluation's moves on real files, by the daemon and QEMU (MIB=1024, RUNS=5: half an hour)
+	@$(CARGO) xtask paper-esx-real --mib $(MIB) --runs $(RUNS)
 
 deny: ## Licences, duplicate and banned crates (installs cargo-deny)
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny

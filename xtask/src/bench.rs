@@ -4,7 +4,7 @@
 mod adopt;
 mod figures;
 mod idle;
-mod load;
+pub(crate) mod load;
 mod machine;
 mod memory;
 mod mirror;

@@ -37,6 +37,8 @@ enum Chore {
     Torture(torture::Arguments),
     /// Repeat the ESX paper's evaluation in the simulator; writes one HTML page with plots, and JSON.
     PaperEsx(paper_esx::Arguments),
+    /// Make the evaluation's moves on real files, by the daemon, under real loads; writes the same page of what came out.
+    PaperEsxReal(paper_esx::real::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
 }
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::Torture(arguments) => torture::run(&arguments),
         Chore::PaperEsx(arguments) => paper_esx::run(&arguments),
+        Chore::PaperEsxReal(arguments) => paper_esx::real::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
     };
     match outcome {

@@ -1,5 +1,8 @@
 //! `cargo xtask paper-esx`: repeats the ESX paper's evaluation in the simulator and writes its report.
 
+pub(crate) mod real;
+
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -27,17 +30,23 @@ pub(crate) struct Arguments {
 
 /// Builds the simulator and has it repeat the evaluation.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let [scale, seed] = [arguments.scale, arguments.seed].map(|number| number.to_string());
+    let jobs = arguments.jobs.map(|jobs| jobs.to_string());
+    let mut words = vec!["--paper-esx".as_ref(), arguments.out.as_os_str()];
+    words.extend(["--scale", &scale, "--seed", &seed].map(OsStr::new));
+    if let Some(only) = &arguments.only {
+        words.extend(["--only", only].map(OsStr::new));
+    }
+    if let Some(jobs) = &jobs {
+        words.extend(["--jobs", jobs].map(OsStr::new));
+    }
+    run_simulator(&words)
+}
+
+fn run_simulator(words: &[&OsStr]) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["run", "--quiet", "--package", "transhume-sim", "--bin", "transhume-sim", "--"]);
-    command.arg("--paper-esx").arg(&arguments.out);
-    command.args(["--scale", &arguments.scale.to_string(), "--seed", &arguments.seed.to_string()]);
-    if let Some(only) = &arguments.only {
-        command.args(["--only", only]);
-    }
-    if let Some(jobs) = arguments.jobs {
-        command.args(["--jobs", &jobs.to_string()]);
-    }
+    command.args(["run", "--quiet", "--package", "transhume-sim", "--bin", "transhume-sim", "--"]).args(words);
     if !command.status().context("running cargo")?.success() {
         bail!("the evaluation could not be carried out, or something in it did not hold that must");
     }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use block::{Error, Result};
 use env::Env;
-use transhume_sim::experiment::esx::{self, EvaluationOptions};
+use transhume_sim::experiment::esx::{self, Evaluation, EvaluationOptions, RealRuns};
 use transhume_sim::experiment::{self, EXPERIMENTS, ReplayOptions, Table};
 use transhume_sim::trace::Format;
 
@@ -32,6 +32,12 @@ pub(crate) struct SideShow {
     /// Repeat the ESX paper's evaluation instead and write its report, HTML and JSON, into this directory.
     #[arg(long, value_name = "DIRECTORY")]
     paper_esx: Option<PathBuf>,
+    /// Make the same page of moves on real files, from what `cargo xtask paper-esx-real` has measured.
+    #[arg(long, value_name = "FILE", requires = "report_to")]
+    paper_esx_real: Option<PathBuf>,
+    /// Where that page goes.
+    #[arg(long, value_name = "DIRECTORY")]
+    report_to: Option<PathBuf>,
     /// Sizes and limits of time are so many times smaller than the paper's.
     #[arg(long, value_name = "TIMES", default_value_t = 4, requires = "paper_esx")]
     scale: u64,
@@ -58,18 +64,14 @@ pub(crate) fn list() {
 impl SideShow {
     /// Carries out what was asked for; `None` if nothing was.
     pub(crate) fn play(&self, seed: u64, jobs: usize, clock: &dyn Env) -> Option<ExitCode> {
-        if let Some(directory) = &self.paper_esx {
-            return Some(match self.evaluate(directory, seed, jobs, clock) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("{}", error.chain());
-                    ExitCode::FAILURE
-                }
-            });
-        }
-        Some(match self.table(seed)? {
-            Ok(table) => {
-                println!("{table}\n{:.1} s of this machine's time", clock.now().0.as_secs_f64());
+        let shown = match (&self.paper_esx, &self.paper_esx_real, &self.report_to) {
+            (Some(directory), ..) => self.evaluate(directory, seed, jobs),
+            (None, Some(measured), Some(directory)) => report_real(measured, directory),
+            _ => self.table(seed)?.map(|table| println!("{table}")),
+        };
+        Some(match shown {
+            Ok(()) => {
+                println!("{:.1} s of this machine's time", clock.now().0.as_secs_f64());
                 ExitCode::SUCCESS
             }
             Err(error) => {
@@ -79,25 +81,11 @@ impl SideShow {
         })
     }
 
-    fn evaluate(&self, directory: &Path, seed: u64, jobs: usize, clock: &dyn Env) -> Result<()> {
+    fn evaluate(&self, directory: &Path, seed: u64, jobs: usize) -> Result<()> {
         let only = if self.only.is_empty() { String::new() } else { format!(" --only {}", self.only.join(",")) };
         let command = format!("cargo xtask paper-esx --scale {} --seed {seed}{only}", self.scale);
         let options = EvaluationOptions { scale: self.scale, only: self.only.clone(), seed, jobs, command };
-        let evaluation = esx::evaluate(&options, &|line| eprintln!("{line}"))?;
-        let write = |name: &str, text: String| -> Result<_> {
-            let path = directory.join(name);
-            std::fs::write(&path, text)
-                .map_err(|error| Error::from_os(error, format!("writing {}", path.display())))?;
-            Ok(path)
-        };
-        std::fs::create_dir_all(directory)
-            .map_err(|error| Error::from_os(error, format!("making {}", directory.display())))?;
-        let page = write("paper-esx.html", evaluation.html())?;
-        let document = write("paper-esx.json", evaluation.json()?)?;
-        println!("{}", evaluation.text());
-        println!("{}\n{}", page.display(), document.display());
-        println!("{:.0} s of this machine's time", clock.now().0.as_secs_f64());
-        Ok(())
+        write_report(directory, "paper-esx", &esx::evaluate(&options, &|line| eprintln!("{line}"))?)
     }
 
     fn table(&self, seed: u64) -> Option<Result<Table>> {
@@ -112,4 +100,23 @@ impl SideShow {
         let file = File::open(path).map_err(|error| Error::from_os(error, format!("opening {}", path.display())));
         Some(file.and_then(|file| experiment::replay(&options, BufReader::new(file), seed)))
     }
+}
+
+fn report_real(measured: &Path, directory: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(measured)
+        .map_err(|error| Error::from_os(error, format!("reading {}", measured.display())))?;
+    write_report(directory, "paper-esx-real", &RealRuns::parse(&text)?.evaluation())
+}
+
+/// Writes a page and a document for programs, and prints what is in them.
+fn write_report(directory: &Path, name: &str, evaluation: &Evaluation) -> Result<()> {
+    std::fs::create_dir_all(directory)
+        .map_err(|error| Error::from_os(error, format!("making {}", directory.display())))?;
+    println!("{}", evaluation.text());
+    for (ending, text) in [("html", evaluation.html()), ("json", evaluation.json()?)] {
+        let path = directory.join(format!("{name}.{ending}"));
+        std::fs::write(&path, text).map_err(|error| Error::from_os(error, format!("writing {}", path.display())))?;
+        println!("{}", path.display());
+    }
+    Ok(())
 }

@@ -1,13 +1,14 @@
 //! The NBD servers that are compared, each serving one file on a unix socket.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use transhume_guest::Qmp;
 
-use super::process::{Process, output_of};
+use super::process::{Process, guarded, output_of};
 
 /// The volume's name at all servers that name theirs.
 pub(crate) const VOLUME: &str = "bench";
@@ -172,6 +173,17 @@ impl Transhumed {
         let backend = format!("file:{}{options}", file.display());
         let export = format!("nbd+unix:///{name}?socket={}", socket.display());
         self.run(&["volume", "attach", name, "--backend", &backend, "--export", &export]).map(drop)
+    }
+
+    /// Runs the client with `--json` and returns the document, whether what was asked for came true or not.
+    pub(crate) fn document(&self, words: &[&str]) -> anyhow::Result<Value> {
+        let mut command = guarded(&self.client);
+        command.args(["--api", &format!("unix:{}", self.api.display())]).args(words).arg("--json");
+        let output = command.stdin(Stdio::null()).output().context("starting the client")?;
+        let printed = String::from_utf8_lossy(&output.stdout);
+        serde_json::from_str(printed.trim()).with_context(|| {
+            format!("{words:?}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim())
+        })
     }
 
     /// Moves a volume and returns the report.

@@ -26,6 +26,7 @@ mod html;
 mod load;
 mod over_time;
 mod paper;
+mod real;
 mod runs;
 mod scene;
 mod svg;
@@ -38,6 +39,7 @@ use serde::Serialize;
 
 pub use figure::{Axis, Claim, Figure, Mark, Plot, Row, Series};
 use grid::Setup;
+pub use real::RealRuns;
 use runs::Runs;
 use scene::Scene;
 
@@ -80,10 +82,12 @@ pub struct EvaluationOptions {
 }
 
 /// What came of it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Evaluation {
     /// How it was made.
     pub command: String,
+    /// What was measured, on what.
+    pub about: String,
     /// See [`EvaluationOptions::seed`].
     pub seed: u64,
     /// See [`EvaluationOptions::scale`].
@@ -91,6 +95,10 @@ pub struct Evaluation {
     /// The figures and tables, in the paper's order.
     pub figures: Vec<Figure>,
 }
+
+const ABOUT: &str = "The engine's own strategies on modelled arrays and guests. Broken lines and diamonds are the paper's numbers; \
+     everything else was measured in this run. The scale divides the sizes of disks and caches and the limits of time; times \
+     and sizes are shown at the paper's scale.";
 
 /// The names that [`EvaluationOptions::only`] takes.
 pub fn figure_names() -> impl Iterator<Item = &'static str> {
@@ -115,7 +123,8 @@ pub fn evaluate(options: &EvaluationOptions, progress: &(dyn Fn(String) + Sync))
     let scenes = studies.iter().flat_map(|study| (study.scenes)(&setup)).collect();
     let runs = Runs::play(scenes, options.seed, options.jobs, progress)?;
     let figures = studies.iter().map(|study| (study.figure)(&setup, &runs)).collect();
-    Ok(Evaluation { command: options.command.clone(), seed: options.seed, scale: options.scale, figures })
+    let command = format!("{}, seed {}, scale 1:{}", options.command, options.seed, options.scale);
+    Ok(Evaluation { command, about: ABOUT.to_owned(), seed: options.seed, scale: options.scale, figures })
 }
 
 impl Evaluation {

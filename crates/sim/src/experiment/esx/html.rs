@@ -25,16 +25,12 @@ pub(super) fn page(evaluation: &Evaluation) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <title>Live storage migration, repeated</title><style>{STYLE}</style></head><body>\
          <h1>“The Design and Evolution of Live Storage Migration in VMware ESX”, repeated</h1>\
-         <p>The engine's own strategies on modelled arrays and guests. Broken lines and diamonds are the paper's numbers; \
-         everything else was measured in this run. Of {} expected shapes {held} held.</p>\
-         <p>Made by <code>{}</code>, seed {}, scale 1:{}.</p>\
-         <p class=\"small\">The scale divides the sizes of disks and caches and the limits of time; times and sizes are shown at \
-         the paper's scale. <code>docs/paper-esx.md</code> tells what is modelled, what was fitted, and why some numbers \
-         differ.</p>",
+         <p>{} Of {} expected shapes {held} held.</p>\
+         <p>Made by <code>{}</code>.</p>\
+         <p class=\"small\"><code>docs/paper-esx.md</code> tells what was done how, and why some numbers differ.</p>",
+        escaped(&evaluation.about),
         claims.len(),
-        escaped(&evaluation.command),
-        evaluation.seed,
-        evaluation.scale
+        escaped(&evaluation.command)
     );
     out.push_str(
         "<h2>Paper, ours, deviation</h2><table><tr><th>what</th><th>paper</th><th>ours</th><th>deviation</th></tr>",
