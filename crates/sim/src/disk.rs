@@ -11,6 +11,7 @@
 //! A dead process's requests go on for a while, as direct IO does; [`Disk::open`] waits for them, as the lock on a
 //! backend does, and [`Disk::open_at_once`] is the mistake of not waiting.
 
+mod below;
 mod opened;
 
 use std::sync::Arc;
@@ -20,6 +21,8 @@ use block::{Bytes, Device, Error, ErrorKind, Extent, Geometry, Mutation};
 use env::Moment;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+
+pub(crate) use below::{Below, UnderWay};
 
 use crate::dice::Dice;
 pub use crate::faults::{Faults, STUCK_MAX};
@@ -446,9 +449,14 @@ impl Disk {
     }
 
     fn submit_write(&self, mutation: Mutation, grant: u64, epoch: u64) -> Flight {
+        self.check_writer(&self.state(), &mutation, grant, epoch);
+        self.submit_admitted(mutation)
+    }
+
+    /// Of a writer that was looked at before.
+    fn submit_admitted(&self, mutation: Mutation) -> Flight {
         let (dice, world) = (&self.shared.dice, &self.shared.world);
         let mut state = self.state();
-        self.check_writer(&state, &mutation, grant, epoch);
         let extent = mutation.extent();
         let done = self.schedule(&mut state, extent.length.0);
         let number = self.enter(&mut state, data_bytes(&mutation));

@@ -454,10 +454,10 @@ impl Host {
         };
         let map = ProgressMap::open(self.open(&shared.map, Role::Map, 0).await, identity).await?;
         let pool = BufferPool::new(shared.setup.pool);
-        let (from, to) = (source.clone(), target.clone());
         let offload = shared.setup.offloads.then(|| {
-            let dice = shared.world.dice("offload");
-            Arc::new(SimOffload { world: shared.world.clone(), dice, source: from, target: to }) as _
+            let (world, dice) = (shared.world.clone(), shared.world.dice("offload"));
+            let below = target_disk.open_below(record.document().epoch);
+            Arc::new(SimOffload { world, dice, source: source.clone(), target: below }) as _
         });
         let parts = Parts {
             env: process.env(),

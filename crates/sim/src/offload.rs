@@ -4,6 +4,7 @@
 use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, IoFuture, Mutation, Offload, Result};
 
 use crate::dice::Dice;
+use crate::disk::{Below, UnderWay};
 use crate::medium::SECTOR_BYTES;
 use crate::world::World;
 
@@ -12,25 +13,26 @@ pub(crate) struct SimOffload {
     pub(crate) world: World,
     pub(crate) dice: Dice,
     pub(crate) source: Device,
-    pub(crate) target: Device,
+    pub(crate) target: Below,
 }
 
 impl SimOffload {
-    async fn put(&self, extent: Extent) -> Result<()> {
+    async fn put(&self, extent: Extent, copy: &UnderWay) -> Result<()> {
         if extent.is_empty() {
             return Ok(());
         }
         let read = self.source.read(extent.offset, Buffer::unpooled(extent.length.as_usize())).await?;
-        self.target.write(Mutation::data(extent.offset, Data::copy_of(&read))).await
+        copy.write(Mutation::data(extent.offset, Data::copy_of(&read))).await
     }
 
     async fn copy_parts(&self, extent: Extent) -> Result<Bytes> {
         if self.dice.chance(0.1) {
             return Ok(Bytes::ZERO);
         }
+        let copy = self.target.begin(extent);
         let sectors = self.dice.below(extent.length.0 / SECTOR_BYTES + 1);
         let middle = extent.offset + Bytes(sectors * SECTOR_BYTES).min(extent.length);
-        self.put(Extent::between(extent.offset, middle)).await?;
+        self.put(Extent::between(extent.offset, middle), &copy).await?;
         if self.dice.chance(0.1) {
             self.world.fault("offload-part", format_args!("{extent:?} up to {}", middle.0));
             return Ok(middle - extent.offset);
@@ -39,7 +41,7 @@ impl SimOffload {
             self.world.fault("offload-error", format_args!("{extent:?}"));
             return Err(Error::new(ErrorKind::Io, "sharing blocks: injected"));
         }
-        self.put(Extent::between(middle, extent.end())).await?;
+        self.put(Extent::between(middle, extent.end()), &copy).await?;
         self.world.event(format_args!("offloaded {extent:?}"));
         Ok(extent.length)
     }
