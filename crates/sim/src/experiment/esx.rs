@@ -8,6 +8,7 @@
 //! A scale divides the sizes of disks and caches and the limits of time. What does not scale (windows, latencies, the
 //! second in which the governor learns) weighs more at larger ones.
 
+mod chosen;
 mod exchange;
 mod figure;
 mod figure_02;
@@ -61,6 +62,7 @@ const STUDIES: &[Study] = &[
     Study { id: figure_09::ID, scenes: figure_09::scenes, figure: figure_09::figure },
     Study { id: figure_10::ID, scenes: figure_10::scenes, figure: figure_10::figure },
     Study { id: figure_11::ID, scenes: figure_11::scenes, figure: figure_11::figure },
+    Study { id: chosen::ID, scenes: chosen::scenes, figure: chosen::figure },
     Study { id: foretold::ID, scenes: foretold::scenes, figure: foretold::figure },
     Study { id: table_1::ID, scenes: table_1::scenes, figure: table_1::figure },
     Study { id: table_2::ID, scenes: table_2::scenes, figure: table_2::figure },

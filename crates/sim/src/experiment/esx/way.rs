@@ -36,6 +36,8 @@ pub(super) enum Way {
     Mirror,
     /// Our asynchronous mirror, with a buffer as much smaller as the disk. Only where it is asked for.
     MirrorAsync,
+    /// The strategy that chooses for itself, with our pace. Only where it is asked for.
+    Auto,
 }
 
 impl Way {
@@ -66,6 +68,7 @@ impl Way {
             Self::PaperMirror => "IO mirroring, the paper's mover",
             Self::Mirror => "mirror, ours",
             Self::MirrorAsync => "asynchronous mirror, ours",
+            Self::Auto => "auto",
         }
     }
 
@@ -77,6 +80,7 @@ impl Way {
             Self::PaperMirror => 3,
             Self::Mirror => 0,
             Self::MirrorAsync => 4,
+            Self::Auto => 5,
         }
     }
 
@@ -99,6 +103,7 @@ impl Way {
             Self::IncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..tracking },
             Self::PaperMirror => MoveOptions { strategy: Strategy::Mirror, ..paper },
             Self::Mirror => MoveOptions { strategy: Strategy::Mirror, ..ours },
+            Self::Auto => MoveOptions { strategy: Strategy::Auto, ..ours },
             Self::MirrorAsync => {
                 let buffer = (MoveOptions::BUFFER_BYTES / scale).max(1 << 20);
                 MoveOptions { strategy: Strategy::MirrorAsync, buffer_bytes: Some(buffer), ..ours }
