@@ -193,7 +193,7 @@ impl Tracker {
         let Some(auto) = self.auto.as_mut().filter(|auto| !auto.sweep.is_settled()) else { return 0 };
         let total = auto.hot.total();
         let rate = total.saturating_sub(before) as f64 / span.as_secs_f64().max(1e-6);
-        let threshold = auto.hot.tune_beyond(left, rate, stance::HOT_MEANS / chunks as f64);
+        let threshold = auto.hot.tune_beyond(left / stance::HOT_PART, rate, stance::HOT_MEANS / chunks as f64);
         tracing::debug!(?threshold, rate, ?left, "chunks that are written so often are left to the source");
         total
     }

@@ -9,10 +9,14 @@ use std::time::Duration;
 
 /// A chunk is hot at so many times the mean of all chunks, at least: so no more than a third of them can be.
 pub(crate) const HOT_MEANS: f64 = 3.0;
+/// What makes a chunk hot in a pass of dirty block tracking, it must be written in one part of so many of the time that is
+/// left: three times as often. A copy out of the volume's order costs a disk more than three writes.
+pub(crate) const HOT_PART: u32 = 3;
 /// So many mirrored writes are looked at together.
 const WRITES_LOOKED_AT: u32 = 32;
-/// A write waits for the target if that takes longer than the source by as much as the source takes, and by this.
-const WAIT_MIN: Duration = Duration::from_micros(250);
+/// A write waits for the target if that takes longer than the source by as much as the source takes, and by this. A write
+/// cache that is full now and then makes nobody wait for as long; what tracking spares the guest there costs the copy more.
+const WAIT_MIN: Duration = Duration::from_millis(5);
 /// Of fewer copied chunks nothing is concluded,
 const COPIED_MIN: u64 = 64;
 /// nor of a smaller part of the sweep.
