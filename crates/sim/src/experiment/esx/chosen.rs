@@ -54,7 +54,12 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
             mib(auto.report.bytes_mirrored),
         );
         figure.row(format!("{name}: copied"), "MiB", mib(mirror.report.bytes_copied), mib(auto.report.bytes_copied));
-        for (what, part) in [("time", auto.seconds / mirror.seconds), ("cost", auto.cost() / mirror.cost())] {
+        let cost = auto.cost() / mirror.cost();
+        for (what, part) in [("time", auto.seconds / mirror.seconds), ("cost", cost)] {
+            // A guest whose requests come whatever the disks do loses none: there is no cost to compare.
+            if what == "cost" && mirror.cost() <= 0.0 {
+                continue;
+            }
             if part > worst.0 {
                 worst = (part, format!("{part:.3} x the mirror's {what} ({name})"));
             }
