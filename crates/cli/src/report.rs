@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Iteration, Job, JobState, Report, Strategy};
+use api::v1::{Estimate, Iteration, Job, JobState, Report, Strategy};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -71,6 +71,7 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
                 format!("at most {most}; writes waited for room {throttled} in all, the last of it took {drain}");
             lines.push(("buffered", text));
         }
+        lines.extend(report.estimates.iter().map(|said| ("expected", estimate(said))));
         lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
         lines.push(("compared", compared(report)));
     }
@@ -85,6 +86,17 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.extend(report.notes.iter().map(|note| ("note", note.clone())));
     lines
+}
+
+/// What was expected on the way.
+fn estimate(said: &Estimate) -> String {
+    let off = match said.error_percent {
+        Some(error) if error.abs() < 0.5 => ": right".to_owned(),
+        Some(error) => format!(": {:.0} % too {}", error.abs(), if error > 0.0 { "long" } else { "short" }),
+        None => String::new(),
+    };
+    let [eta, least, most] = [said.eta_seconds, said.eta_seconds_min, said.eta_seconds_max].map(time);
+    format!("at {:.0} %, after {}: {eta} more ({least} to {most}){off}", said.percent, time(said.seconds))
 }
 
 /// One pass over what was not in step.

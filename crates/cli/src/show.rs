@@ -130,10 +130,12 @@ pub(crate) fn status(status: &Status) -> String {
     text
 }
 
-/// How far a move has come, in percent of everything that it does.
-pub(crate) fn percent(progress: &Progress) -> f64 {
-    let all = (progress.bytes_total + progress.bytes_to_verify).max(1);
-    100.0 * (progress.bytes_done + progress.bytes_verified).min(all) as f64 / all as f64
+/// When a move will be over, and between which that lies.
+pub(crate) fn eta(progress: &Progress) -> Option<String> {
+    let short = |seconds: u64| time(seconds as f64);
+    let between = progress.eta_seconds_min.zip(progress.eta_seconds_max);
+    let between = between.map(|(least, most)| format!(" ({} to {})", short(least), short(most)));
+    progress.eta_seconds.map(|eta| format!("{}{}", short(eta), between.unwrap_or_default()))
 }
 
 /// Moves as a table.
@@ -152,9 +154,9 @@ pub(crate) fn jobs(jobs: &[Job]) -> String {
                 (Some(progress), JobState::Running) => progress.phase.clone(),
                 _ => job.state.name().to_owned(),
             },
-            progress.map_or_else(dash, |progress| format!("{:.0} %", percent(progress))),
+            progress.map_or_else(dash, |progress| format!("{:.0} %", progress.percent)),
             progress.map_or_else(dash, |progress| rate(progress.rate as f64)),
-            progress.and_then(|progress| progress.eta_seconds).map_or_else(dash, |eta| time(eta as f64)),
+            progress.and_then(eta).unwrap_or_else(dash),
             job.guest.as_ref().filter(|_| progress.is_some()).map_or_else(dash, guest),
             job.target.clone(),
         ]);
@@ -172,7 +174,7 @@ pub(crate) fn jobs(jobs: &[Job]) -> String {
 pub(crate) fn plan(plan: &Plan) -> String {
     let mut text = format!(
         "Moving {} from {} to {}\n\n  to copy     {} of {} ({} of holes are not copied)\n  at          {}\n  \
-         guest       writes {}\n  time        about {} in {} passes\n  stall       about {} at the switchover\n",
+         guest       writes {}\n  time        about {} ({} to {}) in {} passes\n  stall       about {} at the switchover\n",
         plan.volume,
         plan.source,
         plan.target,
@@ -182,6 +184,8 @@ pub(crate) fn plan(plan: &Plan) -> String {
         rate(plan.copy_bytes_per_second as f64),
         rate(plan.guest_write_bytes_per_second),
         time(plan.seconds),
+        time(plan.seconds_min),
+        time(plan.seconds_max),
         plan.passes,
         us(plan.stall_us),
     );

@@ -34,14 +34,14 @@ impl Bar {
             self.bar.set_message(job.state.name());
             return;
         };
-        self.bar.set_position((show::percent(progress) * 10.0) as u64);
+        self.bar.set_position((progress.percent * 10.0) as u64);
         let mut parts = vec![match job.state {
             JobState::Running => progress.phase.clone(),
             state => state.name().to_owned(),
         }];
         if job.state == JobState::Running {
             parts.push(show::rate(progress.rate as f64));
-            parts.extend(progress.eta_seconds.map(|eta| format!("{} left", show::time(eta as f64))));
+            parts.extend(show::eta(progress).map(|eta| format!("{eta} left")));
         }
         parts.extend(job.guest.as_ref().map(show::guest));
         self.bar.set_message(parts.join(", "));

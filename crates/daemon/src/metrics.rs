@@ -88,7 +88,7 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
         line(out, "transhume_job_state", &labels(job, &format!(",state=\"{}\"", job.state.name())), 1.0);
     }
     type Figure = fn(&api::v1::Progress) -> f64;
-    let figures: [(&str, &str, &str, Figure); 10] = [
+    let figures: [(&str, &str, &str, Figure); 14] = [
         ("transhume_job_bytes", "gauge", "The volume's size.", |progress| progress.bytes_total as f64),
         ("transhume_job_done_bytes", "gauge", "What is in step on both sides.", |progress| progress.bytes_done as f64),
         ("transhume_job_copied_bytes_total", "counter", "Data copied.", |progress| progress.bytes_copied as f64),
@@ -117,6 +117,18 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
             "What the guest has made different again since it was copied.",
             |progress| progress.bytes_dirty as f64,
         ),
+        ("transhume_job_done_ratio", "gauge", "How far it is, from 0 to 1; it never goes back.", |progress| {
+            progress.percent / 100.0
+        }),
+        ("transhume_job_eta_seconds", "gauge", "Until the switchover; NaN while nothing can be said.", |progress| {
+            eta(progress.eta_seconds)
+        }),
+        ("transhume_job_eta_seconds_min", "gauge", "The same at the fast ones of all rates so far.", |progress| {
+            eta(progress.eta_seconds_min)
+        }),
+        ("transhume_job_eta_seconds_max", "gauge", "The same at the slow ones.", |progress| {
+            eta(progress.eta_seconds_max)
+        }),
         ("transhume_job_target_losses_total", "counter", "How often the target was lost.", |progress| {
             progress.target_losses as f64
         }),
@@ -129,6 +141,10 @@ fn render_jobs(out: &mut String, daemon: &Daemon) {
             }
         }
     }
+}
+
+fn eta(seconds: Option<u64>) -> f64 {
+    seconds.map_or(f64::NAN, |seconds| seconds as f64)
 }
 
 fn family(out: &mut String, name: &str, kind: &str, help: &str) {

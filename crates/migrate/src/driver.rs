@@ -6,6 +6,7 @@
 mod copier;
 mod drain;
 mod iterations;
+mod outlook;
 mod passes;
 mod snapshots;
 mod statistics;
@@ -32,6 +33,7 @@ use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
 
+pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;

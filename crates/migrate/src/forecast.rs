@@ -2,9 +2,17 @@
 //!
 //! The guest's writes are taken to go anywhere: of `n` chunks, `k` writes make `n (1 - e^(-k/n))` dirty. A guest that writes
 //! to the same places again and again makes fewer dirty, so the forecast of a strategy that tracks is an upper bound.
+//!
+//! Strategies in passes are played through with the engine's own decisions (`strategy::tracking::converge`), on passes whose
+//! lengths come from what was seen of the source before ([`Scattered`]). Whether a pass leaves a little more or a little
+//! less than fits decides whether there is another one, so it is played several times, with copies and writes somewhat
+//! slower and faster than seen: the middle is what is expected, the ends are the interval.
 
 use std::time::Duration;
 
+use crate::strategy::snapshot::rounds::{Decision, Rounds};
+use crate::strategy::tracking::converge::{Convergence, Passed, Verdict};
+use crate::strategy::tracking::rates::Kind;
 use crate::{MoveOptions, OnNoConverge, Strategy};
 
 /// What is known before a move.
@@ -24,6 +32,20 @@ pub struct Known {
     pub writes: f64,
     /// What a switchover takes without anything to copy.
     pub switchover: Duration,
+    /// What was seen of chunks that lie scattered, the sparsest first and all of them last. `None`: they are taken to be
+    /// copied like a stream, and the guest to write beside it as it does without.
+    pub scattered: Option<[Scattered; 3]>,
+}
+
+/// How chunks that lie scattered are read beside the guest ([`crate::scattered`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scattered {
+    /// Which part of all chunks was to be read, 0 to 1.
+    pub part: f64,
+    /// What one of them took, in seconds.
+    pub chunk_seconds: f64,
+    /// How many writes a second the guest came to meanwhile.
+    pub writes: f64,
 }
 
 /// What is expected.
@@ -31,6 +53,8 @@ pub struct Known {
 pub struct Forecast {
     /// The move, from its start to the switchover.
     pub seconds: f64,
+    /// Between which it is expected to lie.
+    pub seconds_between: (f64, f64),
     /// How long the guest is held.
     pub downtime: Duration,
     /// Of an asynchronous mirror: how long the buffer takes to be emptied before the switchover, while the guest works.
@@ -45,28 +69,59 @@ pub struct Forecast {
 
 /// More passes than this are not looked at.
 const PASSES_MAX: u32 = 400;
+/// Copies and writes may be so many times slower or faster than they were seen.
+const OFF_BY: [f64; 3] = [0.85, 1.0, 1.18];
+/// By which factor the first look is at fewer chunks than the second.
+const SPARSER: f64 = 10.0;
+/// A guest may cost a copy so much of its time more than what it writes.
+const GUEST_MAY_COST: f64 = 1.1;
+/// The unit in which overlays keep what was written, in bytes.
+const OVERLAY_UNIT: f64 = 4096.0;
 
 impl Known {
     /// What a move with `options` will take.
     #[must_use]
     pub fn forecast(&self, options: &MoveOptions) -> Forecast {
-        // The guest's writes take their share of the disks.
-        let rate = (self.copy_rate - self.write_bytes).max(self.copy_rate / 4.0).max(1.0);
-        let seconds = (self.to_copy + self.to_compare) as f64 / rate;
+        if options.strategy.iterates() || options.strategy == Strategy::Snapshot {
+            return self.played(options);
+        }
+        let seconds = (self.to_copy + self.to_compare) as f64 / self.beside_guest();
         let drain =
             options.buffer().map_or(0.0, |buffer| self.buffered(buffer.0 as f64, seconds) / self.copy_rate.max(1.0));
-        let mirrored = Forecast {
+        let least = (self.to_copy + self.to_compare) as f64 / self.copy_rate.max(1.0);
+        Forecast {
             seconds: seconds + drain,
+            seconds_between: (least, (seconds + drain) * GUEST_MAY_COST),
             downtime: self.switchover,
             drain: Duration::from_secs_f64(drain.min(1e9)),
             passes: 1,
             copied: self.to_copy,
             converges: true,
-        };
-        if !options.strategy.iterates() {
-            return mirrored;
         }
-        self.in_passes(options, rate)
+    }
+
+    /// Which part of the chunks a first pass would leave dirty.
+    fn dirty_after_first(&self, options: &MoveOptions) -> f64 {
+        let seconds = self.to_copy as f64 / self.beside_guest();
+        self.chances(options).dirtied(seconds * self.touched(self.writes, options), 1.0)
+    }
+
+    /// How many writes a second the guest comes to beside a pass over everything.
+    fn beside_stream(&self) -> f64 {
+        self.scattered.map_or(self.writes, |seen| seen[2].writes.min(self.writes))
+    }
+
+    /// Which parts of the chunks are worth a look beforehand ([`crate::scattered`]): what a first pass would leave dirty, a
+    /// tenth of that, and all. Nothing if the guest writes next to nothing.
+    #[must_use]
+    pub fn worth_a_look(&self, options: &MoveOptions) -> Option<[f64; 3]> {
+        let dense = self.dirty_after_first(options).min(0.9);
+        (dense * self.chances(options).chunks >= 1.0).then_some([dense / SPARSER, dense, 1.0])
+    }
+
+    /// How fast the copy goes beside the guest, whose writes take their share of the disks.
+    fn beside_guest(&self) -> f64 {
+        (self.copy_rate - self.write_bytes).max(self.copy_rate / 4.0).max(1.0)
     }
 
     /// How much of a buffer is full at the end of `seconds` of copying. A target that takes what the guest writes fast
@@ -76,53 +131,173 @@ impl Known {
         if load >= 1.0 { buffer.min(self.write_bytes * seconds) } else { buffer.min(self.write_bytes * load) }
     }
 
-    /// How many bytes the guest makes dirty in `seconds` of `part` of the volume.
-    fn dirtied(&self, chunk: f64, seconds: f64, part: f64) -> f64 {
-        let chunks = self.volume as f64 / chunk;
-        // A write may end in the chunk after the one where it begins.
+    /// How many chunks `writes` touch: one may end in the chunk after the one where it begins.
+    fn touched(&self, writes: f64, options: &MoveOptions) -> f64 {
         let size = if self.writes > 0.0 { self.write_bytes / self.writes } else { 0.0 };
-        let touched = self.writes * (1.0 + (size / chunk).min(1e6)) * part;
-        chunk * chunks * (1.0 - (-touched * seconds / chunks).exp())
+        writes * (1.0 + (size / options.chunk_bytes as f64).min(1e6))
     }
 
-    fn in_passes(&self, options: &MoveOptions, rate: f64) -> Forecast {
-        let chunk = options.chunk_bytes as f64;
-        let limit = options.downtime_limit_ms as f64 / 1e3;
-        let held = |left: f64| self.switchover.as_secs_f64() + left / self.copy_rate.max(1.0);
-        let part = if options.strategy == Strategy::IncrementalDbt { 0.5 } else { 1.0 };
-        let (mut seconds, mut copied, mut passes) = (self.to_copy as f64 / rate, self.to_copy as f64, 1);
-        let mut left = self.dirtied(chunk, seconds, part);
-        // Comparing once, and what is written meanwhile.
-        let compare = self.to_compare as f64 / rate;
-        let mut best = f64::MAX;
-        let forecast = |seconds, left, passes, copied: f64, converges| Forecast {
-            seconds: seconds + compare,
-            downtime: Duration::from_secs_f64(held(left).min(1e9)),
-            drain: Duration::ZERO,
-            passes,
-            copied: copied as u64,
-            converges,
+    fn chances(&self, options: &MoveOptions) -> Chances {
+        let chunks = (self.volume as f64 / options.chunk_bytes as f64).max(1.0);
+        Chances { chunks, incremental: options.strategy == Strategy::IncrementalDbt }
+    }
+
+    /// What one chunk takes in a pass over this part of all chunks, in seconds, and what the guest writes meanwhile.
+    fn scattered(&self, options: &MoveOptions, part: f64) -> (f64, f64) {
+        let Some(seen) = self.scattered else {
+            return (options.chunk_bytes as f64 / self.beside_guest(), self.writes);
         };
-        while passes < PASSES_MAX {
-            if held(left) <= limit {
-                return forecast(seconds, left, passes + u32::from(left >= chunk), copied + left, true);
-            }
-            let is_late = options.deadline_ms.is_some_and(|deadline| seconds * 1e3 >= deadline as f64);
-            if is_late || left >= best * 0.9 {
-                break;
-            }
-            best = best.min(left);
-            let pass = left / rate;
-            (seconds, copied, passes) = (seconds + pass, copied + left, passes + 1);
-            left = self.dirtied(chunk, pass, part);
+        let [sparse, dense] = if part <= seen[1].part { [seen[0], seen[1]] } else { [seen[1], seen[2]] };
+        let span = (dense.part / sparse.part).max(1.0 + 1e-9).ln();
+        let at = ((part / sparse.part).max(1e-12).ln() / span).clamp(0.0, 1.0);
+        let between = |sparse: f64, dense: f64| sparse + (dense - sparse) * at;
+        (between(sparse.chunk_seconds, dense.chunk_seconds), between(sparse.writes, dense.writes).min(self.writes))
+    }
+
+    /// The middle of what comes of copies and writes somewhat slower and faster than known.
+    fn played(&self, options: &MoveOptions) -> Forecast {
+        let play = |copies: f64, writes: f64| match options.strategy {
+            Strategy::Snapshot => self.in_snapshots(options, copies, writes),
+            _ => self.in_passes(options, copies, writes),
+        };
+        let centre = play(1.0, 1.0);
+        let all: Vec<Forecast> = OFF_BY
+            .iter()
+            .flat_map(|copies| OFF_BY.iter().map(move |writes| (*copies, *writes)))
+            .map(|(copies, writes)| play(copies, writes))
+            .collect();
+        let seconds = all.iter().map(|played| played.seconds);
+        let between = (seconds.clone().fold(f64::MAX, f64::min), seconds.fold(0.0, f64::max));
+        let alike: Vec<f64> = all
+            .iter()
+            .filter(|played| played.converges == centre.converges)
+            .map(|played| played.downtime.as_secs_f64().max(1e-6).ln())
+            .collect();
+        let downtime = (alike.iter().sum::<f64>() / alike.len().max(1) as f64).exp();
+        let mut downtime = Duration::from_secs_f64(downtime.min(1e9));
+        if centre.converges && options.strategy.iterates() {
+            // What takes longer is given up.
+            downtime = downtime.min(self.switchover + Duration::from_millis(options.downtime_limit_ms));
         }
-        match options.on_no_converge {
-            OnNoConverge::Mirror => {
-                let mirrored = forecast(seconds + left / rate, 0.0, passes + 1, copied + left, false);
-                Forecast { downtime: self.switchover, ..mirrored }
+        Forecast { seconds_between: between, downtime, ..centre }
+    }
+
+    /// A move in passes whose copies take so many times what was seen, under a guest that writes so many times as much.
+    fn in_passes(&self, options: &MoveOptions, copies: f64, writes: f64) -> Forecast {
+        let (chunk, chances) = (options.chunk_bytes as f64, self.chances(options));
+        let mut convergence = Convergence::new(options);
+        let first = self.to_copy as f64 * copies / self.beside_guest();
+        convergence.rates().note_pass(Kind::Whole, self.to_copy, Duration::from_secs_f64(first.min(1e9)));
+        let written = |seconds: f64, rate: f64| self.touched(rate, options) * writes * seconds;
+        let (mut seconds, mut copied, mut passes) = (first, self.to_copy as f64, 1);
+        let mut dirty = chances.dirtied(written(first, self.beside_stream()), 1.0);
+        let compare = self.to_compare as f64 / self.beside_guest();
+        loop {
+            let bytes = dirty * chances.chunks * chunk;
+            let (each, rate) = self.scattered(options, dirty);
+            let pass = dirty * chances.chunks * each * copies;
+            let held = self.switchover.as_secs_f64() + pass;
+            let passed = Passed {
+                age: Duration::from_secs_f64(seconds.min(1e9)),
+                // A chunk by chance is none.
+                dirty: if dirty * chances.chunks < 0.5 { 0 } else { bytes as u64 },
+                deferred: 0,
+            };
+            let (verdict, _) = convergence.judge(passed);
+            let ends = |held: f64, converges| Forecast {
+                seconds: seconds + held + compare,
+                seconds_between: (seconds, seconds),
+                downtime: Duration::from_secs_f64(held.min(1e9)),
+                drain: Duration::ZERO,
+                passes: passes + u32::from(passed.dirty > 0),
+                copied: (copied + bytes) as u64,
+                converges,
+            };
+            match verdict {
+                Verdict::Complete => return ends(held, true),
+                Verdict::GoOn | Verdict::GoOnWithAll if passes < PASSES_MAX => {}
+                Verdict::Mirror => {
+                    return Forecast { downtime: self.switchover, ..ends(pass, false) };
+                }
+                Verdict::Abort => {
+                    return Forecast { copied: copied as u64, seconds: seconds + compare, ..ends(held, false) };
+                }
+                _ => return ends(held, false),
             }
-            OnNoConverge::Force | OnNoConverge::Abort => forecast(seconds, left, passes + 1, copied + left, false),
+            convergence.rates().note_pass(Kind::Scattered, bytes as u64, Duration::from_secs_f64(pass.min(1e9)));
+            (seconds, copied, passes) = (seconds + pass, copied + bytes, passes + 1);
+            dirty = chances.dirtied(written(pass, rate), dirty);
         }
+    }
+
+    /// A move in snapshots, in the same way: the base is copied, then one overlay after the other is folded.
+    fn in_snapshots(&self, options: &MoveOptions, copies: f64, writes: f64) -> Forecast {
+        let units = Chances { chunks: (self.volume as f64 / OVERLAY_UNIT).max(1.0), incremental: false };
+        let size = if self.writes > 0.0 { self.write_bytes / self.writes } else { 0.0 };
+        let holds = |seconds: f64, rate: f64| {
+            let touched = rate * writes * seconds * (size / OVERLAY_UNIT).max(1.0);
+            units.dirtied(touched, 1.0) * units.chunks * OVERLAY_UNIT
+        };
+        let fold = |bytes: f64| {
+            // As many places as writes, each of which is a movement like that of a chunk.
+            let places = bytes / size.max(OVERLAY_UNIT);
+            let chunks = (self.volume as f64 / options.chunk_bytes as f64).max(1.0);
+            let (each, rate) = self.scattered(options, (places / chunks).min(1.0));
+            (places * each * copies, rate)
+        };
+        let first = self.to_copy as f64 * copies / self.beside_guest();
+        let (mut seconds, mut copied, mut passes) = (first, self.to_copy as f64, 1);
+        let mut overlay = holds(first, self.beside_stream());
+        let compare = self.to_compare as f64 / self.beside_guest();
+        let limit = Duration::from_millis(options.downtime_limit_ms);
+        let longest = Duration::from_millis(options.forced_downtime_ms_max);
+        let mut rounds = Rounds::default();
+        loop {
+            let (span, rate) = fold(overlay);
+            let (is_over, converges) =
+                match rounds.decide(overlay as u64, limit, longest, options.on_no_converge == OnNoConverge::Abort) {
+                    Decision::Another(_) => (passes >= PASSES_MAX, false),
+                    Decision::Hold(_) => (true, span <= limit.as_secs_f64() * 2.0),
+                    Decision::GiveUp(_) => (true, false),
+                };
+            if is_over {
+                return Forecast {
+                    seconds: seconds + span + compare,
+                    seconds_between: (seconds, seconds),
+                    downtime: self.switchover + Duration::from_secs_f64(span.min(1e9)),
+                    drain: Duration::ZERO,
+                    passes: passes + u32::from(overlay >= OVERLAY_UNIT),
+                    copied: (copied + overlay) as u64,
+                    converges,
+                };
+            }
+            let next = holds(span, rate);
+            rounds.note(overlay as u64, Duration::from_secs_f64(span.min(1e9)), next as u64);
+            (seconds, copied, passes) = (seconds + span, copied + overlay, passes + 1);
+            overlay = next;
+        }
+    }
+}
+
+/// What becomes of chunks that are written by chance.
+#[derive(Clone, Copy)]
+struct Chances {
+    chunks: f64,
+    /// What is written ahead of a pass is not dirty after it.
+    incremental: bool,
+}
+
+impl Chances {
+    /// Which part of all chunks is dirty after a pass over this `part` of them, in which so many were written.
+    fn dirtied(self, written: f64, part: f64) -> f64 {
+        let each = written / self.chunks;
+        let all = 1.0 - (-each).exp();
+        if !self.incremental || each < 1e-12 {
+            return all;
+        }
+        // A chunk that the pass comes to has what is left of it to be written in.
+        let behind = 1.0 - all / each;
+        part * behind + (1.0 - part) * all
     }
 }
 
@@ -183,6 +358,42 @@ mod tests {
         assert!((slow.drain.as_secs_f64() - 0.671).abs() < 0.01, "64 MiB at 100 MB/s take {:?}", slow.drain);
         let fast = known(500.0).forecast(&options);
         assert!(fast.drain < Duration::from_millis(10), "{fast:?}");
+    }
+
+    /// A source that gives a scattered chunk in `ms`, whatever is dirty.
+    fn with_scattered(known: Known, ms: f64) -> Known {
+        let seen = |part| Scattered { part, chunk_seconds: ms / 1e3, writes: known.writes };
+        Known { scattered: Some([seen(0.01), seen(0.1), seen(1.0)]), ..known }
+    }
+
+    #[test]
+    fn scattered_chunks_that_are_slow_cost_time_and_more_passes() {
+        for strategy in [Strategy::Dbt, Strategy::IncrementalDbt, Strategy::Snapshot] {
+            let options = MoveOptions { downtime_limit_ms: 1000, ..options(strategy) };
+            let [stream, slow] =
+                [known(100.0), with_scattered(known(100.0), 3.0)].map(|known| known.forecast(&options));
+            assert!(slow.seconds > stream.seconds * 1.1, "{strategy}: {slow:?} and {stream:?}");
+            assert!(slow.converges && slow.downtime <= Duration::from_millis(1000), "{strategy}: {slow:?}");
+            let (least, most) = slow.seconds_between;
+            assert!(least < slow.seconds && slow.seconds < most, "{strategy}: {slow:?}");
+        }
+        let hopeless = with_scattered(known(500.0), 5.0).forecast(&options(Strategy::Dbt));
+        assert!(!hopeless.converges, "500 chunks a second become dirty, and 200 are copied: {hopeless:?}");
+    }
+
+    #[test]
+    fn what_is_written_ahead_of_a_pass_is_spared_where_the_pass_goes_and_nowhere_else() {
+        let [plain, incremental] = [false, true].map(|incremental| Chances { chunks: 1e5, incremental });
+        let saved = |part| incremental.dirtied(1000.0, part) / plain.dirtied(1000.0, part);
+        assert!((saved(1.0) - 0.5).abs() < 0.01, "half of a pass over everything: {}", saved(1.0));
+        assert!(saved(0.01) > 0.99, "hardly anything of a pass over a hundredth: {}", saved(0.01));
+    }
+
+    #[test]
+    fn nobody_looks_at_a_source_whose_guest_writes_nothing() {
+        assert_eq!(known(0.0).worth_a_look(&options(Strategy::Dbt)), None);
+        let [sparse, dense, all] = known(100.0).worth_a_look(&options(Strategy::Dbt)).expect("it writes");
+        assert!(sparse < dense && dense < all && all == 1.0);
     }
 
     #[test]

@@ -51,8 +51,14 @@ pub struct Progress {
     pub bytes_to_verify: u64,
     /// How fast the current phase moves, in bytes a second.
     pub rate: u64,
-    /// Seconds until the switchover at that rate.
+    /// How far it is, of copy and comparison, in percent: from 0 to 100, which is the guest on the target. It never goes back.
+    pub percent: f64,
+    /// Seconds until the switchover, as the rates of late have it.
     pub eta_seconds: Option<u64>,
+    /// The same at the fast ones of all rates so far,
+    pub eta_seconds_min: Option<u64>,
+    /// and at the slow ones.
+    pub eta_seconds_max: Option<u64>,
     /// Which pass over what is not in step this is; the first goes over the whole volume.
     pub iteration: u32,
     /// What the guest has written to chunks that had been copied and that is not copied again yet. None is kept by a
@@ -66,6 +72,24 @@ pub struct Progress {
     pub target_losses: u64,
     /// The last error, if there was one.
     pub error: Option<Failure>,
+}
+
+/// What was expected on the way, once so much was done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// How far the move was, in percent: 10, 50 or 90, or where it was when something could be said first.
+    pub percent: f64,
+    /// How long it had taken so far.
+    pub seconds: f64,
+    /// How long it was expected to take from there, in seconds.
+    pub eta_seconds: f64,
+    /// At least,
+    pub eta_seconds_min: f64,
+    /// and at most.
+    pub eta_seconds_max: f64,
+    /// By how much of what the whole move took that was off, in percent: more than nothing if it took less than expected.
+    /// Nothing if the move has not come to its switchover.
+    pub error_percent: Option<f64>,
 }
 
 /// What was compared, and what it proves.
@@ -190,6 +214,9 @@ pub struct Report {
     pub missed_writes: u64,
     /// How often the target was lost and the copy resumed.
     pub target_losses: u64,
+    /// What was expected on the way.
+    #[serde(default)]
+    pub estimates: Vec<Estimate>,
     /// The size of the window in bytes that the copy settled at.
     pub window_bytes: u64,
     /// The error that ended it, or the last one that it survived.

@@ -82,6 +82,15 @@ pub(crate) fn monotonic(world: &World, before: &Progress, now: &Progress) {
             world.violate(Invariant::Monotonic, format!("{name} went from {before} back to {now}"));
         }
     }
+    if now.percent < before.percent || now.percent > 100.0 {
+        let what = format!("{} % are done after {} %", now.percent, before.percent);
+        world.violate(Invariant::Monotonic, what);
+    }
+    let (least, most) = (now.eta_seconds_min, now.eta_seconds_max);
+    if now.eta_seconds < least || now.eta_seconds > most {
+        let what = format!("{:?} s are left, between {least:?} and {most:?}", now.eta_seconds);
+        world.violate(Invariant::Monotonic, what);
+    }
     if now.bytes_done > now.bytes_total {
         let what = format!("{} of {} bytes are done", now.bytes_done, now.bytes_total);
         world.violate(Invariant::Monotonic, what);

@@ -150,6 +150,12 @@ pub struct Plan {
     pub copy_bytes_per_second: u64,
     /// The whole move, comparisons included.
     pub seconds: f64,
+    /// Between which that is expected to lie: at least
+    #[serde(default)]
+    pub seconds_min: f64,
+    /// and at most.
+    #[serde(default)]
+    pub seconds_max: f64,
     /// How many passes over what is not in step, the last copy included.
     #[serde(default)]
     pub passes: u32,
@@ -250,8 +256,14 @@ pub struct Progress {
     pub bytes_to_verify: u64,
     /// Bytes a second in this phase.
     pub rate: u64,
-    /// Seconds until the switchover at that rate.
+    /// How far it is, of copy and comparison, in percent. It never goes back.
+    pub percent: f64,
+    /// Seconds until the switchover, as the rates of late have it.
     pub eta_seconds: Option<u64>,
+    /// The same at the fast ones of all rates so far,
+    pub eta_seconds_min: Option<u64>,
+    /// and at the slow ones.
+    pub eta_seconds_max: Option<u64>,
     /// Which pass over what is not in step this is; the first goes over the whole volume.
     pub iteration: u32,
     /// What the guest has made different again since it was copied.
@@ -336,6 +348,24 @@ pub struct Iteration {
     pub decision: String,
 }
 
+/// What was expected on the way, once so much was done.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Estimate {
+    /// How far the move was, in percent: 10, 50 or 90, or where it was when something could be said first.
+    pub percent: f64,
+    /// How long it had taken so far.
+    pub seconds: f64,
+    /// How long it was expected to take from there, in seconds.
+    pub eta_seconds: f64,
+    /// At least,
+    pub eta_seconds_min: f64,
+    /// and at most.
+    pub eta_seconds_max: f64,
+    /// By how much of what the whole move took that was off, in percent: more than nothing if it took less than expected.
+    pub error_percent: Option<f64>,
+}
+
 /// What a move was, for people and for programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -376,6 +406,8 @@ pub struct Report {
     pub phases: BTreeMap<String, f64>,
     /// The passes over what was not in step, in order; of very many the first and the last ones.
     pub iterations: Vec<Iteration>,
+    /// What was expected on the way, and how far off that was.
+    pub estimates: Vec<Estimate>,
     /// Chunks copied again because the guest wrote to them.
     pub redos: u64,
     /// Copies and comparisons tried again after an error.

@@ -8,7 +8,7 @@ mod volume;
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
 pub use error::{Error, ErrorCode, Result};
 pub use job::{
-    Iteration, Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Progress, Report, SetRequest,
-    Strategy, Switchover, Verification, Verify,
+    Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Progress, Report,
+    SetRequest, Strategy, Switchover, Verification, Verify,
 };
 pub use volume::{AttachRequest, GuestIo, Status, Version, Volume, VolumeState};

@@ -87,7 +87,10 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
         bytes_verified: progress.bytes_verified,
         bytes_to_verify: progress.bytes_to_verify,
         rate: progress.rate,
+        percent: progress.percent,
         eta_seconds: progress.eta_seconds,
+        eta_seconds_min: progress.eta_seconds_min,
+        eta_seconds_max: progress.eta_seconds_max,
         iteration: progress.iteration,
         bytes_dirty: progress.bytes_dirty,
         stall_us_max: progress.stall_us_max,
@@ -109,6 +112,14 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         bytes_deferred: pass.bytes_deferred,
         held: pass.held,
         decision: pass.decision.clone(),
+    });
+    let estimates = report.estimates.iter().map(|said| v1::Estimate {
+        percent: said.percent,
+        seconds: said.seconds,
+        eta_seconds: said.eta_seconds,
+        eta_seconds_min: said.eta_seconds_min,
+        eta_seconds_max: said.eta_seconds_max,
+        error_percent: said.error_percent,
     });
     v1::Report {
         strategy: to_api_strategy(report.strategy),
@@ -149,6 +160,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         },
         phases: report.phases.clone(),
         iterations: iterations.collect(),
+        estimates: estimates.collect(),
         redos: report.redos,
         retries: report.retries,
         missed_writes: report.missed_writes,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::v1::{Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
-use migrate::{Forecast, Known, MoveOptions, OnNoConverge, Strategy};
+use migrate::{Forecast, Known, MoveOptions, OnNoConverge, Scattered, Strategy};
 
 use super::start::target_spec;
 use crate::daemon::Daemon;
@@ -21,6 +21,8 @@ const PROBE_BYTES: u64 = 64 << 20;
 const PROBE_PIECE: u64 = 1 << 20;
 /// How long that may take.
 const PROBE_LIMIT: Duration = Duration::from_millis(500);
+/// How long each of three looks at chunks that lie scattered takes.
+const LOOK_LIMIT: Duration = Duration::from_millis(750);
 /// What is expected of the switchover when no move has shown it yet.
 const STALL_US_EXPECTED: u64 = 2_000;
 
@@ -36,14 +38,12 @@ fn buffer_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
 
 /// What is to be known of a strategy that copies in passes.
 fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
-    if options.strategy == Strategy::Snapshot {
-        return vec!["time and stall are those of a mirror: how long overlays are folded is not foretold".to_owned()];
-    }
-    if !options.strategy.iterates() {
+    if !options.strategy.iterates() && options.strategy != Strategy::Snapshot {
         return Vec::new();
     }
     let mut notes = vec![
         "passes and stall hold for a guest that writes anywhere; one that writes to few places needs less".to_owned(),
+        "how long what is dirty takes was seen of the source; a target slower than it takes longer".to_owned(),
     ];
     if !forecast.converges {
         let then = match options.on_no_converge {
@@ -99,7 +99,7 @@ impl Daemon {
             Some(_) => "the stall is the longest of the last moves of this daemon".to_owned(),
             None => "the stall is an estimate: this daemon has not moved anything yet".to_owned(),
         });
-        let known = Known {
+        let mut known = Known {
             volume: total.get(),
             to_copy: data.get(),
             to_compare: compared,
@@ -107,7 +107,11 @@ impl Daemon {
             write_bytes: guest.write_bytes_per_second,
             writes: guest.write_iops,
             switchover: Duration::from_micros(stall_us.unwrap_or(STALL_US_EXPECTED)),
+            scattered: None,
         };
+        if options.strategy.iterates() || options.strategy == Strategy::Snapshot {
+            known.scattered = self.look_at_scattered(&volume, &source, &known, &options).await?;
+        }
         let forecast = known.forecast(&options);
         notes.extend(tracking_notes(&options, &forecast));
         notes.extend(buffer_note(&options, &forecast));
@@ -121,6 +125,8 @@ impl Daemon {
             guest_write_bytes_per_second: guest.write_bytes_per_second,
             copy_bytes_per_second: rate,
             seconds: forecast.seconds,
+            seconds_min: forecast.seconds_between.0,
+            seconds_max: forecast.seconds_between.1,
             passes: forecast.passes,
             converges: forecast.converges,
             stall_us: u64::try_from(forecast.downtime.as_micros()).unwrap_or(u64::MAX),
@@ -153,6 +159,27 @@ impl Daemon {
             }
         }
         Ok((data, true))
+    }
+
+    /// Reads a few chunks that lie scattered, as passes would, and sees what the guest writes meanwhile. Nothing if so few would be dirty that nobody need know.
+    async fn look_at_scattered(
+        &self,
+        volume: &Volume,
+        source: &Device,
+        known: &Known,
+        options: &MoveOptions,
+    ) -> Result<Option<[Scattered; 3]>> {
+        let Some(parts) = known.worth_a_look(options) else { return Ok(None) };
+        let mut seen = Vec::new();
+        for part in parts {
+            let before = volume.meter.snapshot();
+            let each = migrate::scattered(source, &*self.env, options, part, LOOK_LIMIT).await;
+            let each = each.map_err(|error| of_backend(&error, "reading the source"))?;
+            let window = volume.meter.snapshot().since(&before);
+            let writes = window.write.requests() as f64 / window.span.as_secs_f64().max(1e-9);
+            seen.extend(each.map(|chunk_seconds| Scattered { part, chunk_seconds, writes }));
+        }
+        Ok(seen.try_into().ok())
     }
 
     async fn copy_rate(&self, source: &Device, bandwidth: Option<u64>, notes: &mut Vec<String>) -> Result<u64> {

@@ -21,7 +21,7 @@ use crate::strategy::tracking::converge::Convergence;
 /// Adjacent chunks are merged into copies of this size at most.
 pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
 /// While the guest leaves room, copies are not smaller than this.
-const COPY_BYTES_MIN: u64 = 256 << 10;
+pub(crate) const COPY_BYTES_MIN: u64 = 256 << 10;
 /// Where the copy is in the guest's way, copies are of this size and one after the other.
 const STEP_BYTES: u64 = 128 << 10;
 /// Holes are brought into step in runs of this size.

@@ -8,6 +8,7 @@ use env::Moment;
 use filters::TokenBucket;
 
 use super::Driver;
+use super::outlook::{Look, Outlook};
 use super::switchover::micros;
 use crate::{Failure, MoveOptions, Phase, Progress, Report, Switchover, Verification, Verify};
 
@@ -27,6 +28,7 @@ pub(crate) struct Statistics {
     rate_from: (Moment, Phase, u64),
     rate: u64,
     bandwidth: Option<u64>,
+    outlook: Outlook,
     pub(crate) bytes_to_verify: u64,
     pub(crate) retries: u64,
     pub(crate) target_losses: u64,
@@ -63,6 +65,7 @@ impl Statistics {
             rate_from: (now, Phase::Preparing, 0),
             rate: 0,
             bandwidth: options.bandwidth,
+            outlook: Outlook::default(),
             bytes_to_verify: 0,
             retries: 0,
             target_losses: 0,
@@ -113,6 +116,14 @@ impl Statistics {
         self.ended.unwrap_or(now).since(self.began)
     }
 
+    /// What is compared in all, as far as that is known: before it begins, everything or as good as nothing.
+    fn to_verify(&self) -> u64 {
+        match (self.bytes_to_verify, self.verification.mode) {
+            (0, Verify::Full) => self.size.0,
+            (known, _) => known,
+        }
+    }
+
     fn seconds(&self, now: Moment) -> f64 {
         self.age(now).as_secs_f64()
     }
@@ -145,13 +156,24 @@ impl Driver {
         });
         let statistics = &mut self.statistics;
         let verified = statistics.verification.bytes;
-        let (done, left) = match phase {
-            Phase::Verifying => (verified, statistics.bytes_to_verify.saturating_sub(verified)),
-            _ => (counts.copied + counts.zero, statistics.size.0.saturating_sub(had)),
-        };
+        let done = if phase == Phase::Verifying { verified } else { counts.copied + counts.zero };
         statistics.update_rate(now, phase, done);
         statistics.bytes_done = statistics.bytes_done.max(had);
         let is_moving = matches!(phase, Phase::Copying | Phase::Verifying) && !self.machine.paused();
+        let look = Look {
+            now,
+            age: statistics.age(now),
+            is_moving,
+            is_verifying: phase == Phase::Verifying,
+            size: statistics.size.0,
+            had,
+            had_most: statistics.bytes_done,
+            verified,
+            to_verify: statistics.to_verify(),
+        };
+        let (percent, expected) = statistics.outlook.look(look);
+        let percent = if phase.is_committed() { statistics.outlook.finish() } else { percent };
+        let seconds = |seconds: f64| seconds.ceil().min(1e15) as u64;
         let progress = Progress {
             phase,
             paused: self.machine.paused(),
@@ -168,7 +190,10 @@ impl Driver {
             rate: if is_moving { statistics.rate } else { 0 },
             iteration: self.passes.number(),
             bytes_dirty: dirty,
-            eta_seconds: (is_moving && statistics.rate > 0).then(|| left.div_ceil(statistics.rate)),
+            percent,
+            eta_seconds: expected.map(|expected| seconds(expected.seconds)),
+            eta_seconds_min: expected.map(|expected| expected.between.0 as u64),
+            eta_seconds_max: expected.map(|expected| seconds(expected.between.1)),
             stall_us_max: statistics.stall.as_micros() as u64,
             seconds: statistics.seconds(now),
             target_losses: statistics.target_losses,
@@ -185,6 +210,7 @@ impl Driver {
         let statistics = &self.statistics;
         let (counts, proved, buffered) =
             self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_proved().0, tracker.bytes_buffered()));
+        let is_there = self.machine.phase().is_committed();
         let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
         Report {
             phase: self.machine.phase(),
@@ -214,6 +240,7 @@ impl Driver {
             redos: counts.redos,
             retries: statistics.retries,
             missed_writes: counts.missed,
+            estimates: statistics.outlook.kept(is_there.then(|| statistics.seconds(self.env.now()))),
             target_losses: statistics.target_losses,
             window_bytes: self.window.bytes(),
             error: self.error.as_ref().map(Failure::from),

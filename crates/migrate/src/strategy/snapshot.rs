@@ -26,6 +26,7 @@
 //! flushed on what lies below; listed or not, an overlay that is empty or folded changes nothing that anybody reads.
 
 mod fold;
+pub(crate) mod rounds;
 
 use std::sync::Arc;
 use std::time::Duration;

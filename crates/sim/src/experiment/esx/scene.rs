@@ -80,15 +80,15 @@ impl Scene {
         ((self.data_gib + self.system_gib) << 30) / self.scale
     }
 
-    const fn system_bytes(&self) -> u64 {
+    pub(super) const fn system_bytes(&self) -> u64 {
         (self.system_gib << 30) / self.scale
     }
 
-    fn around(&self) -> Duration {
+    pub(super) fn around(&self) -> Duration {
         (AROUND / self.scale as u32).max(AROUND_MIN)
     }
 
-    fn model(&self, place: Place) -> Box<dyn Model> {
+    pub(super) fn model(&self, place: Place) -> Box<dyn Model> {
         let array = |figures: ArrayFigures| {
             // A cache in the same proportion to the volume as the array's is to the paper's, or it would hold much of it,
             // and no more of it for what is read ahead than in the paper's.
