@@ -111,15 +111,36 @@ impl BufferPool {
     /// If `length` is more than 32 MiB or more than the pool's limit: such a request would wait forever.
     pub async fn acquire(&self, length: usize) -> Buffer {
         let capacity = self.capacity_for(length);
-        let pages = (capacity / PAGE_BYTES) as u32;
-        let permit = match Arc::clone(&self.shared.pages).try_acquire_many_owned(pages) {
+        let permit = self.permit(capacity / PAGE_BYTES).await;
+        self.take(length, capacity, permit)
+    }
+
+    /// Two buffers of `length` bytes, both at once: whoever holds one while it waits for another may wait for somebody
+    /// who does the same.
+    ///
+    /// # Panics
+    /// Like [`acquire`](Self::acquire), and if the pool's limit is less than both.
+    pub async fn acquire_two(&self, length: usize) -> (Buffer, Buffer) {
+        let capacity = self.capacity_for(length);
+        assert!(
+            Bytes::from(2 * capacity) <= self.limit(),
+            "two buffers of {length} bytes can never come from a pool of {}",
+            self.limit()
+        );
+        let pages = capacity / PAGE_BYTES;
+        let mut both = self.permit(2 * pages).await;
+        let second = both.split(pages).expect("it is for twice as many");
+        (self.take(length, capacity, both), self.take(length, capacity, second))
+    }
+
+    async fn permit(&self, pages: usize) -> OwnedSemaphorePermit {
+        match Arc::clone(&self.shared.pages).try_acquire_many_owned(pages as u32) {
             Ok(permit) => permit,
             Err(_) => {
-                let waiting = Arc::clone(&self.shared.pages).acquire_many_owned(pages);
+                let waiting = Arc::clone(&self.shared.pages).acquire_many_owned(pages as u32);
                 waiting.await.expect("the pool's semaphore is never closed")
             }
-        };
-        self.take(length, capacity, permit)
+        }
     }
 
     /// A buffer of `length` bytes if the pool can spare it at once.
@@ -329,6 +350,24 @@ mod tests {
         assert!(waiting.is_err(), "a buffer came from an exhausted pool");
         drop(first);
         assert_eq!(pool.acquire(1).await.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_who_want_two_get_them_one_after_another_and_nobody_spins() {
+        let pool = BufferPool::new(Bytes::kib(64));
+        let held = pool.acquire_two(16 << 10).await;
+        assert_eq!(pool.in_use(), Bytes::kib(32));
+        let wants = (0..5).map(|_| async {
+            let two = pool.acquire_two(16 << 10).await;
+            // Somebody who waited by trying again and again would never let the clock go on to here.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            two.0.len() + two.1.len()
+        });
+        let all = futures::future::join_all(wants);
+        let lengths = tokio::time::timeout(Duration::from_secs(10), all).await.expect("everybody gets them");
+        assert_eq!(lengths, [32 << 10; 5]);
+        drop(held);
+        assert_eq!(pool.in_use(), Bytes::ZERO);
     }
 
     #[test]

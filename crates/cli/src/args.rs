@@ -184,6 +184,8 @@ pub(crate) enum StrategyArg {
     MirrorAsync,
     /// Mirrored or copied again, chunk by chunk, whichever is expected to cost less; everything is mirrored in the end
     Auto,
+    /// As mirror, with no more than the ESX paper has of it: one window, in which the guest's writes wait: to compare with
+    MirrorPaper,
 }
 
 impl From<StrategyArg> for Strategy {
@@ -195,6 +197,7 @@ impl From<StrategyArg> for Strategy {
             StrategyArg::Snapshot => Self::Snapshot,
             StrategyArg::MirrorAsync => Self::MirrorAsync,
             StrategyArg::Auto => Self::Auto,
+            StrategyArg::MirrorPaper => Self::MirrorPaper,
         }
     }
 }

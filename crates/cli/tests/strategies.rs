@@ -62,6 +62,23 @@ fn a_volume_is_mirrored_asynchronously_under_load_and_every_promise_is_kept() {
 }
 
 #[test]
+fn a_volume_is_mirrored_as_the_paper_does_it_under_load_and_kills_and_every_promise_is_kept() {
+    let world = World::new();
+    let image = world.image("disk.img", (48 << 20) + 4096, 1 << 20);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 85);
+    let to = world.path("new.img");
+    let destination = target(&to);
+    let flags = ["--strategy", "mirror-paper", "--bandwidth", "64MiB/s", "--verify", "full"];
+    let report = world.json(&[["move", "x", "--to", &destination].as_slice(), &flags].concat());
+    assert_eq!((&report["state"], &report["strategy"]), (&"done".into(), &"mirror-paper".into()), "{report}");
+    assert_eq!((&report["equal"], &report["redos"]), (&true.into(), &0.into()), "{report}");
+    load.goes_on();
+    same(&to, &load.finish());
+    support::moves_under_kills((86, 29), 2, &["--strategy", "mirror-paper"]);
+}
+
+#[test]
 fn the_daemon_is_killed_with_writes_in_the_buffer_and_every_promise_is_kept() {
     let mut world = World::new();
     let image = world.image("disk.img", 48 << 20, 65536);

@@ -35,8 +35,10 @@ impl Migration {
         let chunk = options.chunk_size()?;
         let (source, target) = (parts.source.clone(), parts.target.clone());
         check_target(&source, &target)?;
-        if parts.pool.limit() < POOL_MIN {
-            let context = format!("a pool of {} is too small to copy with; it takes {POOL_MIN}", parts.pool.limit());
+        // A comparison takes two chunks at once.
+        let pool_min = POOL_MIN.max(Bytes(2 * chunk.bytes()));
+        if parts.pool.limit() < pool_min {
+            let context = format!("a pool of {} is too small to copy with; it takes {pool_min}", parts.pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let progress_map = parts.progress_map.take();
@@ -53,6 +55,9 @@ impl Migration {
         }
         if options.strategy == Strategy::Auto {
             tracker.choose(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
+        }
+        if options.strategy == Strategy::MirrorPaper {
+            tracker.mirror_by_offsets();
         }
         if let Some(map) = &progress_map {
             let identity = map.identity();

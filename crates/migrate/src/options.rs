@@ -67,12 +67,22 @@ pub enum Strategy {
     /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end. It converges
     /// under any load and has no parameters.
     Auto,
+    /// IO mirroring with no more than the paper has of it: two offsets, one window between them whose writes wait, and a
+    /// mover of 16 copies of 64 KiB that pays no regard to the guest. It is there to be compared with.
+    MirrorPaper,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: &[Self] =
-        &[Self::Mirror, Self::Dbt, Self::IncrementalDbt, Self::Snapshot, Self::MirrorAsync, Self::Auto];
+    pub const ALL: &[Self] = &[
+        Self::Mirror,
+        Self::Dbt,
+        Self::IncrementalDbt,
+        Self::Snapshot,
+        Self::MirrorAsync,
+        Self::Auto,
+        Self::MirrorPaper,
+    ];
 
     /// The word for it on the command line and in reports.
     #[must_use]
@@ -84,6 +94,7 @@ impl Strategy {
             Self::Snapshot => "snapshot",
             Self::MirrorAsync => "mirror-async",
             Self::Auto => "auto",
+            Self::MirrorPaper => "mirror-paper",
         }
     }
 
@@ -92,7 +103,7 @@ impl Strategy {
     #[must_use]
     pub const fn iterates(self) -> bool {
         match self {
-            Self::Mirror | Self::MirrorAsync | Self::Snapshot | Self::Auto => false,
+            Self::Mirror | Self::MirrorAsync | Self::MirrorPaper | Self::Snapshot | Self::Auto => false,
             Self::Dbt | Self::IncrementalDbt => true,
         }
     }
@@ -141,8 +152,12 @@ pub struct MoveOptions {
     pub verify: Verify,
     /// How many bytes a second may be copied; mirrored writes do not count. `None` for no limit.
     pub bandwidth: Option<u64>,
-    /// How many bytes may be in flight in copies at most, whatever the devices could take.
+    /// How many bytes may be in flight in copies at most, whatever the devices could take. Of the paper's mirror: how large
+    /// its window is, in which guest writes wait.
     pub window_bytes_max: u64,
+    /// How large a copy is at most: neighbouring chunks are merged up to this, in bytes. Never more than 1 MiB, nor less than a
+    /// chunk.
+    pub copy_bytes_max: u64,
     /// The guest latency (99th percentile) above which the copy yields, in microseconds.
     pub guest_latency_us: u64,
     /// How long the switchover may hold the guest while it waits for requests in flight, before it gives up and tries
@@ -182,6 +197,7 @@ impl Default for MoveOptions {
             verify: Verify::default(),
             bandwidth: None,
             window_bytes_max: 16 << 20,
+            copy_bytes_max: 1 << 20,
             guest_latency_us: 2_000,
             quiesce_ms: 100,
             commit_ms: 500,

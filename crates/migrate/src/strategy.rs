@@ -4,5 +4,6 @@
 
 pub(crate) mod auto;
 pub(crate) mod mirror;
+pub(crate) mod mirror_paper;
 pub(crate) mod snapshot;
 pub(crate) mod tracking;

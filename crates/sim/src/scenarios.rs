@@ -180,6 +180,16 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("auto-power-loss", "the host loses its power while chunks are left and copied again", auto::powerless),
     scenario("auto-steering", "pause, cancel and bandwidth between sweeps", auto::steered),
     scenario("auto-swarm", "mirrored or tracked chunk by chunk, and anything together", auto::any),
+    scenario("paper", "the ESX paper's mirror under any load, and nothing goes wrong", strategies::paper),
+    scenario("paper-races", "writes meet the window of the paper's mirror on slow disks", strategies::paper_races),
+    scenario(
+        "paper-errors",
+        "the target of the paper's mirror fails, is lost and comes back, and the copy goes back",
+        strategies::paper_errors,
+    ),
+    scenario("paper-resume", "the paper's mirror goes back, is killed, and goes on", strategies::paper_resume),
+    scenario("paper-steering", "pause, cancel, bandwidth and kills of the paper's mirror", strategies::paper_steering),
+    scenario("paper-swarm", "the paper's mirror, and anything together", strategies::paper_swarm),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 

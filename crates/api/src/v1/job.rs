@@ -46,6 +46,8 @@ pub enum Strategy {
     MirrorAsync,
     /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end.
     Auto,
+    /// As `mirror`, with no more than the ESX paper has of it: one window, in which guest writes wait. To be compared with.
+    MirrorPaper,
 }
 
 impl std::fmt::Display for Strategy {
@@ -57,6 +59,7 @@ impl std::fmt::Display for Strategy {
             Self::Snapshot => "snapshot",
             Self::MirrorAsync => "mirror-async",
             Self::Auto => "auto",
+            Self::MirrorPaper => "mirror-paper",
         })
     }
 }

@@ -35,6 +35,7 @@ const fn of_api_strategy(strategy: v1::Strategy) -> Strategy {
         v1::Strategy::Snapshot => Strategy::Snapshot,
         v1::Strategy::MirrorAsync => Strategy::MirrorAsync,
         v1::Strategy::Auto => Strategy::Auto,
+        v1::Strategy::MirrorPaper => Strategy::MirrorPaper,
     }
 }
 
@@ -46,6 +47,7 @@ const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
         Strategy::Snapshot => v1::Strategy::Snapshot,
         Strategy::MirrorAsync => v1::Strategy::MirrorAsync,
         Strategy::Auto => v1::Strategy::Auto,
+        Strategy::MirrorPaper => v1::Strategy::MirrorPaper,
     }
 }
 

@@ -14,9 +14,10 @@ use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
 use super::{Driver, TICK};
-use crate::Event;
 use crate::strategy::mirror::copy::{Copied, CopyError};
+use crate::strategy::mirror_paper::mover;
 use crate::strategy::tracking::converge::Convergence;
+use crate::{Event, Strategy};
 
 /// Adjacent chunks are merged into copies of this size at most.
 pub(crate) const COPY_BYTES_MAX: u64 = 1 << 20;
@@ -60,12 +61,26 @@ pub(crate) struct Copies {
     retries: BTreeMap<u64, u8>,
     /// The guest is held: nothing is done for its sake.
     held: bool,
+    /// By the paper's mover, a window at a time: nothing is done for the guest's sake either.
+    by_window: bool,
 }
 
 impl Copies {
-    fn new(held: bool) -> Self {
-        let in_flight = FuturesUnordered::new();
-        Self { in_flight, bytes: 0, not_before: Moment::default(), hint: None, retries: BTreeMap::new(), held }
+    fn new(held: bool, strategy: Strategy) -> Self {
+        Self {
+            in_flight: FuturesUnordered::new(),
+            bytes: 0,
+            not_before: Moment::default(),
+            hint: None,
+            retries: BTreeMap::new(),
+            held,
+            by_window: strategy == Strategy::MirrorPaper,
+        }
+    }
+
+    /// Whether the guest's latency steers them.
+    const fn heed_guest(&self) -> bool {
+        !self.held && !self.by_window
     }
 }
 
@@ -74,7 +89,7 @@ impl Driver {
         self.buffer_again();
         self.end_left_over().await;
         self.begin_pass(false).await;
-        let mut copies = Copies::new(false);
+        let mut copies = Copies::new(false, self.options.strategy);
         let mut stop = None;
         let mut next_tick = self.env.now();
         loop {
@@ -121,7 +136,7 @@ impl Driver {
     /// `until`. The guest is let go then whatever is under way, which is left to [`end_left_over`](Self::end_left_over).
     /// Nothing is tried again here: the guest does not wait for that.
     pub(super) async fn copy_held(&mut self, until: Option<Moment>) -> Option<Event> {
-        let mut copies = Copies::new(true);
+        let mut copies = Copies::new(true, self.options.strategy);
         let (began, bytes, retries) = (self.env.now(), self.bytes_left(), self.statistics.retries);
         let mut stop = None;
         loop {
@@ -183,55 +198,88 @@ impl Driver {
     /// Begins copies until the window is full or something else stands in the way.
     async fn begin_copies(&mut self, copies: &mut Copies) {
         loop {
-            let share = if copies.held { 1.0 } else { self.governor.share() };
-            let allowed = (self.window.bytes() as f64 * share) as u64;
-            let is_in_the_way = self.is_in_the_way() && !copies.held;
-            let allowed = if is_in_the_way { allowed.min(STEP_BYTES) } else { allowed };
-            if self.env.now() < copies.not_before || (copies.bytes > 0 && copies.bytes >= allowed) {
-                return;
-            }
-            let size = match is_in_the_way {
-                true => STEP_BYTES,
-                false => (allowed / 4).clamp(COPY_BYTES_MIN.min(allowed), COPY_BYTES_MAX),
-            };
+            let Some(size) = self.next_size(copies) else { return };
             let chunks = (size / self.options.chunk_bytes).max(1);
             let Some(next) = self.next_run(copies, chunks).await else { return };
             let (Next::Data(run) | Next::Hole(run)) = &next;
             let length = self.mirror.tracker(|tracker| tracker.run_extent(run)).length;
-            let buffer = match next {
-                Next::Hole(_) => None,
+            let buffers = match next {
+                Next::Hole(_) => Vec::new(),
                 // Acquired before anything is claimed or locked. Waiting here is waiting for copies under way.
-                Next::Data(_) => match self.pool.try_acquire(length.as_usize()) {
-                    Some(buffer) => Some(buffer),
-                    None if copies.in_flight.is_empty() => Some(self.pool.acquire(length.as_usize()).await),
+                Next::Data(_) => match self.buffers(copies, length).await {
+                    Some(buffers) => buffers,
                     None => return,
                 },
             };
             let run = run.clone();
-            if buffer.is_some() && !copies.held {
+            if !buffers.is_empty() && !copies.held {
                 let wait = self.bucket.take(length.0);
                 copies.not_before = copies.not_before.max(self.env.now() + wait);
             }
-            self.begin_copy(copies, run, length, buffer);
+            self.begin_copy(copies, run, length, buffers);
         }
     }
 
-    fn begin_copy(&mut self, copies: &mut Copies, run: Range<u64>, length: Bytes, buffer: Option<Buffer>) {
-        self.mirror.tracker(|tracker| tracker.claim(run.clone()));
+    /// How large the next copy may be; `None` if there may be none now.
+    fn next_size(&self, copies: &Copies) -> Option<u64> {
+        let is_due = self.env.now() >= copies.not_before;
+        if copies.by_window {
+            return (is_due && copies.in_flight.is_empty()).then_some(self.options.window_bytes_max);
+        }
+        let share = if copies.held { 1.0 } else { self.governor.share() };
+        let allowed = (self.window.bytes() as f64 * share) as u64;
+        let is_in_the_way = self.is_in_the_way() && !copies.held;
+        let allowed = if is_in_the_way { allowed.min(STEP_BYTES) } else { allowed };
+        if !is_due || (copies.bytes > 0 && copies.bytes >= allowed) {
+            return None;
+        }
+        Some(match is_in_the_way {
+            true => STEP_BYTES,
+            false => {
+                let fair = (allowed / 4).clamp(COPY_BYTES_MIN.min(allowed), COPY_BYTES_MAX);
+                fair.min(self.options.copy_bytes_max)
+            }
+        })
+    }
+
+    /// The memory for a copy of `length`: one buffer, or one for each copy that the paper's mover has outstanding. `None`
+    /// if copies under way have to end first.
+    async fn buffers(&self, copies: &mut Copies, length: Bytes) -> Option<Vec<Buffer>> {
+        let size = if copies.by_window { length.0.min(mover::COPY_BYTES) } else { length.0 } as usize;
+        let first = match self.pool.try_acquire(size) {
+            Some(buffer) => buffer,
+            None if copies.in_flight.is_empty() => self.pool.acquire(size).await,
+            None => return None,
+        };
+        // What cannot be had at once is done without: whoever waits holding some waits for those who do the same.
+        let wanted = length.0.div_ceil(size as u64).min(mover::COPIES_MAX as u64) - 1;
+        let others = (0..wanted).map_while(|_| self.pool.try_acquire(size));
+        Some(std::iter::once(first).chain(others).collect())
+    }
+
+    fn begin_copy(&mut self, copies: &mut Copies, run: Range<u64>, length: Bytes, mut buffers: Vec<Buffer>) {
+        if !self.mirror.tracker(|tracker| tracker.claim(run.clone())) {
+            return;
+        }
         self.cursor = run.end;
         let (mirror, env) = (Arc::clone(&self.mirror), Arc::clone(&self.env));
         let began = env.now();
         // A hole counts as one small copy, so that many cannot be under way at once.
-        let is_hole = buffer.is_none();
+        let is_hole = buffers.is_empty();
         let bytes = if is_hole { COPY_BYTES_MIN } else { length.0 };
         copies.bytes += bytes;
         self.note_busy(true, 0);
+        let by_window = copies.by_window;
         copies.in_flight.push(Box::pin(async move {
             // Devices that answer at once would otherwise never let anybody else run.
             crate::pace::yield_now().await;
-            let (outcome, at_once) = match buffer {
-                Some(buffer) => crate::pace::at_once(mirror.copy_run(run.clone(), buffer)).await,
+            let (outcome, at_once) = match buffers.pop() {
                 None => (mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()), false),
+                Some(last) if by_window => {
+                    buffers.push(last);
+                    (mirror.copy_window(run.clone(), buffers).await, false)
+                }
+                Some(buffer) => crate::pace::at_once(mirror.copy_run(run.clone(), buffer)).await,
             };
             Ended { run, bytes, began, outcome, at_once, is_hole }
         }));
@@ -246,8 +294,9 @@ impl Driver {
         let run = run.or_else(|| {
             self.mirror.tracker(|tracker| {
                 (tracker.session().is_some() && !is_sweeping).then_some(())?;
-                // Where every chunk is asked for its heat, no more of them than can be used.
-                let longest = match tracker.hot().is_some_and(|hot| hot.is_on()) {
+                // Where every chunk is asked for its heat, no more of them than can be used. A window is
+                // held as a whole.
+                let longest = match copies.by_window || tracker.hot().is_some_and(|hot| hot.is_on()) {
                     true => chunks_max,
                     false => HOLE_BYTES_MAX / unit,
                 };
@@ -294,7 +343,7 @@ impl Driver {
             self.at_once = ended.at_once;
         }
         self.note_busy(!copies.in_flight.is_empty(), if ended.is_hole { 0 } else { ended.bytes });
-        if !copies.held {
+        if copies.heed_guest() {
             let rest = self.duty.record(ended.began, now, self.governor.duty());
             copies.not_before = copies.not_before.max(now + rest);
         }

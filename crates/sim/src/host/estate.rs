@@ -179,6 +179,7 @@ impl Host {
                 migrate::Strategy::Snapshot => Strategy::Snapshot,
                 migrate::Strategy::MirrorAsync => Strategy::MirrorAsync,
                 migrate::Strategy::Auto => Strategy::Auto,
+                migrate::Strategy::MirrorPaper => Strategy::MirrorPaper,
             },
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             buffer: options.buffer_bytes,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
-use super::{common, sparse, swarm};
+use super::{common, sparse, steering, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
@@ -186,4 +186,94 @@ pub(super) fn dbt_resume(dice: &Dice) -> Story {
 /// Any of it together.
 pub(super) fn dbt_swarm(dice: &Dice) -> Story {
     tracked(dice, swarm(dice))
+}
+
+/// By two offsets, with windows of any size.
+fn by_offsets(dice: &Dice, story: Story) -> Story {
+    let window = dice.pick(&[64 << 10, 256 << 10, 1 << 20, 16 << 20]);
+    story.options(|options| {
+        options.strategy = Strategy::MirrorPaper;
+        options.window_bytes_max = window;
+    })
+}
+
+/// A guest that writes to all of the volume or beside the window all the time.
+fn writer(dice: &Dice) -> Load {
+    Load {
+        requests: dice.pick(&[1000, 2000]),
+        outstanding: dice.pick(&[4, 16]),
+        reads: 0.2,
+        zeroes: 0.1,
+        discards: 0.05,
+        sectors_max: dice.pick(&[8, 64, 600]),
+        pattern: dice.pick(&[Pattern::Uniform, Pattern::Hot(512), Pattern::Sequential]),
+        think: Duration::from_micros(dice.pick(&[5, 50, 300])),
+        ..Load::default()
+    }
+}
+
+/// The paper's mirror under any load, and nothing goes wrong.
+pub(super) fn paper(dice: &Dice) -> Story {
+    let load = writer(dice);
+    by_offsets(dice, common(dice).guest(load))
+}
+
+/// Everybody is slow at times, so that writes meet the window's two ends in every order.
+pub(super) fn paper_races(dice: &Dice) -> Story {
+    let slow = || Faults { slow: dice.pick(&[0.002, 0.01, 0.03]), ..Faults::default() };
+    let (source, target) = (slow(), slow());
+    let load = Load { pattern: Pattern::Hot(dice.pick(&[64, 512])), sectors_max: 32, ..writer(dice) };
+    let verify = dice.pick(&[Verify::Sample, Verify::Full]);
+    by_offsets(dice, common(dice).volume(Bytes(1 << 20)).guest(load).source(source).target(target).verify(verify))
+}
+
+/// The target fails requests and flushes, or is gone for a while: the copy goes back.
+pub(super) fn paper_errors(dice: &Dice) -> Story {
+    let rate = dice.pick(&[0.0005, 0.002, 0.01]);
+    let faults = Faults {
+        read_errors: rate,
+        write_errors: rate,
+        flush_errors: dice.pick(&[0.0, 0.1, 0.4]),
+        stuck: dice.pick(&[0.0, 0.0, rate / 10.0]),
+        slow: rate,
+        ..Faults::default()
+    };
+    let load = writer(dice);
+    let story = by_offsets(dice, common(dice).guest(load).target(faults)).with(Happening::Crash, dice.below(2));
+    let story = story.with(Happening::TargetLost, dice.below(3));
+    let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
+    if dice.chance(0.4) { story.and(target().lost_in(phase)) } else { story }
+}
+
+/// A long move that goes back and is killed, with a progress map that says more than two offsets can.
+pub(super) fn paper_resume(dice: &Dice) -> Story {
+    let load = sparse(dice);
+    let crashes = dice.within(1..=6);
+    let faults = Faults {
+        write_errors: dice.pick(&[0.0, 0.05, 0.2]),
+        flush_errors: dice.pick(&[0.0, 0.0, 0.4]),
+        slow: dice.pick(&[0.0, 0.05]),
+        ..Faults::default()
+    };
+    let story = common(dice)
+        .target(faults)
+        .volume(Bytes::mib(dice.pick(&[9, 13])))
+        .guest(load)
+        .within(Duration::from_secs(40))
+        .downtime(Duration::from_secs(2))
+        .with(Happening::Crash, crashes)
+        .with(Happening::PowerLoss, dice.below(2))
+        .with(Happening::TargetLost, dice.below(3));
+    by_offsets(dice, story).options(|options| options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10])))
+}
+
+/// Somebody pauses, resumes, cancels, limits, and the process is killed.
+pub(super) fn paper_steering(dice: &Dice) -> Story {
+    let load = writer(dice);
+    by_offsets(dice, steering(dice).guest(load)).with(Happening::Crash, dice.below(2))
+}
+
+/// Any of it together.
+pub(super) fn paper_swarm(dice: &Dice) -> Story {
+    by_offsets(dice, swarm(dice))
 }

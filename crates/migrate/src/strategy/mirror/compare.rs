@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
+use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
 
 use super::copy::zero_prefix;
 use super::filter::Shared;
@@ -52,8 +52,7 @@ impl Shared {
     ) -> Result<Compared, CompareError> {
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         let length = extent.length.as_usize();
-        // Both at once: two that each hold one and want another would wait for each other.
-        let mut buffers = acquire_two(pool, length).await;
+        let mut buffers = pool.acquire_two(length).await;
         let mut effort = Effort::default();
         loop {
             let guard = match effort.locked {
@@ -104,18 +103,6 @@ impl Shared {
                 effort.locked = effort.conflicts >= CONFLICTS_MAX;
             }
         }
-    }
-}
-
-async fn acquire_two(pool: &BufferPool, length: usize) -> (Buffer, Buffer) {
-    loop {
-        let first = pool.acquire(length).await;
-        if let Some(second) = pool.try_acquire(length) {
-            return (first, second);
-        }
-        drop(first);
-        // Whoever holds the rest gives it back before long; this one goes to the end of the queue.
-        crate::pace::yield_now().await;
     }
 }
 

@@ -33,26 +33,42 @@ pub(crate) struct Copied {
     pub(crate) offloaded: u64,
 }
 
+impl Copied {
+    /// All of `extent` was copied below us.
+    pub(in crate::strategy) const fn offloaded(extent: Extent) -> Self {
+        Self { data: extent.length.0, zero: 0, offloaded: extent.length.0 }
+    }
+}
+
+impl std::ops::AddAssign for Copied {
+    fn add_assign(&mut self, other: Self) {
+        self.data += other.data;
+        self.zero += other.zero;
+        self.offloaded += other.offloaded;
+    }
+}
+
 impl Shared {
     /// Copies a claimed run through `buffer`, which is as long as the run.
     pub(crate) async fn copy_run(&self, run: Range<u64>, buffer: Buffer) -> Result<Copied, CopyError> {
-        let mut claim = Claim { shared: self, run: run.clone(), suspect: true, written: false, done: false };
+        let mut claim = Claim::new(self, run.clone());
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         // Of a chunk that is claimed nothing more is buffered before its copy is written.
         self.landed(extent).await;
         let Some(guard) = self.lock_for_copy(extent).await else {
-            claim.suspect = false;
+            claim.nothing_happened();
             return Ok(Copied::default());
         };
         let _turn = self.turn_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else {
-            claim.suspect = false;
+            claim.nothing_happened();
             return Ok(Copied::default());
         };
-        if self.offload(&mut claim, extent, &session).await? {
-            let copied = Copied { data: extent.length.0, zero: 0, offloaded: extent.length.0 };
-            self.end(&mut claim, run, &session, copied);
+        claim.written = self.tracker(|tracker| tracker.offload().is_some());
+        if self.offload(extent, &session).await? {
+            let copied = Copied::offloaded(extent);
+            self.end_copy(claim, &session, copied);
             return Ok(copied);
         }
         let source = self.source.read(extent.offset, buffer).await;
@@ -61,33 +77,45 @@ impl Shared {
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
         claim.written = true;
         let guard = hold.then_some(guard);
+        let copied = self.write_copy(extent, &data, checksum, &session).await?;
+        self.end_copy(claim, &session, copied);
+        drop(guard);
+        Ok(copied)
+    }
+
+    /// Writes what was read of `extent`, and had `checksum` then, to the target of `session`.
+    pub(in crate::strategy) async fn write_copy(
+        &self,
+        extent: Extent,
+        data: &Data,
+        checksum: u64,
+        session: &Session,
+    ) -> Result<Copied, CopyError> {
         // Where both devices answer at once, this is half of the copy's time: others on this worker get their turn.
         crate::pace::yield_now().await;
-
         let mut copied = Copied::default();
         let mut pieces = Vec::new();
-        for (piece, is_zero) in pieces_of(extent, &data, self.chunk.bytes()) {
+        for (piece, is_zero) in pieces_of(extent, data, self.chunk.bytes()) {
             let start = (piece.offset - extent.offset).as_usize();
             let write = (!is_zero).then(|| data.slice(start..start + piece.length.as_usize()));
             *(if is_zero { &mut copied.zero } else { &mut copied.data }) += piece.length.0;
             pieces.push((piece, write));
         }
-        if xxh3_64(&data) != checksum {
+        if xxh3_64(data) != checksum {
             let context = format!("{extent} changed in memory between the source's read and the target's write");
             return Err(CopyError::Source(Error::new(ErrorKind::Corrupt, context)));
         }
         let writes = Box::pin(write_pieces(session.clone(), pieces));
         let written = self.finish_target(writes, session.number).await;
         written.map_err(|error| CopyError::Target(session.number, error.wrap(format!("copying {extent}"))))?;
-        self.end(&mut claim, run, &session, copied);
-        drop(guard);
         Ok(copied)
     }
 
     /// Brings the part of a claimed run that the source reads as zeroes without data into step, without reading it; the
     /// rest of the run is given up again. Gives how many chunks, from the run's start, were done.
     pub(crate) async fn copy_zero_run(&self, run: Range<u64>) -> Result<u64, CopyError> {
-        let mut claim = Claim { shared: self, run: run.clone(), suspect: false, written: false, done: false };
+        let mut claim = Claim::new(self, run.clone());
+        claim.nothing_happened();
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         self.landed(extent).await;
         let Some(guard) = self.lock_for_copy(extent).await else { return Ok(0) };
@@ -122,7 +150,7 @@ impl Shared {
         let guard = hold.then_some(guard);
         let writes = Box::pin(write_pieces(session.clone(), vec![(extent, None)]));
         self.finish_target(writes, session.number).await.map_err(failed)?;
-        self.end(&mut claim, zeroes, &session, copied);
+        self.end_copy(claim, &session, copied);
         drop(guard);
         Ok(chunks)
     }
@@ -130,9 +158,8 @@ impl Shared {
     /// Has the layer below copy all of a claimed `extent`, if it does such things. The lock is held over it, as it is
     /// while the source is read: that is what it does, and the source is no faster than this. Not done, by half or with an
     /// error, everything is read and written, and says itself what is wrong.
-    async fn offload(&self, claim: &mut Claim<'_>, extent: Extent, session: &Session) -> Result<bool, CopyError> {
+    pub(in crate::strategy) async fn offload(&self, extent: Extent, session: &Session) -> Result<bool, CopyError> {
         let Some(offload) = self.tracker(|tracker| tracker.offload()) else { return Ok(false) };
-        claim.written = true;
         let copy = Box::pin(async move { offload.copy(extent).await });
         match self.finish_target(copy, session.number).await {
             Ok(done) => Ok(done == extent.length),
@@ -144,20 +171,21 @@ impl Shared {
         }
     }
 
-    fn end(&self, claim: &mut Claim<'_>, run: Range<u64>, session: &Session, copied: Copied) {
+    /// All that was claimed was copied.
+    pub(in crate::strategy) fn end_copy(&self, mut claim: Claim<'_>, session: &Session, copied: Copied) {
         self.tracker(|tracker| {
             tracker.counts.copied += copied.data;
             tracker.counts.zero += copied.zero;
             tracker.counts.offloaded += copied.offloaded;
             tracker.counts.unflushed += copied.data;
-            tracker.end_copy(run, session.number);
+            tracker.end_copy(claim.run.clone(), session.number);
         });
         claim.done = true;
     }
 }
 
 /// A claimed run. Unless the copy was done, the chunks are absent again when this is dropped.
-struct Claim<'a> {
+pub(in crate::strategy) struct Claim<'a> {
     shared: &'a Shared,
     run: Range<u64>,
     /// Whether an error has touched the chunks.
@@ -165,6 +193,23 @@ struct Claim<'a> {
     /// Whether the target may have got something.
     written: bool,
     done: bool,
+}
+
+impl<'a> Claim<'a> {
+    /// Whatever ends it from now on has touched the chunks.
+    pub(in crate::strategy) const fn new(shared: &'a Shared, run: Range<u64>) -> Self {
+        Self { shared, run, suspect: true, written: false, done: false }
+    }
+
+    /// The target may have got something from now on.
+    pub(in crate::strategy) const fn writes(&mut self) {
+        self.written = true;
+    }
+
+    /// Nothing has touched the chunks.
+    pub(in crate::strategy) const fn nothing_happened(&mut self) {
+        self.suspect = false;
+    }
 }
 
 impl Drop for Claim<'_> {

@@ -14,6 +14,7 @@ use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 use crate::strategy::auto::Auto;
+use crate::strategy::mirror_paper::offsets::Offsets;
 use crate::strategy::tracking::dirt::Dirt;
 use crate::strategy::tracking::hot::Hot;
 
@@ -148,6 +149,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) queue: Option<Queue>,
     /// What is left to the source although it was copied, where that is chosen chunk by chunk.
     pub(in crate::strategy) auto: Option<Auto>,
+    /// How far the copy is, where that is all that is known of it.
+    pub(in crate::strategy) offsets: Option<Offsets>,
     /// From which chunk on a comparison of a volume that is tracked goes on.
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
@@ -182,6 +185,7 @@ impl Tracker {
             hot: None,
             queue: None,
             auto: None,
+            offsets: None,
             compare_from: 0,
             session: Some(Session::new(1, target, is_fresh)),
             sessions: 1,
@@ -227,6 +231,9 @@ impl Tracker {
         if let Some(session) = &mut self.session {
             session.trusts_zeroes = false;
         }
+        if self.offsets.is_some() {
+            return self.adopt_to_offset(runs);
+        }
         for run in runs {
             self.life.set_range(run.clone(), Life::Had);
         }
@@ -237,6 +244,7 @@ impl Tracker {
         if empty {
             // A copy that still runs ends with its session and makes its chunks absent itself.
             self.life.replace(Life::Had, Life::Absent);
+            self.go_back_to_start();
             self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
             self.compare_from = 0;
             if let Some(dirt) = &mut self.dirt {
@@ -281,6 +289,9 @@ impl Tracker {
 
     /// A chunk that was had must be copied again.
     pub(in crate::strategy) fn lose(&mut self, index: u64) {
+        if self.go_back(index) {
+            return;
+        }
         self.life.set(index, Life::Absent);
         self.stale_pages.insert(index / PAGE_BITS);
     }
@@ -297,6 +308,23 @@ impl Tracker {
             return plan;
         }
         self.count_write(extent);
+        let (parts, active) = match self.offsets {
+            Some(_) => self.mirrored_by_offset(extent),
+            None => self.mirrored_by_life(extent),
+        };
+        if active {
+            self.activate(&mut plan);
+        }
+        if let (false, Some(session)) = (parts.is_empty(), &self.session) {
+            self.counts.mirrored += parts.iter().map(|part| part.length.0).sum::<u64>();
+            plan.mirror = Some((session.clone(), parts));
+            plan.force_target = self.mode.flushes_both();
+        }
+        plan
+    }
+
+    /// Which parts of a write are to be mirrored, and whether the activity log must have it first.
+    fn mirrored_by_life(&mut self, extent: Extent) -> (Vec<Extent>, bool) {
         let mut parts: Vec<Extent> = Vec::new();
         let mut lost = false;
         for index in self.chunk.indices_of(extent) {
@@ -317,15 +345,8 @@ impl Tracker {
                 }
             }
         }
-        if lost || !parts.is_empty() {
-            self.activate(&mut plan);
-        }
-        if let (false, Some(session)) = (parts.is_empty(), &self.session) {
-            self.counts.mirrored += parts.iter().map(|part| part.length.0).sum::<u64>();
-            plan.mirror = Some((session.clone(), parts));
-            plan.force_target = self.mode.flushes_both();
-        }
-        plan
+        let active = lost || !parts.is_empty();
+        (parts, active)
     }
 
     /// The activity log has these extents now.
@@ -371,7 +392,7 @@ impl Tracker {
     }
 
     /// The target was or will be written at this chunk.
-    pub(super) fn touch_target(&mut self, index: u64) {
+    pub(in crate::strategy) fn touch_target(&mut self, index: u64) {
         self.bump_generation(index);
         let next = match self.durability.get(index) {
             Durability::Clean => Durability::Unflushed,
@@ -394,6 +415,10 @@ impl Tracker {
     /// The next run of absent chunks at or after `from`, of at most `chunks_max`. A chunk that has been redone too often
     /// comes alone.
     pub(crate) fn next_absent(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
+        if self.is_window_open() {
+            return None;
+        }
+        let from = self.window_start().unwrap_or(from);
         let run = self.life.next_run(Life::Absent, from, chunks_max)?;
         match self.redone.range(run.clone()).find(|(_, redos)| **redos >= REDOS_MAX) {
             Some((index, _)) if *index == run.start => Some(run.start..run.start + 1),
@@ -404,11 +429,15 @@ impl Tracker {
 
     /// Whether the copy of this run keeps the lock while it writes. A copy that is not the last one need not.
     pub(crate) fn holds_guest(&self, run: Range<u64>) -> bool {
-        !self.sweeps() && self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
+        self.offsets.is_some() || !self.sweeps() && self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
     }
 
-    /// Takes absent chunks for a copy.
-    pub(crate) fn claim(&mut self, run: Range<u64>) {
+    /// Takes absent chunks for a copy. Not if the copy is by offsets and has gone back since they were chosen.
+    #[must_use]
+    pub(crate) fn claim(&mut self, run: Range<u64>) -> bool {
+        if !self.open_window(&run) {
+            return false;
+        }
         if let Some(dirt) = &mut self.dirt {
             dirt.claim(run.clone());
         }
@@ -416,6 +445,7 @@ impl Tracker {
             auto.sweep.copy(run.end - run.start);
         }
         self.life.set_range(run, Life::Reading);
+        true
     }
 
     /// Gives up again claimed chunks of which the target may have got something. What it got may be lost by a flush that
@@ -431,6 +461,7 @@ impl Tracker {
         if suspect {
             self.scrutiny.set_range(run.clone(), Scrutiny::Wanted);
         }
+        self.abandon_window();
         self.life.set_range(run, Life::Absent);
     }
 
@@ -442,7 +473,7 @@ impl Tracker {
     /// The copy has written its chunks to the target of `session`. Gives how many bytes are had now for the first time
     /// or again.
     pub(crate) fn end_copy(&mut self, run: Range<u64>, session: u64) {
-        if !self.is_current(session) {
+        if !self.is_current(session) || !self.close_window(&run) {
             return self.give_up_written(run);
         }
         self.want_again(run.clone());
@@ -463,7 +494,7 @@ impl Tracker {
 
     /// Chunks that were already equal without a write to the target: both sides read as zeroes.
     pub(crate) fn end_skip(&mut self, run: Range<u64>, session: u64) {
-        if !self.is_current(session) {
+        if !self.is_current(session) || !self.close_window(&run) {
             return self.give_up(run, false);
         }
         self.want_again(run.clone());
