@@ -11,6 +11,7 @@
 //! | [`Synthetic`] | published characteristics of Financial1 and 2 and WebSearch1 to 3. **Synthetic, not traces** | |
 //! | [`Exchange`] | a mail server like the ESX paper's (figure 2) | Zipf's law, more towards the end of the disk |
 //! | [`Shifted`] | any of them on a part of a volume | |
+//! | [`Merged`] | several of them at once | |
 //! | [`Replay`] | a trace: open loop (at its times) or closed loop (as fast as answers come) | |
 //!
 //! Who runs them: [`crate::bench`] against a bare model, [`crate::player`] against a device of the engine.
@@ -18,6 +19,7 @@
 mod boot_storm;
 mod exchange;
 mod flush_bursts;
+mod merged;
 mod oltp;
 mod ranks;
 mod replay;
@@ -30,6 +32,7 @@ mod zoned;
 pub use boot_storm::BootStorm;
 pub use exchange::{Exchange, ExchangeFigures};
 pub use flush_bursts::FlushBursts;
+pub use merged::Merged;
 pub use oltp::Oltp;
 pub use replay::Replay;
 pub use sequential::Sequential;

@@ -30,6 +30,7 @@ mod paper;
 mod real;
 mod runs;
 mod scene;
+mod shelf;
 mod svg;
 mod table_1;
 mod table_2;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::figure::{Axis, Figure, Plot, Series};
 use super::grid::Setup;
+use super::load::{MAIL_DISKS, MAIL_PAGE_BYTES, MailDisk};
 use super::runs::Runs;
 use super::scene::Scene;
 use crate::dice::Dice;
@@ -16,12 +17,6 @@ use crate::workload::{Exchange, ExchangeFigures, Workload};
 pub(super) const ID: &str = "figure-2";
 /// The time that is looked at.
 const SPAN: Duration = Duration::from_secs(1800);
-/// Name, size in GB, pages ever written, exponent, writes a second.
-const DISKS: [(&str, u64, u64, f64, f64); 3] = [
-    ("system disk, 12 GB", 12, 20_000, 1.1, 30.0),
-    ("mailbox disk, 20 GB", 20, 150_000, 0.9, 250.0),
-    ("log disk, 10 GB", 10, 12_000, 0.6, 120.0),
-];
 
 pub(super) fn scenes(_: &Setup) -> Vec<Scene> {
     Vec::new()
@@ -32,11 +27,12 @@ pub(super) fn figure(_: &Setup, _: &Runs) -> Figure {
         ID,
         "Figure 2: write repetition on the three disks of an Exchange server",
         "How often each block of 8 KiB is written in half an hour, from the most written to the least, by a synthetic load. \
-         The paper's trace is not public; rates and exponents are assumed, and the mailbox disk's are those of figure 3.",
+         The paper's trace is not public; rates and exponents are assumed. Figure 3 moves these three disks.",
     );
     let mut series = Vec::new();
-    for (index, (name, gib, pages, exponent, rate)) in DISKS.into_iter().enumerate() {
-        let figures = ExchangeFigures { size: gib << 30, page_bytes: 8192, pages, exponent, reads: 0.0, rate };
+    for (index, MailDisk { name, gib, pages, exponent, writes: rate }) in MAIL_DISKS.into_iter().enumerate() {
+        let page_bytes = MAIL_PAGE_BYTES;
+        let figures = ExchangeFigures { size: gib << 30, page_bytes, pages, exponent, reads: 0.0, rate };
         let counts = repetition(Exchange::new(figures));
         let slope = slope(&counts);
         figure.claim(

@@ -88,6 +88,7 @@ fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs, offline: f64) {
         "The modelled array reads streams ahead in large pieces, so a guest with few requests costs the copy nothing; the \
          paper's copy loses something to it at any load.",
     );
+    snapshots(figure, setup, runs);
     let own = runs.get(&setup.offline(Way::Mirror)).seconds;
     let worst = setup.loads.iter().map(|load| setup.seen(runs, Way::Mirror, *load).seconds / own);
     let worst = worst.fold(0.0, f64::max);
@@ -96,5 +97,48 @@ fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs, offline: f64) {
         worst <= 1.10,
         format!("{worst:.3} x at most"),
         "The governor keeps the guest's latency below twice what it is without a copy.",
+    );
+}
+
+/// What the paper says of snapshotting beside the others.
+fn snapshots(figure: &mut Figure, setup: &Setup, runs: &Runs) {
+    let growth = growth_of(setup, runs, Way::Snapshot);
+    figure.claim(
+        "snapshotting's time grows about 1.4 times",
+        (1.2..=1.6).contains(&growth),
+        format!("{growth:.2} x"),
+        "How many rounds it takes depends on how fast a fold is beside the guest, and on when it gives in: the paper states \
+         neither.",
+    );
+    let most = setup.load_ends().1;
+    let [snapshot, mirror] = [Way::Snapshot, Way::PaperMirror].map(|way| setup.seen(runs, way, most));
+    figure.words(
+        format!("time of mirroring, of that of snapshotting, {most} outstanding"),
+        "x",
+        "less than half",
+        if snapshot.switched { mirror.seconds / snapshot.seconds } else { f64::NAN },
+    );
+    let beaten = |way: &Way| {
+        let seen = setup.seen(runs, *way, most);
+        !seen.switched || seen.seconds > snapshot.seconds
+    };
+    figure.claim(
+        format!("with {most} outstanding snapshotting is faster than both kinds of DBT"),
+        snapshot.switched && Way::TRACKING.iter().all(beaten),
+        format!("{:.0} s", snapshot.seconds),
+        "A fold has 16 requests outstanding, as a pass of DBT has, and writes what it folds to both sides.",
+    );
+    let order = [Way::Snapshot, Way::Dbt, Way::IncrementalDbt, Way::PaperMirror];
+    let below: Vec<usize> = setup.loads.iter().copied().filter(|load| *load < 16).collect();
+    let times = |load: usize| order.map(|way| setup.seen(runs, way, load).seconds);
+    figure.claim(
+        "below 16 outstanding each architecture is faster than the one before it",
+        below.iter().all(|load| times(*load).windows(2).all(|pair| pair[1] <= pair[0] * 1.01)),
+        below
+            .iter()
+            .map(|load| format!("{load}: {}", times(*load).map(|time| format!("{time:.0}")).join(", ")))
+            .collect::<Vec<_>>()
+            .join("; "),
+        "In seconds, for snapshotting, DBT, incremental DBT and mirroring.",
     );
 }

@@ -43,5 +43,15 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
             "What was left took longer than the rate of the passes before had let expect.",
         );
     }
+    let (small, large) = setup.size_ends();
+    let [small, large] = [small, large].map(|size| runs.get(&setup.of_size(Way::Snapshot, size)).downtime);
+    figure.words("longest downtime: snapshotting", "s", "significant beyond 32 GB", longest(Way::Snapshot));
+    figure.claim(
+        "snapshotting's downtime grows with the disk",
+        large > 1.5 * small,
+        format!("{small:.2} s on the smallest, {large:.2} s on the largest"),
+        "Folding stops where what is left fits the limit, whatever the size of the disk; nothing of ours is looked up in more \
+         indirections on a larger one.",
+    );
     figure
 }

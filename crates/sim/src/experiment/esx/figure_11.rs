@@ -42,7 +42,7 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         format!("{mirror} passes"),
         "Something was copied again.",
     );
-    for way in Way::TRACKING {
+    for way in Way::TRACKING.iter().chain([&Way::Snapshot]) {
         let passes = passes(*way);
         figure.claim(
             format!("{} copies in passes after the first one", way.name()),

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, IoFuture, Offload, Result, Slot};
 use filters::MeterState;
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Report, Verify, VolumeMeter};
+use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Report, Snapshots, Verify, VolumeMeter};
 
 use super::load::Load;
+use super::shelf::Shelf;
 use super::way::Way;
 use crate::bench::Tally;
 use crate::clock;
@@ -70,6 +71,7 @@ impl Scene {
             Load::Idle => 1,
             Load::Oltp { outstanding } => 1 + outstanding as u64 / 4,
             Load::Exchange { intensity } => 1 + intensity,
+            Load::MailServer => 3,
         };
         let slow = matches!(self.to, Place::SlowNfs) as u64 * 20;
         (self.bytes() >> 20) * (requests + slow)
@@ -216,6 +218,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         world.sleep(scene.around()).await;
     }
     let before = take();
+    let shelf = Shelf::new(world, [&source, &target], size);
     let parts = Parts {
         env: process.env(),
         slot: slot.clone(),
@@ -229,7 +232,10 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         comparison: None,
         offload: Some(Arc::new(Mover { source: source.clone(), target: target.clone() })),
         pool: BufferPool::new(Bytes::mib(64)),
-        snapshots: None,
+        snapshots: scene
+            .way
+            .takes_snapshots()
+            .then(|| Arc::new(tokio::sync::Mutex::new(Snapshots::none(Arc::new(shelf), process.env())))),
     };
     let began = world.now();
     let options = MoveOptions { verify: Verify::Off, ..scene.way.options(size.0, scene.scale) };
@@ -255,14 +261,20 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         switched,
         error,
         seconds: (ended - began).as_secs_f64() * scene.scale as f64,
-        // The last copy of a tracking move grows with the disk; what a mirror's guest waits for does not.
-        downtime: (report.stall_us_max + report.switchover.last_copy_us * (scene.scale - 1)) as f64 / 1e6,
+        downtime: downtime(&report, scene.scale),
         before,
         during,
         after,
         report,
         traffic: [source.traffic(), target.traffic()],
     })
+}
+
+/// The longest that the guest was held, at the paper's scale: the last copy of a tracking move grows with the disk, and so
+/// does the last snapshot; what a mirror's guest waits for does not.
+fn downtime(report: &Report, scale: u64) -> f64 {
+    let held = report.iterations.iter().filter(|pass| pass.held).map(|pass| pass.seconds);
+    report.stall_us_max as f64 / 1e6 + held.fold(0.0, f64::max) * (scale - 1) as f64
 }
 
 #[cfg(test)]
