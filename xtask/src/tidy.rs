@@ -102,6 +102,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
     check_imports(&mut breaches)?;
     check_links(&files, &mut breaches)?;
+    check_patches(&files, &mut breaches)?;
     if breaches.is_empty() {
         println!("tidy: {} files, no breach", files.len());
         return Ok(());
@@ -129,6 +130,19 @@ fn check_source(path: &Path, breaches: &mut Vec<String>) -> anyhow::Result<()> {
     for ban in BANS.iter().filter(|ban| !ban.allowed.iter().any(|allowed| shown.contains(allowed))) {
         for (number, line) in code_lines(&text, &shown).filter(|(_, line)| line.contains(ban.word)) {
             breaches.push(format!("{shown}:{number}: {}: {} ({})", ban.word, ban.reason, line.trim()));
+        }
+    }
+    Ok(())
+}
+
+/// A mistake of the mutation tests that does not apply any more proves nothing.
+fn check_patches(files: &[PathBuf], breaches: &mut Vec<String>) -> anyhow::Result<()> {
+    for patch in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "patch")) {
+        let check = ["apply", "--check", "-C1", "--recount"];
+        let output = Command::new("git").args(check).arg(patch).output().context("running git apply")?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            breaches.push(format!("{}: does not apply: {}", patch.display(), why.lines().next().unwrap_or_default()));
         }
     }
     Ok(())
