@@ -3,6 +3,7 @@
 mod asynchronous;
 mod auto;
 mod nbd;
+mod parts;
 mod snapshots;
 mod strategies;
 mod undone;

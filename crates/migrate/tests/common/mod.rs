@@ -480,6 +480,25 @@ pub async fn switched(work: tokio::task::JoinHandle<Outcome>) -> migrate::Report
     }
 }
 
+/// Moves a volume while a guest writes to all of it, and gives the report: both sides were equal at the commit, and nothing
+/// was written to the source after it.
+pub async fn moved_under_writes(seed: u64, target_delay_ms: u64, options: MoveOptions) -> migrate::Report {
+    let world = World::new(seed, 3_000_000 + seed * 1013).await;
+    world.target.manners.lock().delay_ms = target_delay_ms;
+    let guest = world.guest(3);
+    let is_verified = options.verify != migrate::Verify::Off;
+    let (_, work) = world.start(options).await;
+    let report = switched(work).await;
+    world.assert_equal_at_commit();
+    let frozen = world.source.contents().await;
+    world.env.sleep(Duration::from_millis(500)).await;
+    world.stop_guest(guest).await;
+    assert_eq!(world.source.contents().await, frozen, "the source changed after the switchover");
+    assert_eq!(report.equal, is_verified.then_some(true));
+    assert_eq!(report.verified, is_verified, "{report:?}");
+    report
+}
+
 pub async fn map_on(device: &Device, size: u64, boot: u8) -> ProgressMap {
     let chunk = options().chunk_size().expect("the chunk size is valid");
     let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk };

@@ -5,13 +5,14 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{Phase, Strategy, Verify};
 
+use super::parts::{at_one_place, failing, slow_sides, with_target_lost};
 use super::{common, sparse, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::happening::Happening;
 use crate::story::Story;
-use crate::words::{expect, process, target};
+use crate::words::{expect, process};
 
 /// With a buffer that is full now and then.
 fn buffered(dice: &Dice, story: Story) -> Story {
@@ -61,29 +62,18 @@ pub(super) fn slow_target(dice: &Dice) -> Story {
 
 /// Everybody is slow at times, so that copies, landings and comparisons meet in every order.
 pub(super) fn races(dice: &Dice) -> Story {
-    let slow = || Faults { slow: dice.pick(&[0.002, 0.01, 0.03]), ..Faults::default() };
-    let (source, target) = (slow(), slow());
-    let load = Load { pattern: Pattern::Hot(dice.pick(&[64, 512])), sectors_max: 32, ..writer(dice) };
+    let [source, target] = slow_sides(dice);
+    let load = at_one_place(dice, writer);
     let verify = dice.pick(&[Verify::Sample, Verify::Full]);
     buffered(dice, common(dice).volume(Bytes(1 << 20)).guest(load).source(source).target(target).verify(verify))
 }
 
 /// The target fails requests and flushes, or is gone for a while.
 pub(super) fn errors(dice: &Dice) -> Story {
-    let rate = dice.pick(&[0.002, 0.01, 0.05]);
-    let faults = Faults {
-        read_errors: rate,
-        write_errors: rate,
-        flush_errors: dice.pick(&[0.0, 0.1, 0.4]),
-        stuck: dice.pick(&[0.0, 0.0, rate / 10.0]),
-        slow: rate,
-        ..Faults::default()
-    };
+    let faults = failing(dice, &[0.002, 0.01, 0.05]);
     let load = writer(dice);
     let story = buffered(dice, common(dice).guest(load).target(faults));
-    let story = story.with(Happening::TargetLost, dice.below(3)).with(Happening::Crash, dice.below(2));
-    let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
-    if dice.chance(0.4) { story.and(target().lost_in(phase)) } else { story }
+    with_target_lost(dice, story)
 }
 
 /// The process is killed.

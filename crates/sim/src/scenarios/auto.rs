@@ -5,13 +5,14 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{Phase, Strategy, Verify};
 
+use super::parts::{at_one_place, failing, slow_sides, with_target_lost};
 use super::{common, sparse, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::happening::Happening;
 use crate::story::Story;
-use crate::words::{expect, guest, operator, process, store, target};
+use crate::words::{expect, guest, operator, process, store};
 
 /// With copies slow enough, at times, for chunks to become hot and for sweeps to follow each other.
 fn chosen(dice: &Dice, story: Story) -> Story {
@@ -83,9 +84,8 @@ pub(super) fn never_rests(dice: &Dice) -> Story {
 
 /// Everybody is slow at times, so that copies, mirrored writes and writes that are left meet in every order.
 pub(super) fn races(dice: &Dice) -> Story {
-    let slow = || Faults { slow: dice.pick(&[0.002, 0.01, 0.03]), ..Faults::default() };
-    let (source, target) = (slow(), slow());
-    let load = Load { pattern: Pattern::Hot(dice.pick(&[64, 512])), sectors_max: 32, ..writer(dice) };
+    let [source, target] = slow_sides(dice);
+    let load = at_one_place(dice, writer);
     let verify = dice.pick(&[Verify::Sample, Verify::Full]);
     let story = any_timing(dice, common(dice).volume(Bytes(1 << 20)).guest(load));
     chosen(dice, story.source(source).target(target).verify(verify))
@@ -93,21 +93,12 @@ pub(super) fn races(dice: &Dice) -> Story {
 
 /// Either side fails requests and flushes, or the target is gone for a while.
 pub(super) fn errors(dice: &Dice) -> Story {
-    let rate = dice.pick(&[0.002, 0.01, 0.05]);
-    let faults = Faults {
-        read_errors: rate,
-        write_errors: rate,
-        flush_errors: dice.pick(&[0.0, 0.1, 0.4]),
-        stuck: dice.pick(&[0.0, 0.0, rate / 10.0]),
-        slow: rate,
-        ..Faults::default()
-    };
+    let faults = failing(dice, &[0.002, 0.01, 0.05]);
     let source = Faults { write_errors: dice.pick(&[0.0, 0.002]), ..Faults::default() };
     let load = writer(dice);
     let story = any_timing(dice, common(dice).guest(load).source(source).target(faults));
-    let story = chosen(dice, story).with(Happening::TargetLost, dice.below(3)).with(Happening::Crash, dice.below(2));
-    let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
-    if dice.chance(0.4) { story.and(target().lost_in(phase)) } else { story }
+    let story = chosen(dice, story);
+    with_target_lost(dice, story)
 }
 
 /// The process is killed.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
+use super::parts::{at_one_place, failing, slow_sides, with_target_lost};
 use super::{common, sparse, steering, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
@@ -220,29 +221,18 @@ pub(super) fn paper(dice: &Dice) -> Story {
 
 /// Everybody is slow at times, so that writes meet the window's two ends in every order.
 pub(super) fn paper_races(dice: &Dice) -> Story {
-    let slow = || Faults { slow: dice.pick(&[0.002, 0.01, 0.03]), ..Faults::default() };
-    let (source, target) = (slow(), slow());
-    let load = Load { pattern: Pattern::Hot(dice.pick(&[64, 512])), sectors_max: 32, ..writer(dice) };
+    let [source, target] = slow_sides(dice);
+    let load = at_one_place(dice, writer);
     let verify = dice.pick(&[Verify::Sample, Verify::Full]);
     by_offsets(dice, common(dice).volume(Bytes(1 << 20)).guest(load).source(source).target(target).verify(verify))
 }
 
 /// The target fails requests and flushes, or is gone for a while: the copy goes back.
 pub(super) fn paper_errors(dice: &Dice) -> Story {
-    let rate = dice.pick(&[0.0005, 0.002, 0.01]);
-    let faults = Faults {
-        read_errors: rate,
-        write_errors: rate,
-        flush_errors: dice.pick(&[0.0, 0.1, 0.4]),
-        stuck: dice.pick(&[0.0, 0.0, rate / 10.0]),
-        slow: rate,
-        ..Faults::default()
-    };
+    let faults = failing(dice, &[0.0005, 0.002, 0.01]);
     let load = writer(dice);
-    let story = by_offsets(dice, common(dice).guest(load).target(faults)).with(Happening::Crash, dice.below(2));
-    let story = story.with(Happening::TargetLost, dice.below(3));
-    let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
-    if dice.chance(0.4) { story.and(target().lost_in(phase)) } else { story }
+    let story = by_offsets(dice, common(dice).guest(load).target(faults));
+    with_target_lost(dice, story)
 }
 
 /// A long move that goes back and is killed, with a progress map that says more than two offsets can.
