@@ -217,11 +217,12 @@ impl Guest {
     /// Flushes its disk. True if that succeeded.
     pub async fn flush(&self) -> bool {
         let ticket = self.ledger().ask_flush();
-        let before = Mutex::new(None);
+        let first = Mutex::new(None);
         let answer = self.shared.port.request(|device| {
             let count = ["crash", "flush-error"].map(|class| self.shared.world.count(class));
-            let last = before.lock().replace(count);
-            if last.is_some_and(|last| last[0] < count[0] && last[1] < count[1]) {
+            // Asked again for the third time or more, it may have failed the first time, and the news of that have died later.
+            let first = *first.lock().get_or_insert(count);
+            if first[0] < count[0] && first[1] < count[1] {
                 self.ledger().flush_lost();
             }
             Box::pin(async move { device.flush().await })
