@@ -33,6 +33,8 @@ const PAPER_DOWNTIME_MS: u64 = 5_000;
 const QUIET: Duration = Duration::from_secs(2);
 /// A file system goes on discarding what a deleted file has left; nobody's move is charged with that.
 const SETTLE: Duration = Duration::from_millis(500);
+/// What was measured, in the report's folder.
+const MEASURED: &str = "measured.json";
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What to measure, and where.
@@ -59,7 +61,7 @@ pub(crate) struct Arguments {
 }
 
 /// What `transhume move --strategy` takes.
-const STRATEGIES: [&str; 5] = ["mirror", "dbt", "incremental-dbt", "snapshot", "mirror-async"];
+const STRATEGIES: [&str; 7] = ["mirror", "mirror-paper", "auto", "dbt", "incremental-dbt", "snapshot", "mirror-async"];
 
 /// Measures, writes down what came out and has the page made.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -73,6 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut offline = Vec::new();
     for run in 0..arguments.runs {
         offline.push(real.copy_offline(bytes)?);
+        eprintln!("run {}: an offline copy takes {:.2} s", run + 1, offline[run]);
         if real.is_asked_for("export") {
             for outstanding in EXPORT_LOADS {
                 eprintln!("run {}: {outstanding} outstanding at the export", run + 1);
@@ -91,8 +94,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 real.measure_guest(bytes, outstanding)?;
             }
         }
+        // Whoever ends this early keeps the runs that were made.
+        real.write(bytes, &offline)?;
     }
-    real.write(bytes, &offline)
+    let (measured, out) = (arguments.out.join(MEASURED), &arguments.out);
+    run_simulator(&["--paper-esx-real".as_ref(), measured.as_os_str(), "--report-to".as_ref(), out.as_os_str()])
 }
 
 struct Real<'a> {
@@ -238,7 +244,7 @@ impl Real<'_> {
     fn write(&self, bytes: u64, offline: &[f64]) -> anyhow::Result<()> {
         let out = &self.arguments.out;
         std::fs::create_dir_all(out).with_context(|| format!("creating {}", out.display()))?;
-        let path = out.join("measured.json");
+        let path = out.join(MEASURED);
         let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
         let document = json!({
             "command": format!("cargo xtask {command}"),
@@ -249,8 +255,7 @@ impl Real<'_> {
             "moves": self.moves,
         });
         let text = serde_json::to_string_pretty(&document).context("writing JSON")?;
-        std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
-        run_simulator(&["--paper-esx-real".as_ref(), path.as_os_str(), "--report-to".as_ref(), out.as_os_str()])
+        std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))
     }
 }
 
