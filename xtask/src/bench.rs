@@ -7,7 +7,7 @@ mod idle;
 pub(crate) mod load;
 mod machine;
 mod memory;
-mod mirror;
+pub(crate) mod mirror;
 mod nbd;
 pub(crate) mod process;
 mod reserve;

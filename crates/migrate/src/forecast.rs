@@ -82,7 +82,7 @@ impl Known {
     /// What a move with `options` will take.
     #[must_use]
     pub fn forecast(&self, options: &MoveOptions) -> Forecast {
-        if options.strategy.iterates() || options.strategy == Strategy::Snapshot {
+        if options.strategy.holds_for_copy() {
             return self.played(options);
         }
         let seconds = (self.to_copy + self.to_compare) as f64 / self.beside_guest();

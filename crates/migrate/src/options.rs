@@ -107,6 +107,12 @@ impl Strategy {
             Self::Dbt | Self::IncrementalDbt => true,
         }
     }
+
+    /// Whether the guest is held while the last of what it wrote is copied or folded. Otherwise it is held for one record.
+    #[must_use]
+    pub const fn holds_for_copy(self) -> bool {
+        self.iterates() || matches!(self, Self::Snapshot)
+    }
 }
 
 impl std::fmt::Display for Strategy {

@@ -289,7 +289,8 @@ impl Volume {
     }
 }
 
-fn convert_words(options: &[&str], source: String, target: String) -> Vec<String> {
+/// The words by which `qemu-img` copies a raw file.
+pub(crate) fn convert_words(options: &[&str], source: String, target: String) -> Vec<String> {
     let words = [&["convert", "-f", "raw", "-O", "raw"], options].concat();
     words.into_iter().map(str::to_owned).chain([source, target]).collect()
 }

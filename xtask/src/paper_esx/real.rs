@@ -15,6 +15,7 @@ use transhume_guest::{Disk, Guest, GuestSpec, Interval};
 
 use super::run_simulator;
 use crate::bench::load::{NbdLoad, Offer};
+use crate::bench::mirror::convert_words;
 use crate::bench::process::output_of;
 use crate::bench::server::{Endpoint, Transhumed, VOLUME, path_word};
 use crate::bench::{build_programs, private_folder};
@@ -125,8 +126,7 @@ impl Real<'_> {
         let (source, target) = (self.next_place(), self.next_place());
         transhume_guest::create_filled(&source, bytes)?;
         std::thread::sleep(SETTLE);
-        let words = ["convert", "-f", "raw", "-O", "raw", "-t", "none", "-T", "none"].map(str::to_owned);
-        let words: Vec<String> = words.into_iter().chain([path_word(&source), path_word(&target)]).collect();
+        let words = convert_words(&["-t", "none", "-T", "none"], path_word(&source), path_word(&target));
         let started = Instant::now();
         output_of(Path::new("qemu-img"), &words)?;
         let seconds = started.elapsed().as_secs_f64();
@@ -280,10 +280,11 @@ fn move_volume(
     let limit = format!("{limit}ms");
     let mut words = vec!["move", VOLUME, "--to", &to, "--verify", "off", "--delete-source", "--strategy", strategy];
     words.extend(options);
-    if ["dbt", "incremental-dbt"].contains(&strategy) {
-        words.extend(["--downtime-limit", &limit, "--on-no-converge", "abort"]);
-    } else if strategy == "snapshot" {
+    if ["dbt", "incremental-dbt", "snapshot"].contains(&strategy) {
         words.extend(["--downtime-limit", &limit]);
+    }
+    if ["dbt", "incremental-dbt"].contains(&strategy) {
+        words.extend(["--on-no-converge", "abort"]);
     }
     let started = Instant::now();
     let report = daemon.document(&words)?;

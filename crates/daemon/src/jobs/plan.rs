@@ -38,7 +38,7 @@ fn buffer_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
 
 /// What is to be known of a strategy that copies in passes.
 fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
-    if !options.strategy.iterates() && options.strategy != Strategy::Snapshot {
+    if !options.strategy.holds_for_copy() {
         return Vec::new();
     }
     let mut notes = vec![
@@ -109,7 +109,7 @@ impl Daemon {
             switchover: Duration::from_micros(stall_us.unwrap_or(STALL_US_EXPECTED)),
             scattered: None,
         };
-        if options.strategy.iterates() || options.strategy == Strategy::Snapshot {
+        if options.strategy.holds_for_copy() {
             known.scattered = self.look_at_scattered(&volume, &source, &known, &options).await?;
         }
         let forecast = known.forecast(&options);
@@ -161,7 +161,8 @@ impl Daemon {
         Ok((data, true))
     }
 
-    /// Reads a few chunks that lie scattered, as passes would, and sees what the guest writes meanwhile. Nothing if so few would be dirty that nobody need know.
+    /// Reads a few chunks that lie scattered, as passes would, and sees what the guest writes meanwhile. Nothing if so few
+    /// would be dirty that nobody need know.
     async fn look_at_scattered(
         &self,
         volume: &Volume,

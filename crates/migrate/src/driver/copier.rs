@@ -273,13 +273,13 @@ impl Driver {
         copies.in_flight.push(Box::pin(async move {
             // Devices that answer at once would otherwise never let anybody else run.
             crate::pace::yield_now().await;
-            let (outcome, at_once) = match buffers.pop() {
-                None => (mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()), false),
-                Some(last) if by_window => {
-                    buffers.push(last);
-                    (mirror.copy_window(run.clone(), buffers).await, false)
-                }
-                Some(buffer) => crate::pace::at_once(mirror.copy_run(run.clone(), buffer)).await,
+            let (outcome, at_once) = if is_hole {
+                (mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()), false)
+            } else if by_window {
+                (mirror.copy_window(run.clone(), buffers).await, false)
+            } else {
+                let buffer = buffers.pop().expect("what is no hole has a buffer");
+                crate::pace::at_once(mirror.copy_run(run.clone(), buffer)).await
             };
             Ended { run, bytes, began, outcome, at_once, is_hole }
         }));
@@ -289,20 +289,18 @@ impl Driver {
     async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
         let unit = self.options.chunk_bytes;
         let cursor = self.cursor;
-        let is_sweeping = self.mirror.tracker(|tracker| tracker.sweeps());
-        let run = if is_sweeping { self.next_in_sweep(chunks_max, HOLE_BYTES_MAX / unit).await } else { None };
-        let run = run.or_else(|| {
-            self.mirror.tracker(|tracker| {
-                (tracker.session().is_some() && !is_sweeping).then_some(())?;
-                // Where every chunk is asked for its heat, no more of them than can be used. A window is
-                // held as a whole.
+        let run = match self.mirror.tracker(|tracker| tracker.sweeps()) {
+            true => self.next_in_sweep(chunks_max, HOLE_BYTES_MAX / unit).await,
+            false => self.mirror.tracker(|tracker| {
+                tracker.session()?;
+                // Where every chunk is asked for its heat, no more of them than can be used. A window is held as a whole.
                 let longest = match copies.by_window || tracker.hot().is_some_and(|hot| hot.is_on()) {
                     true => chunks_max,
                     false => HOLE_BYTES_MAX / unit,
                 };
                 tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
-            })
-        })?;
+            }),
+        }?;
         let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
         let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));
         let (hint, is_hole) = match known {

@@ -140,12 +140,11 @@ impl Driver {
 
     /// The pass is over, and `decision` is what was made of it.
     pub(super) fn end_pass(&mut self, decision: String) {
-        let (had, deferred, copied) = self.mirror.tracker(|tracker| {
-            let deferred = tracker.bytes_dirty().1.max(tracker.bytes_passed_and_left().0);
-            (tracker.bytes_had(), deferred, tracker.counts.copied)
-        });
-        let left =
-            Left { copied, dirty: (self.mirror.size - had).0, deferred: deferred.0.min((self.mirror.size - had).0) };
+        let (deferred, copied) = self
+            .mirror
+            .tracker(|tracker| (tracker.bytes_dirty().1.max(tracker.bytes_passed_and_left().0), tracker.counts.copied));
+        let dirty = self.bytes_left();
+        let left = Left { copied, dirty, deferred: deferred.0.min(dirty) };
         self.passes.end(self.env.now(), left, decision);
     }
 
@@ -168,10 +167,10 @@ impl Driver {
     /// pass.
     pub(super) async fn decide(&mut self) -> Option<Event> {
         let age = self.statistics.age(self.env.now());
-        let (had, deferred) = self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().1));
         if self.mirror.tracker(|tracker| tracker.sweeps()) {
             return self.end_sweep().await;
         }
+        let (dirty, deferred) = (self.bytes_left(), self.mirror.tracker(|tracker| tracker.bytes_dirty().1));
         let Some(tracking) = &mut self.tracking else {
             self.end_pass("every chunk is on both sides".to_owned());
             return Some(Event::Copied);
@@ -179,7 +178,7 @@ impl Driver {
         let Tracking { busy, convergence, .. } = tracking;
         let kind = if self.passes.number() == 1 { Kind::Whole } else { Kind::Scattered };
         convergence.rates().note_pass(kind, busy.bytes, busy.time);
-        let passed = Passed { age, dirty: (self.mirror.size - had).0, deferred: deferred.0 };
+        let passed = Passed { age, dirty, deferred: deferred.0 };
         let (verdict, decision) = convergence.judge(passed);
         tracing::info!(pass = self.passes.number(), ?passed, decision, "a pass is over");
         tracking.with_all = verdict == Verdict::GoOnWithAll;
@@ -208,8 +207,7 @@ impl Driver {
     /// Whether what is left can be copied while the guest is held, now that the target was flushed. `None` where nothing
     /// may be left.
     pub(super) fn fits_hold(&mut self) -> Option<bool> {
-        let had = self.mirror.tracker(|tracker| tracker.bytes_had());
-        let dirty = (self.mirror.size - had).0;
+        let dirty = self.bytes_left();
         let Tracking { convergence, forced, .. } = self.tracking.as_mut()?;
         let fits = *forced || convergence.fits_hold(dirty);
         if !fits {

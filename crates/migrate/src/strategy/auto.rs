@@ -178,12 +178,11 @@ impl Tracker {
         let chunk = self.chunk.bytes();
         let (_, absent) = self.chunks_absent();
         let auto = self.auto.as_mut()?;
-        let judged = auto.sweep.judge(absent, rate / chunk);
-        if judged.0 == Verdict::Settle {
+        let (verdict, why) = auto.sweep.judge(absent, chunk, rate);
+        if verdict == Verdict::Settle {
             auto.hot.stop();
         }
-        let text = format!("{}: {}", judged.0, judged.1);
-        Some((judged.0, text.replace("{left}", &Bytes(absent * chunk).to_string())))
+        Some((verdict, format!("{verdict}: {why}")))
     }
 
     /// Says again which chunks are hot: `left` is expected until the end of the move, with as many writes to chunks a second

@@ -7,6 +7,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use block::Bytes;
+
 /// A chunk is hot at so many times the mean of all chunks, at least: so no more than a third of them can be.
 pub(crate) const HOT_MEANS: f64 = 3.0;
 /// What makes a chunk hot in a pass of dirty block tracking, it must be written in one part of so many of the time that is
@@ -175,22 +177,24 @@ impl Sweep {
         }
     }
 
-    /// It is over, and `absent` chunks are left; copies take so many a second. Says what follows, and why.
-    pub(super) fn judge(&mut self, absent: u64, chunks_per_second: u64) -> (Verdict, String) {
-        let takes_long = absent > chunks_per_second * STRETCH_SECONDS;
+    /// It is over, and `absent` chunks of `chunk_bytes` are left; copies take so many bytes a second. Says what follows, and
+    /// why.
+    pub(super) fn judge(&mut self, absent: u64, chunk_bytes: u64, rate: u64) -> (Verdict, String) {
+        let left = Bytes(absent * chunk_bytes);
+        let takes_long = absent > rate / chunk_bytes * STRETCH_SECONDS;
         if self.stance == Stance::Tracking && takes_long && absent * 2 <= self.chunks {
-            return (Verdict::GoOn, "the target is slow, and {left} were written meanwhile".to_owned());
+            return (Verdict::GoOn, format!("the target is slow, and {left} were written meanwhile"));
         }
         let was = std::mem::replace(&mut self.stance, Stance::Settled);
         if absent == 0 {
             return (Verdict::Done, "every chunk is on both sides".to_owned());
         }
         let why = match was {
-            Stance::Tracking if !takes_long => "{left} take no more than a second",
-            Stance::Tracking => "{left} were written meanwhile, and it gets no smaller",
-            _ => "{left} were put off or written meanwhile",
+            Stance::Tracking if !takes_long => "take no more than a second",
+            Stance::Tracking => "were written meanwhile, and it gets no smaller",
+            _ => "were put off or written meanwhile",
         };
-        (Verdict::Settle, why.to_owned())
+        (Verdict::Settle, format!("{left} {why}"))
     }
 }
 
@@ -225,22 +229,22 @@ mod tests {
         let mut sweep = slow(10_000);
         sweep.copy(10_000);
         (0..3000).for_each(|_| sweep.left());
-        assert_eq!(sweep.judge(3000, 100).0, Verdict::GoOn);
+        assert_eq!(sweep.judge(3000, 1, 100).0, Verdict::GoOn);
         sweep.begin(10_000, 3000);
         sweep.copy(3000);
         (0..1400).for_each(|_| sweep.left());
-        assert_eq!(sweep.judge(1400, 100).0, Verdict::GoOn);
+        assert_eq!(sweep.judge(1400, 1, 100).0, Verdict::GoOn);
         sweep.begin(10_000, 1400);
         sweep.copy(1400);
-        assert_eq!(sweep.judge(800, 100).0, Verdict::Settle);
+        assert_eq!(sweep.judge(800, 1, 100).0, Verdict::Settle);
         assert!(sweep.is_settled() && !sweep.leaves(|| true));
     }
 
     #[test]
     fn what_is_copied_within_a_second_is_not_swept_again() {
         let mut sweep = slow(10_000);
-        assert_eq!(sweep.judge(90, 100).0, Verdict::Settle);
-        assert_eq!(slow(10_000).judge(0, 100).0, Verdict::Done);
+        assert_eq!(sweep.judge(90, 1, 100).0, Verdict::Settle);
+        assert_eq!(slow(10_000).judge(0, 1, 100).0, Verdict::Done);
     }
 
     #[test]
@@ -256,7 +260,7 @@ mod tests {
         }
         (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
         assert!(!sweep.leaves(|| false), "it began again in the same sweep");
-        assert_eq!(sweep.judge(500, 1).0, Verdict::Settle);
+        assert_eq!(sweep.judge(500, 1, 1).0, Verdict::Settle);
     }
 
     proptest! {
@@ -269,7 +273,7 @@ mod tests {
                 prop_assert!(number <= 31, "sweep {number} of {chunks} chunks");
                 sweep.copy(absent);
                 absent = ((absent as f64 * part) as u64).min(chunks);
-                if sweep.judge(absent, 0).0 != Verdict::GoOn {
+                if sweep.judge(absent, 1, 0).0 != Verdict::GoOn {
                     prop_assert!(sweep.is_settled());
                     return Ok(());
                 }

@@ -8,6 +8,7 @@ use block::Bytes;
 const SHRINKS: f64 = 0.9;
 /// So often in a row, and the guest is held for what there is.
 const STUBBORN_MAX: u32 = 2;
+
 /// What the rounds so far have shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rounds {
@@ -34,7 +35,8 @@ pub(crate) enum Decision {
 }
 
 impl Rounds {
-    /// Decides about a snapshot of `bytes`, `volume` being that large.
+    /// Decides about a snapshot of `bytes`: the guest may be held for `limit`, and for `longest` where snapshots get no
+    /// smaller, unless that `aborts` the move.
     pub(crate) fn decide(&mut self, bytes: u64, limit: Duration, longest: Duration, aborts: bool) -> Decision {
         let expected = match (self.rate, bytes) {
             (_, 0) => Some(Duration::ZERO),

@@ -125,14 +125,17 @@ impl Convergence {
 
     /// How long the guest may be held until its last copy is done and flushed: what the record takes comes after that.
     pub(crate) fn hold_limit(&self, forced: bool) -> Duration {
-        let limit = if forced { self.forced_max } else { self.limit };
-        limit.saturating_sub(self.rates.record())
+        self.limit(forced).saturating_sub(self.rates.record())
     }
 
     /// How long it may be held until the last copy is done, so that there is time for the flush.
     pub(crate) fn copy_limit(&self, forced: bool) -> Duration {
-        let limit = if forced { self.forced_max } else { self.limit };
+        let limit = self.limit(forced);
         limit.saturating_sub(self.rates.beside().min(limit / 2))
+    }
+
+    const fn limit(&self, forced: bool) -> Duration {
+        if forced { self.forced_max } else { self.limit }
     }
 
     /// Whether a last copy, which has had so long of its time and has begun so much of what it is to copy, will not be done

@@ -2,8 +2,8 @@
 //! seen instead of a tunable.
 //!
 //! A chunk is put off if it is expected to be written [`AGAIN`] in the next pass, once or more: a copy of it now would most
-//! likely be in vain. Of all writes counted, a chunk has the share `count / weight`; the next pass sees `rate * seconds` writes. Both
-//! follow from the last pass. So a uniform load puts nothing off, whatever its rate, until its passes are so long that every
+//! likely be in vain. Of all writes counted, a chunk has the share `count / weight`; the next pass sees `rate * seconds`
+//! writes. Both follow from the last pass. So a uniform load puts nothing off, whatever its rate, until its passes are so long that every
 //! chunk is written anew in each, and a pass that gets shorter puts off less.
 //!
 //! Putting off what would better have been copied costs nothing but its place: it is copied later and once.
@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use filters::Heat;
 
-/// How many more writes in a pass make a chunk hot. By chance one with this expectation is spared in four passes of ten, and
-/// nothing is lost by that. Of writes that follow Zipf's law a larger number finds too few to gain anything; with a smaller one
-/// the pass over all that was put off becomes so long that what is not hot is written anew in it.
+/// How many more writes in a pass make a chunk hot. By chance one with this expectation is spared in four passes of ten,
+/// and nothing is lost by that. Of writes that follow Zipf's law a larger number finds too few to gain anything; with a
+/// smaller one the pass over all that was put off becomes so long that what is not hot is written anew in it.
 const AGAIN: f64 = 1.0;
 /// Fewer writes than this say nothing of a chunk.
 const COUNT_MIN: f64 = 4.0;
