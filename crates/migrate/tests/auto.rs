@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{Bytes, Data, Mutation};
-use common::{World, map_device, map_on, moved_under_writes, options, outcome, switched, until};
-use migrate::{Migration, MoveOptions, Outcome, Phase, Strategy, Verify};
+use common::{World, killed_after, map_device, map_on, moved_under_writes, options, outcome, switched, until};
+use migrate::{MoveOptions, Outcome, Phase, Strategy, Verify};
 use tokio::task::JoinHandle;
 
 const SIZE: u64 = 8 << 20;
@@ -166,24 +166,11 @@ async fn a_cancel_at_any_time_leaves_the_guest_on_the_source() {
 async fn a_dead_process_s_move_goes_on_with_what_is_left_and_what_was_left_to_the_source() {
     const LARGE: u64 = 20_000_000;
     for seed in 0..6 {
-        let mut world = World::new(seed, LARGE).await;
+        let world = World::new(seed, LARGE).await;
         world.target.manners.lock().delay_ms = 40;
         let map = map_device(LARGE);
-        {
-            let mut parts = world.parts();
-            parts.progress_map = Some(map_on(&map, LARGE, 1).await);
-            // All that it writes is in the first extent of the activity log.
-            let guest = world.guest_within(2, 3_000_000);
-            let slow = MoveOptions { bandwidth: Some(700_000), ..chosen() };
-            let (control, work) = Migration::start(parts, slow).await.expect("it starts");
-            let work = tokio::spawn(work);
-            until(&control, |progress| progress.seconds > 12.0 + seed as f64).await;
-            work.abort();
-            world.stop_guest(guest).await;
-        }
-        world.source.reboot();
-        world.target.reboot();
-        world = World::over(world.env.clone(), world.source.clone(), world.target.clone());
+        let slow = MoveOptions { bandwidth: Some(700_000), ..chosen() };
+        let world = killed_after(world, &map, LARGE, slow, 12.0 + seed as f64).await;
         let mut parts = world.parts();
         parts.progress_map = Some(map_on(&map, LARGE, 1).await);
         parts.target_is_fresh = false;

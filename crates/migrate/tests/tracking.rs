@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{BlockDevice, ErrorKind};
-use common::{Fate, World, map_device, map_on, options, outcome, switched, until};
-use migrate::{Migration, MoveOptions, OnNoConverge, Outcome, Phase, Strategy, Verify};
+use common::{Fate, World, killed_after, map_device, map_on, options, outcome, switched, until};
+use migrate::{MoveOptions, OnNoConverge, Outcome, Phase, Strategy, Verify};
 
 const SIZE: u64 = 3_000_000;
 
@@ -183,23 +183,10 @@ async fn a_target_that_is_lost_between_passes_and_comes_back_is_brought_into_ste
 async fn a_dead_process_s_passes_go_on_with_what_is_left() {
     const LARGE: u64 = 20_000_000;
     for seed in 0..6 {
-        let mut world = World::new(seed, LARGE).await;
+        let world = World::new(seed, LARGE).await;
         let map = map_device(LARGE);
         let slow = MoveOptions { bandwidth: Some(700_000), ..hopeless(OnNoConverge::Mirror) };
-        {
-            let mut parts = world.parts();
-            parts.progress_map = Some(map_on(&map, LARGE, 1).await);
-            // All that it writes is in the first extent of the activity log.
-            let guest = world.guest_within(2, 3_000_000);
-            let (control, work) = Migration::start(parts, slow.clone()).await.expect("it starts");
-            let work = tokio::spawn(work);
-            until(&control, |progress| progress.seconds > 12.0 + seed as f64).await;
-            work.abort();
-            world.stop_guest(guest).await;
-        }
-        world.source.reboot();
-        world.target.reboot();
-        world = World::over(world.env.clone(), world.source.clone(), world.target.clone());
+        let world = killed_after(world, &map, LARGE, slow, 12.0 + seed as f64).await;
         let mut parts = world.parts();
         parts.progress_map = Some(map_on(&map, LARGE, 1).await);
         parts.target_is_fresh = false;

@@ -27,6 +27,7 @@ pub(crate) mod copy;
 pub(crate) mod filter;
 pub(crate) mod landing;
 pub(crate) mod patience;
+pub(crate) mod plan;
 pub(crate) mod scrutiny;
 pub(crate) mod session;
 pub(crate) mod tracker;

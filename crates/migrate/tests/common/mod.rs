@@ -499,6 +499,22 @@ pub async fn moved_under_writes(seed: u64, target_delay_ms: u64, options: MoveOp
     report
 }
 
+/// Lets a move with `options` and `map` go on for `seconds` beside a guest that writes to the first 3 MB, all of which is in
+/// the first extent of the activity log; then its process dies. Gives the disks to the next one.
+pub async fn killed_after(world: World, map: &Device, size: u64, options: MoveOptions, seconds: f64) -> World {
+    let mut parts = world.parts();
+    parts.progress_map = Some(map_on(map, size, 1).await);
+    let guest = world.guest_within(2, 3_000_000);
+    let (control, work) = Migration::start(parts, options).await.expect("it starts");
+    let work = tokio::spawn(work);
+    until(&control, |progress| progress.seconds > seconds).await;
+    work.abort();
+    world.stop_guest(guest).await;
+    world.source.reboot();
+    world.target.reboot();
+    World::over(world.env.clone(), world.source.clone(), world.target.clone())
+}
+
 pub async fn map_on(device: &Device, size: u64, boot: u8) -> ProgressMap {
     let chunk = options().chunk_size().expect("the chunk size is valid");
     let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk };

@@ -1,7 +1,11 @@
 //! What stories of several strategies have in common.
 
+use std::time::Duration;
+
+use block::Bytes;
 use migrate::Phase;
 
+use super::common;
 use crate::dice::Dice;
 use crate::disk::Faults;
 use crate::guest::{Load, Pattern};
@@ -37,4 +41,17 @@ pub(super) fn with_target_lost(dice: &Dice, story: Story) -> Story {
     let story = story.with(Happening::TargetLost, dice.below(3)).with(Happening::Crash, dice.below(2));
     let phase = dice.pick(&[Phase::Copying, Phase::Verifying, Phase::PreSwitch]);
     if dice.chance(0.4) { story.and(target().lost_in(phase)) } else { story }
+}
+
+/// A long move under sparse writes, killed `crashes` times: the progress map has something to say each time.
+pub(super) fn killed_on_the_way(dice: &Dice, load: Load, crashes: u64, faults: Faults) -> Story {
+    common(dice)
+        .target(faults)
+        .volume(Bytes::mib(dice.pick(&[9, 13])))
+        .guest(load)
+        .within(Duration::from_secs(40))
+        .downtime(Duration::from_secs(2))
+        .with(Happening::Crash, crashes)
+        .with(Happening::PowerLoss, dice.below(2))
+        .with(Happening::TargetLost, dice.below(3))
 }

@@ -2,7 +2,8 @@
 
 use migrate::Strategy;
 
-use super::{at_await, common, crash, journal_errors, power_loss, recovery, source_errors, steering, target_errors};
+use super::stores::journal_errors;
+use super::{at_await, common, crash, power_loss, recovery, source_errors, steering, target_errors};
 use crate::dice::Dice;
 use crate::story::{Happening, Story};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
-use super::parts::{at_one_place, failing, slow_sides, with_target_lost};
+use super::parts::{at_one_place, failing, killed_on_the_way, slow_sides, with_target_lost};
 use super::{common, sparse, steering, swarm};
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
@@ -245,15 +245,7 @@ pub(super) fn paper_resume(dice: &Dice) -> Story {
         slow: dice.pick(&[0.0, 0.05]),
         ..Faults::default()
     };
-    let story = common(dice)
-        .target(faults)
-        .volume(Bytes::mib(dice.pick(&[9, 13])))
-        .guest(load)
-        .within(Duration::from_secs(40))
-        .downtime(Duration::from_secs(2))
-        .with(Happening::Crash, crashes)
-        .with(Happening::PowerLoss, dice.below(2))
-        .with(Happening::TargetLost, dice.below(3));
+    let story = killed_on_the_way(dice, load, crashes, faults);
     by_offsets(dice, story).options(|options| options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10])))
 }
 
