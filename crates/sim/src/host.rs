@@ -574,12 +574,18 @@ impl Host {
         *newest = document.epoch.max(*newest);
         let mut stores = shared.stores.lock();
         *stores = document.stores.max(*stores);
-        let before = std::mem::replace(&mut *shared.holder.lock(), document.holder);
-        if before != document.holder {
-            shared.sides[before].require_epoch(document.epoch);
-            if !is_new {
-                shared.sides[document.holder].take_epoch_back();
-            }
+        self.note_holder(document.holder, document.epoch, is_new);
+    }
+
+    /// The record names `holder` under `epoch`, because a move was committed or because its commit was taken back. Then the
+    /// target is its target still.
+    pub(crate) fn note_holder(&self, holder: usize, epoch: u64, is_commit: bool) {
+        let sides = &self.shared.sides;
+        let before = std::mem::replace(&mut *self.shared.holder.lock(), holder);
+        match before != holder {
+            true if is_commit => sides[before].require_epoch(epoch),
+            true => sides[holder].take_epoch_back(),
+            false => {}
         }
     }
 

@@ -294,10 +294,9 @@ impl Host {
         let holder = side_of(document.backend.path());
         let mut newest = shared.epoch.lock();
         *newest = document.epoch.max(*newest);
-        let before = std::mem::replace(&mut *shared.holder.lock(), holder);
-        if before != holder {
-            shared.sides[before].require_epoch(document.epoch);
-        }
+        drop(newest);
+        let is_commit = document.job.as_ref().is_some_and(|job| job.committed.is_some());
+        self.note_holder(holder, document.epoch, is_commit);
     }
 }
 
