@@ -16,9 +16,10 @@ use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
 use crate::ground::{Crew, Ground, Network, Places};
-use crate::held::{HoldOptions, suited};
+use crate::held::{Held, HoldOptions, suited};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
+use crate::location::Location;
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
@@ -93,6 +94,17 @@ impl Daemon {
         Footing { places: Arc::clone(&self.backends), env: Arc::clone(&self.env), boot: self.boot }
     }
 
+    /// Opens and locks what `place` names.
+    pub(crate) async fn hold(&self, place: &Location, hold: &HoldOptions) -> block::Result<Held> {
+        match place {
+            Location::Local(spec) => self.backends.hold(spec, hold, &*self.env).await,
+            Location::Remote(remote) => {
+                let context = format!("{remote} is on another host, and this daemon speaks to none");
+                Err(block::Error::new(block::ErrorKind::Unsupported, context))
+            }
+        }
+    }
+
     /// The volume `name`.
     pub(crate) fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = self.volumes.read().get(name).cloned();
@@ -161,7 +173,7 @@ impl Daemon {
             name: new.name,
             // Later volumes of the same files have later epochs, and so other names for what is retired.
             epoch: unix_ms(self.env.wall_clock()) / 1000,
-            backend: new.backend,
+            backend: new.backend.into(),
             export: new.export,
             socket_owner: owner,
             read_only: new.read_only,
@@ -194,7 +206,7 @@ impl Daemon {
             let document = volume.document();
             let what = if volume.name == new.name {
                 format!("there is a volume {} already", new.name)
-            } else if document.backend.path() == new.backend.path() {
+            } else if document.backend.local_path() == Some(new.backend.path()) {
                 format!("{} is the volume {} already", new.backend.path().display(), volume.name)
             } else {
                 continue;

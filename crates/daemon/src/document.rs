@@ -11,9 +11,10 @@
 //! became of the source. A restart reads this and goes on from there.
 
 use api::v1::MoveRequest;
-use backends::{BackendSpec, PreparedTarget, TargetOrigin};
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
+
+use crate::location::{JobTarget, Location};
 
 /// The layout of this document.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -21,17 +22,22 @@ pub const DOCUMENT_VERSION: u32 = 1;
 /// The layout of a document that lists overlays: a program that does not know them must not serve the backend alone.
 pub const DOCUMENT_VERSION_OVERLAYS: u32 = 2;
 
+/// The layout of a document that names a place which is no file of this host: a program that does not know such places must
+/// not take the volume for its own.
+pub const DOCUMENT_VERSION_PLACES: u32 = 3;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
-    /// The layout, [`DOCUMENT_VERSION`], or [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed.
+    /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed, or
+    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file.
     pub version: u32,
     /// What the volume is called.
     pub name: String,
     /// Counts changes of what holds it.
     pub epoch: u64,
     /// What holds it.
-    pub backend: BackendSpec,
+    pub backend: Location,
     /// Where it is served.
     pub export: String,
     /// Who may connect besides the daemon's own user: the owner of the unix socket.
@@ -106,7 +112,7 @@ pub struct JobDocument {
     /// What the migration keeps.
     pub record: JobRecord,
     /// Where to, and how to take that back.
-    pub target: PreparedTarget,
+    pub target: JobTarget,
     /// How large the volume was when the move was asked for, and stays: source and target may be larger, or become so.
     /// A container may grow instead.
     #[serde(default)]
@@ -139,7 +145,7 @@ pub struct GroupDocument {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Committed {
     /// What held the volume before.
-    pub source: BackendSpec,
+    pub source: Location,
     /// The epoch that ended with it.
     pub epoch: u64,
     /// Whether the VM's configuration was told of the new place.
@@ -165,9 +171,25 @@ impl AdoptionDirection {
 impl VolumeDocument {
     /// Lists the overlays of the job, the lowest first.
     pub fn set_overlays(&mut self, numbers: Vec<u32>) {
-        let Some(job) = &mut self.job else { return };
-        self.version = if numbers.is_empty() { DOCUMENT_VERSION } else { DOCUMENT_VERSION_OVERLAYS };
-        job.overlays = numbers;
+        if let Some(job) = &mut self.job {
+            job.overlays = numbers;
+        }
+    }
+
+    /// This document with the layout that what it says takes.
+    #[must_use]
+    pub fn with_version(mut self) -> Self {
+        let job = self.job.as_ref();
+        let is_file = |place: &Location| place.is_file();
+        let names_files = is_file(&self.backend)
+            && job.is_none_or(|job| is_file(&job.target.location()))
+            && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
+        self.version = match job {
+            _ if !names_files => DOCUMENT_VERSION_PLACES,
+            Some(job) if !job.overlays.is_empty() => DOCUMENT_VERSION_OVERLAYS,
+            _ => DOCUMENT_VERSION,
+        };
+        self
     }
 
     /// This document after the commit of its job: the target holds the volume.
@@ -178,12 +200,60 @@ impl VolumeDocument {
     pub fn after_commit(&self) -> Self {
         let mut document = self.clone();
         let job = document.job.as_mut().expect("a commit belongs to a job");
-        let source = std::mem::replace(&mut document.backend, job.target.spec.clone());
+        let source = std::mem::replace(&mut document.backend, job.target.location());
         job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, report: None });
         job.record.phase = Phase::Committed;
-        let is_block_device = job.target.origin == TargetOrigin::BlockDevice;
-        document.size_limit = job.size.filter(|_| is_block_device);
+        let may_be_larger = job.target.may_be_larger();
+        document.size_limit = job.size.filter(|_| may_be_larger);
         document.epoch += 1;
         document
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A document as the first version of the daemon wrote it.
+    const OLD: &str = r#"{"version":1,"name":"web1","epoch":7,"backend":"file:/vm/web1.img,cache=page",
+        "export":"nbd://127.0.0.1:10809/web1","job":{"id":3,"uuid":"00000000-0000-0000-0000-000000000003",
+        "request":{"to":"file:/new/web1.img"},"requester":"uid 0, process 1",
+        "record":{"phase":"copying","options":OPTIONS,"sessions":1,"started_unix_ms":5},
+        "target":{"spec":"file:/new/web1.img","origin":"created","reads_zero":true,
+        "identity":{"device":1,"inode":2,"born_ns":null}},"overlays":[],"committed":null}}"#;
+
+    fn old() -> VolumeDocument {
+        let options = serde_json::to_string(&migrate::MoveOptions::default()).expect("plain data");
+        serde_json::from_str(&OLD.replace("OPTIONS", &options)).expect("a document of today is read")
+    }
+
+    #[test]
+    fn a_document_from_before_there_were_hosts_is_read_and_written_as_it_was() {
+        let document = old().with_version();
+        assert_eq!(document.version, DOCUMENT_VERSION);
+        let written = serde_json::to_value(&document).expect("plain data");
+        assert_eq!(written["backend"], "file:/vm/web1.img,cache=page");
+        assert_eq!(written["job"]["target"]["spec"], "file:/new/web1.img");
+        assert_eq!(written["job"]["target"]["identity"]["inode"], 2);
+    }
+
+    #[test]
+    fn a_document_that_names_another_host_is_one_that_older_programs_refuse() {
+        let mut document = old();
+        let remote = crate::location::RemoteVolume {
+            host: "host2".to_owned(),
+            volume: "web1".to_owned(),
+            job: uuid::Uuid::nil(),
+            size: 4096,
+            request_alignment: 512,
+        };
+        document.job.as_mut().expect("a job").target = JobTarget::Remote(remote);
+        assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_PLACES);
+        let mut after = document.after_commit();
+        assert_eq!((after.epoch, after.backend.to_string()), (8, "host2:web1".to_owned()));
+        after.job = None;
+        assert_eq!(after.clone().with_version().version, DOCUMENT_VERSION_PLACES);
+        let text = serde_json::to_string(&after).expect("plain data");
+        assert_eq!(serde_json::from_str::<VolumeDocument>(&text).expect("readable"), after);
     }
 }

@@ -12,6 +12,7 @@ use block::{BlockDevice, Bytes, Device};
 use env::Env;
 
 use crate::ground::Places;
+use crate::location::Location;
 use crate::problem::Result;
 
 /// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
@@ -47,7 +48,7 @@ pub enum QemuRule {
 
 /// A backend with its locks: as long as this lives, no other server and no QEMU program writes to it.
 pub struct Held {
-    pub(crate) spec: BackendSpec,
+    pub(crate) place: Location,
     pub(crate) device: Device,
     /// The file or block device; none on a ground that has no such things.
     backend: Option<Arc<FileBackend>>,
@@ -68,7 +69,7 @@ impl Held {
     /// What `spec` names, opened and locked by somebody else.
     #[must_use]
     pub const fn over(spec: BackendSpec, device: Device) -> Self {
-        Self { spec, device, backend: None, qemu_locks: None }
+        Self { place: Location::Local(spec), device, backend: None, qemu_locks: None }
     }
 
     /// Opens and locks what `spec` names.
@@ -97,7 +98,7 @@ impl Held {
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
-        Ok(Self { spec: spec.clone(), device, backend: Some(backend), qemu_locks })
+        Ok(Self { place: Location::Local(spec.clone()), device, backend: Some(backend), qemu_locks })
     }
 
     /// The backend itself.
@@ -110,7 +111,10 @@ impl Held {
         match self.backend.as_ref().map(|backend| backend.engine()) {
             Some(Engine::Direct) => PastCache::Same(self.device.clone()),
             Some(Engine::Memory) | None => PastCache::Never,
-            Some(Engine::PageCache) => PastCache::Reopen(self.spec.clone().with_cache(CacheMode::Direct)),
+            Some(Engine::PageCache) => match &self.place {
+                Location::Local(spec) => PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct)),
+                Location::Remote(_) => PastCache::Never,
+            },
         }
     }
 
@@ -126,8 +130,9 @@ impl Held {
 
     /// Keeps QEMU's programs out again, beside a QEMU that may still have the image.
     pub(crate) fn retake_qemu_locks(&mut self) -> block::Result<()> {
-        if self.qemu_locks.is_none() {
-            self.qemu_locks = Some(QemuLocks::take_beside(self.spec.path())?);
+        // A volume of another host has no image here that a QEMU could have.
+        if let (None, Some(path)) = (&self.qemu_locks, self.place.local_path()) {
+            self.qemu_locks = Some(QemuLocks::take_beside(path)?);
         }
         Ok(())
     }

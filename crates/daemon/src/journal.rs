@@ -8,8 +8,9 @@ use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_PLACES, VolumeDocument};
 use crate::ground::Places;
+use crate::location::JobTarget;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
@@ -32,6 +33,7 @@ impl VolumeJournal {
     ) -> block::Result<Self> {
         let store = places.open_store(path, env).await?;
         let (journal, _) = Journal::open(store.device).await?;
+        let document = document.with_version();
         journal.store(&document).await?;
         Ok(Self::over(journal, document, store.forget_failed_sync, places))
     }
@@ -65,7 +67,7 @@ impl VolumeJournal {
         change: impl FnOnce(&VolumeDocument) -> VolumeDocument + Send,
     ) -> block::Result<()> {
         let _turn = self.turn.lock().await;
-        let document = change(&self.document());
+        let document = change(&self.document()).with_version();
         if let Err(error) = self.journal.store(&document).await {
             // The next store goes elsewhere and relies on nothing that this one may have lost.
             (self.forget_failed_sync)();
@@ -81,7 +83,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if document.version != DOCUMENT_VERSION && document.version != DOCUMENT_VERSION_OVERLAYS {
+    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_PLACES).contains(&document.version) {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),
@@ -108,11 +110,14 @@ impl JobJournal for VolumeJournal {
         Box::pin(self.update(VolumeDocument::after_commit))
     }
 
-    fn may_commit(&self) -> block::Result<()> {
+    fn may_commit(&self) -> IoFuture<'_, ()> {
         // The record names a path. If somebody has deleted or replaced the file there, the bytes are in one without a
         // name, and the next start of the daemon or of the VM would find nothing, or something else.
         let document = self.document();
-        let Some(job) = &document.job else { return Ok(()) };
-        self.places.check(&job.target).map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string()))
+        let checked = match document.job.as_ref().map(|job| &job.target) {
+            Some(JobTarget::Local(target)) => self.places.check(target),
+            Some(JobTarget::Remote(_)) | None => Ok(()),
+        };
+        block::ready(checked.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string())))
     }
 }

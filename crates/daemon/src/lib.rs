@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `state_dir`, `journal`, `document` | what is durable, and where |
+//! | `state_dir`, `journal`, `document`, `location` | what is durable, and where |
 //! | `workers`, `listeners`, `sockets`, `volume`, `held` | the data plane: threads, sockets, stacks, backends |
 //! | `ground`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
 //! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
@@ -26,6 +26,7 @@ mod http;
 mod jobs;
 mod journal;
 mod listeners;
+mod location;
 mod metrics;
 mod overlays;
 mod persist;
@@ -44,10 +45,11 @@ pub use args::Args;
 pub use config::Config;
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS, GroupDocument,
-    JobDocument, SocketOwner, VolumeDocument,
+    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS,
+    DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument, SocketOwner, VolumeDocument,
 };
 pub use held::{Held, HoldOptions, QemuRule};
+pub use location::{JobTarget, Location, RemoteVolume};
 pub use rescue::rescue;
 pub use run::main;
 pub use workers::Worker;

@@ -18,6 +18,7 @@ use crate::document::{JobDocument, VolumeDocument};
 use crate::ground::{OverlayOpening, OverlayPlaces, Places, Room};
 use crate::held::HoldOptions;
 use crate::journal::VolumeJournal;
+use crate::location::Location;
 use crate::problem::{Result, of_backend, of_state};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -46,14 +47,17 @@ struct OverlayFiles {
 }
 
 impl OverlayFiles {
-    fn new(volume: &Volume, footing: &Footing, lock_wait: Duration, job: &JobDocument) -> Self {
-        Self {
+    /// # Errors
+    /// Source or target is no file of this host.
+    fn new(volume: &Volume, footing: &Footing, lock_wait: Duration, job: &JobDocument) -> Result<Self> {
+        let (source, target) = (volume.document().backend.clone(), job.target.location());
+        Ok(Self {
             journal: Arc::clone(&volume.journal),
             footing: footing.clone(),
             lock_wait,
-            source: volume.document().backend.path().to_owned(),
-            target: job.target.spec.path().to_owned(),
-        }
+            source: file_of(&source)?.to_owned(),
+            target: file_of(&target)?.to_owned(),
+        })
     }
 
     /// Beside what overlay `number` lies.
@@ -111,7 +115,7 @@ pub(crate) async fn open(
     lock_wait: Duration,
 ) -> Result<SharedSnapshots> {
     let env = &footing.env;
-    let files = Arc::new(OverlayFiles::new(volume, footing, lock_wait, job));
+    let files = Arc::new(OverlayFiles::new(volume, footing, lock_wait, job)?);
     let snapshots = match job.overlays.is_empty() {
         true => Snapshots::none(files, Arc::clone(env)),
         false => Snapshots::open(files, Arc::clone(env), source.clone()).await.map_err(|error| {
@@ -162,7 +166,7 @@ pub(crate) fn add_needs(
         // Nothing is written that a snapshot would hold.
         return Ok(());
     }
-    let source = volume.backend.path();
+    let source = file_of(&volume.backend)?;
     let (at_source, at_target) = (room_beside(places, source)?, room_beside(places, target)?);
     let overlay = header_bytes(size) + size;
     // The first beside the source; at the target what is copied, and two at once. All three are never there at once: the
@@ -172,6 +176,16 @@ pub(crate) fn add_needs(
     }
     needs.add(target, at_target, Bytes(2 * overlay.0) + size);
     Ok(())
+}
+
+/// The file beside which overlays lie.
+fn file_of(place: &Location) -> Result<&Path> {
+    match place {
+        Location::Local(spec) => Ok(spec.path()),
+        Location::Remote(remote) => {
+            refuse(format!("{remote} is on another host: a snapshot move keeps overlays beside source and target"))
+        }
+    }
 }
 
 fn refuse<T>(message: String) -> Result<T> {

@@ -30,7 +30,12 @@ impl Daemon {
         let document = volume.document();
         let Some(adoption) = &document.adoption else { return Ok(None) };
         let Some(committed) = &job.committed else { return Ok(None) };
-        let (from, to) = (committed.source.path().to_owned(), job.target.spec.path().to_owned());
+        let places = (committed.source.local_path(), job.target.local().map(|target| target.spec.path()));
+        let (Some(from), Some(to)) = places else {
+            let note = "the VM's configuration was not told: it reaches its disk through this daemon".to_owned();
+            return Ok(Some(note));
+        };
+        let (from, to) = (from.to_owned(), to.to_owned());
         if job.request.no_persist {
             let note =
                 format!("the VM's configuration was not told: change {} to {} there", from.display(), to.display());

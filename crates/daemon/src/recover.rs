@@ -61,7 +61,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     }
     let document = volume.document();
     let hold = volume.hold_options(daemon.config.lock_wait());
-    let held = daemon.backends.hold(&document.backend, &hold, &*daemon.env).await;
+    let held = daemon.hold(&document.backend, &hold).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), &daemon.footing(), &hold).await?;
 
@@ -111,7 +111,7 @@ async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocu
         return Next::Complete;
     }
     let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
-    let target = match daemon.backends.hold(&job.target.spec, &hold, &*daemon.env).await {
+    let target = match daemon.hold(&job.target.location(), &hold).await {
         Ok(target) => target,
         Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),
     };

@@ -70,12 +70,13 @@ pub trait JobJournal: Send + Sync {
     fn commit(&self) -> IoFuture<'_, ()>;
 
     /// Asked when the target is complete and flushed, right before the guest is held: whether the target can be what the
-    /// volume's record will name. An error ends the migration with the guest on the source.
+    /// volume's record will name. Whoever is to hold it may make itself ready here. An error that it could not be asked
+    /// (disconnected, timed out) means that the target is lost; any other ends the migration with the guest on the source.
     ///
     /// # Errors
     /// What stands against it, for people.
-    fn may_commit(&self) -> block::Result<()> {
-        Ok(())
+    fn may_commit(&self) -> IoFuture<'_, ()> {
+        block::ready(Ok(()))
     }
 }
 

@@ -27,6 +27,7 @@ use crate::audit::Peer;
 use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
 use crate::held::{HoldOptions, QemuRule, suited};
+use crate::location::require_local;
 use crate::problem::{Result, of_backend};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -137,11 +138,12 @@ impl Daemon {
             }
             Err(error) => return Err(error),
         };
+        let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
         nudge(&volume, &vm, adoption).await;
         let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
         let guest_runs = vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running;
-        let plan = Plan::release(&adoption.plan.disk, document.backend.path(), Some(driver), guest_runs);
+        let plan = Plan::release(&adoption.plan.disk, image.path(), Some(driver), guest_runs);
         turn(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
         let mut surroundings = VolumeSurroundings::new(&volume);
         let stopped_for = match vm::release(&vm.qmp, &plan, &mut surroundings).await {

@@ -10,6 +10,7 @@ use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
 use crate::held::Held;
+use crate::location::Location;
 use crate::problem::of_backend;
 use crate::volume::Volume;
 
@@ -127,15 +128,16 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
 /// added.
 fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Option<String> {
     let (size, before) = (Bytes(record.size?), Bytes(record.source_size?));
-    let now = daemon.backends.size(committed.source.path()).ok().filter(|now| *now > before)?;
-    let source = committed.source.path().display();
+    let path = committed.source.local_path()?;
+    let now = daemon.backends.size(path).ok().filter(|now| *now > before)?;
+    let source = path.display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
 }
 
 /// What to say of a target with more room than the volume: QEMU has no such limit as the daemon has.
 fn room_after_release(daemon: &Daemon, record: &JobDocument) -> Option<String> {
     let size = Bytes(record.size?);
-    let target = record.target.spec.path();
+    let target = record.target.local()?.spec.path();
     let room = daemon.backends.size(target).ok().filter(|room| *room > size)?;
     Some(format!("{} has {room}: once released the guest's disk is that large, no longer {size}", target.display()))
 }
@@ -148,10 +150,13 @@ struct Retirement {
 
 /// Puts the source out of the way, and deletes it with `delete`.
 fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: bool) -> Result<Retirement, Error> {
-    let path = committed.source.path();
+    let path = match &committed.source {
+        Location::Local(spec) => spec.path(),
+        // What lies there is the other host's to put away.
+        Location::Remote(_) => return Ok(Retirement { kept: None, note: None }),
+    };
     let unfinished = |what: &str, error: &dyn std::fmt::Display| {
-        let message =
-            format!("the volume is on {}, but the old {} {what}: {error}", record.target.spec, path.display());
+        let message = format!("the volume is on {}, but the old {} {what}: {error}", record.target, path.display());
         Error::new(ErrorCode::MoveUnfinished, message)
             .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
     };
@@ -264,7 +269,7 @@ fn overlays_beside(volume: &Volume) -> Option<(PathBuf, PathBuf)> {
     let document = volume.document();
     let job = document.job.as_ref().filter(|job| job.record.options.strategy == migrate::Strategy::Snapshot)?;
     let source = job.committed.as_ref().map_or(&document.backend, |committed| &committed.source);
-    Some((source.path().to_owned(), job.target.spec.path().to_owned()))
+    Some((source.local_path()?.to_owned(), job.target.local()?.spec.path().to_owned()))
 }
 
 /// An error about the target of a job that was found at a restart.

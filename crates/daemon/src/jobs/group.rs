@@ -10,10 +10,11 @@ use std::sync::Arc;
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
 
 use super::finish::{Ending, finish};
-use super::start::{Enlisted, Ready, target_spec};
+use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::document::GroupDocument;
+use crate::location::{Destination, require_local};
 use crate::problem::{Result, invalid};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -197,9 +198,11 @@ fn requests_for(volumes: &[Arc<Volume>], request: &MoveRequest) -> Result<Vec<Mo
     let mut targets = BTreeSet::new();
     let mut requests = Vec::with_capacity(volumes.len());
     for volume in volumes {
-        let to = target_for(&request.to, &volume.name, volume.document().backend.path());
+        let document = volume.document();
+        let source = require_local(&document.backend, "it cannot be moved from here")?.path();
+        let to = target_for(&request.to, &volume.name, source);
         let request = MoveRequest { to, ..request.clone() };
-        if !targets.insert(target_spec(volume, &request.to)?.path().to_owned()) {
+        if !targets.insert(place_of(&destination(volume, &request.to)?)) {
             return Err(invalid(
                 format!("two disks would go to {}", request.to),
                 "write {name} in the target where the volume's name is to stand, or name a directory with a slash at its end",
@@ -208,6 +211,14 @@ fn requests_for(volumes: &[Arc<Volume>], request: &MoveRequest) -> Result<Vec<Mo
         requests.push(request);
     }
     Ok(requests)
+}
+
+/// What two disks must not have in common.
+fn place_of(destination: &Destination) -> String {
+    match destination {
+        Destination::Local(spec) => spec.path().display().to_string(),
+        Destination::Host { .. } => destination.to_string(),
+    }
 }
 
 fn target_for(pattern: &str, name: &str, source: &std::path::Path) -> String {

@@ -3,12 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use api::v1::{Plan, PlanRequest, Verify};
+use api::v1::{Error, MoveRequest, Plan, PlanRequest, Verify};
 use block::{Buffer, Bytes, Device, Extent};
 use migrate::{Forecast, Known, MoveOptions, OnNoConverge, Scattered, Strategy};
 
-use super::start::target_spec;
+use super::start::destination;
 use crate::daemon::Daemon;
+use crate::location::{Destination, JobTarget, require_local};
 use crate::problem::{Result, of_backend};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -63,24 +64,9 @@ impl Daemon {
         let source = volume.require_up()?.device();
         let request = request.request;
         let options = super::to_options(&request)?;
-        let spec = target_spec(&volume, &request.to)?;
+        let to = destination(&volume, &request.to)?;
         let mut notes = Vec::new();
-
-        // A target that may be overwritten is not prepared just to see whether that works.
-        let refusal = match (self.check_persistence(&volume, &request), request.overwrite && spec.path().exists()) {
-            (Err(error), _) => Some(error),
-            (Ok(()), true) => None,
-            (Ok(()), false) => match self.prepare(&volume, spec.clone(), false).await {
-                Ok(prepared) => {
-                    self.discard(&prepared);
-                    match options.strategy {
-                        Strategy::Snapshot => self.overlays_refused(&volume, source.size(), spec.path()).err(),
-                        _ => None,
-                    }
-                }
-                Err(error) => Some(error),
-            },
-        };
+        let refusal = self.refusal(&volume, &request, &options, &to).await;
         let total = source.size();
         let (data, complete) = self.count_data(&source).await?;
         if !complete {
@@ -118,7 +104,7 @@ impl Daemon {
         Ok(Plan {
             volume: volume.name.clone(),
             source: volume.document().backend.to_string(),
-            target: spec.to_string(),
+            target: to.to_string(),
             bytes_total: total.get(),
             bytes_to_copy: data.get(),
             bytes_zero: total.saturating_sub(data).get(),
@@ -133,6 +119,42 @@ impl Daemon {
             notes,
             refusal,
         })
+    }
+
+    /// What would make the move be refused now.
+    async fn refusal(
+        &self,
+        volume: &Volume,
+        request: &MoveRequest,
+        options: &MoveOptions,
+        to: &Destination,
+    ) -> Option<Error> {
+        if let Err(error) = self.check_persistence(volume, request) {
+            return Some(error);
+        }
+        let backend = volume.document().backend.clone();
+        if let Err(error) = require_local(&backend, "it cannot be moved from here") {
+            return Some(error);
+        }
+        let spec = match to {
+            Destination::Local(spec) => spec,
+            Destination::Host { host, .. } => return Some(super::start::unknown_host(host)),
+        };
+        // A target that may be overwritten is not prepared just to see whether that works.
+        if request.overwrite && spec.path().exists() {
+            return None;
+        }
+        match self.prepare(volume, spec.clone(), false).await {
+            Ok(prepared) => {
+                self.discard(&JobTarget::Local(prepared));
+                let size = volume.slot()?.device().size();
+                match options.strategy {
+                    Strategy::Snapshot => self.overlays_refused(volume, size, spec.path()).err(),
+                    _ => None,
+                }
+            }
+            Err(error) => Some(error),
+        }
     }
 
     /// Whether there is no place or no room for overlays.

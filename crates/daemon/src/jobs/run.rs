@@ -92,7 +92,7 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         source,
         target: target.device.clone(),
         // What an earlier process wrote there may be lost although it reads as it was written.
-        target_is_fresh: job.target.reads_zero && job.record.sessions == 1,
+        target_is_fresh: job.target.reads_zero() && job.record.sessions == 1,
         phase: job.record.phase,
         journal: Arc::clone(&volume.journal) as _,
         progress_map,

@@ -14,6 +14,7 @@ use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument};
 use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
+use crate::location::{Destination, JobTarget, require_local};
 use crate::problem::{Result, invalid, of_backend};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -49,8 +50,11 @@ impl Daemon {
         refuse_second(volume)?;
         self.check_persistence(volume, &request)?;
         let options = to_options(&request)?;
-        let spec = target_spec(volume, &request.to)?;
-        let target = self.prepare(volume, spec, request.overwrite).await?;
+        require_local(&volume.document().backend, "it cannot be moved from here")?;
+        let target = match destination(volume, &request.to)? {
+            Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
+            Destination::Host { host, .. } => return Err(unknown_host(&host)),
+        };
         let size = slot.device().size();
         let path = target.spec.path();
         let is_counted = match options.strategy {
@@ -63,9 +67,9 @@ impl Daemon {
             }
         };
         match is_counted {
-            Ok(()) => Ok(Ready { request, options, target }),
+            Ok(()) => Ok(Ready { request, options, target: JobTarget::Local(target) }),
             Err(error) => {
-                self.discard(&target);
+                self.discard(&JobTarget::Local(target));
                 Err(error)
             }
         }
@@ -75,15 +79,16 @@ impl Daemon {
     pub(super) async fn prepare(&self, volume: &Volume, spec: BackendSpec, overwrite: bool) -> Result<PreparedTarget> {
         let slot = volume.require_up()?;
         let geometry = slot.device().geometry();
-        let source = volume.document().backend.path().to_owned();
+        let backend = volume.document().backend.clone();
+        let source = require_local(&backend, "it cannot be moved from here")?.path();
         let size = match volume.document().adoption.as_ref().and_then(|adoption| adoption.size_advertised) {
             // A container is as long as it is now; it grows as it is written.
-            Some(_) => self.backends.size(&source).unwrap_or(geometry.size),
+            Some(_) => self.backends.size(source).unwrap_or(geometry.size),
             None => geometry.size,
         };
         let request = TargetRequest {
             spec: &spec,
-            source: Some(&*source),
+            source: Some(source),
             size,
             guest_alignment: geometry.request_alignment,
             overwrite,
@@ -92,18 +97,22 @@ impl Daemon {
     }
 
     /// Takes back a target that nothing came of.
-    pub(super) fn discard(&self, target: &PreparedTarget) {
-        if let Err(error) = self.backends.discard(target) {
-            tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
+    pub(super) fn discard(&self, target: &JobTarget) {
+        let discarded = match target {
+            JobTarget::Local(target) => self.backends.discard(target),
+            JobTarget::Remote(_) => Ok(()),
+        };
+        if let Err(error) = discarded {
+            tracing::warn!(%error, %target, "what an undone move left could not be removed");
         }
     }
 
-    pub(super) async fn hold_target(&self, volume: &Volume, target: &PreparedTarget) -> Result<Held> {
+    pub(super) async fn hold_target(&self, volume: &Volume, target: &JobTarget) -> Result<Held> {
         let hold = HoldOptions {
             size_limit: volume_size(volume),
             ..volume.hold_options(self.config.lock_wait()).for_target()
         };
-        let held = self.backends.hold(&target.spec, &hold, &*self.env).await;
+        let held = self.hold(&target.location(), &hold).await;
         held.map_err(|error| of_backend(&error, "the target"))
     }
 
@@ -129,7 +138,7 @@ impl Daemon {
             target,
             size: size_limit.map(Bytes::get),
             source_size: size_limit
-                .and_then(|_| self.backends.size(volume.document().backend.path()).ok())
+                .and_then(|_| self.backends.size(volume.document().backend.local_path()?).ok())
                 .map(Bytes::get),
             paused: false,
             overlays: Vec::new(),
@@ -160,7 +169,7 @@ impl Daemon {
 pub(super) struct Ready {
     request: MoveRequest,
     pub(super) options: MoveOptions,
-    pub(super) target: PreparedTarget,
+    pub(super) target: JobTarget,
 }
 
 /// A move that is on record.
@@ -183,7 +192,7 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
         group: document.group.as_ref().map(|group| group.id),
         state: JobState::Queued,
         source,
-        target: document.target.spec.to_string(),
+        target: document.target.to_string(),
         request: document.request.clone(),
         requester: document.requester.clone(),
         started_unix_ms: document.record.started_unix_ms,
@@ -211,13 +220,17 @@ fn volume_size(volume: &Volume) -> Option<Bytes> {
 }
 
 /// Where a volume is to go, as a user writes it. What is not said of the page cache follows from the volume.
-pub(super) fn target_spec(volume: &Volume, text: &str) -> Result<BackendSpec> {
+pub(super) fn destination(volume: &Volume, text: &str) -> Result<Destination> {
     let adoption = &volume.document().adoption;
     let cache = match volume_size(volume) {
         Some(size) if !size.is_multiple_of(CLIENT_SECTOR.into()) => CacheMode::Page,
         _ => adoption.as_ref().map_or(CacheMode::Auto, |adoption| cache_of(&adoption.plan.disk)),
     };
-    parse_backend(text, cache)
+    Destination::parse(text, cache, &volume.name)
+}
+
+pub(super) fn unknown_host(host: &str) -> Error {
+    invalid(format!("\"{host}\" is no backend"), "write file:PATH[,format=raw][,cache=auto|direct|page]")
 }
 
 /// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Bytes, Error};
+use block::{Bytes, Error, ErrorKind};
 use futures::future::{Either, select};
 use std::pin::pin;
 
@@ -55,19 +55,27 @@ impl Driver {
         }
         match (flushed, self.demand()) {
             (_, Some(event)) => event,
-            (Ok(()), None) if self.may_hold() => match self.journal.may_commit() {
-                Ok(()) => Event::Flushed,
-                Err(error) => {
-                    self.error = Some(error);
-                    Event::Broken
-                }
-            },
+            (Ok(()), None) if self.may_hold() => self.ask_target().await,
             (Ok(()), None) => Event::Missing,
             (Err(error), None) => {
                 self.error = Some(error);
                 Event::TargetFailed
             }
         }
+    }
+
+    /// Asks whether the target can be what the volume's record will name. The mirror is on meanwhile.
+    async fn ask_target(&mut self) -> Event {
+        let limit = self.options.target_limit();
+        let answer = env::timeout(&*self.env, limit, self.journal.may_commit()).await;
+        let answer = answer.unwrap_or_else(|| {
+            let context = format!("the target did not say within {limit:?} whether it can hold the volume");
+            Err(Error::new(ErrorKind::TimedOut, context))
+        });
+        let Err(error) = answer else { return Event::Flushed };
+        let is_lost = matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut);
+        self.error = Some(error);
+        if is_lost { Event::TargetFailed } else { Event::Broken }
     }
 
     /// Whether the guest may be held: everything is in step, or what is not can be copied meanwhile.
@@ -126,7 +134,7 @@ impl Driver {
             }
             None => {
                 let context = format!("the commit record is not stored after {:?}", self.options.commit_limit());
-                self.error = Some(Error::new(block::ErrorKind::TimedOut, context));
+                self.error = Some(Error::new(ErrorKind::TimedOut, context));
                 *self.pending_commit.get_mut() = Some(store);
                 Event::CommitFailed
             }

@@ -82,6 +82,11 @@ fn side_of(path: &Path) -> usize {
     usize::from(path == Path::new("/pool/1"))
 }
 
+/// The number of the place that holds the volume; every place of this world is a file.
+fn side_held_by(document: &VolumeDocument) -> usize {
+    document.backend.local_path().map_or(0, side_of)
+}
+
 /// What a job's report says of its end.
 fn is_over(job: &Job) -> bool {
     matches!(job.state, JobState::Done | JobState::Failed | JobState::Cancelled)
@@ -291,7 +296,7 @@ impl Host {
     /// A journal slot is durable.
     fn note_daemon_stored(&self, document: &VolumeDocument) {
         let shared = &self.shared;
-        let holder = side_of(document.backend.path());
+        let holder = side_held_by(document);
         let mut newest = shared.epoch.lock();
         *newest = document.epoch.max(*newest);
         drop(newest);
@@ -332,7 +337,7 @@ impl Filter for Watched {
                 self.host.check_recovered(&slot);
             }
             let found = *self.found.lock().insert(found.unwrap_or(document.epoch));
-            let holder = side_of(document.backend.path());
+            let holder = side_held_by(&document);
             // A commit that an earlier life has begun, and whose store is found on the disk, has been looked at then: the
             // power may have gone since, and each side may have lost what was not flushed.
             if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {

@@ -1,0 +1,237 @@
+//! Where a volume's bytes are, or shall be.
+//!
+//! | place | as a user writes it | in the journal |
+//! |---|---|---|
+//! | a file or block device of this host | `file:PATH[,...]` | the same string |
+//! | a volume of another host's daemon | `HOST[:VOLUME]` | an object with `host` and `volume` |
+//!
+//! A further kind of place is a further variant here: the compiler then visits everybody who must know what it means.
+
+use std::fmt;
+use std::path::Path;
+
+use api::v1::Error;
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetOrigin};
+use serde::{Deserialize, Serialize};
+
+use crate::problem::{Result, invalid};
+use crate::state_dir::check_name;
+
+/// Where a volume's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Location {
+    /// A file or block device of this host.
+    Local(BackendSpec),
+    /// A volume that another host's daemon holds, or is to hold.
+    Remote(RemoteVolume),
+}
+
+/// A volume of another host's daemon, and all that it takes to speak of it there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RemoteVolume {
+    /// The host, as this daemon's trust store calls it.
+    pub host: String,
+    /// What the volume is called there.
+    pub volume: String,
+    /// The move that brings it there, or has.
+    pub job: uuid::Uuid,
+    /// How large it is, in bytes.
+    pub size: u64,
+    /// What requests are multiples of, in bytes.
+    pub request_alignment: u32,
+}
+
+/// Where a move goes to: ready, and with what it takes to take that back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum JobTarget {
+    /// A file or block device of this host that is ready to be written.
+    Local(PreparedTarget),
+    /// A volume of another host, whose daemon knows how it came to be.
+    Remote(RemoteVolume),
+}
+
+/// Where a move shall go to, as a user writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// A file or block device of this host.
+    Local(BackendSpec),
+    /// Another host's daemon, where the volume shall be called so.
+    Host { host: String, volume: String },
+}
+
+impl Location {
+    /// The file or block device, if it is one of this host.
+    #[must_use]
+    pub const fn local(&self) -> Option<&BackendSpec> {
+        match self {
+            Self::Local(spec) => Some(spec),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// The path of the file or block device, if it is one of this host.
+    #[must_use]
+    pub fn local_path(&self) -> Option<&Path> {
+        self.local().map(BackendSpec::path)
+    }
+
+    /// Whether a program that knows only files can make anything of it.
+    pub(crate) const fn is_file(&self) -> bool {
+        match self {
+            Self::Local(_) => true,
+            Self::Remote(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(spec) => spec.fmt(out),
+            Self::Remote(remote) => remote.fmt(out),
+        }
+    }
+}
+
+impl From<BackendSpec> for Location {
+    fn from(spec: BackendSpec) -> Self {
+        Self::Local(spec)
+    }
+}
+
+impl fmt::Display for RemoteVolume {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.host, self.volume)
+    }
+}
+
+impl JobTarget {
+    /// Where that is.
+    #[must_use]
+    pub fn location(&self) -> Location {
+        match self {
+            Self::Local(target) => Location::Local(target.spec.clone()),
+            Self::Remote(remote) => Location::Remote(remote.clone()),
+        }
+    }
+
+    /// The file or block device, if it is one of this host.
+    #[must_use]
+    pub const fn local(&self) -> Option<&PreparedTarget> {
+        match self {
+            Self::Local(target) => Some(target),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// Whether all of it was known to read as zeroes when it was made ready, so that holes need not be written.
+    pub(crate) const fn reads_zero(&self) -> bool {
+        match self {
+            Self::Local(target) => target.reads_zero,
+            Self::Remote(_) => false,
+        }
+    }
+
+    /// Whether it may be larger than the volume: then the volume's end must be kept on record.
+    pub(crate) fn may_be_larger(&self) -> bool {
+        match self {
+            Self::Local(target) => target.origin == TargetOrigin::BlockDevice,
+            Self::Remote(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for JobTarget {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(target) => target.spec.fmt(out),
+            Self::Remote(remote) => remote.fmt(out),
+        }
+    }
+}
+
+impl Destination {
+    /// What `text` names: a backend with a scheme, or a host. A file is reached in the way of `cache` unless `text` says
+    /// otherwise, and the volume is called `name` there unless it does.
+    pub(crate) fn parse(text: &str, cache: CacheMode, name: &str) -> Result<Self> {
+        let (host, volume) = match text.split_once(':') {
+            Some((scheme, rest)) if scheme == "file" || rest.starts_with("//") => {
+                return crate::jobs::parse_backend(text, cache).map(Self::Local);
+            }
+            Some((host, volume)) => (host, volume),
+            None => (text, name),
+        };
+        if check_name(host).is_err() || check_name(volume).is_err() {
+            let message = format!("\"{text}\" names neither a backend nor a volume of a host");
+            return Err(invalid(message, "write file:PATH[,format=raw][,cache=auto|direct|page], or HOST[:VOLUME]"));
+        }
+        Ok(Self::Host { host: host.to_owned(), volume: volume.to_owned() })
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(spec) => spec.fmt(out),
+            Self::Host { host, volume } => write!(out, "{host}:{volume}"),
+        }
+    }
+}
+
+/// Refuses what only a file or block device of this host can do.
+pub(crate) fn require_local<'a>(location: &'a Location, what: &str) -> Result<&'a BackendSpec> {
+    match location {
+        Location::Local(spec) => Ok(spec),
+        Location::Remote(remote) => Err(held_elsewhere(remote, what)),
+    }
+}
+
+/// What cannot be done here because another host holds the volume.
+pub(crate) fn held_elsewhere(remote: &RemoteVolume, what: &str) -> Error {
+    let RemoteVolume { host, volume, .. } = remote;
+    Error::new(api::v1::ErrorCode::WrongState, format!("{host} holds the volume, as {volume}: {what}"))
+        .with_hint(format!("do it on {host}; this daemon only passes on what its clients ask for"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remote() -> RemoteVolume {
+        RemoteVolume {
+            host: "host2".to_owned(),
+            volume: "web1".to_owned(),
+            job: uuid::Uuid::from_bytes([7; 16]),
+            size: 1 << 30,
+            request_alignment: 512,
+        }
+    }
+
+    #[test]
+    fn a_place_is_read_back_as_it_was_written_and_a_file_stays_a_string() {
+        let file = Location::Local(BackendSpec::file("/vm/a.img"));
+        assert_eq!(serde_json::to_value(&file).expect("a value"), "file:/vm/a.img");
+        for place in [file, Location::Remote(remote())] {
+            let text = serde_json::to_string(&place).expect("a text");
+            assert_eq!(serde_json::from_str::<Location>(&text).expect("readable"), place);
+        }
+        let target = JobTarget::Remote(remote());
+        let text = serde_json::to_string(&target).expect("a text");
+        assert_eq!(serde_json::from_str::<JobTarget>(&text).expect("readable"), target);
+        assert_eq!(target.to_string(), "host2:web1");
+    }
+
+    #[test]
+    fn a_destination_is_a_backend_a_host_or_a_volume_of_a_host() {
+        let parse = |text| Destination::parse(text, CacheMode::Auto, "web1");
+        let host = |volume: &str| Destination::Host { host: "host2".to_owned(), volume: volume.to_owned() };
+        assert_eq!(parse("file:/a").expect("a file"), Destination::Local(BackendSpec::file("/a")));
+        assert_eq!(parse("host2").expect("a host"), host("web1"));
+        assert_eq!(parse("host2:db").expect("a volume"), host("db"));
+        for wrong in ["", "/vm/a.img", "host2:", ":web1", "host2:a/b", "file:relative", "nbd://host/x", "a:b:c"] {
+            assert!(parse(wrong).is_err(), "{wrong} was accepted");
+        }
+    }
+}
