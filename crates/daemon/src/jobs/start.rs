@@ -230,7 +230,7 @@ pub(super) fn destination(volume: &Volume, text: &str) -> Result<Destination> {
 }
 
 pub(super) fn unknown_host(host: &str) -> Error {
-    invalid(format!("\"{host}\" is no backend"), "write file:PATH[,format=raw][,cache=auto|direct|page]")
+    invalid(format!("\"{host}\" names no backend"), "write file:PATH[,format=raw][,cache=auto|direct|page]")
 }
 
 /// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.
