@@ -110,6 +110,7 @@ impl BlockDevice for Opened {
         disk.shared.world.event(format_args!("{name} #{number} flush"));
         let mut outcome = Ok(());
         if let Some(error) = disk.refusal(&state, "flushing") {
+            disk.shared.world.fault("flush-error", format_args!("{name} is gone"));
             outcome = Err(error);
         } else if disk.shared.dice.chance(state.faults.flush_errors) {
             disk.shared.world.fault("flush-error", format_args!("{name}"));
