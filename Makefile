@@ -11,10 +11,10 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := client protocol server
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local paper-esx paper-esx-real deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local bench-range-lock paper-esx paper-esx-real deny docs clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
 
 build: ## Build transhume and transhumed (debug)
 	$(CARGO) build --locked
@@ -74,6 +74,9 @@ demo: ## Move a running guest's disk and print the report
 
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
 	@$(CARGO) xtask bench-local
+
+bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads (one minute)
+	@$(CARGO) xtask bench-range-lock
 
 paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; minutes, and half an hour with SCALE=1)
 	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))

@@ -10,6 +10,7 @@ mod memory;
 pub(crate) mod mirror;
 mod nbd;
 pub(crate) mod process;
+pub(crate) mod range_lock;
 mod reserve;
 pub(crate) mod server;
 mod stall;
@@ -17,7 +18,7 @@ mod stall;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use figures::Row;
 
@@ -152,9 +153,14 @@ fn build(profile: &str) -> anyhow::Result<PathBuf> {
     if !status.success() {
         bail!("building the programs: {status}");
     }
+    Ok(target_folder()?.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// Where cargo puts what it builds.
+fn target_folder() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("asking where this program is")?;
     let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
-    Ok(target.join(if profile == "dev" { "debug" } else { profile }))
+    Ok(target.to_owned())
 }
 
 /// A folder that is removed at the end.
@@ -167,30 +173,39 @@ pub(crate) fn private_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir>
 
 /// Replaces the results on the page by these.
 fn write_page(table: &str) -> anyhow::Result<()> {
-    let page = std::fs::read_to_string(PAGE).with_context(|| format!("reading {PAGE}"))?;
-    let (before, rest) = page.split_once(RESULTS_BEGIN).with_context(|| format!("{PAGE} has no {RESULTS_BEGIN}"))?;
-    let (_, after) = rest.split_once(RESULTS_END).with_context(|| format!("{PAGE} has no {RESULTS_END}"))?;
-    let date = process::output_of(Path::new("date"), &["--utc".into(), "+%Y-%m-%d".into()])?;
     let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    let heading = format!("Measured on {} on a virtual machine of {cores} cores, guests emulated.", date.trim());
-    let page = format!("{before}{RESULTS_BEGIN}\n{heading}\n\n{table}\n{RESULTS_END}{after}");
+    let heading = format!("Measured on {} on a virtual machine of {cores} cores, guests emulated.", today()?);
+    write_between(RESULTS_BEGIN, RESULTS_END, &format!("{heading}\n\n{table}"))
+}
+
+fn today() -> anyhow::Result<String> {
+    Ok(process::output_of(Path::new("date"), &["--utc".into(), "+%Y-%m-%d".into()])?.trim().to_owned())
+}
+
+/// Replaces what stands between two marks on the page.
+fn write_between(begin: &str, end: &str, text: &str) -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(PAGE).with_context(|| format!("reading {PAGE}"))?;
+    let (before, rest) = page.split_once(begin).with_context(|| format!("{PAGE} has no {begin}"))?;
+    let (_, after) = rest.split_once(end).with_context(|| format!("{PAGE} has no {end}"))?;
+    let page = format!("{before}{begin}\n{text}\n{end}{after}");
     std::fs::write(PAGE, page).with_context(|| format!("writing {PAGE}"))
 }
 
 fn write_results(folder: &Path, rows: &[Row], failures: &[String]) -> anyhow::Result<()> {
+    let rows: Vec<_> = rows.iter().map(Row::json).collect();
+    write_json(folder, "bench", json!({ "rows": rows, "not_measured": failures }))
+}
+
+/// Writes `figures`, with what machine they are of, to a file of its own.
+fn write_json(folder: &Path, name: &str, mut figures: Value) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     let now = std::time::SystemTime::now();
     let seconds = now.duration_since(std::time::UNIX_EPOCH).context("the clock is before 1970")?.as_secs();
-    let path = folder.join(format!("bench-{seconds}.json"));
-    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
-    let document = json!({
-        "unix_seconds": seconds,
-        "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
-        "cores": cores,
-        "rows": rows.iter().map(Row::json).collect::<Vec<_>>(),
-        "not_measured": failures,
-    });
-    let text = serde_json::to_string_pretty(&document).context("writing JSON")?;
+    let path = folder.join(format!("{name}-{seconds}.json"));
+    figures["unix_seconds"] = json!(seconds);
+    figures["kernel"] = json!(std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim());
+    figures["cores"] = json!(std::thread::available_parallelism().map_or(0, std::num::NonZero::get));
+    let text = serde_json::to_string_pretty(&figures).context("writing JSON")?;
     std::fs::write(&path, text + "\n").with_context(|| format!("writing {}", path.display()))?;
     println!("written to {}", path.display());
     Ok(())

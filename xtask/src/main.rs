@@ -41,6 +41,8 @@ enum Chore {
     PaperEsxReal(paper_esx::real::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
     BenchLocal(bench::Arguments),
+    /// Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads; prints tables and writes JSON.
+    BenchRangeLock(bench::range_lock::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Chore::PaperEsx(arguments) => paper_esx::run(&arguments),
         Chore::PaperEsxReal(arguments) => paper_esx::real::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
+        Chore::BenchRangeLock(arguments) => bench::range_lock::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -18,6 +18,7 @@ mod offload;
 mod range_lock;
 #[cfg(test)]
 mod range_lock_tests;
+mod range_queue;
 mod slot;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
@@ -32,6 +33,7 @@ pub use filter::Filter;
 pub use mem::MemDevice;
 pub use mutation::{Mutation, MutationKind};
 pub use offload::Offload;
-pub use range_lock::{RangeGuard, RangeLock, RangeMode, RangeQueue, RangeWait, Ticket};
+pub use range_lock::{RangeGuard, RangeLock, RangeWait};
+pub use range_queue::{RangeMode, RangeQueue, Ticket};
 pub use slot::{Quiesced, Slot, SlotLane};
 pub use units::{BLOCK_BYTES, Bytes, ChunkIndex, ChunkSize, Extent};

@@ -18,7 +18,7 @@ use transhume_block::{Bytes, Extent};
 /// As the crate has them.
 #[path = "."]
 mod right {
-    pub(crate) use super::Extent;
+    pub(crate) use super::{Bytes, Extent};
     pub(crate) mod sync {
         pub(crate) use crate::primitives::{Arc, AtomicBool, AtomicUsize, Mutex, Notify};
         pub(crate) use loom::sync::atomic::Ordering;
@@ -26,6 +26,9 @@ mod right {
     #[path = "../src/range_lock.rs"]
     #[allow(dead_code, unreachable_pub)]
     pub(crate) mod range_lock;
+    #[path = "../src/range_queue.rs"]
+    #[allow(dead_code, unreachable_pub)]
+    pub(crate) mod range_queue;
     #[path = "../src/slot/turnstile.rs"]
     #[allow(dead_code)]
     pub(crate) mod turnstile;
@@ -164,10 +167,15 @@ fn extent(offset: u64, length: u64) -> Extent {
     Extent::new(Bytes(offset), Bytes(length))
 }
 
+/// Two queues for regions of four bytes: what is longer stands in both.
+fn small_lock() -> right::range_lock::RangeLock {
+    right::range_lock::RangeLock::with_regions(Bytes(4), 2)
+}
+
 #[test]
 fn overlapping_ranges_are_held_by_one_and_every_waiter_is_woken() {
     explore(|| {
-        let shared = Arc::new((right::range_lock::RangeLock::new(), UnsafeCell::new(0)));
+        let shared = Arc::new((small_lock(), UnsafeCell::new(0)));
         let write = |extent| {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
@@ -184,10 +192,32 @@ fn overlapping_ranges_are_held_by_one_and_every_waiter_is_woken() {
     });
 }
 
+/// Whoever entered one queue first and the other one second would wait for the other, who waits for him.
+#[test]
+fn requests_that_meet_in_two_queues_do_not_wait_for_each_other() {
+    explore(|| {
+        let shared = Arc::new((small_lock(), UnsafeCell::new(0)));
+        let other = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let guard = block_on(shared.0.exclusive(extent(2, 4)));
+                shared.1.with_mut(|_| {});
+                drop(guard);
+            }
+        });
+        // From the second region to the third, whose queue is the first again.
+        let guard = block_on(shared.0.exclusive(extent(4, 8)));
+        shared.1.with_mut(|_| {});
+        drop(guard);
+        other.join().unwrap();
+        assert!(shared.0.is_free(extent(0, 16)));
+    });
+}
+
 #[test]
 fn readers_share_a_range_and_a_writer_has_it_alone() {
     explore(|| {
-        let shared = Arc::new((right::range_lock::RangeLock::new(), UnsafeCell::new(0)));
+        let shared = Arc::new((small_lock(), UnsafeCell::new(0)));
         let reader = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
@@ -215,7 +245,7 @@ fn readers_share_a_range_and_a_writer_has_it_alone() {
 #[test]
 fn a_wait_that_is_given_up_while_it_is_granted_blocks_nobody() {
     explore(|| {
-        let lock = right::range_lock::RangeLock::new();
+        let lock = small_lock();
         let first = lock.try_exclusive(extent(0, 8)).expect("nobody has it");
         let given_up = lock.exclusive(extent(0, 8));
         let behind = thread::spawn({

@@ -41,7 +41,7 @@ impl Samples {
         Self(ratios.collect()).median()
     }
 
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({ "median": self.median(), "least": self.least(), "most": self.most(), "samples": self.0 })
     }
 }
