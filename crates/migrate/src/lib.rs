@@ -5,6 +5,8 @@
 //! and the [`Outcome`] with its [`Report`] says what was done and what was proved. `docs/migration.md` tells the whole
 //! story.
 //!
+//! [`stream`] is what a volume moves over between hosts: a target whose bytes are at the other end of several connections.
+//!
 //! This crate names no VM, no API and no daemon. What the journal's document contains besides, what becomes of the
 //! source afterwards and who is told about it is the caller's.
 
@@ -22,6 +24,7 @@ mod probe;
 mod progress_map;
 mod report;
 mod strategy;
+pub mod stream;
 mod upkeep;
 
 pub use control::Control;

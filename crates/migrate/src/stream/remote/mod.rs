@@ -1,0 +1,310 @@
+//! The sender's end: a device whose bytes are at the other end of several streams.
+//!
+//! ```text
+//!            connect                  all streams are lost
+//!   (none) ───────────▶ session live ──────────────────────▶ session lost
+//!                         ▲   │ one of several is lost:           │
+//!                         │   │ retire it, send again, redial     │ copy: everything fails with Disconnected, until
+//!                         │   ▼                                   │       reconnect() is called
+//!                      session live                               │ forward: requests wait; it reconnects by itself, and
+//!                         ▲                                       │       after `patience` they fail with TimedOut
+//!                         └───────────────────────────────────────┘
+//!                            open: the receiver answers when nothing of the old session is in flight any more
+//! ```
+
+mod board;
+mod session;
+mod stream;
+
+use std::sync::Arc;
+
+use block::{
+    BlockDevice, Buffer, BufferPool, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation,
+    MutationKind, RangeGuard, RangeLock, Result,
+};
+use env::EnvRef;
+use futures::StreamExt;
+use futures::future::join_all;
+use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use super::protocol::{
+    Answer, Ask, MapSummary, PAYLOAD_BYTES_MAX, Role, SessionRequest, decode, encode, parse_extents,
+};
+use super::statistics::Counters;
+use super::{Dialer, StreamOptions, StreamStatistics};
+use board::{Answered, Board, Request};
+
+/// What reads that are larger than a frame are put together from.
+const PIECES_POOL: Bytes = Bytes::mib(16);
+
+/// What the other end said when a session was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionInfo {
+    /// Which of this device's sessions it is, from 1 on.
+    pub number: u64,
+    /// Of the other end's program: new at each of its starts.
+    pub instance: [u8; 16],
+    /// Of the other end's machine: new at each of its boots.
+    pub boot: [u8; 16],
+    /// The version of the wire.
+    pub version: u16,
+    /// The features that are used, see [`feature`](super::protocol::feature).
+    pub features: u64,
+    /// The volume there. Its transfers may be larger than a frame: they are cut.
+    pub geometry: Geometry,
+    /// What the other end has of an earlier session of the job.
+    pub earlier: Option<MapSummary>,
+}
+
+/// What is known of the other end.
+#[derive(Clone, Copy)]
+struct Known {
+    info: SessionInfo,
+    /// At least 1.
+    transfer_bytes_max: u32,
+}
+
+/// A volume at the other end of several streams. Dropping it ends the session.
+pub struct Remote {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    env: EnvRef,
+    dialer: Arc<dyn Dialer>,
+    request: SessionRequest,
+    options: StreamOptions,
+    /// Says at the other end that two sessions are of one sender.
+    sender: [u8; 16],
+    board: Mutex<Board>,
+    known: Mutex<Option<Known>>,
+    counters: Counters,
+    /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
+    ranges: RangeLock,
+    pieces: BufferPool,
+    /// Held while a session is being opened.
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl Remote {
+    /// Opens a session with the other end. Its first stream is there when this returns, the others follow.
+    ///
+    /// # Errors
+    /// The options make no sense, nobody can be reached, the other side speaks another version, or it refuses: the kind of
+    /// error is the other side's.
+    pub async fn connect(
+        env: EnvRef,
+        dialer: Arc<dyn Dialer>,
+        request: SessionRequest,
+        options: StreamOptions,
+    ) -> Result<Arc<Self>> {
+        options.check()?;
+        if request.volume.len().max(request.origin.len()) > 255 {
+            return Err(Error::new(ErrorKind::Invalid, "the name of a volume has at most 255 bytes"));
+        }
+        let mut sender = [0; 16];
+        sender[..8].copy_from_slice(&env.random().to_le_bytes());
+        sender[8..].copy_from_slice(&env.random().to_le_bytes());
+        let shared = Shared {
+            board: Mutex::new(Board::new(request.role == Role::Forward)),
+            counters: Counters::new(options.streams),
+            env,
+            dialer,
+            request,
+            options,
+            sender,
+            known: Mutex::new(None),
+            ranges: RangeLock::new(),
+            pieces: BufferPool::new(PIECES_POOL),
+            opening: tokio::sync::Mutex::new(()),
+        };
+        let remote = Self { shared: Arc::new(shared) };
+        remote.shared.open_session().await?;
+        Ok(Arc::new(remote))
+    }
+
+    /// What the other end said when the newest session was opened.
+    ///
+    /// # Panics
+    /// Never: there is no device without a session.
+    #[must_use]
+    pub fn session(&self) -> SessionInfo {
+        self.shared.known().info
+    }
+
+    /// Whether the newest session is open: one of its streams is there or is being dialled.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        let board = self.shared.board.lock();
+        board.is_live(board.session())
+    }
+
+    /// Opens a new session of the same job, after all streams were lost. What the old one has left in flight at the other
+    /// end is finished there before this returns. A session that is still live is ended.
+    ///
+    /// # Errors
+    /// Like [`connect`](Self::connect).
+    pub async fn reconnect(&self) -> Result<SessionInfo> {
+        self.shared.open_session().await
+    }
+
+    /// Asks whoever holds the volume at the other end, on any stream.
+    ///
+    /// # Errors
+    /// What the other end says; `Disconnected` if nobody knows whether it was done.
+    pub async fn call(&self, ask: Ask) -> Result<Answer> {
+        let message = encode(&ask).map_err(|error| Error::new(ErrorKind::TooLarge, error.0))?;
+        match self.shared.carry_out(Request::Control(message), false, None).await? {
+            Answered::Message(bytes) => decode(&bytes)
+                .map_err(|error| Error::new(ErrorKind::Invalid, "the answer of the other host").with_source(error)),
+            Answered::Done | Answered::Bytes(_) => Err(wrong_answer()),
+        }
+    }
+
+    /// What was sent and received so far.
+    #[must_use]
+    pub fn statistics(&self) -> StreamStatistics {
+        self.shared.counters.read()
+    }
+
+    /// Takes leave: when this returns the other end has carried out all that it was asked and has given the volume up. Every
+    /// request fails from now on.
+    ///
+    /// # Errors
+    /// The other end could not be told; it finds out by itself.
+    pub async fn close(&self) -> Result<()> {
+        let left = self.shared.carry_out(Request::Leave, false, None).await;
+        self.shared.board.lock().close().answer();
+        left.map(|_| ())
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let failed = self.shared.board.lock().close();
+        failed.answer();
+    }
+}
+
+fn wrong_answer() -> Error {
+    Error::new(ErrorKind::Internal, "a request was given another one's answer")
+}
+
+/// An answer that will never come.
+fn gone() -> Error {
+    Error::new(ErrorKind::Disconnected, "the connection to the other host has ended")
+}
+
+impl Shared {
+    fn known(&self) -> Known {
+        self.known.lock().expect("a device is connected when it is given out")
+    }
+
+    /// The largest power of two of bytes that the other end's device and `limit` allow in one frame.
+    fn frame_bytes(&self, limit: u32) -> u64 {
+        let bytes = self.known().transfer_bytes_max.min(limit);
+        1 << bytes.ilog2()
+    }
+
+    fn submit(
+        &self,
+        request: Request,
+        fua: bool,
+        lock: Option<Arc<RangeGuard>>,
+    ) -> Result<oneshot::Receiver<Result<Answered>>> {
+        self.board.lock().submit(request, fua, lock)
+    }
+
+    async fn carry_out(&self, request: Request, fua: bool, lock: Option<Arc<RangeGuard>>) -> Result<Answered> {
+        self.submit(request, fua, lock)?.await.map_err(|_| gone())?
+    }
+
+    async fn mutate(&self, mutation: Mutation) -> Result<()> {
+        let extent = mutation.extent();
+        // It stays with the frames until all are answered, whatever becomes of this future.
+        let lock = Arc::new(self.ranges.exclusive(extent).await);
+        let frames: Vec<Request> = match mutation.kind() {
+            MutationKind::Zeroes { may_unmap } => vec![Request::Zeroes(extent, *may_unmap)],
+            MutationKind::Discard => vec![Request::Discard(extent)],
+            MutationKind::Data(data) => extent
+                .split_at_multiples(self.frame_bytes(self.options.frame_bytes))
+                .map(|piece| {
+                    let start = (piece.offset - extent.offset).as_usize();
+                    Request::Write(piece.offset, data.slice(start..start + piece.length.as_usize()))
+                })
+                .collect(),
+        };
+        if frames.len() == 1 {
+            for frame in frames {
+                self.carry_out(frame, mutation.fua, Some(Arc::clone(&lock))).await?;
+            }
+            return Ok(());
+        }
+        let frames = frames.into_iter().map(|frame| self.submit(frame, mutation.fua, Some(Arc::clone(&lock))));
+        let answers = frames.collect::<Result<Vec<_>>>()?;
+        drop(lock);
+        // The first error counts, but it is not told before all of them have ended.
+        let outcomes = join_all(answers).await;
+        outcomes.into_iter().try_for_each(|outcome| outcome.map_err(|_| gone())?.map(|_| ()))
+    }
+
+    async fn fetch(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
+        match self.carry_out(Request::Read(offset, Some(buffer)), false, None).await? {
+            Answered::Bytes(buffer) => Ok(buffer),
+            Answered::Done | Answered::Message(_) => Err(wrong_answer()),
+        }
+    }
+
+    async fn read(&self, offset: Bytes, mut buffer: Buffer) -> Result<Buffer> {
+        let unit = self.frame_bytes(PAYLOAD_BYTES_MAX);
+        if buffer.len() as u64 <= unit {
+            return self.fetch(offset, buffer).await;
+        }
+        let whole = Extent::new(offset, buffer.len().into());
+        let mut pieces: FuturesUnordered<_> = whole
+            .split_at_multiples(unit)
+            .map(|piece| async move {
+                // Each holds its own buffer only: nobody waits for one while holding another.
+                let room = self.pieces.acquire(piece.length.as_usize()).await;
+                self.fetch(piece.offset, room).await.map(|read| (piece, read))
+            })
+            .collect();
+        while let Some(outcome) = pieces.next().await {
+            let (piece, read) = outcome?;
+            let start = (piece.offset - offset).as_usize();
+            buffer[start..start + read.len()].copy_from_slice(&read);
+        }
+        drop(pieces);
+        Ok(buffer)
+    }
+}
+
+impl BlockDevice for Remote {
+    fn geometry(&self) -> Geometry {
+        self.shared.known().info.geometry
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(self.shared.read(offset, buffer))
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(self.shared.mutate(mutation))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async { self.shared.carry_out(Request::Flush, false, None).await.map(|_| ()) })
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(async move {
+            match self.shared.carry_out(Request::Extents(extent), false, None).await? {
+                Answered::Message(bytes) => parse_extents(extent, &bytes)
+                    .map_err(|error| Error::new(ErrorKind::Invalid, "the answer of the other host").with_source(error)),
+                Answered::Done | Answered::Bytes(_) => Err(wrong_answer()),
+            }
+        })
+    }
+}

@@ -1,0 +1,256 @@
+//! Two ends in one runtime, and what lies between them.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Mutation, Result};
+use env::EnvRef;
+use env::testing::PausedEnv;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::task::JoinHandle;
+use transhume_migrate::stream::{
+    Answer, Ask, BoxTransport, Dialer, Gate, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role, SessionRequest,
+    Standing, StreamOptions,
+};
+use uuid::Uuid;
+
+/// How much a connection holds between its ends.
+const PIPE_BYTES: usize = 64 << 10;
+
+/// Holds one volume and remembers what it was asked.
+pub(crate) struct OneVolume {
+    pub(crate) device: Device,
+    pub(crate) boot: Mutex<[u8; 16]>,
+    pub(crate) refusal: Mutex<Option<ErrorKind>>,
+    pub(crate) opened: Mutex<Vec<SessionRequest>>,
+    pub(crate) asked: Mutex<Vec<Ask>>,
+}
+
+impl Gate for OneVolume {
+    fn open(&self, _: &PeerName, request: &SessionRequest) -> BoxFuture<'_, Result<Opened>> {
+        let request = request.clone();
+        Box::pin(async move {
+            if let Some(kind) = *self.refusal.lock() {
+                return Err(Error::new(kind, format!("{} is not for you", request.volume)));
+            }
+            self.opened.lock().push(request);
+            Ok(Opened { device: self.device.clone(), instance: [7; 16], boot: *self.boot.lock(), earlier: None })
+        })
+    }
+
+    fn ask(&self, _: &PeerName, _: &SessionRequest, ask: Ask) -> BoxFuture<'_, Result<Answer>> {
+        self.asked.lock().push(ask.clone());
+        Box::pin(async move {
+            match ask {
+                Ask::Status => Ok(Answer::Status(Standing::Prepared { epoch: 4 })),
+                Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
+                Ask::Take { epoch: 99 } => Err(Error::new(ErrorKind::Fenced, "99 was never prepared")),
+                _ => Ok(Answer::Done),
+            }
+        })
+    }
+}
+
+/// What happens to the bytes of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weather {
+    Fair,
+    /// Nothing gets through any more, and nobody is told.
+    Frozen,
+    /// Only what the receiver says gets through.
+    HalfOpen,
+}
+
+/// A connection between the two.
+struct Line {
+    stream: u16,
+    pumps: [JoinHandle<()>; 2],
+    weather: Arc<Mutex<Weather>>,
+}
+
+/// Connects to a receiver in the same runtime.
+pub(crate) struct Lines {
+    pub(crate) receiver: Mutex<Arc<Receiver>>,
+    lines: Mutex<Vec<Line>>,
+    /// While this is set nobody can be reached.
+    pub(crate) is_down: Mutex<bool>,
+    /// A bit changes in every so many pieces, towards the receiver and back; 0: never.
+    pub(crate) corrupt_every: Arc<[AtomicU64; 2]>,
+    pub(crate) ends: Arc<Mutex<Vec<Result<()>>>>,
+    pub(crate) dials: Mutex<Vec<u16>>,
+}
+
+impl Lines {
+    /// Ends every connection of `stream`, or all.
+    pub(crate) fn cut(&self, stream: Option<u16>) {
+        self.lines.lock().retain(|line| {
+            let is_meant = stream.is_none_or(|stream| line.stream == stream);
+            if is_meant {
+                line.pumps.iter().for_each(JoinHandle::abort);
+            }
+            !is_meant
+        });
+    }
+
+    pub(crate) fn set_weather(&self, stream: Option<u16>, weather: Weather) {
+        for line in self.lines.lock().iter().filter(|line| stream.is_none_or(|stream| line.stream == stream)) {
+            *line.weather.lock() = weather;
+        }
+    }
+}
+
+async fn pump(
+    mut from: ReadHalf<DuplexStream>,
+    mut to: WriteHalf<DuplexStream>,
+    weather: Arc<Mutex<Weather>>,
+    corrupt: (Arc<[AtomicU64; 2]>, usize),
+) {
+    let mut bytes = vec![0; 32 << 10];
+    let mut pieces = 0_u64;
+    loop {
+        let Ok(count) = from.read(&mut bytes).await else { return };
+        let weather = *weather.lock();
+        if weather == Weather::Frozen || (weather == Weather::HalfOpen && corrupt.1 == 0) {
+            pending::<()>().await;
+        }
+        if count == 0 {
+            let _ = to.shutdown().await;
+            return;
+        }
+        pieces += 1;
+        let every = corrupt.0[corrupt.1].load(Ordering::Relaxed);
+        if every > 0 && pieces.is_multiple_of(every) {
+            // Somewhere in the midst: in payloads, mostly.
+            bytes[count / 2] ^= 4;
+        }
+        if to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Dialer for Lines {
+    fn dial(&self, stream: u16) -> BoxFuture<'_, Result<BoxTransport>> {
+        Box::pin(async move {
+            self.dials.lock().push(stream);
+            if *self.is_down.lock() {
+                return Err(Error::new(ErrorKind::Disconnected, "the network is down"));
+            }
+            let (near, near_end) = tokio::io::duplex(PIPE_BYTES);
+            let (far, far_end) = tokio::io::duplex(PIPE_BYTES);
+            let (near_read, near_write) = tokio::io::split(near_end);
+            let (far_read, far_write) = tokio::io::split(far_end);
+            let weather = Arc::new(Mutex::new(Weather::Fair));
+            let corrupt = Arc::clone(&self.corrupt_every);
+            let pumps = [
+                tokio::spawn(pump(near_read, far_write, Arc::clone(&weather), (Arc::clone(&corrupt), 0))),
+                tokio::spawn(pump(far_read, near_write, Arc::clone(&weather), (corrupt, 1))),
+            ];
+            self.lines.lock().push(Line { stream, pumps, weather });
+            let (receiver, ends) = (Arc::clone(&self.receiver.lock()), Arc::clone(&self.ends));
+            tokio::spawn(async move {
+                let end = receiver.serve(Box::new(far), PeerName("north".to_owned())).await;
+                ends.lock().push(end);
+            });
+            Ok(Box::new(near) as BoxTransport)
+        })
+    }
+}
+
+/// A sender's and a receiver's world.
+pub(crate) struct Pair {
+    pub(crate) env: EnvRef,
+    pub(crate) gate: Arc<OneVolume>,
+    pub(crate) lines: Arc<Lines>,
+}
+
+impl Pair {
+    pub(crate) fn new(seed: u64, device: Device) -> Self {
+        Self::with_limits(seed, device, ReceiverLimits::default())
+    }
+
+    pub(crate) fn with_limits(seed: u64, device: Device, limits: ReceiverLimits) -> Self {
+        let env = PausedEnv::shared(seed);
+        let gate = Arc::new(OneVolume {
+            device,
+            boot: Mutex::new([1; 16]),
+            refusal: Mutex::default(),
+            opened: Mutex::default(),
+            asked: Mutex::default(),
+        });
+        let receiver = Receiver::new(Arc::clone(&env), Arc::clone(&gate) as Arc<dyn Gate>, limits);
+        let lines = Lines {
+            receiver: Mutex::new(receiver),
+            lines: Mutex::default(),
+            is_down: Mutex::new(false),
+            corrupt_every: Arc::default(),
+            ends: Arc::default(),
+            dials: Mutex::default(),
+        };
+        Self { env, gate, lines: Arc::new(lines) }
+    }
+
+    pub(crate) fn receiver(&self) -> Arc<Receiver> {
+        Arc::clone(&self.lines.receiver.lock())
+    }
+
+    /// The receiver's program starts anew.
+    pub(crate) fn restart(&self) {
+        let gate = Arc::clone(&self.gate) as Arc<dyn Gate>;
+        self.lines.cut(None);
+        *self.lines.receiver.lock() = Receiver::new(Arc::clone(&self.env), gate, ReceiverLimits::default());
+    }
+
+    pub(crate) fn request(&self, role: Role) -> SessionRequest {
+        SessionRequest {
+            volume: "disk".to_owned(),
+            job: Uuid::from_u128(1),
+            role,
+            epoch: 3,
+            size: self.gate.device.size(),
+            request_alignment: 512,
+            origin: "vm-disk".to_owned(),
+        }
+    }
+
+    pub(crate) async fn connect(&self, role: Role, options: StreamOptions) -> Result<Arc<Remote>> {
+        let dialer = Arc::clone(&self.lines) as Arc<dyn Dialer>;
+        Remote::connect(Arc::clone(&self.env), dialer, self.request(role), options).await
+    }
+
+    /// The same, as a checked device, when all of its streams are there.
+    pub(crate) async fn device(&self, role: Role, streams: u16) -> (Arc<Remote>, Device) {
+        let options = StreamOptions { streams, ..StreamOptions::default() };
+        let remote = self.connect(role, options).await.expect("the receiver lets it in");
+        self.settle().await;
+        (Arc::clone(&remote), Device::from_arc("remote", remote))
+    }
+
+    /// Gives streams the time to connect.
+    pub(crate) async fn settle(&self) {
+        self.env.sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Bytes that do not compress and differ by `seed`.
+pub(crate) fn noise(seed: u64, length: usize) -> Data {
+    let mut state = seed;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bytes.extend_from_slice(&(state ^ (state >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes());
+    }
+    Data::copy_of(&bytes[..length])
+}
+
+pub(crate) fn write(offset: u64, data: &Data) -> Mutation {
+    Mutation::data(Bytes(offset), data.clone())
+}
+
+pub(crate) async fn read(device: &Device, offset: u64, length: usize) -> Vec<u8> {
+    device.read(Bytes(offset), Buffer::unpooled(length)).await.expect("it can be read").to_vec()
+}

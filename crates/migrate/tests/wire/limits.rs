@@ -1,0 +1,266 @@
+//! Memory, connections, time: every limit holds, whoever is at the other end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{
+    BlockDevice, Buffer, Bytes, Device, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, MemDevice, Mutation,
+    Result,
+};
+use env::EnvRef;
+use futures::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use transhume_migrate::stream::protocol::{
+    CHOICE_BYTES, Coding, HEADER_BYTES, Header, Hello, Kind, Opening, Status, encode,
+};
+use transhume_migrate::stream::{Compression, PeerName, ReceiverLimits, Role, StreamOptions};
+
+use crate::ground::{Pair, noise, read, write};
+
+/// Takes its time.
+struct Lazy(MemDevice, EnvRef, Duration);
+
+impl BlockDevice for Lazy {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            self.1.sleep(self.2).await;
+            self.0.read(offset, buffer).await
+        })
+    }
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            self.1.sleep(self.2).await;
+            self.0.write(mutation).await
+        })
+    }
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.0.flush()
+    }
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.0.extents(extent)
+    }
+}
+
+fn lazy_pair(limits: ReceiverLimits, takes: Duration) -> Pair {
+    let device = Lazy(MemDevice::new(Bytes::mib(128)), env::testing::PausedEnv::shared(1), takes);
+    Pair::with_limits(1, Device::new("lazy", device), limits)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_receivers_pool_is_never_exceeded_and_everybody_is_served_in_the_end() {
+    for compression in [Compression::Off, Compression::Lz4] {
+        let limits = ReceiverLimits { pool: Bytes::mib(4), ..ReceiverLimits::default() };
+        let pair = lazy_pair(limits, Duration::from_millis(40));
+        let options = StreamOptions { streams: 4, compression, ..StreamOptions::default() };
+        let remote = pair.connect(Role::Copy, options).await.expect("it is let in");
+        let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
+        let text = block::Data::copy_of(&b"wool and milk ".repeat(40_000)[..512 << 10]);
+        let data = if compression == Compression::Off { noise(1, 512 << 10) } else { text };
+        let writes = join_all((0..100_u64).map(|number| device.write(write(number << 20, &data))));
+        let reads = join_all((0..30_u64).map(|number| device.read(Bytes::mib(number), Buffer::unpooled(1 << 20))));
+        let receiver = pair.receiver();
+        let mut most = Bytes::ZERO;
+        let mut work = Box::pin(async { futures::join!(writes, reads) });
+        let (written, fetched) = loop {
+            let tick = env::timeout(&*pair.env, Duration::from_millis(1), &mut work).await;
+            most = most.max(receiver.pool_in_use());
+            if let Some(outcomes) = tick {
+                break outcomes;
+            }
+        };
+        written.into_iter().for_each(|outcome| outcome.expect("it is served in its time"));
+        fetched.into_iter().for_each(|outcome| drop(outcome.expect("it is served in its time")));
+        assert!(most <= Bytes::mib(4) && most >= Bytes::mib(3), "{most} of 4 MiB were in use");
+        assert_eq!(read(&device, 99 << 20, 512 << 10).await, data[..]);
+        assert_eq!(
+            remote.statistics().streams.iter().map(|stream| stream.deaths).sum::<u64>(),
+            0,
+            "waiting is not dying"
+        );
+        remote.close().await.expect("it works");
+        pair.settle().await;
+        assert_eq!(receiver.pool_in_use(), Bytes::ZERO, "a buffer is lost");
+    }
+}
+
+/// A sender that says what it likes.
+struct Raw {
+    transport: DuplexStream,
+    serving: tokio::task::JoinHandle<Result<()>>,
+}
+
+impl Raw {
+    fn connect(pair: &Pair) -> Self {
+        let (transport, far) = tokio::io::duplex(8 << 20);
+        let receiver = pair.receiver();
+        let serving = tokio::spawn(async move { receiver.serve(Box::new(far), PeerName("south".to_owned())).await });
+        Self { transport, serving }
+    }
+
+    async fn open(pair: &Pair) -> Self {
+        let mut raw = Self::connect(pair);
+        raw.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
+        let mut choice = [0; CHOICE_BYTES];
+        raw.transport.read_exact(&mut choice).await.expect("it is answered");
+        let request = pair.request(Role::Copy);
+        let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
+        let message = encode(&opening).expect("it is short");
+        raw.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
+        let (header, _) = raw.hear().await;
+        assert_eq!((header.kind, header.status), (Kind::Open, Status::Done));
+        raw
+    }
+
+    async fn say(&mut self, header: &Header, payload: &[u8]) {
+        // A closed connection is found out by what is heard.
+        let _ = self.transport.write_all(&header.to_bytes()).await;
+        let _ = self.transport.write_all(payload).await;
+    }
+
+    async fn hear(&mut self) -> (Header, Vec<u8>) {
+        loop {
+            let mut bytes = [0; HEADER_BYTES];
+            self.transport.read_exact(&mut bytes).await.expect("there is an answer");
+            let header = Header::parse(&bytes).expect("it is well formed");
+            let mut payload = vec![0; header.payload_bytes as usize];
+            self.transport.read_exact(&mut payload).await.expect("it is whole");
+            if header.kind != Kind::Beat {
+                return (header, payload);
+            }
+        }
+    }
+
+    /// How the connection ends by itself.
+    async fn end(self) -> Result<()> {
+        let _open = self.transport;
+        tokio::time::timeout(Duration::from_secs(120), self.serving).await.expect("it ends").expect("no panic")
+    }
+}
+
+fn memory_pair() -> Pair {
+    Pair::new(1, Device::new("memory", MemDevice::new(Bytes::mib(1))))
+}
+
+#[tokio::test(start_paused = true)]
+async fn frames_that_cannot_be_end_the_connection_with_a_reason() {
+    let request = |kind| Header::request(kind, 1);
+    let wrong = [
+        ("no bytes", Header { length: 0, ..request(Kind::Read) }),
+        ("too many bytes", Header { length: 2 << 20, ..request(Kind::Read) }),
+        (
+            "a payload beyond the limit",
+            Header { payload_bytes: 2 << 20, length: 2 << 20, payload_check: 1, ..request(Kind::Write) },
+        ),
+        ("zeroes beyond all numbers", Header { offset: u64::MAX, length: 9, ..request(Kind::Zeroes) }),
+        ("a reply", request(Kind::Flush).reply()),
+        ("a second opening", request(Kind::Open).with_payload(b"x")),
+        ("a flag without meaning", Header { flags: 2, ..request(Kind::Flush) }),
+        ("zeroes as a coding", Header { coding: Coding::Zero, length: 512, ..request(Kind::Write) }),
+    ];
+    for (what, header) in wrong {
+        let pair = memory_pair();
+        let mut raw = Raw::open(&pair).await;
+        raw.say(&header, &[]).await;
+        let error = raw.end().await.expect_err(what);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{what}: {}", error.chain());
+        pair.settle().await;
+        assert_eq!(pair.receiver().pool_in_use(), Bytes::ZERO, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_do_not_fit_the_volume_are_answered_and_the_connection_goes_on() {
+    let pair = memory_pair();
+    let mut raw = Raw::open(&pair).await;
+    let wrong = [
+        (Header { offset: 1 << 20, length: 1, ..Header::request(Kind::Zeroes, 1) }, ErrorKind::OutOfRange),
+        (Header { offset: 1 << 62, length: 1 << 62, ..Header::request(Kind::Discard, 2) }, ErrorKind::OutOfRange),
+        (Header { offset: 1 << 40, length: 512, ..Header::request(Kind::Read, 3) }, ErrorKind::OutOfRange),
+        (Header { offset: 0, length: 1, ..Header::request(Kind::Retire, 4) }, ErrorKind::Invalid),
+        (Header::request(Kind::Control, 5).with_payload(&[200, 200]), ErrorKind::Unsupported),
+    ];
+    for (header, kind) in wrong {
+        let payload: &[u8] = if header.kind == Kind::Control { &[200, 200] } else { &[] };
+        raw.say(&header, payload).await;
+        let (answer, words) = raw.hear().await;
+        assert_eq!((answer.id, answer.status), (header.id, Status::Failed(kind)));
+        assert!(!words.is_empty(), "an error without words");
+    }
+    raw.say(&Header::request(Kind::Flush, 6), &[]).await;
+    assert_eq!(raw.hear().await.0.status, Status::Done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_payload_that_is_not_what_its_checksum_says_changes_nothing() {
+    let pair = memory_pair();
+    let mut raw = Raw::open(&pair).await;
+    let good = [5; 4096];
+    let header = Header::request(Kind::Write, 1).with_payload(&good);
+    let mut bad = good;
+    bad[4000] ^= 1;
+    raw.say(&header, &bad).await;
+    assert_eq!(raw.hear().await.0.status, Status::Damaged);
+    let text = [9; 4096];
+    let short = lz4_flex::block::compress(&text);
+    let compressed = Header {
+        coding: Coding::Lz4,
+        payload_bytes: short.len() as u32,
+        id: 2,
+        ..Header::request(Kind::Write, 2).with_payload(&text)
+    };
+    raw.say(&compressed, &vec![0xff; short.len()]).await;
+    assert_eq!(raw.hear().await.0.status, Status::Damaged, "a payload that is no LZ4 block was written");
+    assert_eq!(read(&pair.gate.device, 0, 4096).await, [0; 4096]);
+    raw.say(&compressed, &short).await;
+    assert_eq!(raw.hear().await.0.status, Status::Done);
+    assert_eq!(read(&pair.gate.device, 0, 4096).await, text);
+    raw.say(&header, &good).await;
+    assert_eq!(raw.hear().await.0.status, Status::Done);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_or_only_a_part_is_not_waited_for_for_ever() {
+    let pair = memory_pair();
+    let error = Raw::connect(&pair).end().await.expect_err("it said nothing");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let mut raw = Raw::open(&pair).await;
+    raw.say(&Header::request(Kind::Write, 1).with_payload(&[1; 65536]), &[1; 1000]).await;
+    pair.settle().await;
+    assert!(pair.receiver().pool_in_use() > Bytes::ZERO);
+    let error = raw.end().await.expect_err("the rest never came");
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    assert_eq!(pair.receiver().pool_in_use(), Bytes::ZERO, "it still holds memory");
+}
+
+#[tokio::test(start_paused = true)]
+async fn there_are_only_so_many_connections() {
+    let limits = ReceiverLimits { connections_max: 3, ..ReceiverLimits::default() };
+    let pair = lazy_pair(limits, Duration::ZERO);
+    let (_remote, device) = pair.device(Role::Copy, 3).await;
+    let error = Raw::connect(&pair).end().await.expect_err("a fourth was let in");
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    device.flush().await.expect("the others are not disturbed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_out_of_range_are_refused() {
+    let pair = memory_pair();
+    for options in [
+        StreamOptions { streams: 0, ..StreamOptions::default() },
+        StreamOptions { streams: 65, ..StreamOptions::default() },
+        StreamOptions { frame_bytes: 2 << 20, ..StreamOptions::default() },
+        StreamOptions { frame_bytes: 5000, ..StreamOptions::default() },
+        StreamOptions { beat: Duration::from_secs(2), ..StreamOptions::default() },
+    ] {
+        let refused = pair.connect(Role::Copy, options).await;
+        assert_eq!(refused.err().expect("it was accepted").kind(), ErrorKind::Invalid);
+    }
+    let for_two = StreamOptions::for_machine(2, 1).streams;
+    assert_eq!(
+        (for_two, StreamOptions::for_machine(64, 1).streams, StreamOptions::for_machine(1, 6).streams),
+        (2, 4, 6)
+    );
+}

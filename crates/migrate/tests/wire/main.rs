@@ -1,0 +1,9 @@
+//! The wire between two hosts over connections in memory: what a device over it does, how sessions and streams begin and
+//! end, what is refused, and that no bytes from either side do any harm.
+
+mod basics;
+mod garbage;
+mod ground;
+mod limits;
+mod survival;
+mod versions;
