@@ -1,7 +1,7 @@
 //! NBD: how guests reach a volume, and how a volume is reached elsewhere.
 //!
 //! [`protocol`] is the wire format as values, without IO. [`server`] serves exports to any NBD client over any stream;
-//! [`client`] is a [`block::BlockDevice`] over somebody's export. [`NbdUri`] names an export.
+//! [`client`] has a [`block::BlockDevice`] over one connection to somebody's export, and one that connects again. [`NbdUri`] names an export.
 //!
 //! The server owns no listener and no task: whoever accepts a connection runs [`server::serve_connection`] on it.
 
@@ -10,6 +10,6 @@ pub mod protocol;
 pub mod server;
 mod uri;
 
-pub use client::NbdDevice;
+pub use client::{BackendOptions, Dial, DialUri, NbdBackend, NbdDevice};
 pub use server::{Export, Exports, Limits, serve_connection};
 pub use uri::{NbdUri, Transport, UriError};

@@ -1,11 +1,15 @@
 //! The client: somebody's export as a device.
 //!
 //! Any number of requests may be in flight. When the connection is lost, everything in flight and everything later
-//! fails with `Disconnected`: whether a write was carried out is then unknown, and connecting again, with what that
-//! means for the order of writes, is for whoever holds the device.
+//! fails with `Disconnected`: whether a write was carried out is then unknown. [`NbdBackend`] connects again, with what
+//! that means for what was answered before.
 
+mod backend;
 mod handshake;
+mod kept;
 mod pump;
+
+pub use backend::{BackendOptions, Dial, DialUri, NbdBackend};
 
 use std::time::Duration;
 
@@ -82,6 +86,24 @@ impl NbdDevice {
         env.spawn(sender);
         env.spawn(receiver);
         Ok(Self { submitter, negotiated })
+    }
+
+    /// Whether the server says that all connections see what one has written, and that a flush covers all of them.
+    #[must_use]
+    pub const fn is_consistent_over_connections(&self) -> bool {
+        self.has(export_flag::CAN_MULTI_CONN)
+    }
+
+    /// Whether the server can be asked to make durable what it has answered. If not, it says that it is.
+    #[must_use]
+    pub const fn can_flush(&self) -> bool {
+        self.has(export_flag::SEND_FLUSH)
+    }
+
+    /// Whether the server tells which parts of the export hold nothing.
+    #[must_use]
+    pub const fn tells_extents(&self) -> bool {
+        self.negotiated.allocation.is_some()
     }
 
     const fn has(&self, flag: u16) -> bool {
