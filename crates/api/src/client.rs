@@ -13,8 +13,9 @@ use tokio::net::UnixStream;
 
 use crate::API_VERSION;
 use crate::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Job, MoveRequest, Plan, PlanRequest,
-    ReleaseRequest, Result, SetRequest, Status, Version, Volume,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Host, HostAddresses, Invitation,
+    InviteRequest, Job, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Result, SetRequest, Status,
+    TrustedHost, Version, Volume,
 };
 
 /// The largest answer that is read.
@@ -191,6 +192,62 @@ impl Client {
     /// There is no such job.
     pub async fn job(&self, id: u64, wait: Duration) -> Result<Job> {
         self.get(&format!("/v1/jobs/{id}?wait_ms={}", wait.as_millis())).await
+    }
+
+    /// This host as others know it.
+    ///
+    /// # Errors
+    /// It speaks to no others.
+    pub async fn host(&self) -> Result<Host> {
+        self.get("/v1/host").await
+    }
+
+    /// Gives this host a new identity, which nobody trusts yet.
+    ///
+    /// # Errors
+    /// It speaks to no others, or the identity cannot be stored; then the old one stays.
+    pub async fn renew_host(&self) -> Result<Host> {
+        self.send(Method::POST, "/v1/host/renew", &()).await
+    }
+
+    /// A code that lets another host join.
+    ///
+    /// # Errors
+    /// This host speaks to no others.
+    pub async fn invite(&self, request: &InviteRequest) -> Result<Invitation> {
+        self.send(Method::POST, "/v1/host/invite", request).await
+    }
+
+    /// Joins a host that has given out a code: each trusts the other from then on.
+    ///
+    /// # Errors
+    /// The code is wrong, the host is not reached, or one of the two trusts another one of that name.
+    pub async fn pair(&self, request: &PairRequest) -> Result<TrustedHost> {
+        self.send(Method::POST, "/v1/hosts", request).await
+    }
+
+    /// The hosts that are trusted.
+    ///
+    /// # Errors
+    /// This host speaks to no others.
+    pub async fn trusted_hosts(&self) -> Result<Vec<TrustedHost>> {
+        self.get("/v1/hosts").await
+    }
+
+    /// Trusts a host no more; its streams are cut.
+    ///
+    /// # Errors
+    /// It is not trusted.
+    pub async fn remove_host(&self, name: &str) -> Result<TrustedHost> {
+        self.send(Method::DELETE, &format!("/v1/hosts/{}", escape(name)), &()).await
+    }
+
+    /// Gives a trusted host other addresses.
+    ///
+    /// # Errors
+    /// It is not trusted, or those are none.
+    pub async fn change_host(&self, name: &str, request: &HostAddresses) -> Result<TrustedHost> {
+        self.send(Method::PATCH, &format!("/v1/hosts/{}", escape(name)), request).await
     }
 
     /// The metrics in Prometheus' format.

@@ -81,6 +81,15 @@ pub(crate) enum Command {
     /// List moves
     #[command(after_help = "Example: transhume jobs --all")]
     Jobs(JobsArgs),
+    /// Show this host as others know it: name, addresses, fingerprint
+    #[command(after_help = "Example: transhume host")]
+    Host(HostArgs),
+    /// Pair this host with another one, or show and change whom it trusts
+    #[command(after_help = "Example: pair two hosts\n  \
+        a# transhume trust --invite\n  \
+        b# transhume trust a.example:10810 K7QM-3XWD\n\
+        Then: transhume trust --list; transhume trust --remove b")]
+    Trust(TrustArgs),
     /// Bring a volume's export back from its journal alone, when the daemon cannot start
     #[command(after_help = "Example: transhume rescue web1 --state-dir /var/lib/transhume\n\n\
         Serves until it is stopped with Ctrl-C or SIGTERM. The daemon must not be running.")]
@@ -308,6 +317,42 @@ pub(crate) struct JobsArgs {
     /// Those that are over, too
     #[arg(long)]
     pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HostArgs {
+    /// Make a new key and certificate; no other host trusts this one then until they are paired anew
+    #[arg(long)]
+    pub(crate) renew: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["host", "invite", "list", "remove", "change"]))]
+pub(crate) struct TrustArgs {
+    /// The host that has given out a code: HOST or HOST:PORT
+    #[arg(value_name = "HOST:PORT", requires = "code")]
+    pub(crate) host: Option<String>,
+    /// The code that it has given out
+    #[arg(requires = "host")]
+    pub(crate) code: Option<String>,
+    /// Give out a code that lets another host join: once, within 10 minutes and 3 tries
+    #[arg(long)]
+    pub(crate) invite: bool,
+    /// What to call the other host [default: what it calls itself]
+    #[arg(long, conflicts_with_all = ["list", "remove", "change"])]
+    pub(crate) name: Option<String>,
+    /// List the hosts that this one trusts
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Trust a host no more, and cut its streams
+    #[arg(long, value_name = "NAME")]
+    pub(crate) remove: Option<String>,
+    /// Change the addresses of a host that is trusted
+    #[arg(long, value_name = "NAME", requires = "address")]
+    pub(crate) change: Option<String>,
+    /// With --change: where it is reached; may be given again, for several network cards
+    #[arg(long, value_name = "HOST:PORT", requires = "change")]
+    pub(crate) address: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use api::Client;
 use api::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Job, Monitor, MoveRequest, PlanRequest,
-    Result, SetRequest,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, HostAddresses, InviteRequest, Job,
+    Monitor, MoveRequest, PairRequest, PlanRequest, Result, SetRequest,
 };
 use serde::Serialize;
 
-use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, VolumeCommand};
+use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, VolumeCommand};
 use crate::{report, show, watch};
 
 /// Carries out a command, and gives what the program exits with.
@@ -74,6 +74,11 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             let jobs = client.jobs(args.all).await?;
             print(json, &jobs, || show::jobs(&jobs))
         }
+        Command::Host(args) => {
+            let host = if args.renew { client.renew_host().await? } else { client.host().await? };
+            print(json, &host, || show::host(&host, args.renew))
+        }
+        Command::Trust(args) => trust(&client, args, json).await,
         Command::Move(_) | Command::Rescue(_) | Command::Version => Ok(()),
     }
 }
@@ -180,6 +185,31 @@ async fn adopt(client: &Client, args: AdoptArgs, json: bool) -> Result<()> {
     let request = AdoptRequest { monitor, node, name, accept_option_loss: args.accept_option_loss };
     let volume = client.adopt(&request).await?;
     print(json, &volume, || show::adopted(&volume))
+}
+
+async fn trust(client: &Client, args: TrustArgs, json: bool) -> Result<()> {
+    match args {
+        TrustArgs { invite: true, name, .. } => {
+            let invitation = client.invite(&InviteRequest { name }).await?;
+            print(json, &invitation, || show::invitation(&invitation))
+        }
+        TrustArgs { remove: Some(name), .. } => {
+            let host = client.remove_host(&name).await?;
+            print(json, &host, || format!("{name} is trusted no more; on it, `transhume trust --remove` does the same"))
+        }
+        TrustArgs { change: Some(name), address: addresses, .. } => {
+            let host = client.change_host(&name, &HostAddresses { addresses }).await?;
+            print(json, &host, || format!("{name} is reached at {}", host.addresses.join(", ")))
+        }
+        TrustArgs { host: Some(address), code: Some(code), name, .. } => {
+            let host = client.pair(&PairRequest { address, code, name }).await?;
+            print(json, &host, || show::paired(&host))
+        }
+        _ => {
+            let hosts = client.trusted_hosts().await?;
+            print(json, &hosts, || show::trusted_hosts(&hosts))
+        }
+    }
 }
 
 async fn steer(client: &Client, name: &str, action: &str, json: bool) -> Result<()> {

@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use api::v1::{CheckedDisk, GuestIo, Job, JobState, Plan, Progress, Status, Volume, VolumeState};
+use api::v1::{
+    CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Status, TrustedHost, Volume, VolumeState,
+};
 use comfy_table::{Table, presets};
 
 /// A count of bytes for people: `1.5 GiB`.
@@ -237,6 +239,73 @@ pub(crate) fn checked_disks(disks: &[CheckedDisk]) -> String {
         }
     }
     text
+}
+
+/// This host as others know it.
+pub(crate) fn host(host: &Host, is_new: bool) -> String {
+    let lines = [
+        ("name", host.name.clone()),
+        ("fingerprint", host.fingerprint.clone()),
+        ("addresses", if host.addresses.is_empty() { "not known here".to_owned() } else { host.addresses.join(", ") }),
+        ("listens", host.listen.join(", ")),
+        ("good until", host.certificate_until.clone()),
+    ];
+    let mut text: String = lines.into_iter().map(|(key, value)| format!("{key:<12} {value}\n")).collect();
+    if host.plaintext {
+        text.push_str(
+            "plaintext    without encryption, to and from hosts that have it set, too: for measurements only\n",
+        );
+    }
+    if let Some(problem) = &host.problem {
+        writeln!(text, "problem      {problem}").expect("a string takes everything");
+    }
+    if is_new {
+        text.push_str("\nThis identity is new: remove this host on the others, and pair them anew.\n");
+    }
+    text
+}
+
+/// A code, and what to do with it.
+pub(crate) fn invitation(invitation: &Invitation) -> String {
+    let Invitation { code, seconds, tries, addresses, port, .. } = invitation;
+    let address = addresses.first().cloned().unwrap_or_else(|| format!("HOST:{port}"));
+    let whole = if addresses.is_empty() { ", with this host's address for HOST" } else { "" };
+    format!(
+        "The code is {code}\n\nOn the other host, within {} minutes{whole}:\n  transhume trust {address} {code}\n\n\
+         It is good once, for {tries} tries. Tell it only to whom you would give these disks.",
+        seconds / 60
+    )
+}
+
+/// A host that was just paired with this one.
+pub(crate) fn paired(host: &TrustedHost) -> String {
+    let TrustedHost { name, fingerprint, addresses, .. } = host;
+    let mut text = format!(
+        "{name} and this host trust each other\n  fingerprint  {fingerprint}\n  addresses    {}\n",
+        addresses.join(", ")
+    );
+    if let Some(ahead) = host.clock_ahead_seconds {
+        let way = if ahead > 0 { "ahead of" } else { "behind" };
+        writeln!(
+            text,
+            "  note         its clock is {} {way} this host's: set the wrong one",
+            time(ahead.unsigned_abs() as f64)
+        )
+        .expect("a string takes everything");
+    }
+    text
+}
+
+/// The hosts that are trusted.
+pub(crate) fn trusted_hosts(hosts: &[TrustedHost]) -> String {
+    if hosts.is_empty() {
+        return "no other host is trusted; `transhume trust --invite` lets one join".to_owned();
+    }
+    let mut table = table(&["NAME", "ADDRESSES", "FINGERPRINT"]);
+    for host in hosts {
+        table.add_row([host.name.clone(), host.addresses.join(", "), host.fingerprint.clone()]);
+    }
+    table.to_string()
 }
 
 #[cfg(test)]

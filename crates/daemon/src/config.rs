@@ -6,6 +6,8 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Result};
 use serde::Deserialize;
 
+use crate::hosts::{HostName, check_addresses};
+
 /// What may be configured; `docs/operations.md` lists it. The defaults suit most machines.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -30,6 +32,30 @@ pub struct Config {
     pub history_max: usize,
     /// What is logged: error, warn, info, debug or trace, or a filter like `info,transhume_vm=debug`.
     pub log: String,
+    /// How this host speaks to others; not at all if nothing is said.
+    pub hosts: Option<HostsConfig>,
+}
+
+/// How this host speaks to others.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct HostsConfig {
+    /// What this host is called by others, unless they choose another name; the kernel's name for the machine if nothing is
+    /// said.
+    pub name: Option<String>,
+    /// Where it listens: `HOST:PORT`, or `HOST` with port 10810.
+    pub listen: Vec<String>,
+    /// Where others reach it, in the order in which streams take them; several for several network cards. If none is said,
+    /// where it listens, or where others have seen it.
+    pub addresses: Vec<String>,
+    /// No encryption, towards hosts that say so, too: for measurements only.
+    pub plaintext: bool,
+}
+
+impl Default for HostsConfig {
+    fn default() -> Self {
+        Self { name: None, listen: vec!["0.0.0.0".to_owned()], addresses: Vec::new(), plaintext: false }
+    }
 }
 
 impl Default for Config {
@@ -45,6 +71,7 @@ impl Default for Config {
             reconnect_delay_seconds: vm::RECONNECT_SECONDS,
             history_max: 1000,
             log: "info".to_owned(),
+            hosts: None,
         }
     }
 }
@@ -83,7 +110,8 @@ impl Config {
         within("copy-pool-mib", self.copy_pool_mib, 8, 1 << 20)?;
         within("lock-wait-seconds", self.lock_wait_seconds, 0, 3600)?;
         within("reconnect-delay-seconds", self.reconnect_delay_seconds.into(), 1, u32::MAX.into())?;
-        within("history-max", self.history_max as u64, 1, 1_000_000)
+        within("history-max", self.history_max as u64, 1, 1_000_000)?;
+        self.hosts.as_ref().map_or(Ok(()), HostsConfig::check)
     }
 
     /// How many threads serve volumes.
@@ -99,6 +127,21 @@ impl Config {
     #[must_use]
     pub const fn lock_wait(&self) -> Duration {
         Duration::from_secs(self.lock_wait_seconds)
+    }
+}
+
+impl HostsConfig {
+    fn check(&self) -> Result<(), String> {
+        let shown = |error: Error| format!("[hosts]: {error}");
+        if let Some(name) = &self.name {
+            HostName::new(name).map_err(shown)?;
+        }
+        check_addresses(&self.addresses).map_err(shown)?;
+        check_addresses(&self.listen).map_err(shown)?;
+        if self.listen.is_empty() {
+            return Err("[hosts]: listen names no address".to_owned());
+        }
+        Ok(())
     }
 }
 
@@ -126,5 +169,17 @@ mod tests {
         assert!(load("workers = \"two\"").is_err());
         let config = load("workers = 3\nlog = \"debug\"").expect("good");
         assert_eq!((config.worker_count(), config.running_jobs_max), (3, 2));
+    }
+
+    #[test]
+    fn a_section_of_hosts_is_optional_and_looked_at_as_closely() {
+        assert!(load("workers = 2").expect("good").hosts.is_none());
+        let hosts = load("[hosts]\nname = \"a\"\naddresses = [\"10.0.0.1\", \"10.0.1.1:9\"]").expect("good").hosts;
+        let hosts = hosts.expect("there is a section");
+        assert_eq!((hosts.listen.len(), hosts.addresses.len(), hosts.plaintext), (1, 2, false));
+        for wrong in ["plain = true", "name = \"a b\"", "listen = []", "listen = [\"a:b\"]", "addresses = [\":7\"]"] {
+            let error = load(&format!("[hosts]\n{wrong}")).expect_err(wrong);
+            assert_eq!(error.code, ErrorCode::ConfigInvalid, "{wrong}");
+        }
     }
 }

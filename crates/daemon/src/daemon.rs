@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
 use crate::ground::{Crew, Ground, Network, Places};
 use crate::held::{Held, HoldOptions, suited};
+use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::Location;
@@ -49,6 +50,8 @@ pub(crate) struct Daemon {
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes whose journal cannot be read, and why: nothing else is known of them.
     unreadable: RwLock<BTreeMap<String, Error>>,
+    /// This host among others, if it speaks to any.
+    pub(crate) host_network: Option<Arc<HostNetwork>>,
     /// Held while a volume comes or goes.
     membership: tokio::sync::Mutex<()>,
 }
@@ -66,7 +69,7 @@ pub(crate) struct NewVolume {
 impl Daemon {
     /// A daemon without volumes.
     pub(crate) fn new(ground: Ground, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Ground { env, files: _, places: backends, network, crew, boot } = ground;
+        let Ground { env, files: _, places: backends, network, hosts: _, crew, boot } = ground;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
@@ -82,6 +85,7 @@ impl Daemon {
             volumes: RwLock::default(),
             unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
+            host_network: None,
             layout,
             env,
             config,
@@ -103,6 +107,12 @@ impl Daemon {
                 Err(block::Error::new(block::ErrorKind::Unsupported, context))
             }
         }
+    }
+
+    /// This host among others.
+    pub(crate) fn host_network(&self) -> Result<&Arc<HostNetwork>> {
+        let none = || no_hosts("this daemon speaks to no other hosts".to_owned());
+        self.host_network.as_ref().ok_or_else(none)
     }
 
     /// The volume `name`.

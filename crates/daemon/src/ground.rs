@@ -3,7 +3,7 @@
 //! ```text
 //!   jobs, recover, volume, journal, state_dir      decide; the same everywhere
 //!        │          │          │
-//!      Places     Network    Files, Env            say what there is: the machine, or the simulator's world
+//!   Places, Hosts  Network    Files, Env            say what there is: the machine, or the simulator's world
 //! ```
 //!
 //! `Ground::real` is the machine. The simulator makes one of its own and runs the same code on it.
@@ -21,11 +21,13 @@ use backends::{
 use block::{Bytes, Device};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
+use migrate::stream::Dialer;
 use nbd::NbdUri;
 use nbd::server::Export;
 
 use crate::document::SocketOwner;
 use crate::held::{Held, HoldOptions, file_size};
+use crate::hosts::{HostName, Reception};
 use crate::problem::Result;
 use crate::workers::Worker;
 
@@ -40,6 +42,8 @@ pub struct Ground {
     pub places: Arc<dyn Places>,
     /// How clients come.
     pub network: Arc<dyn Network>,
+    /// How other hosts are reached, and reach this one.
+    pub hosts: Arc<dyn Hosts>,
     /// Where copies run.
     pub crew: Arc<dyn Crew>,
     /// This boot of the machine.
@@ -204,6 +208,21 @@ pub trait Network: Send + Sync {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
+/// How this daemon reaches others, and is reached.
+pub trait Hosts: Send + Sync {
+    /// Connections to `host`, which is trusted.
+    ///
+    /// # Errors
+    /// If no host of that name is trusted.
+    fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>>;
+
+    /// Lets `reception` serve the streams of trusted hosts from now on.
+    ///
+    /// # Errors
+    /// If nobody can come.
+    fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<()>>;
+}
+
 /// Whoever runs the daemon's copies.
 pub trait Crew: Send + Sync {
     /// A worker for the copies of one job.
@@ -217,14 +236,14 @@ pub trait Crew: Send + Sync {
 }
 
 impl Ground {
-    /// The machine; its clients come by `network`.
+    /// The machine; its clients come by `network`, and other hosts by `hosts`.
     ///
     /// # Errors
     /// If the kernel does not say which boot this is.
-    pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>) -> Result<Self> {
+    pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>, hosts: Arc<dyn Hosts>) -> Result<Self> {
         let boot = crate::daemon::boot_identity()?;
         let (places, crew) = (Arc::new(RealPlaces), Arc::new(Threads));
-        Ok(Self { env, files: RealFiles::shared(), places, network, crew, boot })
+        Ok(Self { env, files: RealFiles::shared(), places, network, hosts, crew, boot })
     }
 }
 

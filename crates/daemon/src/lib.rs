@@ -7,6 +7,7 @@
 //! | `ground`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
 //! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
 //! | `adopt` | disks of running VMs |
+//! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
 //! | `recover`, `rescue` | a start after whatever happened; an export without the daemon |
 //! | `http`, `metrics`, `audit`, `problem` | the API, figures, who asked for what, errors as users see them |
 //!
@@ -22,6 +23,7 @@ mod document;
 mod gauge;
 pub mod ground;
 mod held;
+pub mod hosts;
 mod http;
 mod jobs;
 mod journal;
@@ -42,7 +44,7 @@ mod volume;
 mod workers;
 
 pub use args::Args;
-pub use config::Config;
+pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS,

@@ -1,6 +1,7 @@
 //! `/metrics` in Prometheus' text format.
 
 use std::fmt::Write;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1;
@@ -51,7 +52,40 @@ pub(crate) fn render(daemon: &Daemon) -> String {
         histogram(&mut out, volume, verb, window);
     }
     render_jobs(&mut out, daemon);
+    render_hosts(&mut out, daemon);
     out
+}
+
+fn render_hosts(out: &mut String, daemon: &Daemon) {
+    let Some(hosts) = &daemon.host_network else { return };
+    let counters = &hosts.counters;
+    let until = hosts.identity().validity.until;
+    let figures: [(&str, &str, &str, f64); 5] = [
+        ("transhume_hosts_trusted", "gauge", "Hosts that are trusted.", hosts.trusted().len() as f64),
+        ("transhume_host_connections", "gauge", "Connections from other hosts.", counters.connections() as f64),
+        (
+            "transhume_host_streams_total",
+            "counter",
+            "Streams of trusted hosts that were let in.",
+            counters.accepted.load(Ordering::Relaxed) as f64,
+        ),
+        (
+            "transhume_host_refusals_total",
+            "counter",
+            "Connections from others that were refused.",
+            counters.refused.load(Ordering::Relaxed) as f64,
+        ),
+        (
+            "transhume_host_certificate_until_seconds",
+            "gauge",
+            "When this host's certificate expires, in seconds since 1970.",
+            until as f64,
+        ),
+    ];
+    for (name, kind, help, value) in figures {
+        family(out, name, kind, help);
+        line(out, name, "", value);
+    }
 }
 
 fn histogram(out: &mut String, volume: &Volume, verb: &str, window: &DirectionWindow) {

@@ -13,7 +13,8 @@ use crate::args::Args;
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::ground::Ground;
+use crate::ground::{Ground, Hosts};
+use crate::hosts::{HostNetwork, NoHosts, RealHosts};
 use crate::listeners::Listeners;
 use crate::problem::{Result, invalid, of_state};
 use crate::sockets::{listen_unix, make_parent};
@@ -86,7 +87,17 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     let socket_dir = api_path.parent().map(std::path::Path::to_owned).unwrap_or_default();
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Arc::new(Listeners::new(Arc::clone(&env), workers));
-    let daemon = Arc::new(Daemon::new(Ground::real(env, listeners)?, config, state, socket_dir)?);
+    let host_network = match &config.hosts {
+        Some(hosts) => Some(HostNetwork::start(Arc::clone(&env), hosts, state.layout(), config.worker_count()).await?),
+        None => None,
+    };
+    let hosts: Arc<dyn Hosts> = match &host_network {
+        Some(network) => Arc::new(RealHosts(Arc::clone(network))),
+        None => Arc::new(NoHosts),
+    };
+    let mut daemon = Daemon::new(Ground::real(env, listeners, hosts)?, config, state, socket_dir)?;
+    daemon.host_network = host_network;
+    let daemon = Arc::new(daemon);
     recover::recover(&daemon).await?;
 
     let mut terminate = on_signal(SignalKind::terminate())?;
@@ -122,6 +133,9 @@ async fn go_down(daemon: &Daemon) {
     tracing::info!("transhumed goes down; clients wait for the next one");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
     daemon.network.close().await;
+    if let Some(hosts) = &daemon.host_network {
+        hosts.close();
+    }
     let volumes = daemon.volumes();
     let drained = futures::future::join_all(volumes.iter().map(|volume| async {
         let Some(slot) = volume.slot() else { return };

@@ -5,6 +5,8 @@
 //! STATE/audit.jsonl              who asked for what
 //! STATE/remembered.json          options of disks that were released, for their next adoption
 //! STATE/jobs/ID.json             moves that are over
+//! STATE/hosts/identity.pem        this host's key and certificate, mode 0600
+//! STATE/hosts/trusted.json        the hosts that it trusts
 //! STATE/retired/                 what a block device's tombstone has overwritten
 //! STATE/volumes/NAME/journal     the volume's journal (docs/journal.md)
 //! STATE/volumes/NAME/progress    which chunks a move has copied, for a restart within this boot
@@ -74,6 +76,18 @@ impl Layout {
 
     pub(crate) fn audit(&self) -> PathBuf {
         self.root.join("audit.jsonl")
+    }
+
+    pub(crate) fn hosts(&self) -> PathBuf {
+        self.root.join("hosts")
+    }
+
+    pub(crate) fn identity(&self) -> PathBuf {
+        self.hosts().join("identity.pem")
+    }
+
+    pub(crate) fn trusted_hosts(&self) -> PathBuf {
+        self.hosts().join("trusted.json")
     }
 
     pub(crate) fn volume(&self, name: &str) -> PathBuf {

@@ -102,7 +102,7 @@ impl Drop for Thread {
     }
 }
 
-/// The workers that serve volumes.
+/// Workers that take connections in turn.
 pub(crate) struct Workers {
     workers: Vec<Worker>,
     next: AtomicUsize,
@@ -111,8 +111,16 @@ pub(crate) struct Workers {
 impl Workers {
     /// Starts `count` of them.
     pub(crate) fn start(count: usize) -> Result<Self> {
-        let workers =
-            (0..count.max(1)).map(|number| Worker::start(&format!("data-{number}"))).collect::<Result<_>>()?;
+        Self::start_each(count, |number| Worker::start(&format!("data-{number}")))
+    }
+
+    /// Starts `count` that give way to the others, called `name-NUMBER`.
+    pub(crate) fn start_yielding(name: &str, count: usize) -> Result<Self> {
+        Self::start_each(count, |number| Worker::start_yielding(&format!("{name}-{number}")))
+    }
+
+    fn start_each(count: usize, start: impl Fn(usize) -> Result<Worker>) -> Result<Self> {
+        let workers = (0..count.max(1)).map(start).collect::<Result<_>>()?;
         Ok(Self { workers, next: AtomicUsize::new(0) })
     }
 

@@ -18,7 +18,8 @@
 //! ```
 //!
 //! A booted guest never outlives its handle, nor the process that booted it. [`Daemon`] is the other half of such a
-//! test: our own daemon in a folder of its own, started, killed and started again.
+//! test: our own daemon in a folder of its own, started, killed and started again; [`TwoHosts`] are two of them, each in a
+//! network of its own, with links in between that can be slowed down and cut.
 
 mod acceleration;
 mod cpio;
@@ -29,6 +30,7 @@ pub mod pattern;
 mod qemu;
 mod qmp;
 mod spec;
+mod two_hosts;
 mod verdict;
 mod verified;
 
@@ -39,5 +41,6 @@ pub use initramfs::kernel;
 pub use qemu::Guest;
 pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
+pub use two_hosts::{Side, TwoHosts, TwoHostsSpec};
 pub use verdict::Verdict;
 pub use verified::{check_filled, create_filled};

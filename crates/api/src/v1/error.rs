@@ -105,6 +105,18 @@ codes! {
     NotEqual = "not-equal", 42;
     /// The move was carried out, but something after the switchover was not.
     MoveUnfinished = "move-unfinished", 43;
+    /// No host of that name is trusted.
+    HostUnknown = "host-unknown", 50;
+    /// Another host cannot be reached, or the connection to it broke.
+    HostUnreachable = "host-unreachable", 51;
+    /// Another host does not want to: it does not trust this one, or is configured otherwise.
+    HostRefused = "host-refused", 52;
+    /// Who answers, or joins, is not the host of that name that is trusted.
+    HostIdentity = "host-identity", 53;
+    /// A certificate has expired or is not good yet, or a clock is wrong.
+    CertificateInvalid = "certificate-invalid", 54;
+    /// The code that pairs two hosts is wrong, too old, used up, or none was given out.
+    CodeWrong = "code-wrong", 55;
 }
 
 /// An error as it is answered, stored and shown.

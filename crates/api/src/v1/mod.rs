@@ -2,11 +2,13 @@
 
 mod adoption;
 mod error;
+mod host;
 mod job;
 mod volume;
 
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
 pub use error::{Error, ErrorCode, Result};
+pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};
 pub use job::{
     Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Progress, Report,
     SetRequest, Strategy, Switchover, Verification, Verify,

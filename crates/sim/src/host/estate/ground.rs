@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::daemon::ground::{Crew, Ground, Network, OverlayOpening, OverlayPlaces, Places, Room, StoreFile};
+use ::daemon::hosts::NoHosts;
 use ::daemon::{Config, Held, HoldOptions, SocketOwner, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry};
@@ -36,6 +37,7 @@ impl Host {
             files: self.shared.estate.files.of(process),
             places: Arc::clone(&life) as _,
             network: Arc::clone(&life) as _,
+            hosts: Arc::new(NoHosts),
             crew: life,
             boot: [*self.shared.boots.lock(); 16],
         };

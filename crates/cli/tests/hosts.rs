@@ -1,0 +1,92 @@
+//! Two daemons in two networks: how they come to trust each other, and what is said when they do not.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use support::{World, check_refusal};
+use transhume_guest::{Side, TwoHosts, TwoHostsSpec};
+
+/// Two running hosts that do not know each other, and where everything of theirs is.
+fn two_hosts(spec: TwoHostsSpec) -> (TwoHosts, tempfile::TempDir) {
+    let folder = tempfile::Builder::new().prefix("th").tempdir().expect("a temporary directory");
+    let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+    let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+    hosts.start().expect("both daemons start");
+    (hosts, folder)
+}
+
+fn refused(hosts: &TwoHosts, side: Side, arguments: &[&str], code: i32, part: &str) {
+    let output = hosts.daemon(side).run(arguments).expect("the program runs");
+    check_refusal(&format!("{arguments:?}"), &output, code, part);
+}
+
+/// What the daemon whose API is at `socket` counts.
+fn metrics(socket: &Path) -> String {
+    let mut stream = UnixStream::connect(socket).expect("connected");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("text");
+    text
+}
+
+#[test]
+fn two_hosts_are_paired_with_a_code_and_remember_each_other() {
+    let (mut hosts, _folder) = two_hosts(TwoHostsSpec { links: 2, ..TwoHostsSpec::default() });
+    let a = hosts.daemon(Side::A).json(&["host"]).expect("it has an identity");
+    assert_eq!(a["name"], "a");
+    let at = hosts.address(Side::A, 0);
+    refused(&hosts, Side::B, &["trust", &at, "K7QM-3XWD"], 55, "has given out no code");
+    hosts.pair().expect("paired");
+    let trusted = hosts.daemon(Side::B).json(&["trust", "--list"]).expect("listed");
+    assert_eq!(trusted[0]["name"], "a");
+    assert_eq!(trusted[0]["fingerprint"], a["fingerprint"]);
+    assert_eq!(trusted[0]["addresses"], serde_json::json!([at, hosts.address(Side::A, 1)]));
+    let listed = hosts.daemon(Side::A).run(&["trust", "--list"]).expect("the program runs");
+    assert!(String::from_utf8_lossy(&listed.stdout).contains("10.77.0.2:10810, 10.77.1.2:10810"), "{listed:?}");
+
+    // The code was good once.
+    refused(&hosts, Side::B, &["trust", &at, "K7QM-3XWD"], 55, "has given out no code, or it was used already");
+
+    for side in Side::BOTH {
+        hosts.daemon_mut(side).kill();
+        hosts.daemon_mut(side).start().expect("it starts again");
+    }
+    let again = hosts.daemon(Side::A).json(&["host"]).expect("it has an identity");
+    assert_eq!(again["fingerprint"], a["fingerprint"], "the identity was not kept");
+    assert_eq!(hosts.daemon(Side::A).json(&["trust", "--list"]).expect("listed")[0]["name"], "b");
+
+    let change = ["trust", "--change", "a", "--address", "10.77.1.1"];
+    assert_eq!(hosts.daemon(Side::B).json(&change).expect("changed")["addresses"][0], "10.77.1.1:10810");
+    hosts.daemon(Side::B).json(&["trust", "--remove", "a"]).expect("removed");
+    refused(&hosts, Side::B, &["trust", "--remove", "a"], 50, "trusts no host called a");
+
+    let log = std::fs::read_to_string(hosts.daemon(Side::B).state().join("audit.jsonl")).expect("there is one");
+    for action in ["host.pair", "host.change", "host.remove"] {
+        assert!(log.contains(action), "{action} is not in {log}");
+    }
+    assert!(!log.contains("K7QM"), "a code is in the audit log");
+}
+
+#[test]
+fn a_wrong_code_an_unknown_host_and_a_daemon_without_hosts_are_told_what_to_do() {
+    let (hosts, _folder) = two_hosts(TwoHostsSpec::default());
+    let at = hosts.address(Side::A, 0);
+    let code = hosts.daemon(Side::A).json(&["trust", "--invite"]).expect("a code")["code"].clone();
+    let wrong = if code == "2222-2222" { "3333-3333" } else { "2222-2222" };
+    refused(&hosts, Side::B, &["trust", &at, wrong], 55, "tries left: 2");
+    refused(&hosts, Side::B, &["trust", &at, "2222"], 55, "cannot be a code");
+    refused(&hosts, Side::B, &["trust", "10.77.0.1:9", wrong], 51, "cannot be reached at 10.77.0.1:9");
+    hosts.cut(0).expect("cut");
+    refused(&hosts, Side::B, &["trust", &at, wrong], 51, "cannot be reached");
+    hosts.mend(0).expect("mended");
+
+    let text = metrics(&hosts.daemon(Side::A).api());
+    assert!(text.contains("transhume_host_refusals_total 1\n"), "{text}");
+
+    let alone = World::new();
+    alone.refused(&["host"], 2, "give its configuration a section [hosts]");
+    alone.refused(&["trust", "--invite"], 2, "speaks to no other hosts");
+}

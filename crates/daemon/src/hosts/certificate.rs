@@ -1,0 +1,172 @@
+//! What is looked at in a certificate: its fingerprint, and from when until when it is good. Its names mean nothing.
+
+use std::fmt;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::v1::{Error, ErrorCode};
+use sha2::{Digest, Sha256};
+
+use crate::problem::Result;
+
+/// The SHA-256 of a certificate: who a host is. Written as `openssl x509 -fingerprint -sha256` writes it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Of a certificate in DER.
+    pub(crate) fn of(certificate: &[u8]) -> Self {
+        Self(Sha256::digest(certificate).into())
+    }
+
+    /// Reads it, with colons or without.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b':').collect();
+        let digits = std::str::from_utf8(&digits).ok().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
+        let mut bytes = [0; 32];
+        for (index, byte) in bytes.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+
+    pub(crate) const fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, byte) in self.0.iter().enumerate() {
+            write!(out, "{}{byte:02X}", if index == 0 { "" } else { ":" })?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, out)
+    }
+}
+
+/// From when until when a certificate is good, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) from: u64,
+    pub(crate) until: u64,
+}
+
+impl Validity {
+    /// Of a certificate in DER.
+    pub(crate) fn of(certificate: &[u8]) -> Option<Self> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
+        let validity = parsed.validity();
+        Some(Self { from: seconds(validity.not_before), until: seconds(validity.not_after) })
+    }
+
+    /// Whether it is good at `now`, in seconds since 1970.
+    pub(crate) const fn at(&self, now: u64) -> Standing {
+        match now {
+            early if early < self.from => Standing::NotYet,
+            late if late > self.until => Standing::Expired,
+            _ => Standing::Good,
+        }
+    }
+}
+
+/// How a certificate stands to the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Good,
+    NotYet,
+    Expired,
+}
+
+/// Whether the certificate of `whose` is good at `now`, with what to do if not; `here` says whether it is this host's own.
+pub(crate) fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Result<()> {
+    let at = if here { String::new() } else { format!(" on {whose}") };
+    let (message, hint) = match validity.at(now) {
+        Standing::Good => return Ok(()),
+        Standing::Expired => (
+            format!("the certificate of {whose} has expired on {}", date(validity.until)),
+            format!(
+                "run `transhume host --renew`{at}, then pair it anew with `transhume trust`; if it should be good \
+                 still, set this machine's clock, which says {}",
+                date(now)
+            ),
+        ),
+        Standing::NotYet => (
+            format!("the certificate of {whose} is good from {} on only", date(validity.from)),
+            format!("set the clock that is wrong: this machine's says {}", date(now)),
+        ),
+    };
+    Err(Error::new(ErrorCode::CertificateInvalid, message).with_hint(hint))
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// The year, month and day (UTC) of a second since 1970: the algorithm `civil_from_days` of Howard Hinnant.
+pub(crate) const fn civil(unix_seconds: u64) -> (u64, u8, u8) {
+    let days = unix_seconds / 86_400 + 719_468;
+    let era = days / 146_097;
+    let of_era = days % 146_097;
+    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + if month <= 2 { 1 } else { 0 };
+    (year, month as u8, day as u8)
+}
+
+/// The date (UTC) of a second since 1970.
+pub(crate) fn date(unix_seconds: u64) -> String {
+    let (year, month, day) = civil(unix_seconds);
+    format!("{year:04}-{month:02}-{day:02}")
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, shown) in [
+            (0, "1970-01-01"),
+            (951_782_399, "2000-02-28"),
+            (951_782_400, "2000-02-29"),
+            (951_868_800, "2000-03-01"),
+            (1_795_305_600, "2026-11-22"),
+            (4_102_444_800, "2100-01-01"),
+        ] {
+            assert_eq!(date(seconds), shown);
+        }
+    }
+
+    #[test]
+    fn a_fingerprint_is_read_as_it_is_written_and_nothing_else_is() {
+        let fingerprint = Fingerprint::of(b"a certificate");
+        assert_eq!(Fingerprint::parse(&fingerprint.to_string()), Some(fingerprint));
+        assert_eq!(Fingerprint::parse(&fingerprint.to_string().replace(':', "").to_lowercase()), Some(fingerprint));
+        for text in ["", "AB", &"G".repeat(64), &"A".repeat(63), &"é".repeat(32)] {
+            assert_eq!(Fingerprint::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_good_says_what_to_do() {
+        let validity = Validity { from: 1_000_000_000, until: 2_000_000_000 };
+        assert!(check(validity, 1_500_000_000, "b", false).is_ok());
+        let expired = check(validity, 2_000_000_001, "b", false).expect_err("it was taken");
+        assert_eq!(expired.code, ErrorCode::CertificateInvalid);
+        assert!(expired.message.contains("has expired on 2033-05-18"), "{expired}");
+        assert!(expired.hint.as_deref().is_some_and(|hint| hint.contains("host --renew` on b")), "{expired}");
+        let early = check(validity, 999_999_999, "b", false).expect_err("it was taken");
+        assert!(early.message.contains("good from 2001-09-09 on only"), "{early}");
+        assert!(early.hint.as_deref().is_some_and(|hint| hint.contains("this machine's says 2001-09-09")), "{early}");
+    }
+}

@@ -1,0 +1,63 @@
+//! TCP as the wire wants it: no waiting to fill packets, and a dead peer is noticed.
+//!
+//! The sizes of the sockets' buffers are the kernel's: it fits them to the path, up to `net.ipv4.tcp_wmem` and `tcp_rmem`,
+//! and whoever sets one switches that off.
+
+use std::io::{Error as OsError, ErrorKind as OsErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use env::Env;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
+
+use super::address::Address;
+
+/// How long a connection may take to come about.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// How long what was sent may stay unanswered before the connection counts as lost.
+const UNANSWERED: Duration = Duration::from_secs(20);
+/// How long nothing may come before the other side is asked whether it is there, and how often in what distance.
+const IDLE: Duration = Duration::from_secs(10);
+const PROBES: u32 = 3;
+const PROBE_DISTANCE: Duration = Duration::from_secs(3);
+
+/// How much the kernel holds that is not on its way yet: what is in there can go by no other stream, and small requests wait
+/// behind it.
+const UNSENT_BYTES_MAX: u32 = 256 << 10;
+
+/// Sets up a connection, made or taken.
+pub(crate) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(IDLE).with_interval(PROBE_DISTANCE).with_retries(PROBES);
+    socket.set_tcp_keepalive(&probes)?;
+    socket.set_tcp_user_timeout(Some(UNANSWERED))?;
+    socket.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)
+}
+
+/// Connects to `address`, from the address `from` of this machine if one is given.
+pub(crate) async fn connect(address: &Address, from: Option<IpAddr>, env: &dyn Env) -> std::io::Result<TcpStream> {
+    let attempt = async {
+        let mut last = OsError::new(OsErrorKind::NotFound, "the name has no address");
+        for remote in lookup_host((&*address.host, address.port)).await? {
+            match connect_to(remote, from).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    };
+    let late = || Err(OsError::new(OsErrorKind::TimedOut, format!("no answer within {} s", CONNECT_LIMIT.as_secs())));
+    let stream = env::timeout(env, CONNECT_LIMIT, attempt).await.unwrap_or_else(late)?;
+    prepare(&stream)?;
+    Ok(stream)
+}
+
+async fn connect_to(remote: SocketAddr, from: Option<IpAddr>) -> std::io::Result<TcpStream> {
+    let socket = if remote.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    if let Some(from) = from.filter(|from| from.is_ipv4() == remote.is_ipv4()) {
+        socket.bind(SocketAddr::new(from, 0))?;
+    }
+    socket.connect(remote).await
+}

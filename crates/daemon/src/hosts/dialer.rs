@@ -1,0 +1,190 @@
+//! Connections to a trusted host: stream k over the k-th pair of a local and a remote address, in turn, so that several
+//! network cards are used; a pair that is dead is replaced by the next one.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use block::ErrorKind;
+use futures::future::BoxFuture;
+use migrate::stream::{BoxTransport, Dialer};
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::address::Address;
+use super::connect::connect;
+use super::message::Message;
+use super::name::HostName;
+use super::network::HostNetwork;
+use super::store::Trusted;
+use super::tls::{self, ALPN_WIRE, Expected, SERVER_NAME};
+use super::{certificate, listener};
+use crate::problem::Result;
+
+/// Dials one host.
+pub(crate) struct HostDialer {
+    network: Arc<HostNetwork>,
+    name: HostName,
+}
+
+impl HostDialer {
+    pub(crate) const fn new(network: Arc<HostNetwork>, name: HostName) -> Self {
+        Self { network, name }
+    }
+
+    async fn dial_any(&self, stream: u16) -> Result<BoxTransport> {
+        // Looked up each time: addresses change, and trust may end.
+        let host = self.network.store.named(self.name.as_str())?;
+        let pairs = pairs(&self.network.own_addresses(), &host.addresses);
+        let mut first = None;
+        for turn in 0..pairs.len() {
+            let (from, to) = &pairs[(usize::from(stream) + turn) % pairs.len()];
+            match self.dial_one(&host, to, *from).await {
+                Ok(transport) => return Ok(transport),
+                // Another way to the same host changes nothing about what it says.
+                Err(error) if error.code != ErrorCode::HostUnreachable => return Err(error),
+                Err(error) => first = first.or(Some(error)),
+            }
+        }
+        Err(first.unwrap_or_else(|| {
+            Error::new(ErrorCode::HostUnreachable, format!("no address of {} is known", self.name))
+                .with_hint(format!("`transhume trust --change {} --address HOST:PORT`", self.name))
+        }))
+    }
+
+    async fn dial_one(&self, host: &Trusted, to: &Address, from: Option<IpAddr>) -> Result<BoxTransport> {
+        let network = &self.network;
+        if network.is_plaintext() {
+            let mut stream = reach(network, to, from, &self.name).await?;
+            let claim =
+                Message::Claim { from: network.identity().fingerprint.to_string(), to: host.fingerprint.to_string() };
+            let said = async {
+                tokio::io::AsyncWriteExt::write_all(&mut stream, listener::PLAINTEXT_MAGIC).await?;
+                claim.send(&mut stream).await
+            };
+            said.await.map_err(|error| lost(&self.name, to, &error))?;
+            welcome(network, &mut stream, (&self.name, to)).await?;
+            return Ok(Box::new(stream));
+        }
+        let expected = Expected::Host(host.name.to_string(), host.fingerprint);
+        let mut stream = encrypted(network, (to, from), (expected, ALPN_WIRE), self.name.as_str()).await?;
+        welcome(network, &mut stream, (&self.name, to)).await?;
+        Ok(Box::new(stream))
+    }
+}
+
+impl Dialer for HostDialer {
+    fn dial(&self, stream: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
+        Box::pin(async move { self.dial_any(stream).await.map_err(|error| of_dialing(&error)) })
+    }
+}
+
+/// Waits until the other side lets the connection be a stream.
+async fn welcome(
+    network: &HostNetwork,
+    stream: &mut (impl tokio::io::AsyncRead + Unpin),
+    (name, to): (&HostName, &Address),
+) -> Result<()> {
+    match env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, Message::receive(stream)).await {
+        Some(Ok(Message::Welcome)) => Ok(()),
+        Some(Ok(Message::Refused { why })) => Err(why.error(name.as_str())),
+        Some(Ok(_)) => Err(lost(name, to, &"it says something else than it should")),
+        Some(Err(error)) => Err(lost(name, to, &error)),
+        None => Err(lost(name, to, &"it says nothing")),
+    }
+}
+
+/// A TCP connection to `whom`.
+async fn reach(
+    network: &HostNetwork,
+    to: &Address,
+    from: Option<IpAddr>,
+    whom: &impl std::fmt::Display,
+) -> Result<TcpStream> {
+    let stream = connect(to, from, &*network.env).await;
+    stream.map_err(|error| {
+        let from = from.map_or_else(String::new, |from| format!(" from {from}"));
+        Error::new(ErrorCode::HostUnreachable, format!("{whom} cannot be reached at {to}{from}: {error}")).with_hint(
+            format!(
+                "see that transhumed runs there with a section [hosts], and that no firewall is in the way of port {}",
+                to.port
+            ),
+        )
+    })
+}
+
+/// A TLS connection to `whom`, who is `expected`.
+pub(crate) async fn encrypted(
+    network: &HostNetwork,
+    (to, from): (&Address, Option<IpAddr>),
+    (expected, protocol): (Expected, &[u8]),
+    whom: &str,
+) -> Result<TlsStream<TcpStream>> {
+    let identity = network.identity();
+    let now = certificate::unix_seconds(network.env.wall_clock());
+    certificate::check(identity.validity, now, "this host", true)?;
+    let config = tls::client(&identity, &network.env, expected, protocol)?;
+    let stream = reach(network, to, from, &whom).await?;
+    let name = ServerName::try_from(SERVER_NAME).expect("a constant that is a name");
+    let handshake = TlsConnector::from(config).connect(name, stream);
+    match env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await {
+        Some(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(protocol) => Ok(stream),
+        Some(Ok(_)) => Err(lost(&whom, to, &"no transhumed that speaks to other hosts listens there")),
+        Some(Err(error)) => Err(tls::rejection(&error).cloned().unwrap_or_else(|| lost(&whom, to, &error))),
+        None => Err(lost(&whom, to, &format_args!("no handshake within {} s", listener::HANDSHAKE_LIMIT.as_secs()))),
+    }
+}
+
+fn lost(whom: &impl std::fmt::Display, to: &Address, why: &dyn std::fmt::Display) -> Error {
+    Error::new(ErrorCode::HostUnreachable, format!("the connection to {whom} at {to} did not come about: {why}"))
+        .with_hint(format!("see the log of transhumed on {whom}, and that nothing else listens on that port"))
+}
+
+/// Every local address with the remote ones in turn. With one local address the kernel chooses it.
+fn pairs(local: &[Address], remote: &[Address]) -> Vec<(Option<IpAddr>, Address)> {
+    let local: Vec<IpAddr> = local.iter().filter_map(Address::number).collect();
+    if remote.is_empty() {
+        return Vec::new();
+    }
+    let count = local.len().max(remote.len());
+    let from = |turn: usize| if local.len() > 1 { Some(local[turn % local.len()]) } else { None };
+    (0..count).map(|turn| (from(turn), remote[turn % remote.len()].clone())).collect()
+}
+
+/// The error as a sender of streams sees it: its kind says whether to try again, its words say the rest.
+fn of_dialing(error: &Error) -> block::Error {
+    let kind = match error.code {
+        ErrorCode::HostUnreachable => ErrorKind::Disconnected,
+        ErrorCode::HostUnknown => ErrorKind::NotFound,
+        ErrorCode::Internal => ErrorKind::Internal,
+        _ => ErrorKind::PermissionDenied,
+    };
+    block::Error::new(kind, error.to_string())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn streams_go_over_every_pair_of_addresses_in_turn() {
+        let addresses = |texts: &[&str]| -> Vec<Address> {
+            texts.iter().map(|text| Address::parse(text).expect("an address")).collect()
+        };
+        let shown = |local: &[&str], remote: &[&str]| -> Vec<String> {
+            let pairs = pairs(&addresses(local), &addresses(remote));
+            let from = |from: &Option<IpAddr>| from.map_or("any".to_owned(), |from| from.to_string());
+            pairs.iter().map(|(local, remote)| format!("{} {remote}", from(local))).collect()
+        };
+        assert_eq!(shown(&["10.0.0.1"], &["10.0.0.2:7"]), ["any 10.0.0.2:7"]);
+        assert_eq!(
+            shown(&["10.0.0.1", "10.0.1.1"], &["10.0.0.2:7", "10.0.1.2:7"]),
+            ["10.0.0.1 10.0.0.2:7", "10.0.1.1 10.0.1.2:7"]
+        );
+        assert_eq!(shown(&[], &["b:7", "c:7"]), ["any b:7", "any c:7"]);
+        assert_eq!(shown(&["10.0.0.1", "10.0.1.1"], &["b:7"]), ["10.0.0.1 b:7", "10.0.1.1 b:7"]);
+        assert!(shown(&["10.0.0.1"], &[]).is_empty());
+    }
+}

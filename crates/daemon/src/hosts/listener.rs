@@ -1,0 +1,250 @@
+//! Connections from other hosts: who comes, whether that is trusted, and on to whoever serves it.
+//!
+//! ```text
+//!   accept ─▶ worker ─▶ first byte ─┬─ TLS ─▶ handshake ─▶ ALPN ─┬─ transhume-trust/1 ─▶ pairing
+//!                                   │                             └─ transhume/1 ─▶ trusted? ─▶ welcome ─▶ served
+//!                                   └─ plaintext, if both sides say so ─▶ claim ─▶ trusted? ─▶ welcome ─▶ served
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use migrate::stream::{BoxTransport, PeerName, Transport};
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::certificate::{Fingerprint, Standing, Validity, unix_seconds};
+use super::connect;
+use super::message::{Message, Refusal};
+use super::network::HostNetwork;
+use super::pairing::{self, Channel, EXPORTER_LABEL};
+use super::stage::Reception;
+use super::store::Trusted;
+use super::tls::{ALPN_TRUST, ALPN_WIRE};
+
+/// How long a handshake, or any step before a connection is a stream, may take.
+pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a pairing may take from its first message to its last.
+const PAIRING_LIMIT: Duration = Duration::from_secs(30);
+/// How many connections there are at most, and how many of them may not be streams yet.
+const CONNECTIONS_MAX: usize = 512;
+const HANDSHAKES_MAX: usize = 64;
+/// How long accepting rests after it failed (no file descriptors are left, most likely).
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+
+/// How a connection without encryption begins.
+pub(crate) const PLAINTEXT_MAGIC: &[u8] = b"transhume plaintext 1\n";
+/// The first byte of a TLS handshake.
+const TLS_HANDSHAKE: u8 = 0x16;
+
+/// What is counted, and how much there may be of it.
+pub(crate) struct Counters {
+    connections: Arc<Semaphore>,
+    handshakes: Arc<Semaphore>,
+    pub(crate) refused: AtomicU64,
+    pub(crate) accepted: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self {
+            connections: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+            handshakes: Arc::new(Semaphore::new(HANDSHAKES_MAX)),
+            refused: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
+        }
+    }
+
+    /// Connections that there are.
+    pub(crate) fn connections(&self) -> usize {
+        CONNECTIONS_MAX - self.connections.available_permits()
+    }
+
+    fn refuse(&self, from: SocketAddr, why: &dyn std::fmt::Display) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(%from, "a connection from another host was refused: {why}");
+    }
+}
+
+/// Takes connections for ever, each to the worker whose turn it is.
+pub(crate) async fn accept(network: Arc<HostNetwork>, listener: TcpListener) {
+    loop {
+        let accepted = listener.accept().await.and_then(|(stream, from)| Ok((stream.into_std()?, from)));
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection from another host could not be accepted");
+                network.env.sleep(ACCEPT_REST).await;
+                continue;
+            }
+        };
+        let counters = &network.counters;
+        let places = Arc::clone(&counters.connections).try_acquire_owned();
+        let Ok(place) = places.and_then(|place| Ok((place, Arc::clone(&counters.handshakes).try_acquire_owned()?)))
+        else {
+            counters.refuse(from, &"there are too many");
+            continue;
+        };
+        let network = Arc::clone(&network);
+        let worker = Arc::clone(&network.workers);
+        worker.next().spawn(async move {
+            match TcpStream::from_std(stream).and_then(|stream| connect::prepare(&stream).map(|()| stream)) {
+                Ok(stream) => Arrival { network, from, place }.serve(stream).await,
+                Err(error) => tracing::warn!(%error, "a connection from another host could not be taken"),
+            }
+        });
+    }
+}
+
+/// A connection that is no stream yet, with its places among all and among those that are none.
+struct Arrival {
+    network: Arc<HostNetwork>,
+    from: SocketAddr,
+    place: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+}
+
+impl Arrival {
+    async fn serve(self, stream: TcpStream) {
+        let network = Arc::clone(&self.network);
+        let first = async {
+            let mut byte = [0];
+            stream.peek(&mut byte).await.map(|_| byte[0])
+        };
+        match env::timeout(&*network.env, HANDSHAKE_LIMIT, first).await {
+            Some(Ok(TLS_HANDSHAKE)) => self.serve_encrypted(stream).await,
+            Some(Ok(first)) if first == PLAINTEXT_MAGIC[0] => self.serve_plaintext(stream).await,
+            _ => network.counters.refuse(self.from, &"it is none of a transhumed"),
+        }
+    }
+
+    async fn serve_encrypted(self, stream: TcpStream) {
+        let network = Arc::clone(&self.network);
+        let handshake = TlsAcceptor::from(network.tls()).accept(stream);
+        let stream = match env::timeout(&*network.env, HANDSHAKE_LIMIT, handshake).await {
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => return network.counters.refuse(self.from, &error),
+            None => return network.counters.refuse(self.from, &"its handshake takes too long"),
+        };
+        let connection = stream.get_ref().1;
+        let certificate = connection.peer_certificates().and_then(|chain| chain.first());
+        let Some(certificate) = certificate.map(|certificate| certificate.clone().into_owned()) else {
+            return network.counters.refuse(self.from, &"it shows no certificate");
+        };
+        match connection.alpn_protocol() {
+            Some(ALPN_WIRE) => {
+                let trusted = self.trusted(Fingerprint::of(&certificate), Some(&certificate));
+                self.admit(stream, trusted).await;
+            }
+            Some(ALPN_TRUST) => self.pair(stream, &certificate).await,
+            _ => network.counters.refuse(self.from, &"it does not say what it wants"),
+        }
+    }
+
+    /// Who comes, if that is trusted and its certificate is good now.
+    fn trusted(&self, fingerprint: Fingerprint, certificate: Option<&[u8]>) -> Result<Trusted, Refusal> {
+        let host = self.network.store.with(fingerprint).ok_or(Refusal::NotTrusted)?;
+        if let Some(certificate) = certificate {
+            self.check_validity(certificate)?;
+        }
+        Ok(host)
+    }
+
+    fn check_validity(&self, certificate: &[u8]) -> Result<(), Refusal> {
+        let now = unix_seconds(self.network.env.wall_clock());
+        let validity = Validity::of(certificate).ok_or(Refusal::Malformed)?;
+        match validity.at(now) {
+            Standing::Good => Ok(()),
+            Standing::Expired => Err(Refusal::Expired { until: validity.until, now }),
+            Standing::NotYet => Err(Refusal::NotYet { from: validity.from, now }),
+        }
+    }
+
+    async fn serve_plaintext(self, mut stream: TcpStream) {
+        let network = Arc::clone(&self.network);
+        let claim = async {
+            let mut magic = [0; PLAINTEXT_MAGIC.len()];
+            stream.read_exact(&mut magic).await?;
+            match magic == PLAINTEXT_MAGIC {
+                true => Message::receive(&mut stream).await,
+                false => Err(std::io::ErrorKind::InvalidData.into()),
+            }
+        };
+        let Some(Ok(Message::Claim { from, to })) = env::timeout(&*network.env, HANDSHAKE_LIMIT, claim).await else {
+            return network.counters.refuse(self.from, &"it is none of a transhumed");
+        };
+        let trusted = match () {
+            () if !network.is_plaintext() => Err(Refusal::Encrypted),
+            () if to != network.identity().fingerprint.to_string() => Err(Refusal::NotMe),
+            () => Fingerprint::parse(&from).ok_or(Refusal::Malformed).and_then(|from| self.trusted(from, None)),
+        };
+        if let Ok(host) = &trusted {
+            tracing::warn!(host = %host.name, from = %self.from, "a stream without encryption, from whoever says so");
+        }
+        self.admit(stream, trusted).await;
+    }
+
+    /// Lets the connection be a stream, or says why not, and serves it for as long as its host is trusted.
+    async fn admit(self, mut stream: impl Transport + 'static, trusted: Result<Trusted, Refusal>) {
+        let Self { network, from, place: (_place, handshake) } = self;
+        let admitted = trusted.and_then(|host| Ok((host, network.reception().ok_or(Refusal::NotReady)?)));
+        let answer = match &admitted {
+            Ok(_) => Message::Welcome,
+            Err(why) => Message::Refused { why: *why },
+        };
+        let sent = env::timeout(&*network.env, HANDSHAKE_LIMIT, answer.send(&mut stream)).await;
+        drop(handshake);
+        let (host, reception) = match (admitted, sent) {
+            (Ok(admitted), Some(Ok(()))) => admitted,
+            (Err(why), _) => return network.counters.refuse(from, &why.error("this host").message),
+            (Ok(_), _) => return network.counters.refuse(from, &"it went away"),
+        };
+        network.counters.accepted.fetch_add(1, Ordering::Relaxed);
+        tracing::debug!(host = %host.name, %from, "a stream begins");
+        serve_stream(&network, Box::new(stream), &host, reception).await;
+    }
+
+    async fn pair(self, mut stream: TlsStream<TcpStream>, certificate: &[u8]) {
+        let network = Arc::clone(&self.network);
+        let joining = Fingerprint::of(certificate);
+        let mut exported = [0; 32];
+        let connection = stream.get_ref().1;
+        if let Err(error) = connection.export_keying_material(&mut exported, EXPORTER_LABEL, None) {
+            return network.counters.refuse(self.from, &error);
+        }
+        let pairing = async {
+            if let Err(why) = self.check_validity(certificate) {
+                Message::Refused { why }.send(&mut stream).await?;
+                return Err(pairing::Failure::Here(why));
+            }
+            let channel = Channel { exported, joining, inviting: network.identity().fingerprint };
+            let about = network.about();
+            let now = network.env.now();
+            let side = network.inviting(joining, self.from.ip());
+            pairing::invite(&mut stream, (channel, &network.invitations, now), &about, &side).await
+        };
+        let outcome = env::timeout(&*network.env, PAIRING_LIMIT, pairing).await;
+        let outcome = outcome.unwrap_or_else(|| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()));
+        // The last message is read before the connection goes.
+        let _ = tokio::io::AsyncWriteExt::shutdown(&mut stream).await;
+        network.note_joined(self.from, joining, outcome);
+    }
+}
+
+/// Serves a stream until it ends or its host is trusted no more.
+async fn serve_stream(network: &HostNetwork, transport: BoxTransport, host: &Trusted, reception: Arc<dyn Reception>) {
+    let served = reception.serve(transport, PeerName(host.name.to_string()));
+    tokio::select! {
+        outcome = served => match outcome {
+            Ok(()) => tracing::debug!(host = %host.name, "a stream has ended"),
+            Err(error) => tracing::info!(host = %host.name, error = error.chain(), "a stream has ended"),
+        },
+        () = network.store.distrusted(host.fingerprint) => {
+            tracing::warn!(host = %host.name, "a stream is cut: its host is trusted no more");
+        }
+    }
+}
