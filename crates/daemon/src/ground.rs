@@ -216,6 +216,12 @@ pub trait Hosts: Send + Sync {
     /// If no host of that name is trusted.
     fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>>;
 
+    /// Where the streams to other hosts run, so that encrypting them takes several processors; none: beside whoever asks for
+    /// them.
+    fn stream_workers(&self) -> Vec<EnvRef> {
+        Vec::new()
+    }
+
     /// Lets `reception` serve the streams of trusted hosts from now on.
     ///
     /// # Errors

@@ -1,9 +1,11 @@
 //! The data plane: one thread a core, each with an event loop of its own. A connection stays on its worker.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
-use env::EnvRef;
+use env::{Env, EnvRef, Moment, Task};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
@@ -124,8 +126,66 @@ impl Workers {
         Ok(Self { workers, next: AtomicUsize::new(0) })
     }
 
+    /// The world of `env` as each of them sees it: what is spawned there runs on that worker, whoever asks for it.
+    pub(crate) fn environments(&self, env: &EnvRef) -> Vec<EnvRef> {
+        let each = |worker: &Worker| match &worker.0 {
+            Kind::Thread(thread) => {
+                Arc::new(OnWorker { env: Arc::clone(env), handle: thread.handle.clone() }) as EnvRef
+            }
+            Kind::Beside(env) => Arc::clone(env),
+        };
+        self.workers.iter().map(each).collect()
+    }
+
     /// The worker whose turn it is to take a connection.
     pub(crate) fn next(&self) -> &Worker {
         &self.workers[self.next.fetch_add(1, Ordering::Relaxed) % self.workers.len()]
+    }
+}
+
+/// An environment whose tasks run on one worker. Its sleeps are for those tasks.
+struct OnWorker {
+    env: EnvRef,
+    handle: Handle,
+}
+
+impl Env for OnWorker {
+    fn now(&self) -> Moment {
+        self.env.now()
+    }
+
+    fn sleep(&self, span: Duration) -> Task {
+        self.env.sleep(span)
+    }
+
+    fn spawn(&self, task: Task) {
+        self.handle.spawn(task);
+    }
+
+    fn random(&self) -> u64 {
+        self.env.random()
+    }
+
+    fn breathe(&self) {
+        self.env.breathe();
+    }
+
+    fn wall_clock(&self) -> SystemTime {
+        self.env.wall_clock()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_spawned_in_a_workers_world_runs_on_that_worker() {
+        let env: EnvRef = Arc::new(env::RealEnv::new());
+        let workers = Workers::start_yielding("wire", 2).expect("started");
+        for (number, world) in workers.environments(&env).iter().enumerate() {
+            let name = env::spawn_with_result(&**world, async { std::thread::current().name().map(str::to_owned) });
+            assert_eq!(name.await.expect("it ran"), Some(format!("wire-{number}")));
+        }
     }
 }

@@ -371,6 +371,10 @@ impl Hosts for RealHosts {
         Ok(Arc::new(HostDialer::new(Arc::clone(&self.0), host.clone())))
     }
 
+    fn stream_workers(&self) -> Vec<EnvRef> {
+        self.0.workers.environments(&self.0.env)
+    }
+
     fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<()>> {
         *self.0.reception.write() = Some(reception);
         Box::pin(async { Ok(()) })
