@@ -136,6 +136,8 @@ struct Copy {
     root: PathBuf,
     tree: PathBuf,
     target: PathBuf,
+    /// Locked as long as it is used: another run's mistakes would be taken for this one's.
+    _lock: fs::File,
 }
 
 impl Copy {
@@ -146,7 +148,15 @@ impl Copy {
         let base =
             std::env::var_os("TRANSHUME_MUTATIONS").map_or_else(|| cache.join("transhume/mutations"), PathBuf::from);
         ensure!(!base.starts_with(root), "{} lies in the checkout", base.display());
-        let copy = Self { root: root.to_owned(), tree: base.join("tree"), target: base.join("target") };
+        fs::create_dir_all(&base)?;
+        let lock = fs::File::create(base.join("lock"))?;
+        lock.try_lock().with_context(|| {
+            let base = base.display();
+            format!(
+                "another run makes its mistakes in {base}: wait for it, or name another place in TRANSHUME_MUTATIONS"
+            )
+        })?;
+        let copy = Self { root: root.to_owned(), tree: base.join("tree"), target: base.join("target"), _lock: lock };
         copy.restore()?;
         Ok(copy)
     }
