@@ -37,6 +37,17 @@ async fn a_remote_volume_with_large_sectors_conforms() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_connection_that_keeps_bytes_back_is_flushed_until_all_are_gone() {
+    let make = async |size| {
+        let pair = Pair::new(6, Device::new("memory", MemDevice::new(size)));
+        *pair.lines.keeps_back.lock() = true;
+        let options = StreamOptions { streams: 2, ..StreamOptions::default() };
+        Device::from_arc("remote", pair.connect(Role::Copy, options).await.expect("it is let in"))
+    };
+    conformance(6, make).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn every_stream_carries_its_part_and_zeroes_are_not_sent() {
     let pair = Pair::new(1, memory(64));
     let (remote, device) = pair.device(Role::Copy, 4).await;

@@ -1,8 +1,11 @@
 //! Two ends in one runtime, and what lies between them.
 
+use std::collections::VecDeque;
 use std::future::pending;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Mutation, Result};
@@ -10,7 +13,7 @@ use env::EnvRef;
 use env::testing::PausedEnv;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 use transhume_migrate::stream::{
     Answer, Ask, BoxTransport, Dialer, Gate, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role, SessionRequest,
@@ -72,6 +75,57 @@ struct Line {
     weather: Arc<Mutex<Weather>>,
 }
 
+/// A connection that keeps bytes back until it is flushed, as those that encrypt do.
+struct Reluctant {
+    inner: DuplexStream,
+    held: VecDeque<u8>,
+}
+
+impl Reluctant {
+    fn boxed(inner: DuplexStream) -> BoxTransport {
+        Box::new(Self { inner, held: VecDeque::new() })
+    }
+
+    fn poll_drain(&mut self, task: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        while !self.held.is_empty() {
+            let count = ready!(Pin::new(&mut self.inner).poll_write(task, self.held.as_slices().0))?;
+            self.held.drain(..count);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Reluctant {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        task: &mut Context<'_>,
+        room: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(task, room)
+    }
+}
+
+impl AsyncWrite for Reluctant {
+    fn poll_write(mut self: Pin<&mut Self>, task: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        if self.held.len() > PIPE_BYTES {
+            ready!(self.poll_drain(task))?;
+        }
+        let count = bytes.len().min(16 << 10);
+        self.held.extend(&bytes[..count]);
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        ready!(self.poll_drain(task))?;
+        Pin::new(&mut self.inner).poll_flush(task)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        ready!(self.poll_drain(task))?;
+        Pin::new(&mut self.inner).poll_shutdown(task)
+    }
+}
+
 /// Connects to a receiver in the same runtime.
 pub(crate) struct Lines {
     pub(crate) receiver: Mutex<Arc<Receiver>>,
@@ -80,6 +134,8 @@ pub(crate) struct Lines {
     pub(crate) is_down: Mutex<bool>,
     /// A bit changes in every so many pieces, towards the receiver and back; 0: never.
     pub(crate) corrupt_every: Arc<[AtomicU64; 2]>,
+    /// Whether connections keep bytes back until they are flushed.
+    pub(crate) keeps_back: Mutex<bool>,
     pub(crate) ends: Arc<Mutex<Vec<Result<()>>>>,
     pub(crate) dials: Mutex<Vec<u16>>,
 }
@@ -152,11 +208,15 @@ impl Dialer for Lines {
             ];
             self.lines.lock().push(Line { stream, pumps, weather });
             let (receiver, ends) = (Arc::clone(&self.receiver.lock()), Arc::clone(&self.ends));
+            let (near, far) = match *self.keeps_back.lock() {
+                true => (Reluctant::boxed(near), Reluctant::boxed(far)),
+                false => (Box::new(near) as BoxTransport, Box::new(far) as BoxTransport),
+            };
             tokio::spawn(async move {
-                let end = receiver.serve(Box::new(far), PeerName("north".to_owned())).await;
+                let end = receiver.serve(far, PeerName("north".to_owned())).await;
                 ends.lock().push(end);
             });
-            Ok(Box::new(near) as BoxTransport)
+            Ok(near)
         })
     }
 }
@@ -188,6 +248,7 @@ impl Pair {
             lines: Mutex::default(),
             is_down: Mutex::new(false),
             corrupt_every: Arc::default(),
+            keeps_back: Mutex::new(false),
             ends: Arc::default(),
             dials: Mutex::default(),
         };

@@ -101,12 +101,17 @@ impl Raw {
     }
 
     async fn open(pair: &Pair) -> Self {
+        Self::open_stream(pair, 0).await
+    }
+
+    async fn open_stream(pair: &Pair, stream: u16) -> Self {
         let mut raw = Self::connect(pair);
         raw.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
         let mut choice = [0; CHOICE_BYTES];
         raw.transport.read_exact(&mut choice).await.expect("it is answered");
         let request = pair.request(Role::Copy);
-        let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
+        let joins = stream > 0;
+        let opening = Opening { sender: [2; 16], session: 1, stream, generation: 1, joins, request };
         let message = encode(&opening).expect("it is short");
         raw.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
         let (header, _) = raw.hear().await;
@@ -263,4 +268,35 @@ async fn options_out_of_range_are_refused() {
         (for_two, StreamOptions::for_machine(64, 1).streams, StreamOptions::for_machine(1, 6).streams),
         (2, 4, 6)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn connections_that_wait_for_each_others_end_do_not_wait_for_ever() {
+    let waits: [fn(u64) -> Header; 2] = [
+        |other| Header { offset: other, length: 1, ..Header::request(Kind::Retire, 1) },
+        |_| Header::request(Kind::Leave, 1),
+    ];
+    for wait in waits {
+        let pair = memory_pair();
+        let mut first = Raw::open_stream(&pair, 0).await;
+        let mut second = Raw::open_stream(&pair, 1).await;
+        let (one, other) = (wait(1), wait(0));
+        futures::join!(first.say(&one, &[]), second.say(&other, &[]));
+        pair.settle().await;
+        drop((first, second));
+        pair.env.sleep(Duration::from_secs(70)).await;
+        assert_eq!(pair.receiver().sessions(), 0, "the session is never over");
+        // And the volume can be opened again.
+        Raw::open(&pair).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_is_dropped_gives_the_volume_up_at_once() {
+    let pair = memory_pair();
+    let (remote, device) = pair.device(Role::Copy, 3).await;
+    device.flush().await.expect("it works");
+    drop((remote, device));
+    pair.settle().await;
+    assert_eq!(pair.receiver().sessions(), 0);
 }

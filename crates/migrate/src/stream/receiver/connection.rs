@@ -64,7 +64,11 @@ pub(super) struct Engine<'a> {
     inbox: Inbox,
     inbound: Inbound<'a>,
     outbox: Outbox,
+    is_unflushed: bool,
     in_flight: FuturesUnordered<BoxFuture<'a, Reply>>,
+    /// Those that only wait for other connections to be finished. They are given up when this one ends: two that waited
+    /// for each other would never be.
+    waits: FuturesUnordered<BoxFuture<'a, Reply>>,
     requests: usize,
     bytes: usize,
     expander: Expander,
@@ -98,7 +102,9 @@ impl<'a> Engine<'a> {
             inbox: Inbox::new(),
             inbound: Inbound::Header,
             outbox,
+            is_unflushed: false,
             in_flight: FuturesUnordered::new(),
+            waits: FuturesUnordered::new(),
             // The welcome.
             requests: 1,
             bytes: 0,
@@ -150,6 +156,7 @@ impl<'a> Engine<'a> {
         self.end.get_or_insert(end);
         self.is_deaf = true;
         self.outbox.clear();
+        self.waits.clear();
         // Memory that was waited for is not needed.
         self.inbound = Inbound::Header;
     }
@@ -193,7 +200,12 @@ impl<'a> Engine<'a> {
             self.fail(Error::new(ErrorKind::TimedOut, format!("the sender has not been heard for {silence:?}")));
             return;
         }
-        if now.since(self.spoke) >= shared.limits.beat && self.outbox.is_empty() {
+        let unsent = now.since(self.spoke);
+        if unsent > shared.limits.silence_max && !self.outbox.is_empty() {
+            self.fail(Error::new(ErrorKind::TimedOut, format!("the sender has taken nothing for {unsent:?}")));
+            return;
+        }
+        if unsent >= shared.limits.beat && self.outbox.is_empty() {
             let beat =
                 Header { offset: self.received, length: u64::from(self.is_busy()), ..Header::request(Kind::Beat, 0) };
             self.requests += 1;
@@ -205,6 +217,12 @@ impl<'a> Engine<'a> {
         let mut has_moved = false;
         while !self.in_flight.is_empty()
             && let Poll::Ready(Some(reply)) = Pin::new(&mut self.in_flight).poll_next(task)
+        {
+            self.finish(reply);
+            has_moved = true;
+        }
+        while !self.waits.is_empty()
+            && let Poll::Ready(Some(reply)) = Pin::new(&mut self.waits).poll_next(task)
         {
             self.finish(reply);
             has_moved = true;
@@ -228,6 +246,7 @@ impl<'a> Engine<'a> {
         let mut running = execute(self.context, header, payload, cost).boxed();
         match running.poll_unpin(task) {
             Poll::Ready(reply) => self.finish(reply),
+            Poll::Pending if matches!(header.kind, Kind::Retire | Kind::Leave) => self.waits.push(running),
             Poll::Pending => self.in_flight.push(running),
         }
     }
@@ -251,11 +270,18 @@ impl<'a> Engine<'a> {
         }
         if has_moved {
             self.spoke = self.context.shared.env.now();
-            if let Poll::Ready(Err(error)) = Pin::new(&mut self.transport).poll_flush(task) {
+            self.is_unflushed = true;
+        }
+        // A transport that encrypts keeps bytes back while the network takes none, and must be asked again.
+        if self.is_unflushed
+            && let Poll::Ready(flushed) = Pin::new(&mut self.transport).poll_flush(task)
+        {
+            self.is_unflushed = false;
+            if let Err(error) = flushed {
                 self.fail(Error::from_os(error, "sending to the sender"));
             }
         }
-        if self.is_leaving && self.outbox.is_empty() && self.end.is_none() {
+        if self.is_leaving && self.outbox.is_empty() && !self.is_unflushed && self.end.is_none() {
             self.stop(End::Orderly);
             has_moved = true;
         }

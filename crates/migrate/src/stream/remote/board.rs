@@ -173,6 +173,7 @@ pub(super) struct Board {
     has_forgotten: bool,
     /// Whether requests of a lost session wait for the next.
     waits_when_lost: bool,
+    is_leaving: bool,
     is_closed: bool,
 }
 
@@ -212,6 +213,7 @@ impl Board {
             flushed: 0,
             has_forgotten: false,
             waits_when_lost,
+            is_leaving: false,
             is_closed: false,
         }
     }
@@ -232,6 +234,7 @@ impl Board {
         if matches!(request, Request::Flush) && self.has_forgotten {
             return Err(Error::new(ErrorKind::Io, FORGOTTEN));
         }
+        self.is_leaving |= matches!(request, Request::Leave);
         let (answer, answered) = oneshot::channel();
         self.queue(request, fua, lock, Some(answer));
         Ok(answered)
@@ -493,6 +496,11 @@ impl Board {
 
     pub(super) const fn is_closed(&self) -> bool {
         self.is_closed
+    }
+
+    /// Whether streams that end now are meant to.
+    pub(super) const fn is_leaving(&self) -> bool {
+        self.is_leaving || self.is_closed
     }
 
     /// The number of the newest session.

@@ -13,6 +13,8 @@
 //! ```
 
 mod board;
+#[cfg(test)]
+mod board_tests;
 mod session;
 mod stream;
 
@@ -66,7 +68,8 @@ struct Known {
     transfer_bytes_max: u32,
 }
 
-/// A volume at the other end of several streams. Dropping it ends the session.
+/// A volume at the other end of several streams. Dropping it ends the session, and the other end is told if it can be;
+/// [`close`](Self::close) also waits until it has given the volume up.
 pub struct Remote {
     shared: Arc<Shared>,
 }

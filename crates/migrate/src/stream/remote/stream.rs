@@ -18,7 +18,7 @@ use std::time::Duration;
 use block::{Buffer, Data, Error, ErrorKind, Extent, Result};
 use env::{Moment, Task};
 use futures::FutureExt;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Shared;
@@ -35,6 +35,9 @@ use crate::stream::statistics::{OneStream, add};
 
 /// When so much waits for the transport, no more is taken: a short request that comes now has this before it.
 const OUTBOX_BYTES: usize = 256 << 10;
+
+/// How long a connection is kept to say that it will not be used any more.
+const LEAVE_MAX: Duration = Duration::from_millis(500);
 
 /// After so many rounds other tasks of this worker get their turn.
 const ROUNDS_MAX: usize = 32;
@@ -74,6 +77,7 @@ pub(super) struct Engine {
     /// `None`: a header comes next.
     inbound: Option<Inbound>,
     outbox: Outbox,
+    is_unflushed: bool,
     sent: BTreeMap<u64, Sent>,
     load: usize,
     compressor: Compressor,
@@ -101,6 +105,7 @@ impl Engine {
             inbox: Inbox::new(),
             inbound: None,
             outbox: Outbox::default(),
+            is_unflushed: false,
             sent: BTreeMap::new(),
             load: 0,
             compressor: Compressor::default(),
@@ -118,11 +123,26 @@ impl Engine {
     /// Serves the connection until its end: why it ended, and what was not answered.
     pub(super) async fn run(mut self) -> (Error, Vec<Operation>) {
         let why = poll_fn(|task| self.poll(task)).await;
+        if self.shared.board.lock().is_closed() {
+            self.take_leave().await;
+        }
         let mut operations: Vec<Operation> = self.sent.into_values().map(|sent| sent.operation).collect();
         if let Some(Inbound { sent, target, .. }) = self.inbound {
             operations.push(restore(sent.operation, target));
         }
         (why, operations)
+    }
+
+    /// Tells the other side that nobody will come back, as far as it hears.
+    async fn take_leave(&mut self) {
+        self.outbox.push(&Header::request(Kind::Leave, u64::MAX), Body::None, 0);
+        let env = Arc::clone(&self.shared.env);
+        let sending = poll_fn(|task| match self.send(task) {
+            Ok(_) if !self.outbox.is_empty() || self.is_unflushed => Poll::Pending,
+            _ => Poll::Ready(()),
+        });
+        let _ = env::timeout(&*env, LEAVE_MAX, sending).await;
+        let _ = env::timeout(&*env, LEAVE_MAX, self.transport.shutdown()).await;
     }
 
     fn poll(&mut self, task: &mut Context<'_>) -> Poll<Error> {
@@ -299,9 +319,14 @@ impl Engine {
         }
         if has_moved {
             self.spoke = self.shared.now();
-            if let Poll::Ready(Err(error)) = Pin::new(&mut self.transport).poll_flush(task) {
-                return Err(Error::from_os(error, "sending to the other host"));
-            }
+            self.is_unflushed = true;
+        }
+        // A transport that encrypts keeps bytes back while the network takes none, and must be asked again.
+        if self.is_unflushed
+            && let Poll::Ready(flushed) = Pin::new(&mut self.transport).poll_flush(task)
+        {
+            flushed.map_err(|error| Error::from_os(error, "sending to the other host"))?;
+            self.is_unflushed = false;
         }
         Ok(has_moved)
     }
