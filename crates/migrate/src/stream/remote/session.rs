@@ -110,7 +110,7 @@ impl Shared {
             let (why, sent) = Engine::new(Arc::clone(&self), place, connected).run().await;
             let (failed, is_over) = self.board.lock().end(place, sent, &why);
             failed.answer();
-            if !self.board.lock().is_closed() {
+            if !self.board.lock().is_leaving() {
                 tracing::warn!(stream, error = why.chain(), is_over, "a stream to another host is lost");
                 add(&self.counters.streams[usize::from(stream)].deaths, 1);
             }
