@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use crate::API_VERSION;
 use crate::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Host, HostAddresses, Invitation,
-    InviteRequest, Job, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Result, SetRequest, Status,
-    TrustedHost, Version, Volume,
+    InviteRequest, Job, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest,
+    Result, SetRequest, Status, TrustedHost, Version, Volume,
 };
 
 /// The largest answer that is read.
@@ -103,6 +103,14 @@ impl Client {
     /// It is in use or being moved.
     pub async fn detach(&self, name: &str) -> Result<Volume> {
         self.send(Method::DELETE, &format!("/v1/volumes/{}", escape(name)), &()).await
+    }
+
+    /// What two hosts have on record of a volume that was on its way between them; with a decision, carries that out.
+    ///
+    /// # Errors
+    /// There is no such volume, or that cannot be decided.
+    pub async fn resolve(&self, name: &str, request: &ResolveRequest) -> Result<Resolution> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/resolve", escape(name)), request).await
     }
 
     /// Which disks of a VM can be adopted.

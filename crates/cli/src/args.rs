@@ -55,6 +55,7 @@ pub(crate) enum Command {
     /// Move a volume to another place while it is used
     #[command(after_help = "Examples:\n  transhume move web1 --to file:/mnt/new/web1.img --verify full\n  \
         transhume move web1 --to file:/dev/vg0/web1 --overwrite --bandwidth 200MiB/s --detach\n  \
+        transhume move web1 --to host2\n  \
         transhume move web1 --all-disks --to 'file:/mnt/new/{name}.img' --no-persist")]
     Move(MoveArgs),
     /// Show the daemon, its volumes, and what is under way
@@ -78,6 +79,10 @@ pub(crate) enum Command {
     /// Say what a move would cost, and whether it would be refused
     #[command(after_help = "Example: transhume plan web1 --to file:/mnt/new/web1.img --verify full")]
     Plan(PlanArgs),
+    /// Say who holds a volume that was on its way between two hosts, and decide where nobody else can
+    #[command(after_help = "Examples:\n  transhume resolve web1\n  transhume resolve web1 --give-back\n\n\
+        Without a decision nothing is changed. A decision is needed only if one of the hosts is gone for good.")]
+    Resolve(ResolveArgs),
     /// List moves
     #[command(after_help = "Example: transhume jobs --all")]
     Jobs(JobsArgs),
@@ -258,9 +263,9 @@ pub(crate) struct StrategyArgs {
 pub(crate) struct PlanArgs {
     /// The volume
     pub(crate) name: String,
-    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page]; with --all-disks {name} in it is each volume's name, and
-    /// a path that ends with a slash is a directory
-    #[arg(long, value_name = "BACKEND")]
+    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], or HOST[:VOLUME] for another host's daemon; with
+    /// --all-disks {name} in it is each volume's name, and a path that ends with a slash is a directory
+    #[arg(long, value_name = "PLACE")]
     pub(crate) to: String,
     /// All adopted disks of the VM that this volume is a disk of; if one fails or is cancelled, so are the others that are
     /// not on their targets yet
@@ -310,6 +315,18 @@ pub(crate) struct SetArgs {
     /// Copy at most so much: 200MiB/s, 1Gbit/s; 0 for no limit
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Rate,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResolveArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// The host that it was moved to is to hold it
+    #[arg(long, conflicts_with = "give_back")]
+    pub(crate) take: bool,
+    /// The host that it was moved from is to hold it
+    #[arg(long)]
+    pub(crate) give_back: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use api::Client;
 use api::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, HostAddresses, InviteRequest, Job,
-    Monitor, MoveRequest, PairRequest, PlanRequest, Result, SetRequest,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Decision, Error, ErrorCode, HostAddresses, InviteRequest,
+    Job, Monitor, MoveRequest, PairRequest, PlanRequest, ResolveRequest, Result, SetRequest,
 };
 use serde::Serialize;
 
@@ -69,6 +69,15 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             }
             let plan = client.plan(&args.name, &request).await?;
             print(json, &plan, || show::plan(&plan))
+        }
+        Command::Resolve(args) => {
+            let decision = match (args.take, args.give_back) {
+                (true, _) => Some(Decision::Take),
+                (false, true) => Some(Decision::GiveBack),
+                (false, false) => None,
+            };
+            let resolution = client.resolve(&args.name, &ResolveRequest { decision }).await?;
+            print(json, &resolution, || show::resolution(&resolution))
         }
         Command::Jobs(args) => {
             let jobs = client.jobs(args.all).await?;

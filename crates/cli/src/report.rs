@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Estimate, Iteration, Job, JobState, Report, Strategy};
+use api::v1::{Estimate, Iteration, Job, JobState, Report, Strategy, StreamReport};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -78,6 +78,9 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     if let Some(digest) = &report.digest {
         lines.push(("BLAKE3", format!("{digest} (of the source; `b3sum` prints the same)")));
     }
+    if let Some(stream) = &report.stream {
+        lines.push(("sent", sent(stream)));
+    }
     if report.target_losses > 0 {
         lines.push(("losses", format!("the target was lost {} times and found again", report.target_losses)));
     }
@@ -86,6 +89,18 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.extend(report.notes.iter().map(|note| ("note", note.clone())));
     lines
+}
+
+/// What went to another host.
+fn sent(stream: &StreamReport) -> String {
+    let again = match stream.bytes_again {
+        0 => String::new(),
+        again => format!(", {} of it twice", bytes(again)),
+    };
+    let saved = stream.bytes_raw.saturating_sub(stream.bytes_payload);
+    let saved = if saved == 0 { String::new() } else { format!(" ({} left out or compressed away)", bytes(saved)) };
+    let sessions = if stream.sessions > 1 { format!(", in {} sessions", stream.sessions) } else { String::new() };
+    format!("{} over {} streams{saved}{again}{sessions}", bytes(stream.bytes_sent), stream.streams)
 }
 
 /// What was expected on the way.

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use api::v1::{
-    CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Status, TrustedHost, Volume, VolumeState,
+    Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Resolution, Status,
+    TrustedHost, Volume, VolumeState,
 };
 use comfy_table::{Table, presets};
 
@@ -57,6 +58,8 @@ const fn state(state: VolumeState) -> &'static str {
     match state {
         VolumeState::Serving => "serving",
         VolumeState::Moving => "moving",
+        VolumeState::Incoming => "incoming",
+        VolumeState::Forwarding => "forwarding",
         VolumeState::Down => "down",
         VolumeState::Unknown => "unknown",
     }
@@ -110,9 +113,35 @@ pub(crate) fn volume(volume: &Volume) -> String {
     if let Some(job) = volume.job {
         lines.push(("job", job.to_string()));
     }
+    if let Some(arrival) = &volume.arrival {
+        lines.push(("from", arrived(arrival)));
+    }
     if let Some(problem) = &volume.problem {
         lines.push(("problem", problem.clone()));
     }
+    lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
+}
+
+/// Where a volume comes from.
+fn arrived(arrival: &Arrival) -> String {
+    let from = format!("{} (as {} there)", arrival.host, arrival.volume);
+    match arrival.stage {
+        ArrivalStage::Filling => format!("{from}, which holds it and fills this copy"),
+        ArrivalStage::Prepared => format!("{from}; ready to be taken under epoch {}", arrival.epoch),
+        ArrivalStage::Held if arrival.used => format!("{from}, whose guest uses it from there"),
+        ArrivalStage::Held | ArrivalStage::Unknown => from,
+    }
+}
+
+/// What two hosts have on record of a volume.
+pub(crate) fn resolution(found: &Resolution) -> String {
+    let mut lines = vec![("volume", found.volume.clone()), ("here", found.here.clone())];
+    if let (Some(host), Some(there)) = (&found.host, &found.there) {
+        lines.push(("there", format!("{there} ({host})")));
+    }
+    lines.push(("so", found.verdict.clone()));
+    lines.extend(found.risk.iter().map(|risk| ("risk", risk.clone())));
+    lines.extend(found.done.iter().map(|done| ("done", done.clone())));
     lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
 }
 

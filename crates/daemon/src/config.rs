@@ -48,13 +48,30 @@ pub struct HostsConfig {
     /// Where others reach it, in the order in which streams take them; several for several network cards. If none is said,
     /// where it listens, or where others have seen it.
     pub addresses: Vec<String>,
+    /// Where volumes of other hosts are put. Nowhere if nothing is said: then this host takes none.
+    pub incoming_dirs: Vec<PathBuf>,
+    /// How many connections a move to another host uses; 0 for one a core up to four.
+    pub streams: u16,
+    /// The longest rest before a lost host is tried again, in seconds.
+    pub resume_interval_seconds: u64,
+    /// How long a lost host is tried again before somebody must say so, in seconds; 0 for ever.
+    pub resume_limit_seconds: u64,
     /// No encryption, towards hosts that say so, too: for measurements only.
     pub plaintext: bool,
 }
 
 impl Default for HostsConfig {
     fn default() -> Self {
-        Self { name: None, listen: vec!["0.0.0.0".to_owned()], addresses: Vec::new(), plaintext: false }
+        Self {
+            name: None,
+            listen: vec!["0.0.0.0".to_owned()],
+            addresses: Vec::new(),
+            plaintext: false,
+            incoming_dirs: Vec::new(),
+            streams: 0,
+            resume_interval_seconds: 2,
+            resume_limit_seconds: 0,
+        }
     }
 }
 

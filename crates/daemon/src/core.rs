@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::v1::{AttachRequest, Job, MoveRequest, SetRequest, Volume};
+use api::v1::{AttachRequest, Job, MoveRequest, Resolution, ResolveRequest, SetRequest, Volume};
 use migrate::Control;
 
 use crate::audit::Peer;
@@ -12,6 +12,7 @@ use crate::daemon::Daemon;
 use crate::ground::Ground;
 use crate::problem::Result;
 use crate::recover;
+use crate::remote;
 use crate::state_dir::{Layout, StateDir};
 
 /// A daemon on some ground. Clones are the same daemon.
@@ -30,6 +31,7 @@ impl Core {
         let state = StateDir::over(Layout::new(state_dir, Arc::clone(&ground.files)), None)?;
         let daemon = Arc::new(Daemon::new(ground, config, state, PathBuf::new())?);
         recover::recover(&daemon).await?;
+        remote::listen(&daemon).await?;
         Ok(Self { daemon })
     }
 
@@ -69,6 +71,22 @@ impl Core {
     /// As the API's.
     pub async fn set(&self, volume: &str, request: SetRequest) -> Result<Job> {
         self.daemon.set(volume, request).await
+    }
+
+    /// Says what both hosts have on record of a volume that was on its way between them, and does what was decided.
+    ///
+    /// # Errors
+    /// As the API's `resolve`.
+    pub async fn resolve(&self, volume: &str, request: ResolveRequest) -> Result<Resolution> {
+        self.daemon.resolve(volume, request).await
+    }
+
+    /// Stops serving `volume`.
+    ///
+    /// # Errors
+    /// As the API's `detach`.
+    pub async fn detach(&self, volume: &str) -> Result<Volume> {
+        self.daemon.detach(volume).await
     }
 
     /// Jobs, newest first, those included that are over.

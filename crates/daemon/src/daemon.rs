@@ -14,8 +14,8 @@ use tokio::sync::Semaphore;
 
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
-use crate::document::{AdoptionDocument, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
-use crate::ground::{Crew, Ground, Network, Places};
+use crate::document::{AdoptionDocument, ArrivalStage, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
+use crate::ground::{Crew, Ground, Hosts, Network, Places};
 use crate::held::{Held, HoldOptions, suited};
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
@@ -37,6 +37,8 @@ pub(crate) struct Daemon {
     pub(crate) network: Arc<dyn Network>,
     /// Where volumes are and go.
     pub(crate) backends: Arc<dyn Places>,
+    /// Other daemons.
+    pub(crate) hosts: Arc<dyn Hosts>,
     /// Who copies.
     pub(crate) crew: Arc<dyn Crew>,
     /// Where guest requests live.
@@ -53,7 +55,9 @@ pub(crate) struct Daemon {
     /// This host among others, if it speaks to any.
     pub(crate) host_network: Option<Arc<HostNetwork>>,
     /// Held while a volume comes or goes.
-    membership: tokio::sync::Mutex<()>,
+    pub(crate) membership: tokio::sync::Mutex<()>,
+    /// Held while what other hosts are to be told is changed.
+    pub(crate) owing: parking_lot::Mutex<()>,
 }
 
 /// A volume that is about to be.
@@ -69,7 +73,7 @@ pub(crate) struct NewVolume {
 impl Daemon {
     /// A daemon without volumes.
     pub(crate) fn new(ground: Ground, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Ground { env, files: _, places: backends, network, hosts: _, crew, boot } = ground;
+        let Ground { env, files: _, places: backends, network, hosts, crew, boot } = ground;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
@@ -77,6 +81,7 @@ impl Daemon {
             network,
             backends,
             crew,
+            hosts,
             pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
             places: Arc::new(Semaphore::new(config.running_jobs_max)),
             boot,
@@ -86,6 +91,7 @@ impl Daemon {
             unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
             host_network: None,
+            owing: parking_lot::Mutex::default(),
             layout,
             env,
             config,
@@ -99,13 +105,10 @@ impl Daemon {
     }
 
     /// Opens and locks what `place` names.
-    pub(crate) async fn hold(&self, place: &Location, hold: &HoldOptions) -> block::Result<Held> {
+    pub(crate) async fn hold(&self, volume: &Volume, place: &Location, hold: &HoldOptions) -> block::Result<Held> {
         match place {
             Location::Local(spec) => self.backends.hold(spec, hold, &*self.env).await,
-            Location::Remote(remote) => {
-                let context = format!("{remote} is on another host, and this daemon speaks to none");
-                Err(block::Error::new(block::ErrorKind::Unsupported, context))
-            }
+            Location::Remote(remote) => Ok(Held::relayed(self.relay(volume, remote))),
         }
     }
 
@@ -190,6 +193,7 @@ impl Daemon {
             size_limit: None,
             adoption: new.adoption,
             job: None,
+            arrival: None,
         };
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| {
@@ -231,9 +235,30 @@ impl Daemon {
     pub(crate) async fn detach(&self, name: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
-        if volume.document().adoption.is_some() {
+        let document = volume.document();
+        if document.adoption.is_some() {
             let message = format!("{name} is the disk of a running VM");
             return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
+        }
+        if let Some(arrival) = &document.arrival {
+            match arrival.stage {
+                ArrivalStage::Filling => {
+                    let shown = volume.show();
+                    self.drop_arrival(&volume).await?;
+                    return Ok(shown);
+                }
+                ArrivalStage::Prepared { .. } => {
+                    let message = format!("{name} comes from {}, which may have given it up already", arrival.host);
+                    return Err(Error::new(ErrorCode::WrongState, message)
+                        .with_hint(format!("`transhume resolve {name}` says what both hosts have on record")));
+                }
+                ArrivalStage::Held { .. } if volume.is_used_from_afar() => {
+                    let message = format!("a guest of {} uses {name}, through that host's daemon", arrival.host);
+                    return Err(Error::new(ErrorCode::InUse, message)
+                        .with_hint(format!("`transhume volume detach {}` there first", arrival.origin)));
+                }
+                ArrivalStage::Held { .. } => {}
+            }
         }
         self.remove_volume(&volume).await
     }

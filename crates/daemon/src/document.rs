@@ -11,6 +11,7 @@
 //! became of the source. A restart reads this and goes on from there.
 
 use api::v1::MoveRequest;
+use backends::PreparedTarget;
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
@@ -30,7 +31,7 @@ pub const DOCUMENT_VERSION_PLACES: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
     /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed, or
-    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file.
+    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host.
     pub version: u32,
     /// What the volume is called.
     pub name: String,
@@ -55,6 +56,48 @@ pub struct VolumeDocument {
     /// What is being done to it.
     #[serde(default)]
     pub job: Option<JobDocument>,
+    /// The host that moves it here, or has. Until it is held here, `backend` holds a copy that is not the volume.
+    #[serde(default)]
+    pub arrival: Option<ArrivalDocument>,
+}
+
+/// A volume that another host moves here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArrivalDocument {
+    /// The host, as this daemon's trust store calls it.
+    pub host: String,
+    /// What the volume is called there.
+    pub origin: String,
+    /// The move that brings it.
+    pub job: uuid::Uuid,
+    /// The epoch under which that host holds it.
+    pub epoch: u64,
+    /// How large it is, in bytes.
+    pub size: u64,
+    /// What requests are multiples of, in bytes.
+    pub request_alignment: u32,
+    /// Where it is put, and how to take that back.
+    pub target: PreparedTarget,
+    /// How far it has come.
+    pub stage: ArrivalStage,
+}
+
+/// How far a volume has come that another host moves here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArrivalStage {
+    /// It is being filled.
+    Filling,
+    /// It is complete and flushed, and waits for the other host to give it up.
+    Prepared {
+        /// The epoch under which it would be held.
+        epoch: u64,
+    },
+    /// It is held here.
+    Held {
+        /// The epoch under which it was taken.
+        epoch: u64,
+    },
 }
 
 /// The owner that a unix socket is given.
@@ -151,6 +194,9 @@ pub struct Committed {
     /// Whether the VM's configuration was told of the new place.
     #[serde(default)]
     pub persisted: bool,
+    /// Of a move to another host: whether that has answered that it holds the volume.
+    #[serde(default)]
+    pub taken: bool,
     /// What it was, as far as it is known.
     #[serde(default)]
     pub report: Option<api::v1::Report>,
@@ -185,7 +231,7 @@ impl VolumeDocument {
             && job.is_none_or(|job| is_file(&job.target.location()))
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
         self.version = match job {
-            _ if !names_files => DOCUMENT_VERSION_PLACES,
+            _ if !names_files || self.arrival.is_some() => DOCUMENT_VERSION_PLACES,
             Some(job) if !job.overlays.is_empty() => DOCUMENT_VERSION_OVERLAYS,
             _ => DOCUMENT_VERSION,
         };
@@ -201,7 +247,7 @@ impl VolumeDocument {
         let mut document = self.clone();
         let job = document.job.as_mut().expect("a commit belongs to a job");
         let source = std::mem::replace(&mut document.backend, job.target.location());
-        job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, report: None });
+        job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
         let may_be_larger = job.target.may_be_larger();
         document.size_limit = job.size.filter(|_| may_be_larger);

@@ -14,6 +14,7 @@ use env::Env;
 use crate::ground::Places;
 use crate::location::Location;
 use crate::problem::Result;
+use crate::remote::{HeldRelay, Relay};
 
 /// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
 /// is now and will be. A volume whose size is no multiple of it is served through the page cache, byte by byte.
@@ -54,6 +55,8 @@ pub struct Held {
     backend: Option<Arc<FileBackend>>,
     /// Let go of while QEMU takes the image back.
     qemu_locks: Option<QemuLocks>,
+    /// What reaches it, if it is another host's.
+    relay: Option<HeldRelay>,
 }
 
 impl HoldOptions {
@@ -69,7 +72,19 @@ impl Held {
     /// What `spec` names, opened and locked by somebody else.
     #[must_use]
     pub const fn over(spec: BackendSpec, device: Device) -> Self {
-        Self { place: Location::Local(spec), device, backend: None, qemu_locks: None }
+        Self { place: Location::Local(spec), device, backend: None, qemu_locks: None, relay: None }
+    }
+
+    /// A volume of another host, which `relay` reaches and which is let go of with this.
+    pub(crate) fn relayed(relay: Arc<Relay>) -> Self {
+        let place = Location::Remote(relay.place().clone());
+        let device = Device::from_arc(&place.to_string(), Arc::clone(&relay) as _);
+        Self { place, device, backend: None, qemu_locks: None, relay: Some(HeldRelay(relay)) }
+    }
+
+    /// What reaches it, if it is another host's.
+    pub(crate) fn relay(&self) -> Option<&Arc<Relay>> {
+        self.relay.as_ref().map(|held| &held.0)
     }
 
     /// Opens and locks what `spec` names.
@@ -98,7 +113,7 @@ impl Held {
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
-        Ok(Self { place: Location::Local(spec.clone()), device, backend: Some(backend), qemu_locks })
+        Ok(Self { place: Location::Local(spec.clone()), relay: None, device, backend: Some(backend), qemu_locks })
     }
 
     /// The backend itself.

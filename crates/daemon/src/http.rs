@@ -41,6 +41,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/status", get(async |State(daemon): Shared| Json(daemon.status())))
         .route("/v1/volumes", get(volumes).post(attach))
         .route("/v1/volumes/{name}", get(volume).delete(detach))
+        .route("/v1/volumes/{name}/resolve", post(resolve))
         .route("/v1/volumes/{name}/move", post(start_move))
         .route("/v1/volumes/{name}/move-all", post(start_move_of_all))
         .route("/v1/volumes/{name}/plan", post(plan))
@@ -170,6 +171,20 @@ async fn detach(
 ) -> Answer<v1::Volume> {
     let action = ("volume.detach", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.detach(&name).await).await
+}
+
+async fn resolve(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Resolution> {
+    let request: v1::ResolveRequest = parse(&body)?;
+    if request.decision.is_none() {
+        return Ok(Json(daemon.resolve(&name, request).await?));
+    }
+    let action = ("volume.resolve", name.clone());
+    audited(daemon, peer, action, &request, async move |daemon, _| daemon.resolve(&name, request).await).await
 }
 
 async fn start_move(

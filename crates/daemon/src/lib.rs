@@ -6,6 +6,7 @@
 //! | `workers`, `listeners`, `sockets`, `volume`, `held` | the data plane: threads, sockets, stacks, backends |
 //! | `ground`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
 //! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
+//! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
 //! | `recover`, `rescue` | a start after whatever happened; an export without the daemon |
@@ -34,6 +35,7 @@ mod overlays;
 mod persist;
 mod problem;
 mod recover;
+mod remote;
 mod rescue;
 mod room;
 mod run;
@@ -47,8 +49,8 @@ pub use args::Args;
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_OVERLAYS,
-    DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument, SocketOwner, VolumeDocument,
+    AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Committed, DOCUMENT_VERSION,
+    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument, SocketOwner, VolumeDocument,
 };
 pub use held::{Held, HoldOptions, QemuRule};
 pub use location::{JobTarget, Location, RemoteVolume};

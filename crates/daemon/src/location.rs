@@ -130,7 +130,8 @@ impl JobTarget {
     pub(crate) const fn reads_zero(&self) -> bool {
         match self {
             Self::Local(target) => target.reads_zero,
-            Self::Remote(_) => false,
+            // The other host has made a file for it, which nobody had before.
+            Self::Remote(_) => true,
         }
     }
 

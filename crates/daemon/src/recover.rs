@@ -14,6 +14,7 @@ use api::v1::{Error, ErrorCode};
 use futures::future::join_all;
 
 use crate::daemon::Daemon;
+use crate::document::ArrivalStage;
 use crate::held::Held;
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
@@ -25,6 +26,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let names = daemon.state.volume_names()?;
     join_all(names.iter().map(|name| recover_volume(daemon, name))).await;
     daemon.settle_groups();
+    daemon.say_farewells_again();
     Ok(())
 }
 
@@ -61,8 +63,16 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     }
     let document = volume.document();
     let hold = volume.hold_options(daemon.config.lock_wait());
-    let held = daemon.hold(&document.backend, &hold).await;
+    if document.arrival.as_ref().is_some_and(|arrival| !matches!(arrival.stage, ArrivalStage::Held { .. })) {
+        // Another host holds it, as far as is known here: it is filled on, or taken, when that host asks for it.
+        return daemon.hold_arrival(volume).await;
+    }
+    let held = daemon.hold(volume, &document.backend, &hold).await;
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+    if let Some(relay) = held.relay() {
+        // Another host holds it, and takes it now if it has not yet.
+        relay.turn(document.epoch);
+    }
     let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), &daemon.footing(), &hold).await?;
 
     let handle = document.job.as_ref().map(|job| {
@@ -111,7 +121,7 @@ async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocu
         return Next::Complete;
     }
     let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
-    let target = match daemon.hold(&job.target.location(), &hold).await {
+    let target = match daemon.hold(volume, &job.target.location(), &hold).await {
         Ok(target) => target,
         Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),
     };

@@ -20,7 +20,7 @@ use crate::problem::{Result, invalid, of_state};
 use crate::sockets::{listen_unix, make_parent};
 use crate::state_dir::StateDir;
 use crate::workers::Workers;
-use crate::{http, recover};
+use crate::{http, recover, remote};
 
 /// How long requests in flight may take when the daemon goes down.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
@@ -99,6 +99,12 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     daemon.host_network = host_network;
     let daemon = Arc::new(daemon);
     recover::recover(&daemon).await?;
+    if daemon.config.hosts.is_some() {
+        // Where volumes are served that come from other hosts.
+        std::fs::create_dir_all(&daemon.socket_dir)
+            .map_err(|error| of_state(error, format!("creating {}", daemon.socket_dir.display())))?;
+    }
+    remote::listen(&daemon).await?;
 
     let mut terminate = on_signal(SignalKind::terminate())?;
     let mut interrupt = on_signal(SignalKind::interrupt())?;

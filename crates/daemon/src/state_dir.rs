@@ -4,6 +4,7 @@
 //! STATE/lock                     held while a daemon runs
 //! STATE/audit.jsonl              who asked for what
 //! STATE/remembered.json          options of disks that were released, for their next adoption
+//! STATE/abandoned.json           volumes that will not arrive on other hosts, which have not been told yet
 //! STATE/jobs/ID.json             moves that are over
 //! STATE/hosts/identity.pem        this host's key and certificate, mode 0600
 //! STATE/hosts/trusted.json        the hosts that it trusts
@@ -72,6 +73,10 @@ impl Layout {
 
     pub(crate) fn remembered(&self) -> PathBuf {
         self.root.join("remembered.json")
+    }
+
+    pub(crate) fn abandoned(&self) -> PathBuf {
+        self.root.join("abandoned.json")
     }
 
     pub(crate) fn audit(&self) -> PathBuf {

@@ -15,13 +15,14 @@ use nbd::NbdUri;
 use nbd::server::Export;
 use parking_lot::Mutex;
 
-use crate::document::{AdoptionDirection, VolumeDocument};
+use crate::document::{AdoptionDirection, ArrivalDocument, ArrivalStage, VolumeDocument};
 use crate::gauge::Gauge;
 use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
 use crate::overlays::{Footing, SharedSnapshots};
 use crate::problem::Result;
+use crate::remote::{Entrance, Incoming, Relay, size_on_record};
 
 /// A volume.
 pub(crate) struct Volume {
@@ -36,6 +37,10 @@ pub(crate) struct Volume {
     problem: Mutex<Option<Error>>,
     /// The overlays of a snapshot move, while it runs.
     snapshots: Mutex<Option<SharedSnapshots>>,
+    /// What another host fills, before this one holds the volume.
+    pub(crate) incoming: Mutex<Option<Incoming>>,
+    /// The way of another host's guest into it.
+    pub(crate) forward: Mutex<Option<Entrance>>,
 }
 
 /// What a volume has while it is up.
@@ -59,6 +64,8 @@ impl Volume {
             job: Mutex::new(None),
             problem: Mutex::new(None),
             snapshots: Mutex::new(None),
+            incoming: Mutex::new(None),
+            forward: Mutex::new(None),
         }
     }
 
@@ -116,7 +123,7 @@ impl Volume {
         let document = self.document();
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
-        let open = move || Device::new(&name, meter.metered(lanes.lane()));
+        let open = move || metered(&name, &meter, &lanes);
         let size = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
         let export_name = parse_export(&document.export).map_or_else(|_| self.name.clone(), |uri| uri.export);
         let export = Export::new(export_name, pool, open)
@@ -127,6 +134,11 @@ impl Volume {
         *self.live.lock() = Some(Live { slot: slot.clone(), held, export: Arc::clone(&export) });
         *self.problem.lock() = None;
         (slot, export)
+    }
+
+    /// A way into the stack over `slot` whose requests are measured as clients' are.
+    pub(crate) fn metered(&self, slot: &Slot) -> Device {
+        metered(&self.name, &self.meter, slot)
     }
 
     /// Takes the stack down: requests that still come are refused, and the backend is let go once those in flight are
@@ -197,11 +209,15 @@ impl Volume {
     pub(crate) fn show(&self) -> v1::Volume {
         let document = self.document();
         let job = self.job();
-        let size = self.slot().map_or(Bytes::ZERO, |slot| slot.device().size());
+        let size = self.slot().map_or_else(|| size_on_record(&document), |slot| slot.device().size());
+        let relay = self.relay();
         let problem = self.problem.lock().as_ref().map(ToString::to_string);
+        let problem = problem.or_else(|| relay.as_ref().and_then(|relay| relay.problem()));
         let state = match (&problem, &job) {
+            _ if self.slot().is_none() && self.incoming.lock().is_some() => VolumeState::Incoming,
             _ if self.slot().is_none() => VolumeState::Down,
             (_, Some(job)) if job.has_begun() => VolumeState::Moving,
+            _ if relay.is_some() => VolumeState::Forwarding,
             _ => VolumeState::Serving,
         };
         v1::Volume {
@@ -222,9 +238,41 @@ impl Volume {
                 stopped_us: None,
             }),
             job: job.map(|job| job.id),
+            arrival: document.arrival.as_ref().map(|arrival| self.show_arrival(arrival)),
             problem,
         }
     }
+
+    fn show_arrival(&self, arrival: &ArrivalDocument) -> v1::Arrival {
+        let (stage, epoch) = match arrival.stage {
+            ArrivalStage::Filling => (v1::ArrivalStage::Filling, arrival.epoch),
+            ArrivalStage::Prepared { epoch } => (v1::ArrivalStage::Prepared, epoch),
+            ArrivalStage::Held { epoch } => (v1::ArrivalStage::Held, epoch),
+        };
+        v1::Arrival {
+            host: arrival.host.clone(),
+            volume: arrival.origin.clone(),
+            job: arrival.job.to_string(),
+            stage,
+            epoch,
+            used: self.is_used_from_afar(),
+        }
+    }
+
+    /// Whether another host's guest has a way into it now.
+    pub(crate) fn is_used_from_afar(&self) -> bool {
+        self.forward.lock().as_ref().is_some_and(Entrance::is_used)
+    }
+
+    /// What its requests are passed on by, if another host holds it.
+    pub(crate) fn relay(&self) -> Option<Arc<Relay>> {
+        let live = self.live.lock();
+        live.as_ref().and_then(|live| live.held.relay()).map(Arc::clone)
+    }
+}
+
+fn metered(name: &str, meter: &MeterState, slot: &Slot) -> Device {
+    Device::new(name, meter.metered(slot.lane()))
 }
 
 /// An export's address as a user writes it.

@@ -202,7 +202,10 @@ impl Driver {
                     self.statistics.target_losses += 1;
                     self.mirror.drop_session();
                 }
-                Action::TargetHolds => self.mirror.set_mode(Mode::TargetHolds),
+                Action::TargetHolds => {
+                    self.journal.committed();
+                    self.mirror.set_mode(Mode::TargetHolds);
+                }
                 Action::LetGo => self.quiesced = None,
             }
         }

@@ -69,6 +69,9 @@ pub trait JobJournal: Send + Sync {
     /// one small durable write and nothing else. An error means in doubt, not refused.
     fn commit(&self) -> IoFuture<'_, ()>;
 
+    /// Told once the commit counts, before any of the guest's requests goes to the target alone.
+    fn committed(&self) {}
+
     /// Asked when the target is complete and flushed, right before the guest is held: whether the target can be what the
     /// volume's record will name. Whoever is to hold it may make itself ready here. An error that it could not be asked
     /// (disconnected, timed out) means that the target is lost; any other ends the migration with the guest on the source.

@@ -81,7 +81,7 @@ pub enum OnNoConverge {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
-    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`.
+    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, or `HOST[:VOLUME]` for another host's daemon.
     pub to: String,
     /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
     #[serde(default)]
@@ -279,6 +279,34 @@ pub struct Progress {
     pub target_losses: u64,
     /// The last error that it survived.
     pub last_error: Option<String>,
+    /// Of a move to another host: what has been sent.
+    pub stream: Option<StreamReport>,
+}
+
+/// What a move to another host has sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct StreamReport {
+    /// How many connections carried it beside each other.
+    pub streams: u64,
+    /// How many sessions: one more each time that all connections were lost.
+    pub sessions: u64,
+    /// Bytes of the volume in writes, before anything was left out; sent again, they count again.
+    pub bytes_raw: u64,
+    /// The payloads that went for them.
+    pub bytes_payload: u64,
+    /// Of the writes, what were zeroes and went as such.
+    pub bytes_zero: u64,
+    /// Of the writes, what went compressed.
+    pub bytes_compressed: u64,
+    /// Of the writes, what was sent twice or more, because a connection was lost or something came damaged.
+    pub bytes_again: u64,
+    /// All bytes that were given to the connections.
+    pub bytes_sent: u64,
+    /// How many connections were lost.
+    pub streams_lost: u64,
+    /// Frames that came damaged.
+    pub damaged: u64,
 }
 
 /// What was compared, and what it proves.
@@ -423,6 +451,8 @@ pub struct Report {
     pub sessions: u32,
     /// Where the old source is now, if it was kept.
     pub source_kept: Option<String>,
+    /// Of a move to another host: what was sent.
+    pub stream: Option<StreamReport>,
     /// What was done after the switchover and what is left to do, one line each.
     pub notes: Vec<String>,
 }

@@ -11,6 +11,9 @@ pub use error::{Error, ErrorCode, Result};
 pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};
 pub use job::{
     Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Progress, Report,
-    SetRequest, Strategy, Switchover, Verification, Verify,
+    SetRequest, Strategy, StreamReport, Switchover, Verification, Verify,
 };
-pub use volume::{AttachRequest, GuestIo, Status, Version, Volume, VolumeState};
+pub use volume::{
+    Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,
+    VolumeState,
+};

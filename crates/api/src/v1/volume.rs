@@ -38,6 +38,10 @@ pub enum VolumeState {
     Serving,
     /// It is served, and being moved.
     Moving,
+    /// Another host fills it, and holds it meanwhile.
+    Incoming,
+    /// Another host holds it: what clients ask for here is passed on.
+    Forwarding,
     /// It could not be brought back after a restart; `problem` says why.
     Down,
     /// A state of a later daemon.
@@ -65,6 +69,79 @@ pub struct GuestIo {
     pub latency_us_max: u64,
 }
 
+/// Where a volume comes from that another host moves here, or has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arrival {
+    /// The host, as it is called here.
+    pub host: String,
+    /// What the volume is called there.
+    pub volume: String,
+    /// The move.
+    pub job: String,
+    /// How far it has come.
+    pub stage: ArrivalStage,
+    /// The epoch under which it is held: there while it is filled, here afterwards.
+    pub epoch: u64,
+    /// Whether a guest of that host uses it from there now.
+    pub used: bool,
+}
+
+/// How far a volume has come that another host moves here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ArrivalStage {
+    /// It is being filled.
+    Filling,
+    /// It is complete, and waits for the other host to give it up.
+    Prepared,
+    /// It is held here.
+    Held,
+    /// A stage of a later daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+/// Asks who holds a volume that was on its way between two hosts (`POST /v1/volumes/NAME/resolve`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolveRequest {
+    /// What is decided; nothing if both records are only to be shown.
+    #[serde(default)]
+    pub decision: Option<Decision>,
+}
+
+/// Who is to hold a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decision {
+    /// The host that it was moved to.
+    Take,
+    /// The host that it was moved from.
+    GiveBack,
+}
+
+/// What two hosts have on record of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resolution {
+    /// The volume.
+    pub volume: String,
+    /// What this host has on record.
+    pub here: String,
+    /// The other host, if there is one.
+    pub host: Option<String>,
+    /// What that has on record, or why it has not answered.
+    pub there: Option<String>,
+    /// Whether somebody may have to decide.
+    pub in_doubt: bool,
+    /// Who holds the volume, as far as that is known, and what can be done.
+    pub verdict: String,
+    /// What a decision would risk.
+    pub risk: Option<String>,
+    /// What was done.
+    pub done: Option<String>,
+}
+
 /// A volume (`GET /v1/volumes/NAME`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Volume {
@@ -90,6 +167,9 @@ pub struct Volume {
     pub vm: Option<AdoptedVm>,
     /// The job under way or waiting.
     pub job: Option<u64>,
+    /// The host that moves it here, or has.
+    #[serde(default)]
+    pub arrival: Option<Arrival>,
     /// What is wrong with it.
     pub problem: Option<String>,
 }
@@ -110,6 +190,7 @@ impl Volume {
             guest: GuestIo::default(),
             vm: None,
             job: None,
+            arrival: None,
             problem: Some(error.to_string()),
         }
     }

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
 pub(crate) mod load;
+pub(crate) mod pair;
 pub(crate) mod qemu;
 
 use std::path::{Path, PathBuf};

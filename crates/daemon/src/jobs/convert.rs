@@ -1,6 +1,7 @@
 //! From the migration's types to the API's, whose meaning does not change when the migration's do.
 
 use api::v1;
+use migrate::stream::StreamStatistics;
 use migrate::{MoveOptions, OnNoConverge, Strategy, Verify};
 
 /// How the migration carries out what was asked for.
@@ -99,6 +100,22 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
         seconds: progress.seconds,
         target_losses: progress.target_losses,
         last_error: progress.error.as_ref().map(|failure| failure.message.clone()),
+        stream: None,
+    }
+}
+
+pub(crate) fn to_api_stream(sent: &StreamStatistics) -> v1::StreamReport {
+    v1::StreamReport {
+        streams: sent.streams.len() as u64,
+        sessions: sent.sessions,
+        bytes_raw: sent.bytes_raw,
+        bytes_payload: sent.bytes_payload,
+        bytes_zero: sent.bytes_zero,
+        bytes_compressed: sent.bytes_compressed,
+        bytes_again: sent.bytes_again,
+        bytes_sent: sent.streams.iter().map(|stream| stream.bytes_sent).sum(),
+        streams_lost: sent.streams.iter().map(|stream| stream.deaths).sum(),
+        damaged: sent.damaged,
     }
 }
 
@@ -169,6 +186,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         target_losses: report.target_losses,
         sessions,
         source_kept: None,
+        stream: None,
         notes: Vec::new(),
     }
 }

@@ -1,6 +1,7 @@
 //! What comes after a migration: forward once the commit is on record, back before it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, JobState, Report};
 use block::Bytes;
@@ -25,15 +26,18 @@ pub(crate) enum Ending {
 }
 
 /// Does what is to be done after the migration, and tells who waits.
-pub(crate) async fn finish(daemon: &Daemon, volume: &Volume, job: &JobHandle, ending: Ending, target: Held) {
+pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, ending: Ending, target: Held) {
     let sessions = volume.document().job.as_ref().map_or(1, |job| job.record.sessions);
     let convert = |report: &migrate::Report| convert::to_api_report(report, sessions);
     match ending {
         Ending::Switched(report) => {
             job.finishing();
+            let relay = target.relay().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
             drop(volume.replace_held(target));
-            note_report(volume, convert(&report)).await;
+            let mut report = convert(&report);
+            report.stream = relay.map(|relay| convert::to_api_stream(&relay.statistics()));
+            note_report(volume, report).await;
             complete(daemon, volume, job).await;
         }
         Ending::Cancelled(report) => {
@@ -64,7 +68,7 @@ pub(crate) async fn finish(daemon: &Daemon, volume: &Volume, job: &JobHandle, en
 
 /// The source holds the volume: nothing of the move stays behind.
 async fn undo(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     volume: &Volume,
     job: &JobHandle,
     target: Held,
@@ -76,23 +80,29 @@ async fn undo(
     daemon.state.drop_progress(&volume.name);
     drop(target);
     if let Some(document) = &volume.document().job {
-        daemon.discard(&document.target);
+        daemon.discard(&document.target).await;
     }
     end(daemon, volume, job, state, report, Some(error)).await;
 }
 
 /// A job that a restart found and that cannot go on: the source holds the volume.
-pub(crate) async fn undo_without_target(daemon: &Daemon, volume: &Volume, job: &JobHandle, error: Error) {
+pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, error: Error) {
     crate::overlays::fold_back(daemon, volume).await;
     daemon.state.drop_progress(&volume.name);
     if let Some(document) = &volume.document().job {
-        daemon.discard(&document.target);
+        daemon.discard(&document.target).await;
     }
     end(daemon, volume, job, JobState::Failed, None, Some(error)).await;
 }
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
 pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) {
+    if let Some(relay) = volume.relay()
+        && !relay.taken().await
+    {
+        // The source stays what it is until the other host has answered that it holds the volume.
+        return;
+    }
     let document = volume.document();
     let Some(record) = document.job.as_ref() else { return };
     let Some(committed) = record.committed.as_ref() else { return };
@@ -231,7 +241,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
 }
 
 /// Remembers the job, then takes it off the journal: a crash between the two finds it remembered.
-async fn end(
+pub(crate) async fn end(
     daemon: &Daemon,
     volume: &Volume,
     job: &JobHandle,

@@ -45,14 +45,14 @@ impl Daemon {
         match outcome {
             Ok(enlisted) => Ok(enlisted.into_iter().map(|enlisted| self.begin(enlisted)).collect()),
             Err(error) => {
-                targets.iter().for_each(|target| self.discard(target));
+                targets.iter().for_each(|target| self.discard_unused(target));
                 Err(error)
             }
         }
     }
 
     async fn make_all_ready(
-        &self,
+        self: &Arc<Self>,
         volumes: &[Arc<Volume>],
         requests: Vec<MoveRequest>,
         ready: &mut Vec<Ready>,
@@ -65,7 +65,12 @@ impl Daemon {
         needs.check()
     }
 
-    async fn enlist_all(&self, peer: &Peer, volumes: &[Arc<Volume>], ready: Vec<Ready>) -> Result<Vec<Enlisted>> {
+    async fn enlist_all(
+        self: &Arc<Self>,
+        peer: &Peer,
+        volumes: &[Arc<Volume>],
+        ready: Vec<Ready>,
+    ) -> Result<Vec<Enlisted>> {
         let mut held = Vec::with_capacity(volumes.len());
         for (volume, ready) in volumes.iter().zip(&ready) {
             held.push(self.hold_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
@@ -89,7 +94,7 @@ impl Daemon {
     }
 
     /// What moves of all disks of the machine whose disk `name` is would cost.
-    pub(crate) async fn plan_all(&self, name: &str, request: PlanRequest) -> Result<Vec<Plan>> {
+    pub(crate) async fn plan_all(self: &Arc<Self>, name: &str, request: PlanRequest) -> Result<Vec<Plan>> {
         let volumes = self.disks_beside(name)?;
         let requests = requests_for(&volumes, &request.request)?;
         let mut plans = Vec::with_capacity(volumes.len());

@@ -26,12 +26,14 @@ use migrate::{Control, Phase};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-pub(crate) use finish::{cannot_resume, clear_job, complete, undo_without_target};
+pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
-pub(crate) use start::{parse_backend, show};
+pub(crate) use start::{of_target, parse_backend, random_uuid, show, volume_size};
 
+use crate::held::Held;
 use crate::problem::Result;
+use crate::remote::Relay;
 use convert::to_options;
 
 /// A job that is not over, as the daemon holds it.
@@ -49,16 +51,46 @@ struct Inner {
     job: v1::Job,
     control: Option<Control>,
     /// Where to, while it runs.
-    target: Option<Arc<FileBackend>>,
+    target: Goal,
     /// Why the daemon itself cancelled it.
     failure: Option<Error>,
     paused: bool,
 }
 
+/// Where a migration goes to, for whoever brings it back when it was lost.
+#[derive(Clone)]
+pub(crate) enum Goal {
+    /// Something that needs no help.
+    Plain,
+    /// A file or block device, which remembers that a sync has failed.
+    File(Arc<FileBackend>),
+    /// A volume of another host.
+    Remote(Arc<Relay>),
+}
+
+impl Goal {
+    pub(crate) fn of(held: &Held) -> Self {
+        match (held.backend(), held.relay()) {
+            (Some(backend), _) => Self::File(Arc::clone(backend)),
+            (None, Some(relay)) => Self::Remote(Arc::clone(relay)),
+            (None, None) => Self::Plain,
+        }
+    }
+}
+
 impl Inner {
+    fn progress(&self, control: &Control) -> v1::Progress {
+        let mut progress = convert::to_api_progress(&control.snapshot());
+        if let Goal::Remote(relay) = &self.target {
+            progress.stream = Some(convert::to_api_stream(&relay.statistics()));
+            progress.last_error = relay.problem().or(progress.last_error);
+        }
+        progress
+    }
+
     fn go_on(&self) {
         let Some(control) = &self.control else { return };
-        if let (Some(target), Phase::TargetLost) = (&self.target, control.snapshot().phase) {
+        if let (Goal::File(target), Phase::TargetLost) = (&self.target, control.snapshot().phase) {
             // The migration has given up what was not flushed there, and copies it again.
             target.forget_failed_sync();
         }
@@ -68,7 +100,7 @@ impl Inner {
 
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
-        let inner = Inner { control: None, target: None, failure: None, paused, job };
+        let inner = Inner { control: None, target: Goal::Plain, failure: None, paused, job };
         let id = inner.job.id;
         Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
     }
@@ -87,7 +119,7 @@ impl JobHandle {
                 _ => JobState::Running,
             };
         }
-        job.progress = Some(convert::to_api_progress(&progress));
+        job.progress = Some(inner.progress(control));
         job
     }
 
@@ -97,7 +129,7 @@ impl JobHandle {
     }
 
     /// The migration to `target` has begun, steered by `control`.
-    pub(crate) fn begin(&self, control: Control, target: Option<Arc<FileBackend>>) {
+    pub(crate) fn begin(&self, control: Control, target: Goal) {
         let mut inner = self.inner.lock();
         if inner.paused {
             control.pause();
@@ -125,7 +157,8 @@ impl JobHandle {
     pub(crate) fn end(&self, change: impl FnOnce(&mut v1::Job)) -> v1::Job {
         let mut inner = self.inner.lock();
         if let Some(control) = &inner.control {
-            inner.job.progress = Some(convert::to_api_progress(&control.snapshot()));
+            let progress = inner.progress(control);
+            inner.job.progress = Some(progress);
         }
         change(&mut inner.job);
         let job = inner.job.clone();
@@ -162,8 +195,17 @@ impl JobHandle {
 
     pub(crate) fn resume(&self) {
         let mut inner = self.inner.lock();
-        inner.paused = false;
-        inner.go_on();
+        let was_paused = std::mem::take(&mut inner.paused);
+        match &inner.target {
+            // Its host is tried at once, and the migration goes on when that answers.
+            Goal::Remote(relay) if !was_paused => relay.kick(),
+            Goal::Remote(_) | Goal::File(_) | Goal::Plain => inner.go_on(),
+        }
+    }
+
+    /// Whether it was told to wait.
+    pub(crate) fn is_paused(&self) -> bool {
+        self.inner.lock().paused
     }
 
     /// Tries a lost target again, unless the job was told to wait.

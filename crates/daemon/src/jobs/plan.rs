@@ -1,6 +1,7 @@
 //! What a move would cost, said before it begins.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, MoveRequest, Plan, PlanRequest, Verify};
@@ -59,7 +60,7 @@ fn tracking_notes(options: &MoveOptions, forecast: &Forecast) -> Vec<String> {
 
 impl Daemon {
     /// What the move would cost. Nothing is changed, and nothing is left behind.
-    pub(crate) async fn plan(&self, name: &str, request: PlanRequest) -> Result<Plan> {
+    pub(crate) async fn plan(self: &Arc<Self>, name: &str, request: PlanRequest) -> Result<Plan> {
         let volume = self.volume(name)?;
         let source = volume.require_up()?.device();
         let request = request.request;
@@ -123,7 +124,7 @@ impl Daemon {
 
     /// What would make the move be refused now.
     async fn refusal(
-        &self,
+        self: &Arc<Self>,
         volume: &Volume,
         request: &MoveRequest,
         options: &MoveOptions,
@@ -138,7 +139,13 @@ impl Daemon {
         }
         let spec = match to {
             Destination::Local(spec) => spec,
-            Destination::Host { host, .. } => return Some(super::start::unknown_host(host)),
+            Destination::Host { host, volume: name } => {
+                let target = self.remote_target(volume, (host.clone(), name.clone()), options, request);
+                return match target {
+                    Ok(target) => self.remote_refusal(&target, &volume.name).await,
+                    Err(error) => Some(error),
+                };
+            }
         };
         // A target that may be overwritten is not prepared just to see whether that works.
         if request.overwrite && spec.path().exists() {
@@ -146,7 +153,7 @@ impl Daemon {
         }
         match self.prepare(volume, spec.clone(), false).await {
             Ok(prepared) => {
-                self.discard(&JobTarget::Local(prepared));
+                self.discard_unused(&JobTarget::Local(prepared));
                 let size = volume.slot()?.device().size();
                 match options.strategy {
                     Strategy::Snapshot => self.overlays_refused(volume, size, spec.path()).err(),

@@ -9,12 +9,13 @@ use backends::FileOffload;
 use block::{BufferPool, Bytes};
 use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
 
-use super::JobHandle;
 use super::finish::{Ending, finish};
+use super::{Goal, JobHandle};
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
 use crate::gauge::MigrationMeter;
 use crate::held::Held;
+use crate::remote::Relay;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
@@ -40,6 +41,10 @@ pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHa
         finish(&daemon, &volume, &job, Ending::Cancelled(None), target).await;
         return;
     };
+    if let Err(error) = daemon.connect_again(&volume, &target).await {
+        finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await;
+        return;
+    }
     match start_migration(&daemon, &volume, &target).await {
         Ok(started) => drive(daemon, volume, job, target, started).await,
         Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
@@ -92,9 +97,9 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
         source,
         target: target.device.clone(),
         // What an earlier process wrote there may be lost although it reads as it was written.
-        target_is_fresh: job.target.reads_zero() && job.record.sessions == 1,
+        target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
-        journal: Arc::clone(&volume.journal) as _,
+        journal: crate::remote::job_journal(volume, target),
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,
@@ -143,13 +148,13 @@ pub(crate) async fn drive(
     started: Started,
 ) {
     let Started { control, work, worker } = started;
-    job.begin(control.clone(), target.backend().cloned());
+    job.begin(control.clone(), Goal::of(&target));
     let mut driving = worker.spawn(work);
     let outcome = {
         tokio::select! {
             biased;
             outcome = &mut driving => outcome,
-            never = watch(&daemon, &job, &control) => match never {},
+            never = watch(&daemon, &volume, &job, &control, target.relay()) => match never {},
             never = crate::adopt::watch(&daemon, &volume, &job) => match never {},
         }
     };
@@ -169,7 +174,13 @@ pub(crate) async fn drive(
 }
 
 /// Sees to a target that is lost: a full one ends the job, another one is tried again a few times.
-async fn watch(daemon: &Daemon, job: &JobHandle, control: &Control) -> std::convert::Infallible {
+async fn watch(
+    daemon: &Daemon,
+    volume: &Volume,
+    job: &JobHandle,
+    control: &Control,
+    relay: Option<&Arc<Relay>>,
+) -> std::convert::Infallible {
     let mut progress = control.watch();
     let mut rests = LOST_TARGET_RESTS.iter();
     loop {
@@ -182,6 +193,8 @@ async fn watch(daemon: &Daemon, job: &JobHandle, control: &Control) -> std::conv
         if failure.is_some_and(|failure| failure.kind == block::ErrorKind::NoSpace.name()) {
             let error = Error::new(ErrorCode::NoSpace, format!("the target ran out of space: {message}"));
             job.fail(error.with_hint("the guest is on the source; free some space there, or choose another target"));
+        } else if let Some(relay) = relay {
+            daemon.bring_host_back(volume, job, control, relay).await;
         } else if let Some(rest) = rests.next() {
             daemon.env.sleep(*rest).await;
             if control.snapshot().phase == Phase::TargetLost {

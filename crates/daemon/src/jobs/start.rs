@@ -16,6 +16,7 @@ use crate::document::{GroupDocument, JobDocument};
 use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
 use crate::location::{Destination, JobTarget, require_local};
 use crate::problem::{Result, invalid, of_backend};
+use crate::remote::of_wire;
 use crate::room::Needs;
 use crate::volume::Volume;
 
@@ -38,14 +39,19 @@ impl Daemon {
         match outcome.await {
             Ok(enlisted) => Ok(self.begin(enlisted)),
             Err(error) => {
-                self.discard(&target);
+                self.discard_unused(&target);
                 Err(error)
             }
         }
     }
 
     /// Looks at everything that can be wrong with a move, makes its target ready, and adds to `needs` what it takes.
-    pub(super) async fn make_ready(&self, volume: &Volume, request: MoveRequest, needs: &mut Needs) -> Result<Ready> {
+    pub(super) async fn make_ready(
+        self: &Arc<Self>,
+        volume: &Volume,
+        request: MoveRequest,
+        needs: &mut Needs,
+    ) -> Result<Ready> {
         let slot = volume.require_up()?;
         refuse_second(volume)?;
         self.check_persistence(volume, &request)?;
@@ -53,7 +59,10 @@ impl Daemon {
         require_local(&volume.document().backend, "it cannot be moved from here")?;
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
-            Destination::Host { host, .. } => return Err(unknown_host(&host)),
+            Destination::Host { host, volume: name } => {
+                let target = self.remote_target(volume, (host, name), &options, &request)?;
+                return Ok(Ready { request, options, target: JobTarget::Remote(target) });
+            }
         };
         let size = slot.device().size();
         let path = target.spec.path();
@@ -69,7 +78,7 @@ impl Daemon {
         match is_counted {
             Ok(()) => Ok(Ready { request, options, target: JobTarget::Local(target) }),
             Err(error) => {
-                self.discard(&JobTarget::Local(target));
+                self.discard_unused(&JobTarget::Local(target));
                 Err(error)
             }
         }
@@ -96,14 +105,21 @@ impl Daemon {
         self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
     }
 
+    /// Takes back a target that no move on record goes to. What another host has made is not meant: who has asked it to sees
+    /// to that.
+    pub(super) fn discard_unused(&self, target: &JobTarget) {
+        if let JobTarget::Local(target) = target
+            && let Err(error) = self.backends.discard(target)
+        {
+            tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
+        }
+    }
+
     /// Takes back a target that nothing came of.
-    pub(super) fn discard(&self, target: &JobTarget) {
-        let discarded = match target {
-            JobTarget::Local(target) => self.backends.discard(target),
-            JobTarget::Remote(_) => Ok(()),
-        };
-        if let Err(error) = discarded {
-            tracing::warn!(%error, %target, "what an undone move left could not be removed");
+    pub(super) async fn discard(self: &Arc<Self>, target: &JobTarget) {
+        match target {
+            JobTarget::Local(_) => self.discard_unused(target),
+            JobTarget::Remote(remote) => self.say_farewell(remote).await,
         }
     }
 
@@ -112,13 +128,13 @@ impl Daemon {
             size_limit: volume_size(volume),
             ..volume.hold_options(self.config.lock_wait()).for_target()
         };
-        let held = self.hold(&target.location(), &hold).await;
+        let held = self.hold(volume, &target.location(), &hold).await;
         held.map_err(|error| of_backend(&error, "the target"))
     }
 
     /// Puts a move that is ready durably on record.
     pub(super) async fn enlist(
-        &self,
+        self: &Arc<Self>,
         peer: &Peer,
         volume: &Arc<Volume>,
         ready: Ready,
@@ -131,7 +147,10 @@ impl Daemon {
         let document = JobDocument {
             id,
             group,
-            uuid: random_uuid(&*self.env),
+            uuid: match &target {
+                JobTarget::Local(_) => random_uuid(&*self.env),
+                JobTarget::Remote(remote) => remote.job,
+            },
             request,
             requester: peer.to_string(),
             record: JobRecord { phase: Phase::Preparing, options, sessions: 0, started_unix_ms },
@@ -153,6 +172,17 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
+        // On record first: a daemon that dies here tells the other host to forget it.
+        if let Some(relay) = held.relay()
+            && let Err(error) = relay.connect(volume.document().epoch).await
+        {
+            if matches!(error.kind(), block::ErrorKind::Disconnected | block::ErrorKind::TimedOut) {
+                // It may have been asked, and have made a place for the volume.
+                self.say_farewell_later(relay.place());
+            }
+            unlist(volume, &handle).await;
+            return Err(of_wire(&error, &relay.place().host));
+        }
         Ok(Enlisted { job, volume: Arc::clone(volume), handle, held })
     }
 
@@ -163,6 +193,20 @@ impl Daemon {
         self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held).await }));
         job
     }
+}
+
+/// Takes a move that has not begun off the record.
+async fn unlist(volume: &Volume, handle: &JobHandle) {
+    let stored = volume.journal.update(|document| {
+        let mut document = document.clone();
+        document.job = None;
+        document
+    });
+    if let Err(error) = stored.await {
+        tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
+    }
+    volume.set_job(None);
+    handle.announce_end();
 }
 
 /// A move with which nothing is wrong, and whose target is ready.
@@ -205,7 +249,7 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
 }
 
 /// A number that nobody else has.
-fn random_uuid(env: &dyn Env) -> uuid::Uuid {
+pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
     let [first, second] = [env.random(), env.random()].map(u64::to_le_bytes);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&first);
@@ -214,7 +258,7 @@ fn random_uuid(env: &dyn Env) -> uuid::Uuid {
 }
 
 /// How large the volume is and stays, unless it is a container that grows.
-fn volume_size(volume: &Volume) -> Option<Bytes> {
+pub(crate) fn volume_size(volume: &Volume) -> Option<Bytes> {
     let grows = volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some());
     volume.slot().filter(|_| !grows).map(|slot| slot.device().size())
 }
@@ -227,10 +271,6 @@ pub(super) fn destination(volume: &Volume, text: &str) -> Result<Destination> {
         _ => adoption.as_ref().map_or(CacheMode::Auto, |adoption| cache_of(&adoption.plan.disk)),
     };
     Destination::parse(text, cache, &volume.name)
-}
-
-pub(super) fn unknown_host(host: &str) -> Error {
-    invalid(format!("\"{host}\" names no backend"), "write file:PATH[,format=raw][,cache=auto|direct|page]")
 }
 
 /// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.

@@ -44,7 +44,8 @@ pub struct StreamOptions {
     pub backoff_min: Duration,
     /// The longest such pause.
     pub backoff_max: Duration,
-    /// With [`Role::Forward`](super::Role::Forward): how long requests wait for lost streams to come back before they fail.
+    /// With [`Role::Forward`](super::Role::Forward): how long requests wait for lost streams to come back before they fail. Zero: they do
+    /// not wait, and a lost session is opened again by [`reconnect`](super::Remote::reconnect) alone, as with a copy.
     pub patience: Duration,
     /// How often a frame that arrives damaged is sent again.
     pub damage_max: u8,

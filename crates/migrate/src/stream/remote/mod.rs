@@ -111,7 +111,7 @@ impl Remote {
         sender[..8].copy_from_slice(&env.random().to_le_bytes());
         sender[8..].copy_from_slice(&env.random().to_le_bytes());
         let shared = Shared {
-            board: Mutex::new(Board::new(request.role == Role::Forward)),
+            board: Mutex::new(Board::new(waits(request.role, &options))),
             counters: Counters::new(options.streams),
             env,
             dialer,
@@ -189,6 +189,11 @@ impl Drop for Remote {
         let failed = self.shared.board.lock().close();
         failed.answer();
     }
+}
+
+/// Whether requests wait for a lost session to be opened again.
+fn waits(role: Role, options: &StreamOptions) -> bool {
+    role == Role::Forward && !options.patience.is_zero()
 }
 
 fn wrong_answer() -> Error {

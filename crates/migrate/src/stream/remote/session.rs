@@ -9,11 +9,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::board::Place;
 use super::stream::Engine;
-use super::{Known, SessionInfo, Shared};
+use super::{Known, SessionInfo, Shared, waits};
 use crate::stream::BoxTransport;
 use crate::stream::protocol::{
-    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, Role, Status, VERSION, Welcome,
-    decode, encode,
+    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, Status, VERSION, Welcome, decode,
+    encode,
 };
 use crate::stream::statistics::add;
 
@@ -115,7 +115,7 @@ impl Shared {
                 add(&self.counters.streams[usize::from(stream)].deaths, 1);
             }
             if is_over {
-                if self.request.role == Role::Forward {
+                if waits(self.request.role, &self.options) {
                     self.env.spawn(Box::pin(Arc::clone(&self).expire(session)));
                     self.env.spawn(Arc::clone(&self).reopen());
                 }

@@ -1,0 +1,158 @@
+//! Two daemons that trust each other, and the network between them, which can be cut.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use super::{HANG, World};
+
+/// Two hosts; volumes move from `a` to `b`.
+pub(crate) struct Pair {
+    pub(crate) a: World,
+    pub(crate) b: World,
+    /// From `a` to `b`.
+    pub(crate) network: Network,
+}
+
+impl Pair {
+    /// Two running daemons that trust each other; `b` takes volumes.
+    pub(crate) fn new() -> Self {
+        let (a, _) = host("a", "");
+        let (b, port) = host("b", "incoming-dirs = [\"INCOMING\"]\n");
+        let code = b.json(&["trust", "--invite"])["code"].as_str().expect("a code").to_owned();
+        a.json(&["trust", &format!("127.0.0.1:{port}"), &code]);
+        let network = Network::to(port);
+        a.json(&["trust", "--change", "b", "--address", &format!("127.0.0.1:{}", network.port)]);
+        Self { a, b, network }
+    }
+
+    /// Where `b` puts the volume `name`.
+    pub(crate) fn arrived(&self, name: &str) -> PathBuf {
+        self.b.path("incoming").join(format!("{name}.raw"))
+    }
+
+    /// What `a` says of volume `x`.
+    pub(crate) fn at_a(&self, name: &str) -> Value {
+        self.a.json(&["volume", "show", name])
+    }
+
+    /// What `b` says of it.
+    pub(crate) fn at_b(&self, name: &str) -> Value {
+        self.b.json(&["volume", "show", name])
+    }
+
+    /// The names of the volumes that `b` has.
+    pub(crate) fn volumes_at_b(&self) -> Vec<String> {
+        let volumes = self.b.json(&["volume", "ls"]);
+        let names = volumes.as_array().expect("a list").iter().map(|volume| volume["name"].as_str());
+        names.map(|name| name.expect("a name").to_owned()).collect()
+    }
+
+    /// Waits until `a`'s only move under way is as `is` wants it.
+    pub(crate) fn wait_for_move(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+        wait_until(what, || {
+            let job = self.a.json(&["jobs", "--all"])[0].clone();
+            is(&job).then_some(job)
+        })
+    }
+}
+
+/// Waits until `look` finds something.
+pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < HANG, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A running daemon that speaks to others, and its port.
+pub(crate) fn host(name: &str, more: &str) -> (World, u16) {
+    let mut world = World::without_daemon();
+    let port = free_port();
+    let incoming = world.path("incoming");
+    std::fs::create_dir(&incoming).expect("created");
+    let more = more.replace("INCOMING", &incoming.display().to_string());
+    let text = format!("[hosts]\nname = \"{name}\"\nlisten = [\"127.0.0.1:{port}\"]\n{more}");
+    let config = world.path("config.toml");
+    std::fs::write(&config, text).expect("written");
+    world.daemon.arguments = vec!["--config".to_owned(), config.display().to_string()];
+    world.start();
+    (world, port)
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("it has one").port()
+}
+
+/// A network between two hosts: connections to its port are passed on, unless it is cut.
+pub(crate) struct Network {
+    pub(crate) port: u16,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    is_cut: AtomicBool,
+    streams: Mutex<Vec<TcpStream>>,
+}
+
+impl Network {
+    fn to(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let own = listener.local_addr().expect("it has one").port();
+        let shared = Arc::new(Shared { is_cut: AtomicBool::new(false), streams: Mutex::default() });
+        let passing = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let peer = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port)));
+                if let (false, Ok(peer)) = (passing.is_cut.load(Ordering::SeqCst), peer) {
+                    passing.pass(&stream, &peer);
+                }
+            }
+        });
+        Self { port: own, shared }
+    }
+
+    /// Ends every connection, and lets none through any more.
+    pub(crate) fn cut(&self) {
+        self.shared.is_cut.store(true, Ordering::SeqCst);
+        for stream in self.shared.streams.lock().drain(..) {
+            // It may have ended by itself.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Lets connections through again.
+    pub(crate) fn mend(&self) {
+        self.shared.is_cut.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    fn pass(&self, one: &TcpStream, other: &TcpStream) {
+        for (from, to) in [(one, other), (other, one)] {
+            let [mut from, mut to] = [from, to].map(|stream| stream.try_clone().expect("cloned"));
+            to.set_nodelay(true).expect("set");
+            self.streams.lock().push(from.try_clone().expect("cloned"));
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 16];
+                while let Ok(length @ 1..) = from.read(&mut buffer) {
+                    if to.write_all(&buffer[..length]).is_err() {
+                        break;
+                    }
+                }
+                let _ = to.shutdown(Shutdown::Both);
+            });
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Moves from here to another host: what is looked at beforehand, how a lost host is brought back, and the two phases of
+//! the commit.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, MoveRequest};
+use block::{BlockDevice, IoFuture};
+use migrate::stream::{Standing, StreamOptions};
+use migrate::{Control, JobJournal, MoveOptions, Phase, Strategy};
+
+use super::gate::of_wire;
+use super::relay::{Found, NoteTaken, Relay};
+use crate::daemon::Daemon;
+use crate::document::VolumeDocument;
+use crate::held::Held;
+use crate::hosts::HostName;
+use crate::jobs::{JobHandle, random_uuid, volume_size};
+use crate::journal::VolumeJournal;
+use crate::location::{JobTarget, RemoteVolume};
+use crate::problem::{Result, invalid};
+use crate::volume::Volume;
+
+impl Daemon {
+    /// The place on another host that a volume is to go to.
+    ///
+    /// # Errors
+    /// What keeps it from going there, as far as it is known here. The other host is not asked.
+    pub(crate) fn remote_target(
+        &self,
+        volume: &Volume,
+        (host, name): (String, String),
+        options: &MoveOptions,
+        request: &MoveRequest,
+    ) -> Result<RemoteVolume> {
+        drop(self.hosts.dialer(&HostName::new(&host)?)?);
+        let refuse = |what: &str, hint: &str| Err(invalid(format!("{}: {what}", volume.name), hint));
+        let Some(size) = volume_size(volume) else {
+            return refuse(
+                "it is a container that grows, and the other host could not tell how large it may become",
+                "convert it to raw first",
+            );
+        };
+        if volume.document().read_only {
+            return refuse("it is served read-only", "attach it without --read-only first");
+        }
+        if options.strategy == Strategy::Snapshot {
+            return refuse("a snapshot move keeps overlays beside source and target", "leave --strategy out");
+        }
+        if request.overwrite {
+            return refuse("nothing is overwritten on another host", "leave --overwrite out");
+        }
+        let geometry = volume.require_up()?.device().geometry();
+        Ok(RemoteVolume {
+            host,
+            volume: name,
+            job: random_uuid(&*self.env),
+            size: size.get(),
+            request_alignment: geometry.request_alignment,
+        })
+    }
+
+    /// Why the other host would refuse a volume now.
+    pub(crate) async fn remote_refusal(&self, target: &RemoteVolume, name: &str) -> Option<Error> {
+        match self.ask_standing(target).await {
+            Ok(Standing::Without) => None,
+            Ok(_) => Some(
+                Error::new(
+                    ErrorCode::TargetExists,
+                    format!("{}: there is a volume {} already", target.host, target.volume),
+                )
+                .with_hint(format!("move it under another name: --to {}:{name}-2", target.host)),
+            ),
+            Err(error) => Some(of_wire(&error, &target.host)),
+        }
+    }
+
+    /// What reaches a volume of another host. It has no session yet.
+    pub(crate) fn relay(&self, volume: &Volume, remote: &RemoteVolume) -> Arc<Relay> {
+        let rest_max = self.config.hosts.as_ref().map_or(2, |hosts| hosts.resume_interval_seconds);
+        let relay = Relay::new(
+            &self.env,
+            &self.hosts,
+            (remote, &volume.name),
+            self.stream_options(),
+            Duration::from_secs(rest_max),
+        );
+        let keeping = Arc::clone(&relay).keep(note_taken(&volume.journal));
+        self.env.spawn(Box::pin(keeping));
+        relay
+    }
+
+    fn stream_options(&self) -> StreamOptions {
+        let streams = self.config.hosts.as_ref().map_or(0, |hosts| hosts.streams);
+        let options = match streams {
+            0 => StreamOptions::for_machine(self.config.worker_count(), 1),
+            streams => StreamOptions { streams, ..StreamOptions::default() },
+        };
+        // Who is lost is brought back by the relay, which writes again what was not flushed.
+        StreamOptions { patience: Duration::ZERO, workers: self.hosts.stream_workers(), ..options }
+    }
+
+    /// Opens the session of a move that has waited in the queue, if that was lost or never there.
+    pub(crate) async fn connect_again(&self, volume: &Volume, target: &Held) -> block::Result<()> {
+        match target.relay() {
+            Some(relay) if !relay.is_connected() => relay.connect(volume.document().epoch).await.map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    /// A migration has lost its target on another host: the session is opened again, and the migration goes on with what the
+    /// other host has flushed, or is undone. The guest works on the source meanwhile.
+    pub(crate) async fn bring_host_back(&self, volume: &Volume, job: &JobHandle, control: &Control, relay: &Relay) {
+        let host = &relay.place().host;
+        let limit = self.config.hosts.as_ref().map_or(0, |hosts| hosts.resume_limit_seconds);
+        let began = self.env.now();
+        let mut attempts = 0;
+        while control.snapshot().phase == Phase::TargetLost {
+            let is_late = limit > 0 && self.env.now().since(began) > Duration::from_secs(limit);
+            if job.is_paused() || (is_late && attempts > 0) {
+                // Somebody must say so.
+                relay.rest(Duration::from_secs(1)).await;
+                if job.is_paused() || !relay.was_kicked() {
+                    continue;
+                }
+            }
+            match relay.connect(volume.document().epoch).await {
+                Ok(Found::Earlier) => {
+                    job.retry_target();
+                    return;
+                }
+                Ok(Found::Nothing) => {
+                    let message = format!("{host} has nothing any more of what was copied there");
+                    job.fail(
+                        Error::new(ErrorCode::MoveFailed, message)
+                            .with_hint("see who removed it there, and move it again"),
+                    );
+                    return;
+                }
+                Err(error) if is_final(&error) => {
+                    job.fail(of_wire(&error, host));
+                    return;
+                }
+                Err(error) => {
+                    tracing::info!(job = job.id, error = error.chain(), "the target's host is not reached");
+                    relay.rest(relay.rest_after(attempts)).await;
+                    attempts += 1;
+                }
+            }
+        }
+    }
+}
+
+/// Whether asking again would give the same answer.
+fn is_final(error: &block::Error) -> bool {
+    matches!(error.kind(), block::ErrorKind::Fenced | block::ErrorKind::Busy | block::ErrorKind::Invalid)
+}
+
+/// Notes in the volume's journal that the other host has answered that it holds the volume.
+fn note_taken(journal: &Arc<VolumeJournal>) -> NoteTaken {
+    let journal = Arc::clone(journal);
+    Box::new(move || {
+        let journal = Arc::clone(&journal);
+        Box::pin(async move {
+            let document = journal.document();
+            let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+            if committed.is_none_or(|committed| committed.taken) {
+                return Ok(());
+            }
+            let taken = |document: &VolumeDocument| {
+                let mut document = document.clone();
+                if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
+                    committed.taken = true;
+                }
+                document
+            };
+            journal.update(taken).await
+        })
+    })
+}
+
+/// The durable memory of a job: of one to another host with the two phases of the commit.
+pub(crate) fn job_journal(volume: &Volume, target: &Held) -> Arc<dyn JobJournal> {
+    let journal = Arc::clone(&volume.journal);
+    match target.relay() {
+        Some(relay) => Arc::new(TwoPhases { journal, relay: Arc::clone(relay) }),
+        None => journal,
+    }
+}
+
+/// The journal of a volume whose job goes to another host.
+struct TwoPhases {
+    journal: Arc<VolumeJournal>,
+    relay: Arc<Relay>,
+}
+
+impl JobJournal for TwoPhases {
+    fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
+        self.journal.record(phase)
+    }
+
+    /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
+    ///
+    /// What the guest was answered since the target's last flush is made durable there first: that host may lose its power
+    /// before it takes the volume, and this one may not look at its old copy any more.
+    fn commit(&self) -> IoFuture<'_, ()> {
+        Box::pin(async {
+            self.relay.flush().await?;
+            self.journal.commit().await
+        })
+    }
+
+    fn may_commit(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.relay.prepare(self.journal.document().epoch + 1))
+    }
+
+    fn committed(&self) {
+        self.relay.turn(self.journal.document().epoch);
+    }
+}
+
+/// The volume that a job goes to on another host.
+pub(super) fn remote_of(document: &VolumeDocument) -> Option<&RemoteVolume> {
+    match &document.job.as_ref()?.target {
+        JobTarget::Remote(remote) => Some(remote),
+        JobTarget::Local(_) => None,
+    }
+}

@@ -1,0 +1,138 @@
+//! Volumes that will not arrive where they were to go: their hosts are told, however long that takes.
+//!
+//! What is owed is in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing waits for
+//! it: the volume that was not moved is here and works.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::Bytes;
+use migrate::stream::{Answer, Ask, Dialer, Remote, Role, SessionRequest, Standing, StreamOptions};
+
+use super::gate::ASKING_EPOCH;
+use crate::daemon::Daemon;
+use crate::hosts::HostName;
+use crate::jobs::random_uuid;
+use crate::location::RemoteVolume;
+use crate::problem::Result;
+
+/// How long the end of a move waits for the other host's answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often a host that does not answer is told again, at first and at last.
+const REST_MIN: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(60);
+
+impl Daemon {
+    /// Connections to the host of a volume.
+    ///
+    /// # Errors
+    /// It is not trusted here.
+    pub(super) fn dialer_of(&self, remote: &RemoteVolume) -> Result<Arc<dyn Dialer>> {
+        HostName::new(&remote.host).and_then(|host| self.hosts.dialer(&host))
+    }
+
+    /// Asks the daemon of another host about a volume, without using it.
+    pub(super) async fn ask_host(&self, remote: &RemoteVolume, ask: Ask) -> block::Result<Answer> {
+        let dialer = self.dialer_of(remote);
+        let dialer =
+            dialer.map_err(|error| block::Error::new(block::ErrorKind::PermissionDenied, error.to_string()))?;
+        let request = SessionRequest {
+            volume: remote.volume.clone(),
+            job: random_uuid(&*self.env),
+            role: Role::Forward,
+            epoch: ASKING_EPOCH,
+            size: Bytes(remote.size),
+            request_alignment: remote.request_alignment,
+            origin: remote.job.to_string(),
+        };
+        let options = StreamOptions { streams: 1, ..StreamOptions::default() };
+        let asking = async {
+            let session = Remote::connect(Arc::clone(&self.env), dialer, request, options).await?;
+            session.call(ask).await
+        };
+        env::timeout(&*self.env, 2 * PATIENCE, asking).await.unwrap_or_else(|| {
+            Err(block::Error::new(block::ErrorKind::TimedOut, format!("{} does not answer", remote.host)))
+        })
+    }
+
+    /// Where the volume stands on another host.
+    pub(super) async fn ask_standing(&self, remote: &RemoteVolume) -> block::Result<Standing> {
+        match self.ask_host(remote, Ask::Status).await? {
+            Answer::Status(standing) => Ok(standing),
+            other => Err(block::Error::new(block::ErrorKind::Invalid, format!("{} answered {other:?}", remote.host))),
+        }
+    }
+
+    /// Tells a host that a volume will not arrive there: now if it answers soon, otherwise as soon as it does.
+    pub(crate) async fn say_farewell(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.owe(remote);
+        if env::timeout(&*self.env, PATIENCE, self.pay(remote)).await != Some(true) {
+            self.pay_later(remote.clone());
+        }
+    }
+
+    /// The same, without waiting for any answer.
+    pub(crate) fn say_farewell_later(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.owe(remote);
+        self.pay_later(remote.clone());
+    }
+
+    fn owe(&self, remote: &RemoteVolume) {
+        self.change_owed(|owed| {
+            if !owed.contains(remote) {
+                owed.push(remote.clone());
+            }
+        });
+    }
+
+    /// After a start: tells those who have not answered yet.
+    pub(crate) fn say_farewells_again(self: &Arc<Self>) {
+        for remote in self.owed() {
+            self.pay_later(remote);
+        }
+    }
+
+    fn pay_later(self: &Arc<Self>, remote: RemoteVolume) {
+        let daemon = Arc::clone(self);
+        self.env.spawn(Box::pin(async move {
+            let mut rest = REST_MIN;
+            while !daemon.pay(&remote).await {
+                daemon.env.sleep(rest).await;
+                rest = (rest * 2).min(REST_MAX);
+            }
+        }));
+    }
+
+    /// Whether the host was told, or need not be.
+    async fn pay(&self, remote: &RemoteVolume) -> bool {
+        // A host that has it, or that nobody here knows any more, need not be told.
+        if let Err(error) = self.ask_host(remote, Ask::Abandon).await
+            && error.kind() != block::ErrorKind::Fenced
+            && self.dialer_of(remote).is_ok()
+        {
+            tracing::info!(%remote, error = error.chain(), "a host could not be told that a volume will not arrive");
+            return false;
+        }
+        self.change_owed(|owed| owed.retain(|other| other != remote));
+        true
+    }
+
+    fn owed(&self) -> Vec<RemoteVolume> {
+        let Ok(text) = self.layout.files().read(&self.layout.abandoned()) else { return Vec::new() };
+        serde_json::from_slice(&text).unwrap_or_else(|error| {
+            tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive cannot be read");
+            Vec::new()
+        })
+    }
+
+    fn change_owed(&self, change: impl FnOnce(&mut Vec<RemoteVolume>)) {
+        let _turn = self.owing.lock();
+        let mut owed = self.owed();
+        change(&mut owed);
+        let text = serde_json::to_string_pretty(&owed).expect("plain data serialises");
+        if let Err(error) = self.layout.write_atomically(&self.layout.abandoned(), &text) {
+            tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive could not be noted");
+        }
+    }
+}

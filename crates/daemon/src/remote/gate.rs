@@ -1,0 +1,139 @@
+//! What other hosts may do here: the wire's questions, answered from the volumes' journals.
+//!
+//! A session whose epoch is 0 only asks: it opens for every host that is trusted, and its device refuses every request. It
+//! is of a job of its own, so that it ends nobody's session; which job it asks about its origin says.
+
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use block::ErrorKind;
+use futures::future::BoxFuture;
+use migrate::stream::{Answer, Ask, Gate, MapSummary, Opened, PeerName, Role, SessionRequest};
+
+use super::entrance::without_bytes;
+use crate::daemon::Daemon;
+use crate::problem::Result;
+
+/// The epoch of a session that only asks.
+pub(crate) const ASKING_EPOCH: u64 = 0;
+
+/// What says that there is something of an earlier session. Which chunks, the source knows.
+const SOMETHING: MapSummary = MapSummary { chunk_bytes: 0, chunks_had: 0, digest: [0; 32] };
+
+/// The daemon as other hosts meet it.
+pub(crate) struct Gatekeeper {
+    daemon: Arc<Daemon>,
+    /// This life of the daemon.
+    instance: [u8; 16],
+}
+
+impl Gatekeeper {
+    /// The gatekeeper of one life of the daemon.
+    pub(crate) fn new(daemon: &Arc<Daemon>) -> Self {
+        let [first, second] = [daemon.env.random(), daemon.env.random()].map(u64::to_le_bytes);
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&first);
+        instance[8..].copy_from_slice(&second);
+        Self { daemon: Arc::clone(daemon), instance }
+    }
+
+    async fn admit(&self, peer: &str, request: &SessionRequest) -> Result<Opened> {
+        let (device, is_known) = match request.role {
+            _ if request.epoch == ASKING_EPOCH => (without_bytes(request.size, request.request_alignment), false),
+            Role::Copy => {
+                let (device, is_new) = self.daemon.open_arrival(peer, request).await?;
+                (device, !is_new)
+            }
+            Role::Forward => (self.daemon.open_forward(peer, request).await?, true),
+        };
+        tracing::info!(peer, volume = request.volume, role = ?request.role, epoch = request.epoch, "a session begins");
+        let earlier = is_known.then_some(SOMETHING);
+        Ok(Opened { device, instance: self.instance, boot: self.daemon.boot, earlier })
+    }
+
+    async fn answer(&self, peer: &str, request: &SessionRequest, ask: Ask) -> Result<Answer> {
+        let daemon = &self.daemon;
+        match ask {
+            Ask::Prepare { epoch } => daemon.prepare_arrival(peer, request, epoch).await.map(|()| Answer::Done),
+            Ask::Take { epoch } => {
+                let volume = daemon.volume(&request.volume)?;
+                let _operation = volume.operation.lock().await;
+                let arrival = super::arrival::arrival_of(&volume, peer, request)?;
+                daemon.take_arrival(&volume, &arrival, epoch).await.map(|()| Answer::Done)
+            }
+            Ask::Abandon => {
+                // What there is not, or is another's, need not be forgotten.
+                let Ok(volume) = daemon.volume(&request.volume) else { return Ok(Answer::Done) };
+                let _operation = volume.operation.lock().await;
+                match super::arrival::arrival_of(&volume, peer, request) {
+                    Ok(_) => daemon.drop_arrival(&volume).await.map(|()| Answer::Done),
+                    Err(_) => Ok(Answer::Done),
+                }
+            }
+            Ask::Status => Ok(Answer::Status(daemon.standing(request))),
+            // Which chunks there are the source knows, and tells nobody.
+            Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
+            Ask::KeepMap { .. } => Ok(Answer::Done),
+        }
+    }
+}
+
+impl Gate for Gatekeeper {
+    fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
+        let (peer, request) = (peer.clone(), request.clone());
+        Box::pin(async move { self.admit(&peer.0, &request).await.map_err(|error| to_wire(&error)) })
+    }
+
+    fn ask(&self, peer: &PeerName, request: &SessionRequest, ask: Ask) -> BoxFuture<'_, block::Result<Answer>> {
+        let (peer, request) = (peer.clone(), meant(request));
+        Box::pin(async move { self.answer(&peer.0, &request, ask).await.map_err(|error| to_wire(&error)) })
+    }
+}
+
+/// What a session is about: one that only asks says it in another place.
+fn meant(request: &SessionRequest) -> SessionRequest {
+    let job = request.origin.parse().ok().filter(|_| request.epoch == ASKING_EPOCH);
+    SessionRequest { job: job.unwrap_or(request.job), ..request.clone() }
+}
+
+/// An error of this daemon as the other host gets it: a kind and words.
+pub(super) fn to_wire(error: &Error) -> block::Error {
+    let kind = match error.code {
+        ErrorCode::AlreadyExists | ErrorCode::TargetExists | ErrorCode::Busy | ErrorCode::BackendLocked => {
+            ErrorKind::Busy
+        }
+        ErrorCode::NotFound | ErrorCode::BackendMissing => ErrorKind::NotFound,
+        ErrorCode::NoSpace => ErrorKind::NoSpace,
+        ErrorCode::ReadOnly => ErrorKind::ReadOnly,
+        ErrorCode::PermissionDenied | ErrorCode::HostRefused | ErrorCode::HostUnknown => ErrorKind::PermissionDenied,
+        ErrorCode::WrongState => ErrorKind::Fenced,
+        ErrorCode::BackendUnusable => ErrorKind::Unsupported,
+        ErrorCode::Invalid => ErrorKind::Invalid,
+        ErrorCode::Io => ErrorKind::Io,
+        _ => ErrorKind::Internal,
+    };
+    block::Error::new(kind, error.to_string())
+}
+
+/// What another host, or the way to it, has answered, as users see it.
+pub(crate) fn of_wire(error: &block::Error, host: &str) -> Error {
+    let chain = error.chain();
+    let (code, hint) = match error.kind() {
+        ErrorKind::Disconnected | ErrorKind::TimedOut => (
+            ErrorCode::HostUnreachable,
+            "see whether its transhumed runs, and whether its port can be reached from here",
+        ),
+        ErrorKind::Busy => (ErrorCode::TargetExists, "move it under another name: --to HOST:VOLUME"),
+        ErrorKind::NoSpace => (ErrorCode::NoSpace, "free some space there, or choose another host"),
+        ErrorKind::PermissionDenied => (ErrorCode::HostRefused, "see to the other host's configuration and trust"),
+        ErrorKind::Unsupported => (ErrorCode::VersionMismatch, "run versions on both hosts that speak with each other"),
+        ErrorKind::Fenced => (ErrorCode::WrongState, "`transhume resolve` says what both hosts have on record"),
+        ErrorKind::ReadOnly => (ErrorCode::ReadOnly, "see to the directory for incoming volumes there"),
+        ErrorKind::NotFound => (ErrorCode::BackendMissing, "see to the directory for incoming volumes there"),
+        ErrorKind::Invalid | ErrorKind::Misaligned => (ErrorCode::Invalid, "choose another name or host"),
+        _ => (ErrorCode::Io, "see the log of that host's daemon"),
+    };
+    // What the other daemon says has its own hint.
+    let error = Error::new(code, format!("{host}: {chain}"));
+    if chain.contains(" - ") { error } else { error.with_hint(hint) }
+}

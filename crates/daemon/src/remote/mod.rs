@@ -1,0 +1,81 @@
+//! Volumes between hosts: moving one to another host's daemon, taking one of another's, and using one that is elsewhere.
+//!
+//! ```text
+//!  source's journal                                            target's journal
+//!
+//!  held, epoch e                                               (nothing)
+//!    │ move: the job is on record, then a session is opened ──────▶ │
+//!    ▼                                                              ▼
+//!  held, epoch e, job ═══════ copy, mirror, flushes ═══════════▶ filling
+//!    │ all is there and flushed: prepare e+1 ─────────────────────▶ │
+//!    │                                                              ▼
+//!    │ ◀──────────────────────────────────────────── ready ─── prepared for e+1
+//!    │ the guest is held
+//!    ▼ one store: THE COMMIT POINT                                  │
+//!  given up, e+1, not taken                                         │
+//!    │ take e+1, by opening a forward; again and again ───────────▶ │ flushed, the copy's session closed
+//!    │                                                              ▼
+//!    │ ◀──────────────────────────────────────────── taken ─── held, epoch e+1, served
+//!    ▼ the guest goes on, through the forward
+//!  given up, e+1, taken ──▶ the source's file is retired ──▶ given up, e+1
+//! ```
+//!
+//! What a crash of either host at any moment leaves, and what happens by itself:
+//!
+//! | on record at the source | on record at the target | who holds the volume | what happens when both are back |
+//! |---|---|---|---|
+//! | job, no session yet | nothing | the source | the job begins, or is undone and the target told so |
+//! | job | filling | the source | the copy goes on with what is not flushed there (after a reboot of the source: from the beginning) |
+//! | job | prepared | the source | the same: the next session of the copy takes the preparation back |
+//! | no job (cancelled, failed) | filling, prepared | the source | the target is told, until it has answered, and removes it |
+//! | given up, not taken | prepared | nobody | the source asks the target to take it, again and again; its guest waits |
+//! | given up, not taken | held | the target | the same, and the target answers that it has it |
+//! | given up, taken | held | the target | the source retires its file and passes its guest's requests on |
+//!
+//! Nobody holds the volume twice: the target takes it only when the source asks for the prepared epoch, and the source
+//! asks for it only after its own record says that it does not hold the volume any more. A source that is gone for good
+//! after it has given the volume up leaves nobody; then, and only then, somebody must decide (`resolve`).
+//!
+//! The source's progress map is the authority on what the target has: a chunk is had there only after a flush that began
+//! after its last write and was answered, which survives the target's crash. What was written since any lost connection
+//! began is sent again. After a reboot of the source the map is not trusted, and the copy begins anew.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `departure` | moves from here: what is looked at before, bringing a lost host back, the two phases |
+//! | `relay`, `unflushed` | the device over a volume of another host |
+//! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
+//! | `farewell` | telling a host that a volume will not arrive |
+//! | `resolve` | what both have on record, and a person's decision |
+
+mod arrival;
+mod departure;
+mod entrance;
+mod farewell;
+mod gate;
+mod relay;
+mod resolve;
+mod unflushed;
+
+use std::sync::Arc;
+
+use migrate::stream::{Receiver, ReceiverLimits};
+
+pub(crate) use arrival::{Incoming, size_on_record};
+pub(crate) use departure::job_journal;
+pub(crate) use entrance::Entrance;
+pub(crate) use gate::of_wire;
+pub(crate) use relay::{HeldRelay, Relay};
+
+use crate::daemon::Daemon;
+use crate::problem::Result;
+
+/// Lets other hosts come, if this daemon speaks to any.
+///
+/// # Errors
+/// If nobody can come.
+pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
+    let gate = Arc::new(gate::Gatekeeper::new(daemon));
+    let receiver = Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default());
+    daemon.hosts.listen(receiver).await
+}

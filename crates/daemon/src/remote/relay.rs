@@ -1,0 +1,536 @@
+//! A volume of another host as a device of this one: first the target that a copy fills, then what the guest's requests
+//! are passed on to.
+//!
+//! ```text
+//!              connect            the link is lost
+//!    down ─────────────▶ copying ──────────────────▶ down      requests fail: the migration loses its target
+//!      │                    │
+//!      │       turn: the commit is on record             close
+//!      ▼                    ▼                    ╭──────────────────▶ closed      requests fail
+//!   waiting ◀───────────────╯                    │
+//!      │  ▲                                      │
+//!      │  │ the link is lost                     │             requests wait
+//!      ▼  │                                      │
+//!   forwarding ──────────────────────────────────╯             requests are passed on
+//!
+//!   waiting ──▶ given back      requests go to the old source: somebody has decided that it holds the volume
+//! ```
+//!
+//! *Waiting* leads to *forwarding* when the other host has answered that it holds the volume and that is on record here.
+//! Nothing leads back from there: a relay that has turned never copies again.
+//!
+//! What was passed on and not flushed yet is kept here, [`UNFLUSHED_BYTES_MAX`] at most. A host that loses its power loses
+//! what its disks had not made durable, and this guest, which runs on another machine, would not know. So it is written
+//! again, in order, when the other host has been booted since, before anything else reaches it.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use block::{
+    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result,
+};
+use env::EnvRef;
+use futures::future::{BoxFuture, select};
+use migrate::stream::{Answer, Ask, Remote, Role, SessionRequest, StreamOptions, StreamStatistics};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::unflushed::Unflushed;
+use crate::ground::Hosts;
+use crate::hosts::HostName;
+use crate::location::RemoteVolume;
+
+/// How much is kept that was passed on and not flushed: then the relay flushes by itself.
+const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
+
+/// The first rest before a host that could not be reached is tried again; it doubles.
+const REST_MIN: Duration = Duration::from_millis(100);
+
+/// The largest request that is passed on at once.
+const TRANSFER_BYTES_MAX: u32 = 32 << 20;
+
+/// A device over a volume of another host. It is shared by the guest's stack, the migration and whoever shows it.
+pub(crate) struct Relay {
+    env: EnvRef,
+    hosts: Arc<dyn Hosts>,
+    place: RemoteVolume,
+    /// What the volume is called here.
+    origin: String,
+    options: StreamOptions,
+    /// The longest rest before a host is tried again.
+    rest_max: Duration,
+    state: Mutex<State>,
+    /// Told of every change of the state. Those who wait are told in the order in which they came.
+    changed: Notify,
+    unflushed: Mutex<Unflushed>,
+    /// What earlier sessions sent.
+    sent: Mutex<StreamStatistics>,
+    /// Why the host was not reached when that was last tried.
+    problem: Mutex<Option<String>>,
+    kicked: AtomicBool,
+    /// The boot of the other host that what is unflushed was written to.
+    boot: Mutex<Option<[u8; 16]>>,
+    /// A copy's writes are kept, too: the other host may be asked to take the volume at any moment.
+    keeps_copy: AtomicBool,
+}
+
+#[derive(Clone)]
+enum State {
+    /// There is no session.
+    Down,
+    Copying(Arc<Remote>),
+    /// The other host holds the volume under this epoch, or is to.
+    Waiting(u64),
+    Forwarding(u64, Arc<Remote>),
+    /// This host holds the volume after all, as somebody has decided.
+    GivenBack(Device),
+    Closed,
+}
+
+/// What a new session of a copy has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// Nothing: the volume was made just now, and reads as zeroes.
+    Nothing,
+    /// What earlier sessions of the same job have written and flushed.
+    Earlier,
+}
+
+/// What is done, durably, when the other host has answered that it holds the volume, before any request goes there.
+pub(crate) type NoteTaken = Box<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
+
+impl Relay {
+    /// A relay without a session, whose sessions are opened as `options` say.
+    pub(crate) fn new(
+        env: &EnvRef,
+        hosts: &Arc<dyn Hosts>,
+        (place, origin): (&RemoteVolume, &str),
+        options: StreamOptions,
+        rest_max: Duration,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            env: Arc::clone(env),
+            hosts: Arc::clone(hosts),
+            place: place.clone(),
+            origin: origin.to_owned(),
+            options,
+            rest_max,
+            state: Mutex::new(State::Down),
+            changed: Notify::new(),
+            unflushed: Mutex::default(),
+            sent: Mutex::default(),
+            problem: Mutex::default(),
+            kicked: AtomicBool::new(false),
+            boot: Mutex::default(),
+            keeps_copy: AtomicBool::new(false),
+        })
+    }
+
+    /// The volume.
+    pub(crate) const fn place(&self) -> &RemoteVolume {
+        &self.place
+    }
+
+    /// Why the host is not reached, if it is not.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.problem.lock().clone()
+    }
+
+    /// What all sessions have sent.
+    pub(crate) fn statistics(&self) -> StreamStatistics {
+        let mut sum = self.sent.lock().clone();
+        if let State::Copying(remote) | State::Forwarding(_, remote) = &*self.state.lock() {
+            add(&mut sum, &remote.statistics());
+        }
+        sum
+    }
+
+    /// Opens a session that fills the volume, whose source holds it under `epoch`. What the session before has under way
+    /// is over then.
+    ///
+    /// # Errors
+    /// The host cannot be reached, or refuses.
+    pub(crate) async fn connect(&self, epoch: u64) -> Result<Found> {
+        self.leave_copy();
+        let connected = self.open(Role::Copy, epoch, self.options.clone()).await;
+        let remote = self.noting(connected)?;
+        // What earlier sessions did not flush is copied again.
+        self.keeps_copy.store(false, Ordering::Relaxed);
+        self.unflushed.lock().clear();
+        *self.boot.lock() = Some(remote.session().boot);
+        let found = if remote.session().earlier.is_some() { Found::Earlier } else { Found::Nothing };
+        let mut state = self.state.lock();
+        match *state {
+            State::Down => *state = State::Copying(remote),
+            _ => return Err(Error::new(ErrorKind::Cancelled, "the move is over")),
+        }
+        drop(state);
+        self.announce();
+        Ok(found)
+    }
+
+    /// Has the other host be durably prepared to hold the volume under `epoch`.
+    ///
+    /// # Errors
+    /// It cannot be reached, or is not ready to.
+    pub(crate) async fn prepare(&self, epoch: u64) -> Result<()> {
+        let state = self.state.lock().clone();
+        match state {
+            State::Copying(remote) => {
+                // Whatever is answered from here on is durable there or kept here.
+                self.keeps_copy.store(true, Ordering::Relaxed);
+                remote.flush().await?;
+                done(remote.call(Ask::Prepare { epoch }).await?)
+            }
+            _ => Err(self.unreachable()),
+        }
+    }
+
+    /// The other host is to hold the volume under `epoch`: from here on every request waits until it does, and goes there.
+    pub(crate) fn turn(&self, epoch: u64) {
+        let mut state = self.state.lock();
+        match &*state {
+            State::Down | State::Copying(_) => {
+                if let State::Copying(remote) = &*state {
+                    add(&mut self.sent.lock(), &remote.statistics());
+                }
+                *state = State::Waiting(epoch);
+            }
+            State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => return,
+        }
+        drop(state);
+        self.announce();
+    }
+
+    /// This host holds the volume after all: requests that wait, and those that come, go to `device`.
+    pub(crate) fn give_back(&self, device: Device) {
+        *self.state.lock() = State::GivenBack(device);
+        self.announce();
+    }
+
+    /// Ends it: nobody's requests are passed on any more. One that was given back goes on.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        if !matches!(*state, State::GivenBack(_)) {
+            *state = State::Closed;
+        }
+        drop(state);
+        self.announce();
+    }
+
+    /// Whether there is a session, or one is kept.
+    pub(crate) fn is_connected(&self) -> bool {
+        !matches!(*self.state.lock(), State::Down | State::Closed)
+    }
+
+    /// Waits until the other host has taken the volume and that is on record; false if the relay was closed before.
+    pub(crate) async fn taken(&self) -> bool {
+        loop {
+            let changed = self.changed.notified();
+            match *self.state.lock() {
+                State::Forwarding(..) => return true,
+                State::Closed | State::GivenBack(_) => return false,
+                State::Down | State::Copying(_) | State::Waiting(_) => {}
+            }
+            changed.await;
+        }
+    }
+
+    /// Tries the other host at once, if it is being waited for.
+    pub(crate) fn kick(&self) {
+        self.kicked.store(true, Ordering::Relaxed);
+        self.announce();
+    }
+
+    /// Whether somebody has [kicked](Self::kick) it since this was last asked.
+    pub(crate) fn was_kicked(&self) -> bool {
+        self.kicked.swap(false, Ordering::Relaxed)
+    }
+
+    /// Waits for `span`, or until somebody [kicks](Self::kick) it.
+    pub(crate) async fn rest(&self, span: Duration) {
+        let changed = self.changed.notified();
+        select(pin!(changed), self.env.sleep(span)).await;
+    }
+
+    /// How long to rest after so many attempts in vain.
+    pub(crate) fn rest_after(&self, attempts: u32) -> Duration {
+        REST_MIN.saturating_mul(1 << attempts.min(16)).min(self.rest_max)
+    }
+
+    /// Keeps the sessions of a relay that has [turned](Self::turn), until it is closed. It runs on the caller's worker, which
+    /// must outlive every job.
+    pub(crate) async fn keep(self: Arc<Self>, note_taken: NoteTaken) {
+        let mut attempts = 0;
+        loop {
+            let changed = self.changed.notified();
+            let state = self.state.lock().clone();
+            match state {
+                State::Closed | State::GivenBack(_) => return,
+                State::Down | State::Copying(_) | State::Forwarding(..) => {
+                    changed.await;
+                }
+                State::Waiting(epoch) => {
+                    let outcome = self.forward(epoch, &note_taken).await;
+                    match self.noting(outcome) {
+                        Ok(()) => attempts = 0,
+                        Err(error) => {
+                            tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
+                            self.rest(self.rest_after(attempts)).await;
+                            attempts += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    async fn forward(&self, epoch: u64, note_taken: &NoteTaken) -> Result<()> {
+        let remote = self.open(Role::Forward, epoch, self.options.clone()).await?;
+        let now = remote.session().boot;
+        let before = *self.boot.lock();
+        if before.is_some_and(|before| before != now) {
+            let again = self.unflushed.lock().all();
+            tracing::warn!(place = %self.place, writes = again.len(), "its host was booted: what was not flushed is written again");
+            for mutation in again {
+                remote.write(mutation).await?;
+            }
+        }
+        *self.boot.lock() = Some(now);
+        note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
+        let mut state = self.state.lock();
+        if let State::Waiting(_) = *state {
+            *state = State::Forwarding(epoch, remote);
+        }
+        drop(state);
+        self.announce();
+        Ok(())
+    }
+
+    async fn open(&self, role: Role, epoch: u64, options: StreamOptions) -> Result<Arc<Remote>> {
+        let host = HostName::new(&self.place.host).and_then(|host| self.hosts.dialer(&host));
+        let dialer = host.map_err(|error| Error::new(ErrorKind::PermissionDenied, error.to_string()))?;
+        Remote::connect(Arc::clone(&self.env), dialer, self.request(role, epoch), options).await
+    }
+
+    fn request(&self, role: Role, epoch: u64) -> SessionRequest {
+        SessionRequest {
+            volume: self.place.volume.clone(),
+            job: self.place.job,
+            role,
+            epoch,
+            size: Bytes(self.place.size),
+            request_alignment: self.place.request_alignment,
+            origin: self.origin.clone(),
+        }
+    }
+
+    fn noting<T>(&self, outcome: Result<T>) -> Result<T> {
+        *self.problem.lock() = outcome.as_ref().err().map(Error::chain);
+        outcome
+    }
+
+    fn leave_copy(&self) {
+        let mut state = self.state.lock();
+        if let State::Copying(remote) = &*state {
+            add(&mut self.sent.lock(), &remote.statistics());
+            *state = State::Down;
+        }
+    }
+
+    /// The session over `remote` is lost.
+    fn lose(&self, remote: &Arc<Remote>, error: &Error) {
+        let mut state = self.state.lock();
+        let epoch = match &*state {
+            State::Forwarding(epoch, current) if Arc::ptr_eq(current, remote) => *epoch,
+            _ => return,
+        };
+        add(&mut self.sent.lock(), &remote.statistics());
+        *self.problem.lock() = Some(error.chain());
+        *state = State::Waiting(epoch);
+        drop(state);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        self.changed.notify_waiters();
+    }
+
+    fn unreachable(&self) -> Error {
+        let why = self.problem().map_or_else(String::new, |problem| format!(": {problem}"));
+        Error::new(ErrorKind::Disconnected, format!("{} is not connected{why}", self.place.host))
+    }
+
+    /// The session that requests go through now; waits for one after the turn.
+    async fn session(&self) -> Result<Session> {
+        loop {
+            let changed = self.changed.notified();
+            match &*self.state.lock() {
+                State::Down => return Err(self.unreachable()),
+                State::Copying(remote) => return Ok(Session::Copying(Arc::clone(remote))),
+                State::Forwarding(_, remote) => return Ok(Session::Forwarding(Arc::clone(remote))),
+                State::GivenBack(device) => return Ok(Session::GivenBack(device.clone())),
+                State::Closed => return Err(Error::new(ErrorKind::Disconnected, "the volume was detached")),
+                State::Waiting(_) => {}
+            }
+            changed.await;
+        }
+    }
+
+    /// Whether a request that `session` has failed is to be sent again, by the next one.
+    fn is_to_be_sent_again(&self, session: &Session, error: &Error) -> bool {
+        let is_lost = matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut | ErrorKind::Fenced);
+        match session {
+            // The turn came while it was under way: the other host has closed the copy's session for it.
+            Session::Copying(_) => is_lost && !matches!(*self.state.lock(), State::Down | State::Copying(_)),
+            Session::Forwarding(remote) => {
+                if is_lost {
+                    self.lose(remote, error);
+                }
+                is_lost
+            }
+            Session::GivenBack(_) => false,
+        }
+    }
+
+    async fn send_write(&self, mutation: Mutation) -> Result<()> {
+        let number = self.unflushed.lock().begin();
+        loop {
+            let session = self.session().await?;
+            match session.device().write(mutation.clone()).await {
+                Ok(()) => {
+                    let is_kept = !mutation.fua && self.keeps_writes_of(&session);
+                    let is_much = is_kept && self.unflushed.lock().keep(number, mutation) > UNFLUSHED_BYTES_MAX;
+                    return if is_much { self.send_flush().await } else { Ok(()) };
+                }
+                Err(error) if self.is_to_be_sent_again(&session, &error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn keeps_writes_of(&self, session: &Session) -> bool {
+        match session {
+            Session::Forwarding(_) => true,
+            Session::Copying(_) => self.keeps_copy.load(Ordering::Relaxed),
+            Session::GivenBack(_) => false,
+        }
+    }
+
+    async fn send_flush(&self) -> Result<()> {
+        loop {
+            let session = self.session().await?;
+            let before = self.unflushed.lock().mark();
+            match session.device().flush().await {
+                Ok(()) => {
+                    self.unflushed.lock().forget(before);
+                    return Ok(());
+                }
+                Err(error) if self.is_to_be_sent_again(&session, &error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn send_read(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
+        let length = buffer.len();
+        let mut buffer = Some(buffer);
+        loop {
+            let session = self.session().await?;
+            let into = buffer.take().unwrap_or_else(|| Buffer::unpooled(length));
+            match session.device().read(offset, into).await {
+                Err(error) if self.is_to_be_sent_again(&session, &error) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn send_extents(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
+        loop {
+            let session = self.session().await?;
+            match session.device().extents(extent).await {
+                Err(error) if self.is_to_be_sent_again(&session, &error) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// A session that a request goes through.
+enum Session {
+    Copying(Arc<Remote>),
+    Forwarding(Arc<Remote>),
+    GivenBack(Device),
+}
+
+impl Session {
+    fn device(&self) -> Device {
+        match self {
+            Self::Copying(remote) | Self::Forwarding(remote) => Device::from_arc("remote", Arc::clone(remote) as _),
+            Self::GivenBack(device) => device.clone(),
+        }
+    }
+}
+
+impl BlockDevice for Relay {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            size: Bytes(self.place.size),
+            request_alignment: self.place.request_alignment,
+            preferred_bytes: 4096,
+            transfer_bytes_max: TRANSFER_BYTES_MAX,
+            read_only: false,
+        }
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(self.send_read(offset, buffer))
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(self.send_write(mutation))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.send_flush())
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(self.send_extents(extent))
+    }
+}
+
+/// A relay that is closed when whoever holds the volume lets it go.
+pub(crate) struct HeldRelay(pub(crate) Arc<Relay>);
+
+impl Drop for HeldRelay {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn done(answer: Answer) -> Result<()> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(Error::new(ErrorKind::Invalid, format!("the other host answered {other:?}"))),
+    }
+}
+
+fn add(sum: &mut StreamStatistics, more: &StreamStatistics) {
+    sum.bytes_raw += more.bytes_raw;
+    sum.bytes_payload += more.bytes_payload;
+    sum.bytes_zero += more.bytes_zero;
+    sum.bytes_compressed += more.bytes_compressed;
+    sum.bytes_again += more.bytes_again;
+    sum.damaged += more.damaged;
+    sum.sessions += more.sessions;
+    sum.streams.resize(sum.streams.len().max(more.streams.len()), Default::default());
+    for (sum, more) in sum.streams.iter_mut().zip(&more.streams) {
+        sum.requests += more.requests;
+        sum.bytes_sent += more.bytes_sent;
+        sum.bytes_received += more.bytes_received;
+        sum.deaths += more.deaths;
+    }
+}

@@ -1,0 +1,253 @@
+//! Who holds a volume that was on its way between two hosts: what both have on record, and a person's decision where
+//! nobody else can make one.
+
+use std::sync::Arc;
+
+use api::v1::{Decision, Error, ErrorCode, JobState, Resolution, ResolveRequest};
+use migrate::stream::{Ask, Standing};
+
+use super::departure::remote_of;
+use super::gate::of_wire;
+use crate::daemon::Daemon;
+use crate::document::{ArrivalDocument, ArrivalStage, Committed, VolumeDocument};
+use crate::location::{Location, RemoteVolume};
+use crate::problem::{Result, of_backend};
+use crate::volume::Volume;
+
+/// What the other host has said of a volume, or why it has not.
+type There = Result<Standing, block::Error>;
+
+impl Daemon {
+    /// Says what both hosts have on record of a volume, and does what was decided.
+    pub(crate) async fn resolve(self: &Arc<Self>, name: &str, request: ResolveRequest) -> Result<Resolution> {
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        let document = volume.document();
+        if let (Location::Local(_), Some(arrival)) = (&document.backend, &document.arrival) {
+            return self.resolve_arrival(&volume, arrival, request.decision).await;
+        }
+        if let Location::Remote(remote) = &document.backend {
+            let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+            return match committed.filter(|committed| !committed.taken) {
+                Some(committed) => self.resolve_fenced(&volume, (remote, committed), request.decision).await,
+                None => {
+                    let there = self.ask_standing(remote).await;
+                    let resolution = Resolution {
+                        verdict: format!("{} holds the volume; nothing is in doubt", remote.host),
+                        ..begin(&volume, &document, &remote.host, &there)
+                    };
+                    nothing_to_decide(resolution, request.decision)
+                }
+            };
+        }
+        let (host, there) = match remote_of(&document) {
+            Some(remote) => (remote.host.clone(), Some(self.ask_standing(remote).await)),
+            None => (String::new(), None),
+        };
+        let verdict = "this host holds the volume; nothing is in doubt".to_owned();
+        let resolution = match &there {
+            Some(there) => Resolution { verdict, ..begin(&volume, &document, &host, there) },
+            None => Resolution { volume: volume.name.clone(), here: here(&document), verdict, ..Resolution::default() },
+        };
+        nothing_to_decide(resolution, request.decision)
+    }
+
+    /// This host has given the volume up, and the other one has not answered that it holds it.
+    async fn resolve_fenced(
+        self: &Arc<Self>,
+        volume: &Arc<Volume>,
+        (remote, committed): (&RemoteVolume, &Committed),
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let there = self.ask_standing(remote).await;
+        let host = &remote.host;
+        let document = volume.document();
+        let resolution = begin(volume, &document, host, &there);
+        let is_held_there = matches!(there, Ok(Standing::Held { .. }));
+        let resolution = Resolution {
+            in_doubt: !is_held_there,
+            verdict: match &there {
+                Ok(Standing::Held { .. }) => format!("{host} holds the volume; this host notes that in a moment"),
+                Ok(Standing::Prepared { .. }) => format!("{host} is to hold the volume, and is told so again and again"),
+                Ok(Standing::Filling | Standing::Without) => {
+                    format!("{host} cannot hold the volume: --give-back lets it be used here again")
+                }
+                Err(_) => format!(
+                    "nobody uses the volume until {host} answers; if it never will, --give-back lets it be used here again"
+                ),
+            },
+            risk: there.as_ref().err().map(|_| {
+                format!("--give-back: if {host} has taken the volume after all, and somebody uses it there, there are two of it")
+            }),
+            ..resolution
+        };
+        match decision {
+            None => Ok(resolution),
+            Some(Decision::Take) => {
+                if let Some(relay) = volume.relay() {
+                    relay.kick();
+                }
+                Ok(Resolution { done: Some(format!("{host} is told once more to hold it")), ..resolution })
+            }
+            Some(Decision::GiveBack) if is_held_there => refuse(format!("{host} holds {}", volume.name)),
+            Some(Decision::GiveBack) => {
+                if there.is_ok() {
+                    // It must have forgotten what it was prepared for before anybody uses the volume here.
+                    let told = self.ask_host(remote, Ask::Abandon).await;
+                    told.map_err(|error| of_wire(&error, host))?;
+                } else {
+                    self.say_farewell_later(remote);
+                }
+                self.give_back(volume, committed).await?;
+                let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
+                Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
+            }
+        }
+    }
+
+    /// This host holds the volume again, which it had given up.
+    async fn give_back(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<()> {
+        let hold = volume.hold_options(self.config.lock_wait());
+        let source = self.hold(volume, &committed.source, &hold).await;
+        let source = source.map_err(|error| of_backend(&error, "the old source"))?;
+        let relay = volume.relay();
+        let stored = volume.journal.update(|document| {
+            let mut document = document.clone();
+            document.backend = committed.source.clone();
+            document.epoch += 1;
+            document.job = None;
+            document
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        if let Some(relay) = relay {
+            relay.give_back(source.device.clone());
+        }
+        drop(volume.replace_held(source));
+        if let Some(job) = volume.job() {
+            let message = format!("the move of {} was taken back by hand: this host holds it", volume.name);
+            let error = Error::new(ErrorCode::MoveFailed, message);
+            crate::jobs::end(self, volume, &job, JobState::Failed, None, Some(error)).await;
+        }
+        Ok(())
+    }
+
+    /// A volume that comes from another host.
+    async fn resolve_arrival(
+        self: &Arc<Self>,
+        volume: &Arc<Volume>,
+        arrival: &ArrivalDocument,
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let host = &arrival.host;
+        let remote = RemoteVolume {
+            host: host.clone(),
+            volume: arrival.origin.clone(),
+            job: arrival.job,
+            size: arrival.size,
+            request_alignment: arrival.request_alignment,
+        };
+        let there = self.ask_standing(&remote).await;
+        let resolution = begin(volume, &volume.document(), host, &there);
+        let epoch = match arrival.stage {
+            ArrivalStage::Held { .. } => {
+                let verdict = "this host holds the volume; nothing is in doubt".to_owned();
+                return nothing_to_decide(Resolution { verdict, ..resolution }, decision);
+            }
+            ArrivalStage::Filling => {
+                let verdict = format!("{host} holds the volume; what is here is not complete");
+                let resolution = Resolution { verdict, ..resolution };
+                return match decision {
+                    None => Ok(resolution),
+                    Some(Decision::Take) => refuse(format!("what is here of {} is not complete", volume.name)),
+                    Some(Decision::GiveBack) => self.forget(volume, resolution).await,
+                };
+            }
+            ArrivalStage::Prepared { epoch } => epoch,
+        };
+        let resolution = match &there {
+            Ok(Standing::Without) => Resolution {
+                in_doubt: true,
+                verdict: format!("{host} has given the volume up: --take lets it be used here"),
+                ..resolution
+            },
+            Ok(_) => Resolution {
+                verdict: format!("{host} holds the volume, and the move goes on; --give-back ends it"),
+                ..resolution
+            },
+            Err(_) => Resolution {
+                in_doubt: true,
+                verdict: format!(
+                    "nobody here knows whether {host} has given the volume up; when it is back it says so by itself"
+                ),
+                risk: Some(format!(
+                    "--take: if {host} has not given it up, there are two of it; --give-back: if it has, it must be told so \
+                     by `transhume resolve {} --give-back` there",
+                    arrival.origin
+                )),
+                ..resolution
+            },
+        };
+        match (decision, &there) {
+            (None, _) => Ok(resolution),
+            (Some(Decision::Take), Ok(Standing::Without) | Err(_)) => {
+                self.take_arrival(volume, arrival, epoch).await?;
+                let done = format!("this host holds the volume under epoch {epoch}");
+                Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
+            }
+            (Some(Decision::Take), Ok(_)) => refuse(format!("{host} holds {}", arrival.origin)),
+            (Some(Decision::GiveBack), Ok(Standing::Without)) => {
+                refuse(format!("{host} has given {} up: nobody would hold it", arrival.origin))
+            }
+            (Some(Decision::GiveBack), _) => self.forget(volume, resolution).await,
+        }
+    }
+
+    async fn forget(&self, volume: &Arc<Volume>, resolution: Resolution) -> Result<Resolution> {
+        self.drop_arrival(volume).await?;
+        Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
+    }
+}
+
+fn begin(volume: &Volume, document: &VolumeDocument, host: &str, there: &There) -> Resolution {
+    Resolution {
+        volume: volume.name.clone(),
+        here: here(document),
+        host: Some(host.to_owned()),
+        there: Some(match there {
+            Ok(Standing::Filling) => "it is being filled".to_owned(),
+            Ok(Standing::Prepared { epoch }) => format!("prepared for epoch {epoch}"),
+            Ok(Standing::Held { epoch }) => format!("held under epoch {epoch}"),
+            Ok(Standing::Without) => "not held".to_owned(),
+            Err(error) => format!("no answer: {}", error.chain()),
+        }),
+        ..Resolution::default()
+    }
+}
+
+/// What this host has on record.
+fn here(document: &VolumeDocument) -> String {
+    let epoch = document.epoch;
+    if let (Location::Local(_), Some(arrival)) = (&document.backend, &document.arrival) {
+        return match arrival.stage {
+            ArrivalStage::Filling => "it is being filled".to_owned(),
+            ArrivalStage::Prepared { epoch } => format!("prepared for epoch {epoch}"),
+            ArrivalStage::Held { .. } => format!("held under epoch {epoch}"),
+        };
+    }
+    match &document.backend {
+        Location::Local(_) => format!("held under epoch {epoch}"),
+        Location::Remote(remote) => format!("given up to {remote} under epoch {epoch}"),
+    }
+}
+
+fn nothing_to_decide(resolution: Resolution, decision: Option<Decision>) -> Result<Resolution> {
+    match decision {
+        None => Ok(resolution),
+        Some(_) => refuse(resolution.verdict),
+    }
+}
+
+fn refuse<T>(message: String) -> Result<T> {
+    Err(Error::new(ErrorCode::WrongState, message)
+        .with_hint("leave the decision out to see what both hosts have on record"))
+}
