@@ -40,6 +40,8 @@ pub enum ErrorKind {
     Cancelled,
     /// A limit in time ran out.
     TimedOut,
+    /// What is left to do gets no smaller, so that the work would not come to its end.
+    NoConvergence,
     /// What was read is not what was written.
     Corrupt,
     /// A layer broke the contract: a defect of ours.
@@ -66,6 +68,7 @@ impl ErrorKind {
             Self::Disconnected => "disconnected",
             Self::Cancelled => "cancelled",
             Self::TimedOut => "timed-out",
+            Self::NoConvergence => "no-convergence",
             Self::Corrupt => "corrupt",
             Self::Internal => "internal",
         }

@@ -178,7 +178,7 @@ fn a_move_that_does_not_converge_ends_on_the_source_and_says_why() {
     let flags = ["--strategy", "dbt", "--downtime-limit", "1ms", "--on-no-converge", "abort", "--bandwidth", "16MiB/s"];
     let output = world.run(&[["move", "x", "--to", &to].as_slice(), &flags].concat());
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(40), "{words}");
+    assert_eq!(output.status.code(), Some(44), "{words}");
     assert!(words.contains("does not converge"), "{words}");
     assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&image));
     same(&image, &load.finish());

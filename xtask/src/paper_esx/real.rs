@@ -290,9 +290,7 @@ fn move_volume(
     let report = daemon.document(&words)?;
     let seconds = started.elapsed().as_secs_f64();
     let refusal = report["error"]["message"].as_str().map(str::to_owned);
-    // Whatever fails before a pass has ended is no answer of the convergence logic.
-    let has_passes = report["iterations"].as_array().is_some_and(|passes| !passes.is_empty());
-    if refusal.is_some() && !(report["error"]["code"] == "move-failed" && has_passes) {
+    if refusal.is_some() && report["error"]["code"] != "no-convergence" {
         bail!("the move by {strategy} could not be made: {}", report["error"]);
     }
     Ok(Moved { seconds, report, refusal })

@@ -105,6 +105,8 @@ codes! {
     NotEqual = "not-equal", 42;
     /// The move was carried out, but something after the switchover was not.
     MoveUnfinished = "move-unfinished", 43;
+    /// The move does not converge under what the guest writes, and was to end then; the guest is on the source.
+    NoConvergence = "no-convergence", 44;
     /// No host of that name is trusted.
     HostUnknown = "host-unknown", 50;
     /// Another host cannot be reached, or the connection to it broke.

@@ -56,11 +56,18 @@ pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandl
             let code = match error.kind() {
                 _ if is_unequal => ErrorCode::NotEqual,
                 block::ErrorKind::NoSpace => ErrorCode::NoSpace,
+                block::ErrorKind::NoConvergence => ErrorCode::NoConvergence,
                 _ => ErrorCode::MoveFailed,
             };
+            let hint = match code {
+                ErrorCode::NoConvergence => {
+                    "the guest is on the source and goes on; move it with `--strategy mirror`, which converges under any \
+                     load, or when it writes less"
+                }
+                _ => "the guest is on the source and goes on; remove the cause and move again",
+            };
             let message = format!("the move of {} failed: {}", volume.name, error.chain());
-            let error = Error::new(code, message)
-                .with_hint("the guest is on the source and goes on; remove the cause and move again");
+            let error = Error::new(code, message).with_hint(hint);
             undo(daemon, volume, job, target, (JobState::Failed, error), report.as_ref().map(convert)).await;
         }
     }

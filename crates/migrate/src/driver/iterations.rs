@@ -198,7 +198,7 @@ impl Driver {
             }
             Verdict::Abort => {
                 let context = format!("the move does not converge and ends here ({decision})");
-                self.error = Some(Error::new(ErrorKind::TimedOut, context));
+                self.error = Some(Error::new(ErrorKind::NoConvergence, context));
                 Some(Event::Broken)
             }
         }

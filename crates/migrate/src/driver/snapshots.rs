@@ -43,7 +43,7 @@ impl Driver {
             let mut stop = None;
             let (outcome, why) = match self.decide_fold(&snapshots, &mut rounds) {
                 Decision::GiveUp(why) => {
-                    self.error = Some(Error::new(ErrorKind::TimedOut, why));
+                    self.error = Some(Error::new(ErrorKind::NoConvergence, why));
                     return Event::Broken;
                 }
                 Decision::Hold(why) => (self.fold_held(&mut snapshots, rounds.folded).await, why),
