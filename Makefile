@@ -9,7 +9,7 @@ MINUTES ?= 5
 SCALE ?= 4
 MIB ?= 1024
 RUNS ?= 5
-FUZZ := client protocol server
+FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
 .PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local bench-range-lock paper-esx paper-esx-real deny docs clean
 
@@ -50,12 +50,13 @@ mutations: ## Make mistakes in the engine, each of which the simulator must see 
 torture: setup ## Kill, cut, throttle, freeze and fill the real daemon (CYCLES=200)
 	$(CARGO) xtask torture --cycles $(CYCLES)
 
-# Each target has its share of the minutes. What is found is kept in crates/nbd/fuzz/artifacts, with the command to repeat it.
+# Each target, CRATE/NAME, has its share of the minutes. What is found is kept in crates/CRATE/fuzz/artifacts, with the
+# command to repeat it.
 fuzz: ## Fuzz what parses foreign bytes (MINUTES=5; needs a nightly toolchain, installs cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
 	@for target in $(FUZZ); do \
 		echo "fuzzing $$target"; \
-		(cd crates/nbd && $(CARGO) +nightly fuzz run $$target -- -max_total_time=$$(( $(MINUTES) * 60 / $(words $(FUZZ)) ))) || exit 1; \
+		(cd crates/$${target%/*} && $(CARGO) +nightly fuzz run $${target#*/} -- -max_total_time=$$(( $(MINUTES) * 60 / $(words $(FUZZ)) ))) || exit 1; \
 	done
 
 check: ## Format, clippy, documentation and the house rules

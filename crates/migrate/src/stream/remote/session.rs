@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Bytes, Error, ErrorKind, Geometry, Result};
-use env::{Moment, Task};
+use env::{EnvRef, Moment, Task};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::board::Place;
 use super::stream::Engine;
-use super::{Known, SessionInfo, Shared, waits};
+use super::{Known, SessionInfo, Shared, gone, waits};
 use crate::stream::BoxTransport;
 use crate::stream::protocol::{
     CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, Status, VERSION, Welcome, decode,
@@ -64,7 +64,10 @@ impl Shared {
         let (session, failed) = self.board.lock().next_session();
         failed.answer();
         let place = Place { session, stream: 0, generation: 1 };
-        let connected = self.connect(place, false).await?;
+        // A connection belongs to the runtime in which it was made: that of the worker that will use it.
+        let opener = Arc::clone(self);
+        let opening = env::spawn_with_result(&**self.worker(0), async move { opener.connect(place, false).await });
+        let connected = opening.await.map_err(|_| gone())??;
         let info = self.info_of(session, &connected)?;
         let known = Known { info, transfer_bytes_max: connected.welcome.transfer_bytes_max };
         let earlier = self.known.lock().replace(known);
@@ -77,11 +80,15 @@ impl Shared {
         add(&self.counters.sessions, 1);
         let mut first = Some(connected);
         for stream in 0..self.options.streams {
-            let workers = &self.options.workers;
-            let worker = workers.get(usize::from(stream) % workers.len().max(1)).unwrap_or(&self.env);
-            worker.spawn(Box::pin(Arc::clone(self).run_stream(session, stream, first.take())));
+            self.worker(stream).spawn(Box::pin(Arc::clone(self).run_stream(session, stream, first.take())));
         }
         Ok(info)
+    }
+
+    /// Where a stream runs.
+    fn worker(&self, stream: u16) -> &EnvRef {
+        let workers = &self.options.workers;
+        workers.get(usize::from(stream) % workers.len().max(1)).unwrap_or(&self.env)
     }
 
     /// Keeps a stream connected for as long as its session lives.
