@@ -95,6 +95,11 @@ pub(crate) enum Command {
         b# transhume trust a.example:10810 K7QM-3XWD\n\
         Then: transhume trust --list; transhume trust --remove b")]
     Trust(TrustArgs),
+    /// Copy a disk that nobody uses, between files, block devices and NBD servers, without the daemon
+    #[command(after_help = "Examples: transhume copy nbd://10.0.0.7:10809/web1 --to file:/vm/web1.img\n          \
+        transhume copy file:/vm/web1.img --to 'nbd+unix:///web1?socket=/run/nbdkit.sock' --verify full\n\n\
+        What is interrupted is begun again: a target that was created for the copy is removed, another needs --overwrite.")]
+    Copy(CopyArgs),
     /// Bring a volume's export back from its journal alone, when the daemon cannot start
     #[command(after_help = "Example: transhume rescue web1 --state-dir /var/lib/transhume\n\n\
         Serves until it is stopped with Ctrl-C or SIGTERM. The daemon must not be running.")]
@@ -263,8 +268,9 @@ pub(crate) struct StrategyArgs {
 pub(crate) struct PlanArgs {
     /// The volume
     pub(crate) name: String,
-    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], or HOST[:VOLUME] for another host's daemon; with
-    /// --all-disks {name} in it is each volume's name, and a path that ends with a slash is a directory
+    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], HOST[:VOLUME] for another host's daemon, or the export of
+    /// any NBD server, nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH; with --all-disks {name} in it is each volume's
+    /// name, and a path that ends with a slash is a directory
     #[arg(long, value_name = "PLACE")]
     pub(crate) to: String,
     /// All adopted disks of the VM that this volume is a disk of; if one fails or is cancelled, so are the others that are
@@ -370,6 +376,34 @@ pub(crate) struct TrustArgs {
     /// With --change: where it is reached; may be given again, for several network cards
     #[arg(long, value_name = "HOST:PORT", requires = "change")]
     pub(crate) address: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// From where: file:PATH[,format=raw][,cache=auto|direct|page], nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH
+    #[arg(value_name = "SOURCE")]
+    pub(crate) source: String,
+    /// Where to, written alike; a file that is not there is created sparse
+    #[arg(long, value_name = "TARGET")]
+    pub(crate) to: String,
+    /// Replace what the target holds
+    #[arg(long)]
+    pub(crate) overwrite: bool,
+    /// Copy at most so much: 200MiB/s, 1Gbit/s
+    #[arg(long, value_name = "RATE")]
+    pub(crate) bandwidth: Option<Rate>,
+    /// Whether to read both again and compare them
+    #[arg(long, value_enum, default_value = "off")]
+    pub(crate) verify: CopyVerifyArg,
+}
+
+/// How much of a copy is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CopyVerifyArg {
+    /// All of it.
+    Full,
+    /// Nothing.
+    Off,
 }
 
 #[derive(Debug, Args)]

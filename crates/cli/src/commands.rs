@@ -88,7 +88,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             print(json, &host, || show::host(&host, args.renew))
         }
         Command::Trust(args) => trust(&client, args, json).await,
-        Command::Move(_) | Command::Rescue(_) | Command::Version => Ok(()),
+        Command::Move(_) | Command::Copy(_) | Command::Rescue(_) | Command::Version => Ok(()),
     }
 }
 
@@ -301,7 +301,7 @@ fn absolute(path: impl AsRef<Path>) -> Result<String> {
 }
 
 /// A backend with its path made absolute. The daemon says what is wrong with the rest.
-fn absolute_backend(text: &str) -> Result<String> {
+pub(crate) fn absolute_backend(text: &str) -> Result<String> {
     match text.strip_prefix("file:") {
         Some(rest) if !rest.is_empty() && !rest.starts_with(['/', ',']) => Ok(format!("file:{}", absolute(rest)?)),
         _ => Ok(text.to_owned()),

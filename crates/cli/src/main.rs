@@ -1,7 +1,9 @@
-//! `transhume`: the command line of the daemon. It asks, waits and shows; what is done, the daemon does.
+//! `transhume`: the command line of the daemon. It asks, waits and shows; what is done, the daemon does. What needs no daemon
+//! (`rescue`, `copy`) is the daemon's code all the same.
 
 mod args;
 mod commands;
+mod copy;
 mod rate;
 mod report;
 mod show;
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let json = cli.common.json;
     let outcome = match cli.command {
         args::Command::Rescue(rescue) => daemon::rescue(&rescue.state_dir, &rescue.name, json).map(|()| 0),
+        args::Command::Copy(args) => copy::run(&args, json),
         command => run(command, &cli.common),
     };
     match outcome {

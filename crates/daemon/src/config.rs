@@ -28,6 +28,8 @@ pub struct Config {
     pub persist_hook: Option<PathBuf>,
     /// How many seconds QEMU waits for a daemon that is away before the guest sees errors.
     pub reconnect_delay_seconds: u32,
+    /// How many seconds a request waits for an NBD server that holds a volume and is away, before its client sees an error.
+    pub nbd_patience_seconds: u64,
     /// How many jobs that are over are remembered.
     pub history_max: usize,
     /// What is logged: error, warn, info, debug or trace, or a filter like `info,transhume_vm=debug`.
@@ -86,6 +88,7 @@ impl Default for Config {
             socket_dir: None,
             persist_hook: None,
             reconnect_delay_seconds: vm::RECONNECT_SECONDS,
+            nbd_patience_seconds: 60,
             history_max: 1000,
             log: "info".to_owned(),
             hosts: None,
@@ -127,6 +130,7 @@ impl Config {
         within("copy-pool-mib", self.copy_pool_mib, 8, 1 << 20)?;
         within("lock-wait-seconds", self.lock_wait_seconds, 0, 3600)?;
         within("reconnect-delay-seconds", self.reconnect_delay_seconds.into(), 1, u32::MAX.into())?;
+        within("nbd-patience-seconds", self.nbd_patience_seconds, 1, 86_400)?;
         within("history-max", self.history_max as u64, 1, 1_000_000)?;
         self.hosts.as_ref().map_or(Ok(()), HostsConfig::check)
     }
@@ -138,6 +142,12 @@ impl Config {
             0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             count => count,
         }
+    }
+
+    /// How long a request waits for an NBD server that is away.
+    #[must_use]
+    pub const fn nbd_patience(&self) -> Duration {
+        Duration::from_secs(self.nbd_patience_seconds)
     }
 
     /// How long to wait for a dead process's lock.

@@ -109,6 +109,7 @@ impl Daemon {
         match place {
             Location::Local(spec) => self.backends.hold(spec, hold, &*self.env).await,
             Location::Remote(remote) => Ok(Held::relayed(self.relay(volume, remote))),
+            Location::Foreign(export) => Held::foreign(export, hold, self.config.nbd_patience(), &self.env),
         }
     }
 

@@ -9,8 +9,10 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode};
 use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks};
 use block::{BlockDevice, Bytes, Device};
-use env::Env;
+use env::{Env, EnvRef};
+use nbd::NbdBackend;
 
+use crate::foreign::ForeignExport;
 use crate::ground::Places;
 use crate::location::Location;
 use crate::problem::Result;
@@ -53,6 +55,8 @@ pub struct Held {
     pub(crate) device: Device,
     /// The file or block device; none on a ground that has no such things.
     backend: Option<Arc<FileBackend>>,
+    /// The export of another server; it has no locks.
+    export: Option<Arc<NbdBackend>>,
     /// Let go of while QEMU takes the image back.
     qemu_locks: Option<QemuLocks>,
     /// What reaches it, if it is another host's.
@@ -72,19 +76,37 @@ impl Held {
     /// What `spec` names, opened and locked by somebody else.
     #[must_use]
     pub const fn over(spec: BackendSpec, device: Device) -> Self {
-        Self { place: Location::Local(spec), device, backend: None, qemu_locks: None, relay: None }
+        Self { place: Location::Local(spec), device, backend: None, export: None, qemu_locks: None, relay: None }
     }
 
     /// A volume of another host, which `relay` reaches and which is let go of with this.
     pub(crate) fn relayed(relay: Arc<Relay>) -> Self {
         let place = Location::Remote(relay.place().clone());
         let device = Device::from_arc(&place.to_string(), Arc::clone(&relay) as _);
-        Self { place, device, backend: None, qemu_locks: None, relay: Some(HeldRelay(relay)) }
+        Self { place, device, backend: None, export: None, qemu_locks: None, relay: Some(HeldRelay(relay)) }
     }
 
     /// What reaches it, if it is another host's.
     pub(crate) fn relay(&self) -> Option<&Arc<Relay>> {
         self.relay.as_ref().map(|held| &held.0)
+    }
+
+    /// An export of a server that is not ours.
+    pub(crate) fn foreign(
+        place: &ForeignExport,
+        hold: &HoldOptions,
+        patience: Duration,
+        env: &EnvRef,
+    ) -> block::Result<Self> {
+        let export = place.open(hold, patience, env)?;
+        let device = Device::from_arc(&place.nbd, Arc::clone(&export) as _);
+        let place = Location::Foreign(place.clone());
+        Ok(Self { place, device, backend: None, export: Some(export), qemu_locks: None, relay: None })
+    }
+
+    /// From now on the volume's clients rely on it, and on nothing else.
+    pub(crate) fn serve_guest(&self) {
+        self.export.iter().for_each(|export| export.serve_guest());
     }
 
     /// Opens and locks what `spec` names.
@@ -113,7 +135,14 @@ impl Held {
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
-        Ok(Self { place: Location::Local(spec.clone()), relay: None, device, backend: Some(backend), qemu_locks })
+        Ok(Self {
+            place: Location::Local(spec.clone()),
+            relay: None,
+            device,
+            backend: Some(backend),
+            export: None,
+            qemu_locks,
+        })
     }
 
     /// The backend itself.
@@ -125,10 +154,12 @@ impl Held {
     pub(crate) fn comparison_spec(&self) -> PastCache {
         match self.backend.as_ref().map(|backend| backend.engine()) {
             Some(Engine::Direct) => PastCache::Same(self.device.clone()),
+            // What is between here and its medium is its server's.
+            None if self.export.is_some() => PastCache::Same(self.device.clone()),
             Some(Engine::Memory) | None => PastCache::Never,
             Some(Engine::PageCache) => match &self.place {
                 Location::Local(spec) => PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct)),
-                Location::Remote(_) => PastCache::Never,
+                Location::Remote(_) | Location::Foreign(_) => PastCache::Never,
             },
         }
     }

@@ -116,7 +116,7 @@ impl JobJournal for VolumeJournal {
         let document = self.document();
         let checked = match document.job.as_ref().map(|job| &job.target) {
             Some(JobTarget::Local(target)) => self.places.check(target),
-            Some(JobTarget::Remote(_)) | None => Ok(()),
+            Some(JobTarget::Remote(_) | JobTarget::Foreign(_)) | None => Ok(()),
         };
         block::ready(checked.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string())))
     }

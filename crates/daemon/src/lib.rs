@@ -9,7 +9,8 @@
 //! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
-//! | `recover`, `rescue` | a start after whatever happened; an export without the daemon |
+//! | `foreign` | exports of NBD servers that are not ours, as places of volumes |
+//! | `recover`, `rescue`, `cold` | a start after whatever happened; an export, and a copy of a cold disk, without the daemon |
 //! | `http`, `metrics`, `audit`, `problem` | the API, figures, who asked for what, errors as users see them |
 //!
 //! `docs/operations.md` is the page for those who run it.
@@ -17,10 +18,12 @@
 mod adopt;
 mod args;
 mod audit;
+mod cold;
 mod config;
 mod core;
 mod daemon;
 mod document;
+mod foreign;
 mod gauge;
 pub mod ground;
 mod held;
@@ -46,12 +49,14 @@ mod volume;
 mod workers;
 
 pub use args::Args;
+pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Committed, DOCUMENT_VERSION,
     DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument, SocketOwner, VolumeDocument,
 };
+pub use foreign::ForeignExport;
 pub use held::{Held, HoldOptions, QemuRule};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use rescue::rescue;

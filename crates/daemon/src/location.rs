@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | a file or block device of this host | `file:PATH[,...]` | the same string |
 //! | a volume of another host's daemon | `HOST[:VOLUME]` | an object with `host` and `volume` |
+//! | an export of an NBD server that is not ours | `nbd://HOST:PORT/NAME`, `nbd+unix:///NAME?socket=PATH` | an object with `nbd` |
 //!
 //! A further kind of place is a further variant here: the compiler then visits everybody who must know what it means.
 
@@ -12,8 +13,10 @@ use std::path::Path;
 
 use api::v1::Error;
 use backends::{BackendSpec, CacheMode, PreparedTarget, TargetOrigin};
+use nbd::NbdUri;
 use serde::{Deserialize, Serialize};
 
+use crate::foreign::{ForeignExport, held_by_server, is_uri, parse_uri};
 use crate::problem::{Result, invalid};
 use crate::state_dir::check_name;
 
@@ -25,6 +28,8 @@ pub enum Location {
     Local(BackendSpec),
     /// A volume that another host's daemon holds, or is to hold.
     Remote(RemoteVolume),
+    /// An export of an NBD server that is not ours.
+    Foreign(ForeignExport),
 }
 
 /// A volume of another host's daemon, and all that it takes to speak of it there.
@@ -50,6 +55,8 @@ pub enum JobTarget {
     Local(PreparedTarget),
     /// A volume of another host, whose daemon knows how it came to be.
     Remote(RemoteVolume),
+    /// An export of an NBD server that is not ours, which nobody can take back.
+    Foreign(ForeignExport),
 }
 
 /// Where a move shall go to, as a user writes it.
@@ -59,6 +66,8 @@ pub(crate) enum Destination {
     Local(BackendSpec),
     /// Another host's daemon, where the volume shall be called so.
     Host { host: String, volume: String },
+    /// An export of an NBD server that is not ours.
+    Foreign(NbdUri),
 }
 
 impl Location {
@@ -67,7 +76,7 @@ impl Location {
     pub const fn local(&self) -> Option<&BackendSpec> {
         match self {
             Self::Local(spec) => Some(spec),
-            Self::Remote(_) => None,
+            Self::Remote(_) | Self::Foreign(_) => None,
         }
     }
 
@@ -81,7 +90,7 @@ impl Location {
     pub(crate) const fn is_file(&self) -> bool {
         match self {
             Self::Local(_) => true,
-            Self::Remote(_) => false,
+            Self::Remote(_) | Self::Foreign(_) => false,
         }
     }
 }
@@ -91,6 +100,7 @@ impl fmt::Display for Location {
         match self {
             Self::Local(spec) => spec.fmt(out),
             Self::Remote(remote) => remote.fmt(out),
+            Self::Foreign(export) => out.write_str(&export.nbd),
         }
     }
 }
@@ -114,6 +124,7 @@ impl JobTarget {
         match self {
             Self::Local(target) => Location::Local(target.spec.clone()),
             Self::Remote(remote) => Location::Remote(remote.clone()),
+            Self::Foreign(export) => Location::Foreign(export.clone()),
         }
     }
 
@@ -122,7 +133,7 @@ impl JobTarget {
     pub const fn local(&self) -> Option<&PreparedTarget> {
         match self {
             Self::Local(target) => Some(target),
-            Self::Remote(_) => None,
+            Self::Remote(_) | Self::Foreign(_) => None,
         }
     }
 
@@ -132,6 +143,7 @@ impl JobTarget {
             Self::Local(target) => target.reads_zero,
             // The other host has made a file for it, which nobody had before.
             Self::Remote(_) => true,
+            Self::Foreign(export) => export.reads_zero,
         }
     }
 
@@ -139,7 +151,8 @@ impl JobTarget {
     pub(crate) fn may_be_larger(&self) -> bool {
         match self {
             Self::Local(target) => target.origin == TargetOrigin::BlockDevice,
-            Self::Remote(_) => false,
+            // What is known of an export says where the volume ends.
+            Self::Remote(_) | Self::Foreign(_) => false,
         }
     }
 }
@@ -149,6 +162,7 @@ impl fmt::Display for JobTarget {
         match self {
             Self::Local(target) => target.spec.fmt(out),
             Self::Remote(remote) => remote.fmt(out),
+            Self::Foreign(export) => out.write_str(&export.nbd),
         }
     }
 }
@@ -157,6 +171,9 @@ impl Destination {
     /// What `text` names: a backend with a scheme, or a host. A file is reached in the way of `cache` unless `text` says
     /// otherwise, and the volume is called `name` there unless it does.
     pub(crate) fn parse(text: &str, cache: CacheMode, name: &str) -> Result<Self> {
+        if is_uri(text) {
+            return parse_uri(text).map(Self::Foreign);
+        }
         let (host, volume) = match text.split_once(':') {
             Some((scheme, rest)) if scheme == "file" || rest.starts_with("//") => {
                 return crate::jobs::parse_backend(text, cache).map(Self::Local);
@@ -166,7 +183,10 @@ impl Destination {
         };
         if check_name(host).is_err() || check_name(volume).is_err() {
             let message = format!("\"{text}\" names neither a backend nor a volume of a host");
-            return Err(invalid(message, "write file:PATH[,format=raw][,cache=auto|direct|page], or HOST[:VOLUME]"));
+            return Err(invalid(
+                message,
+                "write file:PATH[,format=raw][,cache=auto|direct|page], nbd://HOST:PORT/NAME, or HOST[:VOLUME]",
+            ));
         }
         Ok(Self::Host { host: host.to_owned(), volume: volume.to_owned() })
     }
@@ -177,6 +197,7 @@ impl fmt::Display for Destination {
         match self {
             Self::Local(spec) => spec.fmt(out),
             Self::Host { host, volume } => write!(out, "{host}:{volume}"),
+            Self::Foreign(uri) => uri.fmt(out),
         }
     }
 }
@@ -185,6 +206,15 @@ impl fmt::Display for Destination {
 pub(crate) fn require_local<'a>(location: &'a Location, what: &str) -> Result<&'a BackendSpec> {
     match location {
         Location::Local(spec) => Ok(spec),
+        Location::Remote(remote) => Err(held_elsewhere(remote, what)),
+        Location::Foreign(export) => Err(held_by_server(export, what)),
+    }
+}
+
+/// Refuses what needs this daemon to hold the volume, wherever its bytes are.
+pub(crate) fn require_here(location: &Location, what: &str) -> Result<()> {
+    match location {
+        Location::Local(_) | Location::Foreign(_) => Ok(()),
         Location::Remote(remote) => Err(held_elsewhere(remote, what)),
     }
 }
@@ -214,7 +244,15 @@ mod tests {
     fn a_place_is_read_back_as_it_was_written_and_a_file_stays_a_string() {
         let file = Location::Local(BackendSpec::file("/vm/a.img"));
         assert_eq!(serde_json::to_value(&file).expect("a value"), "file:/vm/a.img");
-        for place in [file, Location::Remote(remote())] {
+        let foreign = ForeignExport {
+            nbd: "nbd://far:10809/disk".to_owned(),
+            size: 1 << 30,
+            request_alignment: 512,
+            preferred_bytes: 4096,
+            transfer_bytes_max: 1 << 20,
+            reads_zero: true,
+        };
+        for place in [file, Location::Remote(remote()), Location::Foreign(foreign)] {
             let text = serde_json::to_string(&place).expect("a text");
             assert_eq!(serde_json::from_str::<Location>(&text).expect("readable"), place);
         }
@@ -231,7 +269,11 @@ mod tests {
         assert_eq!(parse("file:/a").expect("a file"), Destination::Local(BackendSpec::file("/a")));
         assert_eq!(parse("host2").expect("a host"), host("web1"));
         assert_eq!(parse("host2:db").expect("a volume"), host("db"));
-        for wrong in ["", "/vm/a.img", "host2:", ":web1", "host2:a/b", "file:relative", "nbd://host/x", "a:b:c"] {
+        let uri = "nbd://host/x".parse().expect("an address");
+        assert_eq!(parse("nbd://host/x").expect("an export"), Destination::Foreign(uri));
+        for wrong in
+            ["", "/vm/a.img", "host2:", ":web1", "host2:a/b", "file:relative", "nbd:///x", "ssh://host/x", "a:b:c"]
+        {
             assert!(parse(wrong).is_err(), "{wrong} was accepted");
         }
     }

@@ -179,12 +179,16 @@ pub(crate) fn add_needs(
 }
 
 /// The file beside which overlays lie.
-fn file_of(place: &Location) -> Result<&Path> {
+pub(crate) fn file_of(place: &Location) -> Result<&Path> {
     match place {
         Location::Local(spec) => Ok(spec.path()),
         Location::Remote(remote) => {
             refuse(format!("{remote} is on another host: a snapshot move keeps overlays beside source and target"))
         }
+        Location::Foreign(export) => refuse(format!(
+            "{} is on a server that is not ours: a snapshot move keeps overlays beside source and target",
+            export.nbd
+        )),
     }
 }
 

@@ -15,9 +15,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config::Config;
 use crate::daemon::boot_identity;
 use crate::ground::{Network, Places, RealPlaces};
+use crate::held::Held;
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
-use crate::location::require_local;
+use crate::location::{Location, require_local};
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
@@ -67,8 +68,10 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         layout.forget_progress(name)?;
     }
     let hold = volume.hold_options(config.lock_wait());
-    let backend = require_local(&document.backend, "there is nothing here to serve")?;
-    let held = places.hold(backend, &hold, &*env).await;
+    let held = match &document.backend {
+        Location::Foreign(export) => Held::foreign(export, &hold, config.nbd_patience(), &env),
+        place => places.hold(require_local(place, "there is nothing here to serve")?, &hold, &*env).await,
+    };
     let held = held.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let footing = Footing { places: Arc::clone(&places), env: Arc::clone(&env), boot: boot_identity()? };

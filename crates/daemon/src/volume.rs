@@ -121,6 +121,7 @@ impl Volume {
 
     fn bring_up_over(&self, held: Held, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
         let document = self.document();
+        held.serve_guest();
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || metered(&name, &meter, &lanes);

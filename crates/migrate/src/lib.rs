@@ -10,6 +10,7 @@
 //! This crate names no VM, no API and no daemon. What the journal's document contains besides, what becomes of the
 //! source afterwards and who is told about it is the caller's.
 
+mod cold;
 mod control;
 mod driver;
 mod forecast;
@@ -27,6 +28,7 @@ mod strategy;
 pub mod stream;
 mod upkeep;
 
+pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use control::Control;
 pub use forecast::{Forecast, Known, Scattered};
 pub use guest::VolumeMeter;

@@ -81,7 +81,8 @@ pub enum OnNoConverge {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
-    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, or `HOST[:VOLUME]` for another host's daemon.
+    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, `HOST[:VOLUME]` for another host's daemon, or the export of
+    /// an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`.
     pub to: String,
     /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
     #[serde(default)]

@@ -6,6 +6,7 @@
 pub(crate) mod load;
 pub(crate) mod pair;
 pub(crate) mod qemu;
+pub(crate) mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

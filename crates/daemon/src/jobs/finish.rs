@@ -32,6 +32,7 @@ pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandl
     match ending {
         Ending::Switched(report) => {
             job.finishing();
+            target.serve_guest();
             let relay = target.relay().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
             drop(volume.replace_held(target));
@@ -171,6 +172,10 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: 
         Location::Local(spec) => spec.path(),
         // What lies there is the other host's to put away.
         Location::Remote(_) => return Ok(Retirement { kept: None, note: None }),
+        Location::Foreign(export) => {
+            let note = format!("{} was left as it is: nothing there keeps anybody from using it", export.nbd);
+            return Ok(Retirement { kept: Some(export.nbd.clone()), note: Some(note) });
+        }
     };
     let unfinished = |what: &str, error: &dyn std::fmt::Display| {
         let message = format!("the volume is on {}, but the old {} {what}: {error}", record.target, path.display());

@@ -5,6 +5,7 @@
 //! that is there already stays there. After a restart the journals say who belongs together.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
@@ -14,7 +15,7 @@ use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::document::GroupDocument;
-use crate::location::{Destination, require_local};
+use crate::location::{Destination, require_here};
 use crate::problem::{Result, invalid};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -204,7 +205,8 @@ fn requests_for(volumes: &[Arc<Volume>], request: &MoveRequest) -> Result<Vec<Mo
     let mut requests = Vec::with_capacity(volumes.len());
     for volume in volumes {
         let document = volume.document();
-        let source = require_local(&document.backend, "it cannot be moved from here")?.path();
+        require_here(&document.backend, "it cannot be moved from here")?;
+        let source = document.backend.local_path().unwrap_or_else(|| Path::new(&volume.name));
         let to = target_for(&request.to, &volume.name, source);
         let request = MoveRequest { to, ..request.clone() };
         if !targets.insert(place_of(&destination(volume, &request.to)?)) {
@@ -222,11 +224,11 @@ fn requests_for(volumes: &[Arc<Volume>], request: &MoveRequest) -> Result<Vec<Mo
 fn place_of(destination: &Destination) -> String {
     match destination {
         Destination::Local(spec) => spec.path().display().to_string(),
-        Destination::Host { .. } => destination.to_string(),
+        Destination::Host { .. } | Destination::Foreign(_) => destination.to_string(),
     }
 }
 
-fn target_for(pattern: &str, name: &str, source: &std::path::Path) -> String {
+fn target_for(pattern: &str, name: &str, source: &Path) -> String {
     let (place, options) = match pattern.split_once(',') {
         Some((place, options)) => (place, format!(",{options}")),
         None => (pattern, String::new()),

@@ -10,7 +10,7 @@ use migrate::{Forecast, Known, MoveOptions, OnNoConverge, Scattered, Strategy};
 
 use super::start::destination;
 use crate::daemon::Daemon;
-use crate::location::{Destination, JobTarget, require_local};
+use crate::location::{Destination, JobTarget, require_here, require_local};
 use crate::problem::{Result, of_backend};
 use crate::room::Needs;
 use crate::volume::Volume;
@@ -134,17 +134,23 @@ impl Daemon {
             return Some(error);
         }
         let backend = volume.document().backend.clone();
-        if let Err(error) = require_local(&backend, "it cannot be moved from here") {
+        if let Err(error) = require_here(&backend, "it cannot be moved from here") {
             return Some(error);
         }
         let spec = match to {
             Destination::Local(spec) => spec,
             Destination::Host { host, volume: name } => {
+                if let Err(error) = require_local(&backend, "it cannot go to another host from there") {
+                    return Some(error);
+                }
                 let target = self.remote_target(volume, (host.clone(), name.clone()), options, request);
                 return match target {
                     Ok(target) => self.remote_refusal(&target, &volume.name).await,
                     Err(error) => Some(error),
                 };
+            }
+            Destination::Foreign(uri) => {
+                return self.make_foreign_ready(volume, uri, request.overwrite, options).await.err();
             }
         };
         // A target that may be overwritten is not prepared just to see whether that works.

@@ -7,6 +7,7 @@ use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetReques
 use block::Bytes;
 use env::Env;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
+use nbd::NbdUri;
 
 use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
@@ -14,7 +15,7 @@ use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument};
 use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
-use crate::location::{Destination, JobTarget, require_local};
+use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::of_wire;
 use crate::room::Needs;
@@ -56,12 +57,17 @@ impl Daemon {
         refuse_second(volume)?;
         self.check_persistence(volume, &request)?;
         let options = to_options(&request)?;
-        require_local(&volume.document().backend, "it cannot be moved from here")?;
+        require_here(&volume.document().backend, "it cannot be moved from here")?;
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
             Destination::Host { host, volume: name } => {
+                require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
                 return Ok(Ready { request, options, target: JobTarget::Remote(target) });
+            }
+            Destination::Foreign(uri) => {
+                let target = self.make_foreign_ready(volume, &uri, request.overwrite, &options).await?;
+                return Ok(Ready { request, options, target });
             }
         };
         let size = slot.device().size();
@@ -84,24 +90,35 @@ impl Daemon {
         }
     }
 
+    /// Looks whether an export of a server that is not ours can be the target.
+    pub(super) async fn make_foreign_ready(
+        &self,
+        volume: &Volume,
+        uri: &NbdUri,
+        overwrite: bool,
+        options: &MoveOptions,
+    ) -> Result<JobTarget> {
+        let target = self.prepare_foreign(volume, uri, overwrite).await?;
+        if options.strategy == Strategy::Snapshot {
+            crate::overlays::file_of(&Location::Foreign(target.clone()))?;
+        }
+        Ok(JobTarget::Foreign(target))
+    }
+
     /// Makes the target ready and looks whether it suits the volume.
     pub(super) async fn prepare(&self, volume: &Volume, spec: BackendSpec, overwrite: bool) -> Result<PreparedTarget> {
         let slot = volume.require_up()?;
         let geometry = slot.device().geometry();
         let backend = volume.document().backend.clone();
-        let source = require_local(&backend, "it cannot be moved from here")?.path();
-        let size = match volume.document().adoption.as_ref().and_then(|adoption| adoption.size_advertised) {
+        let source = backend.local_path();
+        let grows = volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some());
+        let size = match source.filter(|_| grows) {
             // A container is as long as it is now; it grows as it is written.
-            Some(_) => self.backends.size(source).unwrap_or(geometry.size),
+            Some(source) => self.backends.size(source).unwrap_or(geometry.size),
             None => geometry.size,
         };
-        let request = TargetRequest {
-            spec: &spec,
-            source: Some(source),
-            size,
-            guest_alignment: geometry.request_alignment,
-            overwrite,
-        };
+        let request =
+            TargetRequest { spec: &spec, source, size, guest_alignment: geometry.request_alignment, overwrite };
         self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
     }
 
@@ -120,6 +137,8 @@ impl Daemon {
         match target {
             JobTarget::Local(_) => self.discard_unused(target),
             JobTarget::Remote(remote) => self.say_farewell(remote).await,
+            // What was written there is all that could be taken back, and nobody knows what it replaced.
+            JobTarget::Foreign(_) => {}
         }
     }
 
@@ -148,7 +167,7 @@ impl Daemon {
             id,
             group,
             uuid: match &target {
-                JobTarget::Local(_) => random_uuid(&*self.env),
+                JobTarget::Local(_) | JobTarget::Foreign(_) => random_uuid(&*self.env),
                 JobTarget::Remote(remote) => remote.job,
             },
             request,

@@ -239,7 +239,9 @@ impl Daemon {
         match (document.arrival.as_ref().map(|arrival| arrival.stage), &document.backend) {
             (Some(ArrivalStage::Filling), _) => Standing::Filling,
             (Some(ArrivalStage::Prepared { epoch }), _) => Standing::Prepared { epoch },
-            (Some(ArrivalStage::Held { .. }) | None, Location::Local(_)) => Standing::Held { epoch: document.epoch },
+            (Some(ArrivalStage::Held { .. }) | None, Location::Local(_) | Location::Foreign(_)) => {
+                Standing::Held { epoch: document.epoch }
+            }
             (Some(ArrivalStage::Held { .. }) | None, Location::Remote(_)) => Standing::Without,
         }
     }
@@ -307,6 +309,7 @@ pub(super) fn fenced(message: String) -> Error {
 pub(crate) fn size_on_record(document: &VolumeDocument) -> Bytes {
     match (&document.backend, &document.arrival) {
         (Location::Remote(remote), _) => Bytes(remote.size),
+        (Location::Foreign(export), _) => Bytes(export.size),
         (Location::Local(_), Some(arrival)) => Bytes(arrival.size),
         (Location::Local(_), None) => Bytes::ZERO,
     }

@@ -223,6 +223,6 @@ impl JobJournal for TwoPhases {
 pub(super) fn remote_of(document: &VolumeDocument) -> Option<&RemoteVolume> {
     match &document.job.as_ref()?.target {
         JobTarget::Remote(remote) => Some(remote),
-        JobTarget::Local(_) => None,
+        JobTarget::Local(_) | JobTarget::Foreign(_) => None,
     }
 }

@@ -235,7 +235,7 @@ fn here(document: &VolumeDocument) -> String {
         };
     }
     match &document.backend {
-        Location::Local(_) => format!("held under epoch {epoch}"),
+        Location::Local(_) | Location::Foreign(_) => format!("held under epoch {epoch}"),
         Location::Remote(remote) => format!("given up to {remote} under epoch {epoch}"),
     }
 }

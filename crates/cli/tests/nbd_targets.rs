@@ -1,0 +1,200 @@
+//! Moves to servers that are not ours: nbdkit and qemu-nbd, killed, started again, away for good, slow, unsuitable.
+
+mod support;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::load::Load;
+use support::server::{Server, empty, text};
+use support::{HANG, World, same, target};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_volume_moves_to_nbdkit_under_load_outlives_both_ends_and_moves_back() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 24 * MIB + 4096, MIB as usize);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 31);
+    // The export is larger than the volume, and stays so.
+    let far = empty(&world, "far.img", 32 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    let to = server.uri();
+    let report = world.json(&["move", "x", "--to", &to, "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    assert!(!image.exists(), "a VM could be started on the old disk");
+    assert_eq!(world.json(&["volume", "show", "x"])["backend"], *to);
+    load.goes_on();
+
+    world.kill();
+    world.start();
+    load.goes_on();
+    drop(server);
+    std::thread::sleep(Duration::from_millis(300));
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    load.goes_on();
+    // Both at once: the daemon comes up without the server, and its clients wait.
+    world.kill();
+    drop(server);
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "x"])["state"], "serving");
+    let _server = Server::nbdkit(&world, &["file", text(&far)]);
+    load.goes_on();
+
+    let back = world.path("back.img");
+    let report = world.json(&["move", "x", "--to", &target(&back), "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    assert!(report["notes"].to_string().contains("was left as it is"), "{report}");
+    load.goes_on();
+    let expected = load.finish();
+    same(&back, &expected);
+    assert_eq!(std::fs::metadata(&far).expect("it is there").len(), 32 * MIB, "the export's file was changed in size");
+}
+
+fn wait_for_job(world: &World, what: &str, is_there: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    loop {
+        let job = world.json(&["jobs", "--all"])[0].clone();
+        if is_there(&job) {
+            return job;
+        }
+        assert!(start.elapsed() < HANG, "{what}: {job}\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn has_copied(bytes: u64) -> impl Fn(&Value) -> bool {
+    move |job| job["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied >= bytes)
+}
+
+#[test]
+fn a_server_and_a_daemon_that_are_killed_in_the_middle_of_a_copy_do_not_end_it() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 32 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 32);
+    let far = empty(&world, "far.img", 32 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    let to = server.uri();
+    let id = world.json(&["move", "x", "--to", &to, "--bandwidth", "6MiB/s", "--verify", "full", "--detach"])["id"]
+        .as_u64()
+        .expect("a number");
+    wait_for_job(&world, "nothing is copied", has_copied(4 * MIB));
+    drop(server);
+    load.goes_on();
+    let _server = Server::nbdkit(&world, &["file", text(&far)]);
+    wait_for_job(&world, "the copy does not go on", has_copied(12 * MIB));
+    world.kill();
+    world.start();
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}\n{}", world.log());
+    load.goes_on();
+    same(&far, &load.finish());
+}
+
+#[test]
+fn what_is_no_target_is_refused_before_anything_is_changed() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let refused = |to: &str, code, part| world.refused(&["move", "x", "--to", to], code, part);
+    refused(&uri, 12, "is the export of x here");
+    refused("nbd://127.0.0.1:1/x", 19, "connecting to nbd://127.0.0.1:1/x");
+    refused("nbd:///x", 2, "needs a host");
+    let far = empty(&world, "far.img", 4 * MIB);
+    {
+        let server = Server::nbdkit(&world, &["--readonly", "file", text(&far)]);
+        refused(&server.uri(), 13, "takes no writes");
+        refused(&format!("nbd+unix:///other?socket={}", world.text("nobody.sock")), 16, "connecting to");
+    }
+    {
+        let server = Server::nbdkit(&world, &["memory", "2M"]);
+        refused(&server.uri(), 11, "has 2 MiB and the volume 4 MiB");
+    }
+    {
+        let server = Server::nbdkit(&world, &["file", text(&far)]);
+        world.refused(&["move", "x", "--to", &server.uri(), "--strategy", "snapshot"], 2, "keeps overlays beside");
+        let plan = world.json(&["plan", "x", "--to", &server.uri()]);
+        assert!(plan["refusal"].is_null(), "{plan}");
+    }
+    assert!(std::fs::read(&far).expect("read").iter().all(|byte| *byte == 0), "a target that was refused was written");
+    std::fs::write(&far, vec![7; 4 << 20]).expect("written");
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    refused(&server.uri(), 10, "is not empty");
+    assert_eq!(world.json(&["move", "x", "--to", &server.uri(), "--overwrite"])["state"], "done");
+    let expected = std::fs::read(&world.files("disk.img.moved-")[0]).expect("the source is kept");
+    same(&far, &expected);
+    refused(&server.uri(), 12, "is on");
+}
+
+#[test]
+fn qemu_nbd_takes_a_volume_that_is_mostly_holes() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 * MIB, 4 << 20);
+    world.attach("x", &image);
+    let far = empty(&world, "far.img", 16 * MIB);
+    let socket = world.path("qemu.sock");
+    let arguments =
+        ["--persistent", "--shared=8", "--format=raw", "--discard=unmap", "--socket", text(&socket), text(&far)];
+    let server = Server::start("qemu-nbd", socket.clone(), &arguments);
+    let report = world.json(&["move", "x", "--to", &server.uri(), "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    let expected = std::fs::read(&world.files("disk.img.moved-")[0]).expect("the source is kept");
+    same(&far, &expected);
+}
+
+#[test]
+fn a_slow_server_over_tcp_keeps_every_promise() {
+    let world = World::new();
+    let image = world.image("disk.img", 8 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 33);
+    let far = empty(&world, "far.img", 8 * MIB);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a port").port();
+    let port = port.to_string();
+    let arguments = ["--foreground", "--exit-with-parent", "--ipaddr", "127.0.0.1", "--port", &port];
+    let delay = ["--filter=delay", "file", text(&far), "wdelay=3ms", "rdelay=1ms"];
+    let child = Command::new("nbdkit")
+        .args([&arguments[..], &delay[..]].concat())
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("nbdkit is missing: run `make setup`");
+    let _server = Server { child, socket: PathBuf::new() };
+    let start = Instant::now();
+    while std::net::TcpStream::connect(format!("127.0.0.1:{port}")).is_err() {
+        assert!(start.elapsed() < HANG, "nbdkit does not come up");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let report = world.json(&["move", "x", "--to", &format!("nbd://127.0.0.1:{port}/"), "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    load.goes_on();
+    same(&far, &load.finish());
+}
+
+#[test]
+fn a_server_that_stays_away_gives_errors_after_the_patience_and_serves_again_when_it_is_back() {
+    let mut world = World::without_daemon();
+    std::fs::write(world.path("config.toml"), "nbd-patience-seconds = 1\n").expect("written");
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    let image = world.image("disk.img", 4 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let far = empty(&world, "far.img", 4 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    assert_eq!(world.json(&["move", "x", "--to", &server.uri()])["state"], "done");
+    drop(server);
+    let read =
+        || Command::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4096", &uri]).output().expect("qemu-io");
+    let output = read();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Input/output error"), "{said}");
+    let _server = Server::nbdkit(&world, &["file", text(&far)]);
+    let start = Instant::now();
+    while !String::from_utf8_lossy(&read().stdout).contains("read 4096/4096") {
+        assert!(start.elapsed() < HANG, "the server is back and nobody connects\n{}", world.log());
+    }
+}

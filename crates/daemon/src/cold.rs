@@ -1,0 +1,274 @@
+//! `transhume copy`: a disk that nobody uses, from one place to another, in the process of whoever asks. No daemon, no
+//! journal: what is interrupted is begun again.
+//!
+//! Files are locked as the daemon locks them, so a volume that is served or an image that a QEMU has is refused. An export
+//! of an NBD server has no lock; it is the caller's word that nobody writes to it. A server that is lost is waited for.
+
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetRequest, prepare_target};
+use block::{Bytes, ErrorKind};
+use env::{EnvRef, Moment, RealEnv};
+use migrate::{ColdOptions, ColdProgress, copy_cold};
+use nbd::NbdUri;
+use serde::Serialize;
+
+use crate::foreign::{inspect, is_uri, parse_uri};
+use crate::ground::RealPlaces;
+use crate::held::{CLIENT_SECTOR, Held, HoldOptions, suited};
+use crate::jobs::{of_target, parse_backend};
+use crate::problem::{Result, of_backend, of_state};
+
+/// How long a server that is lost is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often progress is shown.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// What is to be copied.
+#[derive(Clone, Debug, Default)]
+pub struct CopyRequest {
+    /// From where: `file:PATH[,...]`, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`.
+    pub source: String,
+    /// Where to, written alike.
+    pub to: String,
+    /// Whether what the target holds may be destroyed.
+    pub overwrite: bool,
+    /// At most so many bytes a second are read; none or 0 for no limit.
+    pub bandwidth: Option<u64>,
+    /// Whether both sides are read again and compared.
+    pub verify: bool,
+}
+
+/// How far a copy is.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyStep {
+    /// Whether it is comparing already.
+    pub compares: bool,
+    /// How many bytes are copied, or compared.
+    pub done: Bytes,
+    /// Of how many.
+    pub total: Bytes,
+}
+
+/// What was copied.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CopyReport {
+    /// From where.
+    pub source: String,
+    /// Where to.
+    pub target: String,
+    /// How large the source is.
+    pub bytes_total: u64,
+    /// What was written as data.
+    pub bytes_copied: u64,
+    /// What holds nothing but zeroes.
+    pub bytes_zero: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Whether both sides were compared and are equal.
+    pub verified: bool,
+}
+
+/// Copies, and tells `watch` how far it is now and then. None if it was interrupted with Ctrl-C or SIGTERM; a target that
+/// was created for it is then gone, as it is after an error.
+///
+/// # Errors
+/// One side cannot be used, or fails on the way, or they differ in the end.
+pub fn copy(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<Option<CopyReport>> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|error| of_state(error, "starting the event loop"))?;
+    runtime.block_on(carry_out(request, watch))
+}
+
+async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result<Option<CopyReport>> {
+    let env: EnvRef = std::sync::Arc::new(RealEnv::new());
+    let start = env.now();
+    let source = Source::open(&request.source, &env).await?;
+    let target = Target::open(request, &source, &env).await?;
+    let options = ColdOptions { target_is_zero: target.is_zero, bandwidth: request.bandwidth, verify: request.verify };
+    let progress = ColdProgress::default();
+    let (from, to) = (&source.held.device, &target.held.device);
+    let copying = copy_cold(&env, from, to, options, &progress);
+    let outcome = tokio::select! {
+        biased;
+        outcome = copying => Some(outcome),
+        never = show(&env, &progress, from.size(), watch) => match never {},
+        () = interrupted() => None,
+    };
+    match outcome {
+        Some(Ok(())) => Ok(Some(source.report(&target, &progress, (start, &env), request.verify))),
+        Some(Err(error)) => {
+            target.discard();
+            let refused = of_backend(&error, "the copy");
+            Err(match error.kind() {
+                ErrorKind::Corrupt => Error::new(ErrorCode::NotEqual, refused.message)
+                    .with_hint("somebody has written to one of them, or a medium is bad: copy again with --overwrite"),
+                _ => refused,
+            })
+        }
+        None => {
+            target.discard();
+            Ok(None)
+        }
+    }
+}
+
+async fn show(
+    env: &EnvRef,
+    progress: &ColdProgress,
+    total: Bytes,
+    mut watch: impl FnMut(CopyStep),
+) -> std::convert::Infallible {
+    loop {
+        let compares = progress.done() >= total;
+        let done = if compares { progress.compared() } else { progress.done() };
+        watch(CopyStep { compares, done, total });
+        env.sleep(INTERVAL).await;
+    }
+}
+
+async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return std::future::pending().await };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// What is read.
+struct Source {
+    held: Held,
+    place: Place,
+}
+
+/// Where one side is.
+enum Place {
+    File(BackendSpec),
+    Export(NbdUri),
+}
+
+impl Place {
+    fn parse(text: &str) -> Result<Self> {
+        match is_uri(text) {
+            true => parse_uri(text).map(Self::Export),
+            false => parse_backend(text, CacheMode::Auto).map(Self::File),
+        }
+    }
+}
+
+impl Source {
+    async fn open(text: &str, env: &EnvRef) -> Result<Self> {
+        let place = Place::parse(text)?;
+        let held = match &place {
+            Place::File(spec) => {
+                let spec = suited(spec.clone(), &RealPlaces)?;
+                // Opened for writing where that can be, because only then everybody else can be kept out.
+                let alone = Held::open(&spec, &HoldOptions::default(), &**env).await;
+                let held = match alone {
+                    Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
+                        Held::open(&spec, &HoldOptions { read_only: true, ..HoldOptions::default() }, &**env).await
+                    }
+                    other => other,
+                };
+                held.map_err(|error| of_backend(&error, "the source"))?
+            }
+            Place::Export(uri) => {
+                let export = inspect(uri, env).await.map_err(|error| of_backend(&error, "the source"))?;
+                let read_only = HoldOptions { read_only: true, ..HoldOptions::default() };
+                Held::foreign(&export.whole(), &read_only, PATIENCE, env)
+                    .map_err(|error| of_backend(&error, "the source"))?
+            }
+        };
+        held.serve_guest();
+        Ok(Self { held, place })
+    }
+
+    fn report(
+        &self,
+        target: &Target,
+        progress: &ColdProgress,
+        (start, env): (Moment, &EnvRef),
+        verified: bool,
+    ) -> CopyReport {
+        CopyReport {
+            source: self.held.place.to_string(),
+            target: target.held.place.to_string(),
+            bytes_total: self.held.device.size().get(),
+            bytes_copied: progress.data().get(),
+            bytes_zero: progress.done().saturating_sub(progress.data()).get(),
+            seconds: env.now().since(start).as_secs_f64(),
+            verified,
+        }
+    }
+}
+
+/// What is written.
+struct Target {
+    held: Held,
+    is_zero: bool,
+    /// What is taken back if nothing comes of it.
+    prepared: Option<PreparedTarget>,
+}
+
+impl Target {
+    async fn open(request: &CopyRequest, source: &Source, env: &EnvRef) -> Result<Self> {
+        let geometry = source.held.device.geometry();
+        let target = match Place::parse(&request.to)? {
+            Place::File(spec) => Self::open_file(request, spec, source, env).await?,
+            Place::Export(uri) => {
+                if matches!(&source.place, Place::Export(from) if *from == uri) {
+                    return Err(Error::new(ErrorCode::TargetSame, "source and target are one and the same export")
+                        .with_hint("name another target"));
+                }
+                let found = inspect(&uri, env).await.map_err(|error| crate::foreign::of_server(&error))?;
+                let export = found.as_target(geometry, request.overwrite, env).await?;
+                let held = Held::foreign(&export, &HoldOptions::default(), PATIENCE, env)
+                    .map_err(|error| of_backend(&error, "the target"))?;
+                Self { held, is_zero: export.reads_zero, prepared: None }
+            }
+        };
+        target.held.serve_guest();
+        Ok(target)
+    }
+
+    async fn open_file(request: &CopyRequest, spec: BackendSpec, source: &Source, env: &EnvRef) -> Result<Self> {
+        let geometry = source.held.device.geometry();
+        let is_odd = !geometry.size.is_multiple_of(CLIENT_SECTOR.into());
+        let spec = if is_odd && spec.cache == CacheMode::Auto { spec.with_cache(CacheMode::Page) } else { spec };
+        let asked = TargetRequest {
+            spec: &spec,
+            source: match &source.place {
+                Place::File(spec) => Some(spec.path()),
+                Place::Export(_) => None,
+            },
+            size: geometry.size,
+            guest_alignment: geometry.request_alignment.max(CLIENT_SECTOR),
+            overwrite: request.overwrite,
+        };
+        let prepared = prepare_target(&asked, &**env).await.map_err(|error| of_target(&error))?;
+        let hold = HoldOptions { size_limit: Some(geometry.size), ..HoldOptions::default() };
+        match Held::open(&prepared.spec, &hold, &**env).await {
+            Ok(held) => Ok(Self { held, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
+            Err(error) => {
+                discard(&prepared);
+                Err(of_backend(&error, "the target"))
+            }
+        }
+    }
+
+    fn discard(self) {
+        drop(self.held);
+        self.prepared.iter().for_each(discard);
+    }
+}
+
+fn discard(prepared: &PreparedTarget) {
+    if let Err(error) = prepared.discard() {
+        tracing::warn!(%error, "what an undone copy left could not be removed");
+    }
+}

@@ -1,0 +1,244 @@
+//! Exports of NBD servers that are not ours, as places of volumes.
+//!
+//! Such a server has no lock that keeps others out, no epoch and no fence; nobody there knows of us. So an export is looked
+//! at before it becomes a target (size, alignment, whether it is empty), what is known of it goes into the journal, and from
+//! then on it is the operator's word that nobody else writes to it. `nbd::NbdBackend` says what becomes of requests when
+//! the server is lost.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use block::{BlockDevice, Bytes, Device, Extent, Geometry};
+use env::EnvRef;
+use nbd::{BackendOptions, DialUri, NbdBackend, NbdDevice, NbdUri};
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::Daemon;
+use crate::held::{CLIENT_SECTOR, HoldOptions};
+use crate::location::Location;
+use crate::problem::{Result, invalid, of_backend};
+use crate::volume::Volume;
+
+/// Looking whether an export is empty takes this long at most.
+const LOOKING_LIMIT: Duration = Duration::from_secs(3);
+
+/// An export of an NBD server that is not ours, and what is known of it: the daemon starts while its server is away.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForeignExport {
+    /// Its address.
+    pub nbd: String,
+    /// How large the volume is, in bytes; the export may be larger.
+    pub size: u64,
+    /// What requests are multiples of, in bytes.
+    pub request_alignment: u32,
+    /// The size of requests that suits its server, in bytes.
+    pub preferred_bytes: u32,
+    /// The largest request that its server takes, in bytes.
+    pub transfer_bytes_max: u32,
+    /// Whether all of it was known to read as zeroes when it became a target.
+    #[serde(default)]
+    pub reads_zero: bool,
+}
+
+impl ForeignExport {
+    /// Its address, as a value.
+    pub(crate) fn uri(&self) -> block::Result<NbdUri> {
+        self.nbd.parse().map_err(|error| {
+            block::Error::new(block::ErrorKind::Invalid, format!("\"{}\" is no address of an export", self.nbd))
+                .with_source(error)
+        })
+    }
+
+    fn geometry(&self, read_only: bool) -> Geometry {
+        Geometry {
+            size: Bytes(self.size),
+            request_alignment: self.request_alignment,
+            preferred_bytes: self.preferred_bytes,
+            transfer_bytes_max: self.transfer_bytes_max,
+            read_only,
+        }
+    }
+
+    /// Uses it. Its server need not be there yet: the first request waits for it.
+    pub(crate) fn open(&self, hold: &HoldOptions, patience: Duration, env: &EnvRef) -> block::Result<Arc<NbdBackend>> {
+        let dial = Arc::new(DialUri::new(self.uri()?, Arc::clone(env)));
+        let options = BackendOptions { patience, size_limit: Some(Bytes(self.size)), ..BackendOptions::default() };
+        let geometry = self.geometry(hold.read_only);
+        Ok(Arc::new(NbdBackend::expecting(geometry, dial, Arc::clone(env), options)))
+    }
+}
+
+impl Daemon {
+    /// Looks whether the export at `uri` suits as the target of a move of `volume`.
+    pub(crate) async fn prepare_foreign(
+        &self,
+        volume: &Volume,
+        uri: &NbdUri,
+        overwrite: bool,
+    ) -> Result<ForeignExport> {
+        let slot = volume.require_up()?;
+        self.refuse_own(volume, uri)?;
+        if volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
+            let message = format!("{} is a container that grows, and {uri} does not", volume.name);
+            return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("move it to a file"));
+        }
+        let found = inspect(uri, &self.env).await.map_err(|error| of_server(&error))?;
+        found.as_target(slot.device().geometry(), overwrite, &self.env).await
+    }
+
+    /// Refuses what this daemon serves itself, the volume's own export above all: its copy would wait for itself.
+    fn refuse_own(&self, volume: &Volume, uri: &NbdUri) -> Result<()> {
+        if matches!(&volume.document().backend, Location::Foreign(export) if export.nbd == uri.to_string()) {
+            let message = format!("{} is on {uri} already", volume.name);
+            return Err(Error::new(ErrorCode::TargetSame, message).with_hint("name another target"));
+        }
+        let own = self.volumes().into_iter().find(|other| other.uri().is_ok_and(|own| own == *uri));
+        match own {
+            Some(own) => Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {} here", own.name))
+                .with_hint("name the file that is to hold the volume, or another server's export")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An export that was looked at.
+pub(crate) struct Inspected {
+    uri: NbdUri,
+    geometry: Geometry,
+    tells_extents: bool,
+    device: Device,
+}
+
+/// Looks at an export.
+pub(crate) async fn inspect(uri: &NbdUri, env: &EnvRef) -> block::Result<Inspected> {
+    let export = NbdDevice::connect(uri, env).await?;
+    let (geometry, tells_extents) = (export.geometry(), export.tells_extents());
+    Ok(Inspected { uri: uri.clone(), geometry, tells_extents, device: Device::new(&uri.to_string(), export) })
+}
+
+impl Inspected {
+    /// All of it, as what is read.
+    pub(crate) fn whole(&self) -> ForeignExport {
+        self.part(self.geometry.size, self.geometry.request_alignment, false)
+    }
+
+    /// The part of it that a volume of the geometry `guest` takes, if it suits that.
+    pub(crate) async fn as_target(&self, guest: Geometry, overwrite: bool, env: &EnvRef) -> Result<ForeignExport> {
+        let Self { uri, geometry: found, .. } = self;
+        let alignment = match guest.size.is_multiple_of(CLIENT_SECTOR.into()) {
+            true => found.request_alignment.max(CLIENT_SECTOR),
+            false => found.request_alignment,
+        };
+        refuse_unsuitable(uri, &guest, found, alignment)?;
+        let reads_zero = self.tells_extents && is_empty(&self.device, guest.size, env).await?;
+        if !reads_zero && !overwrite {
+            let what = match self.tells_extents {
+                true => "is not empty",
+                false => "is on a server that does not say whether it is empty",
+            };
+            return Err(Error::new(ErrorCode::TargetExists, format!("{uri} {what}"))
+                .with_hint("use --overwrite if what it holds may be destroyed"));
+        }
+        Ok(self.part(guest.size, alignment, reads_zero))
+    }
+
+    fn part(&self, size: Bytes, alignment: u32, reads_zero: bool) -> ForeignExport {
+        let largest = self.geometry.transfer_bytes_max;
+        ForeignExport {
+            nbd: self.uri.to_string(),
+            size: size.get(),
+            request_alignment: alignment,
+            preferred_bytes: self.geometry.preferred_bytes,
+            transfer_bytes_max: largest - largest % alignment,
+            reads_zero,
+        }
+    }
+}
+
+/// Whether the first `size` bytes are known to read as zeroes.
+async fn is_empty(export: &Device, size: Bytes, env: &EnvRef) -> Result<bool> {
+    let (start, mut next) = (env.now(), Bytes::ZERO);
+    while next < size && env.now().since(start) < LOOKING_LIMIT {
+        let pieces = export.extents(Extent::between(next, size)).await.map_err(|error| of_server(&error))?;
+        for piece in pieces {
+            if !piece.state.reads_zero() {
+                return Ok(false);
+            }
+            next = piece.extent.end();
+        }
+    }
+    Ok(next >= size)
+}
+
+fn refuse_unsuitable(uri: &NbdUri, guest: &Geometry, found: &Geometry, alignment: u32) -> Result<()> {
+    if found.read_only {
+        return Err(Error::new(ErrorCode::ReadOnly, format!("{uri} takes no writes")).with_hint("name another target"));
+    }
+    if found.size < guest.size {
+        let message = format!("{uri} has {} and the volume {}", found.size, guest.size);
+        return Err(Error::new(ErrorCode::TargetTooSmall, message).with_hint("make it larger, or name another target"));
+    }
+    if alignment > guest.request_alignment.max(CLIENT_SECTOR) || !found.size.is_multiple_of(alignment.into()) {
+        let message =
+            format!("{uri} takes multiples of {alignment} bytes only, and the volume's clients may ask for less");
+        return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("name another target"));
+    }
+    Ok(())
+}
+
+/// An address of an export as a user writes it.
+pub(crate) fn parse_uri(text: &str) -> Result<NbdUri> {
+    text.parse::<NbdUri>()
+        .map_err(|error| invalid(error.to_string(), "write nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=/PATH"))
+}
+
+/// Whether `text` is meant as an address of an export.
+pub(crate) fn is_uri(text: &str) -> bool {
+    text.starts_with("nbd://") || text.starts_with("nbd+unix://")
+}
+
+/// An error of such a server as a target, as users see it.
+pub(crate) fn of_server(error: &block::Error) -> Error {
+    use block::ErrorKind;
+    let hint = match error.kind() {
+        ErrorKind::NotFound => "check the address and the export's name; `nbdinfo --list URI` shows what a server has",
+        ErrorKind::PermissionDenied => "the server wants something that this client has not, TLS for instance",
+        _ => "see whether the server runs and can be reached from this host (`nbdinfo URI`)",
+    };
+    of_backend(error, "the target").with_hint(hint)
+}
+
+/// What only a file or block device of this host can do.
+pub(crate) fn held_by_server(export: &ForeignExport, what: &str) -> Error {
+    Error::new(ErrorCode::WrongState, format!("{} holds the volume, a server that is not ours: {what}", export.nbd))
+        .with_hint("move it to a file of this host first (`transhume move NAME --to file:PATH`)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry(size: u64, request_alignment: u32) -> Geometry {
+        Geometry {
+            size: Bytes(size),
+            request_alignment,
+            preferred_bytes: 4096,
+            transfer_bytes_max: 1 << 20,
+            read_only: false,
+        }
+    }
+
+    #[test]
+    fn an_export_that_is_too_small_coarse_or_read_only_is_refused_for_its_reason() {
+        let uri = parse_uri("nbd://far:10809/disk").expect("an address");
+        let guest = geometry(1 << 20, 512);
+        let refused =
+            |found: Geometry, alignment| refuse_unsuitable(&uri, &guest, &found, alignment).map_err(|e| e.code);
+        assert_eq!(refused(geometry(1 << 20, 512), 512), Ok(()));
+        assert_eq!(refused(geometry(2 << 20, 1), 512), Ok(()));
+        assert_eq!(refused(geometry(1 << 19, 512), 512), Err(ErrorCode::TargetTooSmall));
+        assert_eq!(refused(geometry(1 << 20, 4096), 4096), Err(ErrorCode::BackendUnusable));
+        assert_eq!(refused(Geometry { read_only: true, ..guest }, 512), Err(ErrorCode::ReadOnly));
+    }
+}
