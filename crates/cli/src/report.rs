@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Estimate, Iteration, Job, JobState, Report, Strategy, StreamReport};
+use api::v1::{Estimate, Iteration, Job, JobState, Prediction, Report, Strategy, StreamReport};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -14,6 +14,7 @@ pub(crate) fn to_json(job: &Job) -> serde_json::Value {
         fields.insert("state".to_owned(), job.state.name().into());
         fields.insert("source".to_owned(), job.source.clone().into());
         fields.insert("target".to_owned(), job.target.clone().into());
+        fields.insert("prediction".to_owned(), serde_json::to_value(&job.prediction).unwrap_or_default());
         fields.insert("error".to_owned(), serde_json::to_value(&job.error).unwrap_or_default());
     }
     value
@@ -29,12 +30,39 @@ pub(crate) fn to_words(job: &Job) -> String {
         _ => format!("Did not move {}: the guest is on {}\n", job.volume, job.source),
     };
     if let Some(report) = &job.report {
-        for (key, value) in lines(report) {
+        let foretold = job.prediction.iter().map(|prediction| ("foretold", foretold(prediction)));
+        for (key, value) in lines(report).into_iter().chain(foretold) {
             text.push_str(&format!("\n  {key:<11} {value}"));
         }
         text.push('\n');
     }
     text
+}
+
+/// What was expected before the move began, and how far off that was.
+fn foretold(prediction: &Prediction) -> String {
+    let when = if prediction.planned { "by its plan" } else { "in a moment before it began" };
+    let [seconds, least, most] = [prediction.seconds, prediction.seconds_min, prediction.seconds_max].map(time);
+    let off = prediction.seconds_error_percent.map_or_else(String::new, |error| format!(": {}", off_by(error)));
+    let felt = match prediction.stall_factor {
+        Some(factor) if factor >= 1.0 => format!(", {factor:.1} times what it was"),
+        Some(factor) => format!(", and it was {:.1} times that", 1.0 / factor.max(1e-9)),
+        None => String::new(),
+    };
+    let passes = if prediction.passes == 1 { "one pass".to_owned() } else { format!("{} passes", prediction.passes) };
+    let converges = if prediction.converges { "" } else { " without converging" };
+    format!(
+        "{when}: {seconds} ({least} to {most}) in {passes}{converges}{off}; a stall of {}{felt}",
+        us(prediction.stall_us)
+    )
+}
+
+/// By how many percent something was off.
+fn off_by(error: f64) -> String {
+    match error {
+        error if error.abs() < 0.5 => "right".to_owned(),
+        error => format!("{:.0} % too {}", error.abs(), if error > 0.0 { "long" } else { "short" }),
+    }
 }
 
 fn lines(report: &Report) -> Vec<(&'static str, String)> {
@@ -105,11 +133,7 @@ fn sent(stream: &StreamReport) -> String {
 
 /// What was expected on the way.
 fn estimate(said: &Estimate) -> String {
-    let off = match said.error_percent {
-        Some(error) if error.abs() < 0.5 => ": right".to_owned(),
-        Some(error) => format!(": {:.0} % too {}", error.abs(), if error > 0.0 { "long" } else { "short" }),
-        None => String::new(),
-    };
+    let off = said.error_percent.map_or_else(String::new, |error| format!(": {}", off_by(error)));
     let [eta, least, most] = [said.eta_seconds, said.eta_seconds_min, said.eta_seconds_max].map(time);
     format!("at {:.0} %, after {}: {eta} more ({least} to {most}){off}", said.percent, time(said.seconds))
 }
@@ -171,6 +195,7 @@ mod tests {
             requester: String::new(),
             started_unix_ms: 0,
             finished_unix_ms: None,
+            prediction: None,
             progress: None,
             guest: None,
             report,
@@ -186,6 +211,28 @@ mod tests {
             assert!(value.get(key).is_some(), "{key} is missing");
         }
         assert_eq!(value["state"], "done");
+    }
+
+    #[test]
+    fn what_was_foretold_is_told_beside_what_it_took() {
+        let prediction = Prediction {
+            planned: true,
+            seconds: 11.0,
+            seconds_min: 9.0,
+            seconds_max: 12.0,
+            passes: 1,
+            converges: true,
+            stall_us: 1000,
+            seconds_error_percent: Some(10.0),
+            stall_factor: Some(0.25),
+            ..Prediction::default()
+        };
+        let done = job(JobState::Done, Some(Report { bytes_total: 1, ..Report::default() }));
+        let foretold = Job { prediction: Some(prediction), ..done };
+        let words = to_words(&foretold);
+        let said = "by its plan: 11.0 s (9.0 s to 12.0 s) in one pass: 10 % too long; a stall of 1.0 ms, and it was 4.0 times that";
+        assert!(words.contains(said), "{words}");
+        assert_eq!(to_json(&foretold)["prediction"]["seconds_error_percent"], 10.0);
     }
 
     #[test]

@@ -355,3 +355,34 @@ fn rescue_serves_the_source_without_the_daemon_and_the_move_copies_anew() {
     assert!(name_of(&to) == "new.img");
     same(&to, &load.finish());
 }
+
+#[test]
+fn what_was_foretold_of_a_move_stays_with_its_job_and_is_held_against_what_it_took() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 1 << 20);
+    world.attach("x", &image);
+    let first = target(&world.path("first.img"));
+    let report = world.json(&["move", "x", "--to", &first]);
+    let made = &report["prediction"];
+    assert_eq!((&made["planned"], &made["passes"], &made["converges"]), (&false.into(), &1.into(), &true.into()));
+    assert!(made["seconds_error_percent"].is_number() && made["seconds_within"].is_boolean(), "{report}");
+
+    let second = target(&world.path("second.img"));
+    let plan = world.json(&["plan", "x", "--to", &second, "--verify", "full"]);
+    let report = world.json(&["move", "x", "--to", &second, "--verify", "full", "--delete-source"]);
+    assert_eq!(report["prediction"]["planned"], true, "{report}");
+    let [said, kept] = [&plan, &report["prediction"]].map(|what| what["seconds"].as_f64().expect("a number"));
+    assert!((said / kept - 1.0).abs() < 1e-9, "{plan} and {report}");
+    let job = &world.json(&["jobs", "--all"])[0];
+    assert_eq!(job["prediction"]["made_unix_ms"], report["prediction"]["made_unix_ms"], "{job}");
+
+    // A plan of another move, and one that was steered on its way.
+    let third = target(&world.path("third.img"));
+    world.json(&["plan", "x", "--to", &third]);
+    let arguments = ["move", "x", "--to", &third, "--bandwidth", "16MiB/s", "--detach"];
+    let id = world.json(&arguments)["id"].as_u64().expect("a number");
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!((&over["state"], &over["prediction"]["planned"]), (&"done".into(), &false.into()), "{over}");
+    assert_eq!(over["prediction"]["seconds_error_percent"], Value::Null, "{over}");
+}

@@ -170,6 +170,9 @@ pub struct JobDocument {
     /// While there are any, the backend alone is not the volume.
     #[serde(default)]
     pub overlays: Vec<u32>,
+    /// What was expected of it before it began, if that could be told.
+    #[serde(default)]
+    pub prediction: Option<api::v1::Prediction>,
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,

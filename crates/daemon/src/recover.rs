@@ -128,7 +128,7 @@ async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocu
     if job.record.sessions == 0 {
         return Next::Queue(target);
     }
-    match jobs::start_migration(daemon, volume, &target).await {
+    match jobs::start_migration(daemon, volume, &target, None).await {
         Ok(started) => Next::Drive(target, started),
         Err(error) => Next::Undo(jobs::cannot_resume(volume, &error)),
     }

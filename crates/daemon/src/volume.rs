@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use crate::document::{AdoptionDirection, ArrivalDocument, ArrivalStage, VolumeDocument};
 use crate::gauge::Gauge;
 use crate::held::{Held, HoldOptions, QemuRule};
-use crate::jobs::JobHandle;
+use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::overlays::{Footing, SharedSnapshots};
 use crate::problem::Result;
@@ -41,6 +41,8 @@ pub(crate) struct Volume {
     pub(crate) incoming: Mutex<Option<Incoming>>,
     /// The way of another host's guest into it.
     pub(crate) forward: Mutex<Option<Entrance>>,
+    /// What the last plan has said, until a move begins.
+    pub(crate) planned: Mutex<Option<Planned>>,
 }
 
 /// What a volume has while it is up.
@@ -66,6 +68,7 @@ impl Volume {
             snapshots: Mutex::new(None),
             incoming: Mutex::new(None),
             forward: Mutex::new(None),
+            planned: Mutex::new(None),
         }
     }
 

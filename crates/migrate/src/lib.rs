@@ -30,7 +30,7 @@ mod upkeep;
 
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use control::Control;
-pub use forecast::{Forecast, Known, Scattered};
+pub use forecast::{Forecast, Known, LOOKS, Scattered};
 pub use guest::VolumeMeter;
 pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};

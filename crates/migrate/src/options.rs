@@ -182,7 +182,8 @@ pub struct MoveOptions {
     /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
     pub hot_blocks: bool,
     /// Of strategies that iterate: for how long the guest may be held while the rest is copied, in milliseconds. A last copy
-    /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected.
+    /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected, and
+    /// given up after four times that.
     pub downtime_limit_ms: u64,
     /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds. One that would
     /// take longer does not converge. `None` for no limit.

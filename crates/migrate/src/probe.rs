@@ -32,7 +32,8 @@ pub async fn scattered(
     let chunk = options.chunk_bytes;
     let chunks = source.size().get() / chunk;
     let reading_max = (options.window_bytes_max / 2).min(READING_BYTES_MAX) / chunk;
-    let run_max = (COPY_BYTES_MIN / chunk).max(1);
+    // No larger than its copies are.
+    let run_max = (COPY_BYTES_MIN.min(options.copy_bytes_max) / chunk).max(1);
     if chunks < READS_MIN {
         return Ok(None);
     }
@@ -78,8 +79,8 @@ impl Walk {
         while count < run_max && first + count < self.chunks && random() < self.part {
             count += 1;
         }
-        // The chunk after the run is clean.
-        self.at = (first + count + 1) % self.chunks;
+        // The chunk after a run that was not cut off is clean.
+        self.at = (first + count + u64::from(count < run_max)) % self.chunks;
         (first, count)
     }
 }
@@ -90,7 +91,7 @@ mod tests {
 
     #[test]
     fn the_part_that_is_dirty_is_the_part_that_is_read() {
-        for part in [0.01, 0.3, 0.9] {
+        for (part, run_max) in [(0.01, 1000), (0.3, 1000), (0.9, 1000), (0.3, 4), (0.3, 1), (1.0, 1), (1.0, 4)] {
             let mut state = 1_u64;
             let mut random = || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -100,12 +101,12 @@ mod tests {
             let (mut read, mut before, mut end) = (0_u64, 0, 0);
             while end >= before {
                 before = end;
-                let (first, count) = walk.next(1000, &mut random);
+                let (first, count) = walk.next(run_max, &mut random);
                 read += count;
                 end = first + count;
             }
             let seen = read as f64 / 1_000_000.0;
-            assert!((seen / part - 1.0).abs() < 0.05, "{seen} instead of {part}");
+            assert!((seen / part - 1.0).abs() < 0.05, "{seen} instead of {part} in runs of {run_max}");
         }
     }
 }

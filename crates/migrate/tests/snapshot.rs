@@ -34,6 +34,8 @@ struct Kept {
     makes_left: Mutex<Option<u32>>,
     /// So many records succeed, then this many fail.
     records: Mutex<(u32, u32)>,
+    /// Is done when the first overlay has been folded.
+    at_first_fold: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl SnapshotStore for Store {
@@ -74,6 +76,9 @@ impl SnapshotStore for Store {
                 return Err(Error::new(ErrorKind::Io, "the journal fails"));
             }
             records.0 = records.0.saturating_sub(1);
+            if !numbers.is_empty() && !numbers.contains(&1) {
+                self.kept.at_first_fold.lock().take().into_iter().for_each(|then| then());
+            }
             *self.kept.recorded.lock() = numbers;
             Ok(())
         })
@@ -130,6 +135,50 @@ async fn a_guest_that_writes_all_the_time_is_moved_by_snapshots_and_both_sides_a
         assert!(kept.made.load(Ordering::Relaxed) >= 2, "the paper's migration takes more than one snapshot");
     }
     assert!(held >= 12, "the last snapshot of every move is folded with the guest held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_last_fold_that_takes_too_long_lets_the_guest_go_and_the_move_goes_on() {
+    let mut let_go = 0;
+    for seed in 0..6 {
+        let world = World::new(seed, 3_000_000).await;
+        let kept = Arc::new(Kept::default());
+        let guest = world.guest(2);
+        let (target, env) = (world.target.clone(), Arc::clone(&world.env));
+        let slow = move || {
+            target.manners.lock().delay_ms = 2_000;
+            let later = Arc::clone(&env);
+            env.spawn(Box::pin(async move {
+                later.sleep(Duration::from_secs(5)).await;
+                target.manners.lock().delay_ms = 1;
+            }));
+        };
+        *kept.at_first_fold.lock() = Some(Box::new(slow));
+        let reader = Device::new("reader", world.slot.lane());
+        let (env, stop) = (Arc::clone(&world.env), Arc::clone(&world.stop));
+        let reading = tokio::spawn(async move {
+            let mut longest = Duration::ZERO;
+            while !stop.load(Ordering::Relaxed) {
+                let began = env.now();
+                reader.read(Bytes(0), Buffer::unpooled(4096)).await.expect("the guest reads");
+                longest = longest.max(env.now().since(began));
+                env.sleep(Duration::from_millis(5)).await;
+            }
+            longest
+        });
+        let (_, work) = world.start_with(parts(&world, &kept), by_snapshots()).await;
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        let longest = reading.await.expect("it ends");
+        assert_nothing_is_left(&kept);
+        let holds = report.iterations.iter().filter(|pass| pass.held);
+        let in_vain: Vec<_> = holds.filter(|pass| pass.decision.contains("let go")).collect();
+        assert!(in_vain.iter().all(|pass| pass.seconds >= 0.1), "{in_vain:?}");
+        assert!(longest < Duration::from_secs(1), "the guest waited for the target: {longest:?}");
+        let_go += in_vain.len();
+    }
+    assert!(let_go >= 3, "{let_go} holds were given up");
 }
 
 #[tokio::test(start_paused = true)]

@@ -174,6 +174,41 @@ pub struct Plan {
     pub refusal: Option<Error>,
 }
 
+/// What was expected of a move before it began, and, once it is over, how far off that was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Prediction {
+    /// When it was made, in milliseconds since 1970.
+    pub made_unix_ms: u64,
+    /// Whether it is the plan that somebody had asked for; otherwise it was made in a moment, right before the move began.
+    pub planned: bool,
+    /// How fast the copy would go.
+    pub copy_bytes_per_second: u64,
+    /// What the guest wrote a second then.
+    pub guest_write_bytes_per_second: f64,
+    /// The whole move, comparisons included,
+    pub seconds: f64,
+    /// at least,
+    pub seconds_min: f64,
+    /// and at most.
+    pub seconds_max: f64,
+    /// How many passes over what is not in step, the last copy included.
+    pub passes: u32,
+    /// Whether the strategy would converge by itself.
+    pub converges: bool,
+    /// The guest's longest request at the switchover.
+    pub stall_us: u64,
+    /// By how much of what the move took its time was off, in percent: more than nothing if it took less than expected.
+    /// Nothing if it has not come to its switchover, or was paused, given another bandwidth, restarted or without its target
+    /// on the way.
+    pub seconds_error_percent: Option<f64>,
+    /// Whether the time lay in the interval.
+    pub seconds_within: Option<bool>,
+    /// How many times what the guest felt the stall was expected to be: more than one if it felt less than expected. Nothing if
+    /// it asked for nothing then.
+    pub stall_factor: Option<f64>,
+}
+
 /// Asks for a change of a running move (`PATCH /v1/volumes/NAME/job`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -483,6 +518,9 @@ pub struct Job {
     pub started_unix_ms: u64,
     /// When it was over.
     pub finished_unix_ms: Option<u64>,
+    /// What was expected of it before it began; at the end with how far off that was.
+    #[serde(default)]
+    pub prediction: Option<Prediction>,
     /// How far it has come.
     pub progress: Option<Progress>,
     /// What the volume's clients do and feel beside it.

@@ -68,8 +68,13 @@ impl History {
 
     /// All of them, newest first.
     pub(crate) fn list(&self) -> Vec<Job> {
-        let ids = self.ids.lock().0.clone();
-        ids.into_iter().rev().filter_map(|id| self.find(id)).collect()
+        self.newest(usize::MAX)
+    }
+
+    /// The last `count` of them, newest first.
+    pub(crate) fn newest(&self, count: usize) -> Vec<Job> {
+        let ids: Vec<u64> = self.ids.lock().0.iter().rev().take(count).copied().collect();
+        ids.into_iter().filter_map(|id| self.find(id)).collect()
     }
 
     fn path(&self, id: u64) -> PathBuf {

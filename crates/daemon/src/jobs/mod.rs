@@ -12,6 +12,7 @@
 
 mod convert;
 mod finish;
+mod foretell;
 mod group;
 mod history;
 mod plan;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
+pub(crate) use foretell::Planned;
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{of_target, parse_backend, random_uuid, show, volume_size};
@@ -55,6 +57,8 @@ struct Inner {
     /// Why the daemon itself cancelled it.
     failure: Option<Error>,
     paused: bool,
+    /// Somebody has changed how long it takes.
+    is_steered: bool,
 }
 
 /// Where a migration goes to, for whoever brings it back when it was lost.
@@ -100,7 +104,7 @@ impl Inner {
 
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
-        let inner = Inner { control: None, target: Goal::Plain, failure: None, paused, job };
+        let inner = Inner { control: None, target: Goal::Plain, failure: None, paused, is_steered: paused, job };
         let id = inner.job.id;
         Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
     }
@@ -121,6 +125,11 @@ impl JobHandle {
         }
         job.progress = Some(inner.progress(control));
         job
+    }
+
+    /// What is expected of it.
+    pub(crate) fn predicted(&self, prediction: Option<v1::Prediction>) {
+        self.inner.lock().job.prediction = prediction;
     }
 
     /// Whether it has left the queue.
@@ -161,6 +170,10 @@ impl JobHandle {
             inner.job.progress = Some(progress);
         }
         change(&mut inner.job);
+        let Inner { job: v1::Job { prediction, report, state, .. }, is_steered, .. } = &mut *inner;
+        if let (Some(prediction), Some(report), JobState::Done) = (prediction, report, state) {
+            foretell::judge(prediction, report, !*is_steered);
+        }
         let job = inner.job.clone();
         drop(inner);
         job
@@ -185,7 +198,7 @@ impl JobHandle {
     pub(crate) fn pause(&self) -> Result<()> {
         self.refuse_when_committed("paused")?;
         let mut inner = self.inner.lock();
-        inner.paused = true;
+        (inner.paused, inner.is_steered) = (true, true);
         if let Some(control) = &inner.control {
             control.pause();
         }
@@ -242,6 +255,7 @@ impl JobHandle {
     pub(crate) fn set_bandwidth(&self, bandwidth: Option<u64>) {
         let mut inner = self.inner.lock();
         inner.job.request.bandwidth = bandwidth;
+        inner.is_steered = true;
         if let Some(control) = &inner.control {
             control.set_bandwidth(bandwidth.map(block::Bytes));
         }

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Prediction};
 use backends::FileOffload;
 use block::{BufferPool, Bytes};
 use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
@@ -45,14 +45,22 @@ pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHa
         finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await;
         return;
     }
-    match start_migration(&daemon, &volume, &target).await {
+    let prediction = daemon.predict(&volume, &job).await;
+    job.predicted(prediction.clone());
+    match start_migration(&daemon, &volume, &target, prediction).await {
         Ok(started) => drive(daemon, volume, job, target, started).await,
         Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
     }
 }
 
-/// Puts the mirror into the guest's path. When this fails nothing has changed.
-pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &Held) -> block::Result<Started> {
+/// Puts the mirror into the guest's path; what is expected of the move goes on record with that. When this fails nothing has
+/// changed.
+pub(crate) async fn start_migration(
+    daemon: &Daemon,
+    volume: &Volume,
+    target: &Held,
+    prediction: Option<Prediction>,
+) -> block::Result<Started> {
     let slot = volume
         .slot()
         .ok_or_else(|| block::Error::new(block::ErrorKind::Internal, "a volume that is down was to be moved"))?;
@@ -62,6 +70,7 @@ pub(crate) async fn start_migration(daemon: &Daemon, volume: &Volume, target: &H
             let mut document = document.clone();
             if let Some(job) = &mut document.job {
                 job.record.sessions += 1;
+                job.prediction = prediction.or(job.prediction.take());
             }
             document
         })

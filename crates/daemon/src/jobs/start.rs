@@ -180,6 +180,7 @@ impl Daemon {
                 .map(Bytes::get),
             paused: false,
             overlays: Vec::new(),
+            prediction: None,
             committed: None,
         };
         let job = show(volume, &document);
@@ -260,6 +261,7 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
         requester: document.requester.clone(),
         started_unix_ms: document.record.started_unix_ms,
         finished_unix_ms: None,
+        prediction: document.prediction.clone(),
         progress: None,
         guest: None,
         report: None,

@@ -69,10 +69,11 @@ fuzz_target!(|bytes: &[u8]| {
     runtime.expect("a runtime").block_on(async {
         let device = Device::new("memory", MemDevice::new(Bytes::mib(1)));
         let limits = ReceiverLimits { pool: Bytes::mib(4), ..ReceiverLimits::default() };
-        let receiver = Receiver::new(PausedEnv::shared(1), Arc::new(OneVolume(device)), limits);
+        let env = PausedEnv::shared(1);
+        let receiver = Receiver::new(Arc::clone(&env), Arc::new(OneVolume(device)), limits);
         let stream = tokio::io::join(std::io::Cursor::new(said), tokio::io::sink());
         let _ = receiver.serve(Box::new(stream), PeerName("fuzz".to_owned())).await;
-        tokio::time::sleep(Duration::from_secs(100)).await;
+        env.sleep(Duration::from_secs(100)).await;
         assert_eq!(receiver.pool_in_use(), Bytes::ZERO, "a buffer is lost");
         assert_eq!(receiver.sessions(), 0, "a session is kept");
     });

@@ -10,7 +10,7 @@ use super::passes::Left;
 use super::{Driver, TICK};
 use crate::strategy::mirror::filter::JobEntry;
 use crate::strategy::snapshot::rounds::{Decision, Rounds};
-use crate::strategy::snapshot::{Fold, Pace};
+use crate::strategy::snapshot::{Fold, Last, Pace};
 use crate::{Event, OnNoConverge, Snapshots};
 
 /// How long a snapshot may take to come into the guest's path.
@@ -46,7 +46,7 @@ impl Driver {
                     self.error = Some(Error::new(ErrorKind::NoConvergence, why));
                     return Event::Broken;
                 }
-                Decision::Hold(why) => (self.fold_held(&mut snapshots, rounds.folded).await, why),
+                Decision::Hold(why, hold) => (self.fold_held(&mut snapshots, &mut rounds, hold).await, why),
                 Decision::Another(why) => {
                     if snapshots.len() == 1
                         && let Err(error) = self.take_another(&mut snapshots).await
@@ -108,9 +108,15 @@ impl Driver {
         snapshots.take_within(&self.slot, &self.mirror(), limit, TAKE_LIMIT).await
     }
 
-    /// Folds the last snapshot while the guest is held. `None` if the guest could not be held in time.
-    async fn fold_held(&mut self, snapshots: &mut Snapshots, folded: u64) -> Result<Option<Bytes>> {
-        self.passes.begin(self.env.now(), lowest_bytes(snapshots), folded, true);
+    /// Folds the last snapshot while the guest is held, for as long as `hold`. `None` if it was let go as it was.
+    async fn fold_held(
+        &mut self,
+        snapshots: &mut Snapshots,
+        rounds: &mut Rounds,
+        hold: Duration,
+    ) -> Result<Option<Bytes>> {
+        let (began, bytes) = (self.env.now(), lowest_bytes(snapshots));
+        self.passes.begin(began, bytes, rounds.folded, true);
         if let Some(meter) = &self.meter {
             meter.begin_stall();
         }
@@ -118,13 +124,24 @@ impl Driver {
         let in_flight_bytes_max = self.window_bytes_max();
         let (slot, env, pool) = (&self.slot, &self.env, &self.pool);
         let mut fold = Fold { snapshots, slot, env, pool, below, into, durable, in_flight_bytes_max };
-        let outcome = fold.fold_last(self.options.quiesce_limit()).await;
-        if matches!(outcome, Ok(None)) {
-            self.statistics.switchover.quiesce_retries += 1;
-            self.wait(TICK).await;
-        }
+        let outcome = fold.fold_last(self.options.quiesce_limit(), Some(hold)).await;
         self.note_stall();
-        outcome
+        match outcome? {
+            Last::Folded(bytes) => Ok(Some(bytes)),
+            Last::NotHeld => {
+                self.statistics.switchover.quiesce_retries += 1;
+                self.wait(TICK).await;
+                Ok(None)
+            }
+            Last::LetGo(folded) => {
+                rounds.note_miss(folded.0, hold, Duration::from_millis(self.options.forced_downtime_ms_max));
+                let left = Left { copied: rounds.folded + folded.0, dirty: bytes, deferred: 0 };
+                let why =
+                    format!("{folded} of {} were folded after {hold:.0?}, and the guest was let go", Bytes(bytes));
+                self.passes.end(self.env.now(), left, format!("go on: {why}"));
+                Ok(None)
+            }
+        }
     }
 
     /// Folds the lowest snapshot while the guest writes to the one above. `None` if `stop` says why it ended early.

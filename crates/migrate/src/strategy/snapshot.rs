@@ -35,7 +35,7 @@ use block::{BufferPool, Bytes, Device, Error, ErrorKind, IoFuture, Result, Slot}
 use env::EnvRef;
 use filters::{Overlay, OverlayHeader};
 
-pub(crate) use fold::{Fold, Pace};
+pub(crate) use fold::{Fold, Last, Pace};
 
 /// Before the guest is held once more for a snapshot.
 const ENTER_PAUSE: Duration = Duration::from_millis(20);

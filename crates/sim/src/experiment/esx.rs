@@ -64,7 +64,9 @@ const STUDIES: &[Study] = &[
     Study { id: figure_10::ID, scenes: figure_10::scenes, figure: figure_10::figure },
     Study { id: figure_11::ID, scenes: figure_11::scenes, figure: figure_11::figure },
     Study { id: chosen::ID, scenes: chosen::scenes, figure: chosen::figure },
-    Study { id: foretold::ID, scenes: foretold::scenes, figure: foretold::figure },
+    Study { id: foretold::loads::ID, scenes: foretold::loads::scenes, figure: foretold::loads::figure },
+    Study { id: foretold::sizes::ID, scenes: foretold::sizes::scenes, figure: foretold::sizes::figure },
+    Study { id: foretold::slow::ID, scenes: foretold::slow::scenes, figure: foretold::slow::figure },
     Study { id: table_1::ID, scenes: table_1::scenes, figure: table_1::figure },
     Study { id: table_2::ID, scenes: table_2::scenes, figure: table_2::figure },
 ];

@@ -1,8 +1,9 @@
 //! Folding overlays into what lies below them.
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use block::{BufferPool, Bytes, Device, Mutation, Result, Slot};
+use block::{BufferPool, Bytes, Device, Mutation, Quiesced, Result, Slot};
 use env::EnvRef;
 use filters::Held;
 use futures::StreamExt;
@@ -42,6 +43,17 @@ pub(crate) enum Pace {
     Stop,
 }
 
+/// What became of the last overlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Last {
+    /// It held so much and is folded; the guest is below.
+    Folded(Bytes),
+    /// The guest's requests did not drain, and it was let go as it was.
+    NotHeld,
+    /// It took too long: the guest was let go, with what is folded still in the overlay, too.
+    LetGo(Bytes),
+}
+
 /// Folds the overlays of one volume into one device.
 pub(crate) struct Fold<'a> {
     pub(crate) snapshots: &'a mut Snapshots,
@@ -73,14 +85,17 @@ impl Fold<'_> {
         Ok(Some(bytes))
     }
 
-    /// Holds the guest, folds the last overlay and lets the guest go on below. None if its requests did not drain within
-    /// `limit`: then it was let go as it was.
-    pub(crate) async fn fold_last(&mut self, limit: Duration) -> Result<Option<Bytes>> {
+    /// Holds the guest, folds the last overlay and lets the guest go on below. Its requests have `drain` to end. If folding
+    /// takes longer than `hold` the guest is let go where it was, at once: what is under way then ends beside it, and the
+    /// overlay is folded again some time. (The record that follows has no such limit.)
+    pub(crate) async fn fold_last(&mut self, drain: Duration, hold: Option<Duration>) -> Result<Last> {
         assert!(self.snapshots.len() == 1, "one overlay is left");
-        let Some(quiesced) = env::timeout(&**self.env, limit, self.slot.quiesce()).await else { return Ok(None) };
+        let Some(quiesced) = env::timeout(&**self.env, drain, self.slot.quiesce()).await else {
+            return Ok(Last::NotHeld);
+        };
         let last = self.snapshots.stack[0].clone();
-        let bytes = self.pour(&last, |_, _| Pace::Go).await?.expect("nobody stops it");
-        self.durable.flush().await?;
+        let (quiesced, bytes) = self.pour_held(&last, quiesced, hold).await?;
+        let Some(quiesced) = quiesced else { return Ok(Last::LetGo(bytes)) };
         if let Some(prepared) = self.snapshots.prepared.take() {
             self.snapshots.obsolete.push(prepared.number);
         }
@@ -96,7 +111,42 @@ impl Fold<'_> {
         drop(quiesced);
         self.drop_lowest();
         self.snapshots.sweep().await;
-        Ok(Some(bytes))
+        Ok(Last::Folded(bytes))
+    }
+
+    /// Folds `last`, and gives back the guest, still held, and what was folded. Without the guest it was let go: nothing is
+    /// under way any more by then.
+    async fn pour_held(
+        &self,
+        last: &Snapshot,
+        quiesced: Quiesced,
+        hold: Option<Duration>,
+    ) -> Result<(Option<Quiesced>, Bytes)> {
+        let (is_over, begun) = (AtomicBool::new(false), AtomicU64::new(0));
+        let pace = |_, length| match is_over.load(Ordering::Relaxed) {
+            true => Pace::Stop,
+            false => {
+                begun.fetch_add(length, Ordering::Relaxed);
+                Pace::Go
+            }
+        };
+        let mut work = pin!(async {
+            let bytes = self.pour(last, pace).await?;
+            self.durable.flush().await.map(|()| bytes)
+        });
+        let folded = match hold {
+            Some(hold) => env::timeout(&**self.env, hold, work.as_mut()).await,
+            None => Some(work.as_mut().await),
+        };
+        match folded {
+            Some(folded) => Ok((Some(quiesced), folded?.expect("nobody stops it while the guest is held"))),
+            None => {
+                is_over.store(true, Ordering::Relaxed);
+                drop(quiesced);
+                work.await?;
+                Ok((None, Bytes(begun.load(Ordering::Relaxed))))
+            }
+        }
     }
 
     fn drop_lowest(&mut self) {
@@ -146,7 +196,8 @@ impl Fold<'_> {
                 _ => Ok(()),
             };
         }
-        if self.fold_last(BACK_HOLD).await?.is_none() {
+        // However long that takes: the way back has no other end.
+        if self.fold_last(BACK_HOLD, None).await? == Last::NotHeld {
             self.env.sleep(super::ENTER_PAUSE).await;
         }
         Ok(())

@@ -37,7 +37,7 @@ const MISSES_MAX: u32 = 6;
 const AIM: f64 = 0.75;
 const AIM_AT_HOLD: f64 = 0.9;
 /// A last copy is looked at once it has had this part of its time.
-const LOOK_AT: f64 = 0.25;
+pub(crate) const LOOK_AT: f64 = 0.25;
 
 /// What a pass has come to.
 #[derive(Clone, Copy, Debug, Default)]

@@ -16,7 +16,7 @@ const PART: u64 = 8;
 /// Those that must converge.
 const MIRRORS: [Way; 3] = [Way::PaperMirror, Way::Mirror, Way::MirrorAsync];
 
-fn scene(setup: &Setup, way: Way) -> Scene {
+pub(super) fn scene(setup: &Setup, way: Way) -> Scene {
     let scale = setup.scale * PART;
     Scene { to: Place::SlowNfs, ..Scene::between_arrays(way, Load::Oltp { outstanding: OUTSTANDING }, DATA_GIB, scale) }
 }
