@@ -149,7 +149,8 @@ fn targets_that_cannot_be_used_are_refused_with_codes_of_their_own() {
     refused(&world.path("link.img"), 12, "is the source itself");
     refused(Path::new("/nonexistent/new.img"), 16, "/nonexistent");
     refused(Path::new("/proc/new.img"), 16, "/proc/new.img");
-    world.refused(&["move", "x", "--to", "nowhere"], 2, "names no backend");
+    world.refused(&["move", "x", "--to", "/nowhere"], 2, "names neither a backend nor a volume of a host");
+    world.refused(&["move", "x", "--to", "nowhere"], 2, "this daemon speaks to no other hosts");
     world.refused(&["move", "nobody", "--to", &target(&world.path("new.img"))], 5, "no volume");
     assert_eq!(std::fs::metadata(&existing).expect("there").len(), 1 << 20, "a refused target was changed");
     assert!(world.files("new.img").is_empty());
