@@ -54,18 +54,6 @@ fn a_volume_moves_to_nbdkit_under_load_outlives_both_ends_and_moves_back() {
     assert_eq!(std::fs::metadata(&far).expect("it is there").len(), 32 * MIB, "the export's file was changed in size");
 }
 
-fn wait_for_job(world: &World, what: &str, is_there: impl Fn(&Value) -> bool) -> Value {
-    let start = Instant::now();
-    loop {
-        let job = world.json(&["jobs", "--all"])[0].clone();
-        if is_there(&job) {
-            return job;
-        }
-        assert!(start.elapsed() < HANG, "{what}: {job}\n{}", world.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
 fn has_copied(bytes: u64) -> impl Fn(&Value) -> bool {
     move |job| job["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied >= bytes)
 }
@@ -82,11 +70,11 @@ fn a_server_and_a_daemon_that_are_killed_in_the_middle_of_a_copy_do_not_end_it()
     let id = world.json(&["move", "x", "--to", &to, "--bandwidth", "6MiB/s", "--verify", "full", "--detach"])["id"]
         .as_u64()
         .expect("a number");
-    wait_for_job(&world, "nothing is copied", has_copied(4 * MIB));
+    world.wait_until_job("nothing is copied", has_copied(4 * MIB));
     drop(server);
     load.goes_on();
     let _server = Server::nbdkit(&world, &["file", text(&far)]);
-    wait_for_job(&world, "the copy does not go on", has_copied(12 * MIB));
+    world.wait_until_job("the copy does not go on", has_copied(12 * MIB));
     world.kill();
     world.start();
     world.json(&["set", "x", "--bandwidth", "0"]);

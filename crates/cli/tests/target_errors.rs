@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
 use support::load::Load;
 use support::{HANG, World, signal, target};
 
@@ -40,18 +39,6 @@ impl Drop for Tampering {
         // Told to end it lets the daemon go; killed it would do so, too, in the middle of a call.
         signal(&self.0, rustix::process::Signal::INT);
         let _ = self.0.wait();
-    }
-}
-
-fn wait_for(world: &World, what: &str, is_there: impl Fn(&Value) -> bool) -> Value {
-    let start = Instant::now();
-    loop {
-        let job = world.json(&["jobs", "--all"])[0].clone();
-        if is_there(&job) {
-            return job;
-        }
-        assert!(start.elapsed() < HANG, "{what}: {job}\n{}", world.log());
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -95,9 +82,9 @@ fn a_few_writes_that_fail_cost_their_copies_and_not_the_mirror() {
     let memory = in_memory();
     let to = memory.path().join("new.img");
     world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "16MiB/s", "--detach"]);
-    wait_for(&world, "nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
     let tampering = Tampering::with(&world, &to, &[&format!("{WRITES}:error=EIO:when=2")]);
-    let job = wait_for(&world, "the move does not end", |job| job["report"].is_object());
+    let job = world.wait_until_job("the move does not end", |job| job["report"].is_object());
     drop(tampering);
     assert_eq!(job["state"], "done", "{job}");
     let report = &job["report"];
@@ -130,9 +117,10 @@ fn loses_its_target_and_resumes(number: u64, flags: &[&str]) {
     let arguments = ["move", "x", "--to", &destination, "--bandwidth", "2MiB/s", "--detach"];
     world.json(&[arguments.as_slice(), flags].concat());
     // Some of it has been flushed by then: the target is flushed every five seconds.
-    wait_for(&world, "it copies too little", |job| job["progress"]["bytes_copied"].as_u64() > Some(14 << 20));
+    world.wait_until_job("it copies too little", |job| job["progress"]["bytes_copied"].as_u64() > Some(14 << 20));
     let tampering = Tampering::with(&world, &to, &[&format!("{WRITES}:error=EIO")]);
-    let lost = wait_for(&world, "the target is not lost", |job| job["progress"]["target_losses"].as_u64() > Some(0));
+    let lost =
+        world.wait_until_job("the target is not lost", |job| job["progress"]["target_losses"].as_u64() > Some(0));
     assert!(lost["progress"]["last_error"].as_str().is_some_and(|error| error.contains("error 5")), "{lost}");
     let load = Load::start(&uri, &image, number);
     while load.requests() < 100 {
@@ -142,7 +130,7 @@ fn loses_its_target_and_resumes(number: u64, flags: &[&str]) {
     let expected = load.finish();
     world.json(&["resume", "x"]);
     world.json(&["set", "x", "--bandwidth", "0"]);
-    let job = wait_for(&world, "the move does not end", |job| job["report"].is_object());
+    let job = world.wait_until_job("the move does not end", |job| job["report"].is_object());
     assert_eq!(job["state"], "done", "{job}");
     let report = &job["report"];
     let again = report["bytes_copied"].as_u64().expect("a number") + report["bytes_zero"].as_u64().expect("a number");
@@ -158,12 +146,12 @@ fn a_target_whose_sync_failed_is_written_again_and_synced_again() {
     let to = world.path("new.img");
     let before = std::fs::read(&image).expect("read");
     world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "2MiB/s", "--detach"]);
-    wait_for(&world, "nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
     let_go(&world);
     let tampering = Tampering::with(&world, &to, &["fsync,fdatasync:error=EIO:when=1"]);
-    wait_for(&world, "no sync fails", |job| job["progress"]["target_losses"].as_u64() > Some(0));
+    world.wait_until_job("no sync fails", |job| job["progress"]["target_losses"].as_u64() > Some(0));
     drop(tampering);
-    let job = wait_for(&world, "the move does not end", |job| job["report"].is_object());
+    let job = world.wait_until_job("the move does not end", |job| job["report"].is_object());
     assert_eq!(job["state"], "done", "{job}");
     let copied = job["report"]["bytes_copied"].as_u64().expect("a number");
     assert!(
@@ -181,14 +169,14 @@ fn a_commit_whose_store_failed_is_stored_again() {
     let load = Load::start(&uri, &image, 33);
     let to = world.path("new.img");
     world.json(&["move", "x", "--to", &target(&to), "--bandwidth", "4MiB/s", "--detach"]);
-    wait_for(&world, "nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
     let journal = world.path("state").join("volumes/x/journal");
     assert!(journal.exists(), "the journal is elsewhere");
     let_go(&world);
     let tampering = Tampering::with(&world, &journal, &["fsync,fdatasync:error=EIO:when=1"]);
-    wait_for(&world, "no store fails", |_| world.log().contains("to=in-doubt"));
+    world.wait_until_job("no store fails", |_| world.log().contains("to=in-doubt"));
     drop(tampering);
-    let job = wait_for(&world, "the move does not end", |job| job["report"].is_object());
+    let job = world.wait_until_job("the move does not end", |job| job["report"].is_object());
     assert_eq!(job["state"], "done", "{job}");
     let expected = load.finish();
     assert!(std::fs::read(&to).expect("read") == expected, "the target is not what the guest wrote");

@@ -38,6 +38,7 @@ mod overlays;
 mod persist;
 mod problem;
 mod recover;
+mod refusing;
 mod remote;
 mod rescue;
 mod room;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use api::v1::{self, Error, ErrorCode, VolumeState};
-use block::{BlockDevice, Buffer, BufferPool, Bytes, Device, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Slot};
+use block::{BufferPool, Bytes, Device, Slot};
 use env::EnvRef;
 use filters::MeterState;
 use nbd::NbdUri;
@@ -22,6 +22,7 @@ use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::overlays::{Footing, SharedSnapshots};
 use crate::problem::Result;
+use crate::refusing::refusing;
 use crate::remote::{Entrance, Incoming, Relay, size_on_record};
 
 /// A volume.
@@ -150,7 +151,9 @@ impl Volume {
     pub(crate) async fn bring_down(&self) {
         let Some(slot) = self.slot() else { return };
         let quiesced = slot.quiesce().await;
-        quiesced.swap(Device::new("gone", Gone(slot.device().geometry())));
+        // A client that came too late is refused.
+        let geometry = slot.device().geometry();
+        quiesced.swap(refusing("gone", geometry, block::ErrorKind::Disconnected, "the volume was detached"));
         *self.live.lock() = None;
     }
 
@@ -285,31 +288,4 @@ pub(crate) fn parse_export(text: &str) -> Result<NbdUri> {
         Error::new(ErrorCode::Invalid, format!("\"{text}\" is no address of an export: {error}"))
             .with_hint("write nbd+unix:///NAME?socket=/PATH or nbd://HOST:PORT/NAME")
     })
-}
-
-/// What is left of a volume that was detached: a client that came too late is refused.
-struct Gone(Geometry);
-
-impl Gone {
-    fn refuse<T: Send + 'static>(&self) -> IoFuture<'_, T> {
-        block::ready(Err(block::Error::new(block::ErrorKind::Disconnected, "the volume was detached")))
-    }
-}
-
-impl BlockDevice for Gone {
-    fn geometry(&self) -> Geometry {
-        self.0
-    }
-    fn read(&self, _: Bytes, _: Buffer) -> IoFuture<'_, Buffer> {
-        self.refuse()
-    }
-    fn write(&self, _: Mutation) -> IoFuture<'_, ()> {
-        self.refuse()
-    }
-    fn flush(&self) -> IoFuture<'_, ()> {
-        self.refuse()
-    }
-    fn extents(&self, _: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        self.refuse()
-    }
 }

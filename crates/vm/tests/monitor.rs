@@ -84,6 +84,24 @@ async fn a_monitor_of_a_dead_qemu_or_of_something_else_is_said_to_be_one() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_before_the_greeting_are_passed_over() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("monitor");
+    let listener = UnixListener::bind(&path).expect("bound");
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("accepted");
+        let event = b"{\"timestamp\":{\"seconds\":1,\"microseconds\":2},\"event\":\"RESUME\"}\n";
+        stream.write_all(event).expect("written");
+        stream.write_all(b"{\"QMP\":{\"version\":{}}}\n").expect("written");
+        let mut bytes = [0; 4096];
+        assert!(stream.read(&mut bytes).expect("read") > 0);
+        stream.write_all(b"{\"return\":{},\"id\":1}\n").expect("written");
+    });
+    within(Qmp::connect(&path, real_env())).await.expect("greeted");
+    server.join().expect("served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_that_answers_garbage_ends_the_connection_and_fails_what_is_pending() {
     let directory = tempfile::tempdir().expect("a directory");
     for seed in 0..50 {

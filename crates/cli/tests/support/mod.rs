@@ -142,6 +142,19 @@ impl World {
     pub(crate) fn wait_for_job(&self, id: u64) -> Value {
         self.daemon.wait_for_job(id).expect("the job ends")
     }
+
+    /// The newest job once `is_there` says so of it; `what` says what is wrong if it never does.
+    pub(crate) fn wait_until_job(&self, what: &str, is_there: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let job = self.json(&["jobs", "--all"])[0].clone();
+            if is_there(&job) {
+                return job;
+            }
+            assert!(start.elapsed() < HANG, "{what}: {job}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
 }
 
 /// A file as the place of a volume.

@@ -4,9 +4,10 @@
 use std::sync::{Arc, Weak};
 
 use block::{
-    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Slot,
-    SlotLane,
+    BlockDevice, Buffer, Bytes, Device, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Slot, SlotLane,
 };
+
+use crate::refusing::refusing;
 
 /// The way of one session.
 pub(crate) struct Entrance {
@@ -35,10 +36,12 @@ impl Entrance {
     /// Waits until what came this way is answered; the rest is refused.
     pub(crate) async fn close(&self) {
         let geometry = self.slot.device().geometry();
-        self.slot
-            .quiesce()
-            .await
-            .swap(Device::new("closed", Refusing(geometry, "another session has taken its place")));
+        self.slot.quiesce().await.swap(refusing(
+            "closed",
+            geometry,
+            ErrorKind::Fenced,
+            "another session has taken its place",
+        ));
     }
 }
 
@@ -63,34 +66,7 @@ impl BlockDevice for Lane {
 /// A device for a session that only asks.
 pub(crate) fn without_bytes(size: Bytes, request_alignment: u32) -> Device {
     let geometry = Geometry { request_alignment, ..Geometry::of_size(size) };
-    Device::new("asking", Refusing(geometry, "this session only asks"))
-}
-
-/// Refuses everything, and says why.
-struct Refusing(Geometry, &'static str);
-
-impl Refusing {
-    fn refuse<T: Send + 'static>(&self) -> IoFuture<'_, T> {
-        block::ready(Err(Error::new(ErrorKind::Fenced, self.1)))
-    }
-}
-
-impl BlockDevice for Refusing {
-    fn geometry(&self) -> Geometry {
-        self.0
-    }
-    fn read(&self, _: Bytes, _: Buffer) -> IoFuture<'_, Buffer> {
-        self.refuse()
-    }
-    fn write(&self, _: Mutation) -> IoFuture<'_, ()> {
-        self.refuse()
-    }
-    fn flush(&self) -> IoFuture<'_, ()> {
-        self.refuse()
-    }
-    fn extents(&self, _: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        self.refuse()
-    }
+    refusing("asking", geometry, ErrorKind::Fenced, "this session only asks")
 }
 
 #[cfg(test)]

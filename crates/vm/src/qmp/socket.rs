@@ -41,7 +41,7 @@ pub(super) async fn open(path: &Path, env: &EnvRef) -> Result<Opened> {
     })?;
     let process_id = stream.peer_cred().ok().and_then(|peer| peer.pid()).and_then(|pid| u32::try_from(pid).ok());
     let mut connection = Connection { stream, lines: Lines::default() };
-    match env::timeout(&**env, GREETING_LIMIT, connection.next()).await {
+    match env::timeout(&**env, GREETING_LIMIT, connection.first_but_events()).await {
         Some(Ok(Message::Greeting(version))) => Ok(Opened { connection, version, process_id }),
         Some(Ok(other)) => Err(Error::new(ErrorKind::Protocol, format!("monitor {shown}: no greeting but {other:?}"))),
         Some(Err(error)) => Err(error),
@@ -65,6 +65,17 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// The first message that is no event: QEMU sends what happens to a client whom it has not greeted yet, as one that
+    /// connects while its guest is started.
+    async fn first_but_events(&mut self) -> Result<Message> {
+        loop {
+            match self.next().await? {
+                Message::Event(_) => {}
+                other => return Ok(other),
+            }
+        }
+    }
+
     /// The next message. May be dropped while it waits: what was read stays.
     async fn next(&mut self) -> Result<Message> {
         let broken = |what: String| Error::new(ErrorKind::Protocol, format!("the monitor does not speak QMP: {what}"));
