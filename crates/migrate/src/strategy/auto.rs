@@ -33,7 +33,8 @@
 //! - *Mirroring*: a chunk is left if it is hot: so many more writes to it are expected until the end that copying it once
 //!   more, at the end, is cheaper. Hot chunks that are absent are put off until then. At most a third of the chunks can be hot
 //!   at once, because hot is three times the mean at least.
-//! - *Tracking*: the target makes the guest wait, so every write is left to the source.
+//! - *Tracking*: the target makes the guest wait, so every write is left to the source. Now and then a few are mirrored to see
+//!   whether it still does.
 //! - *Settled*: nothing is left any more. What is absent is copied with the mirror on.
 //!
 //! **It converges under any load.** A sweep passes each chunk once, so it ends as the copy does. Another one follows only

@@ -16,6 +16,12 @@ pub(crate) const HOT_MEANS: f64 = 3.0;
 pub(crate) const HOT_PART: u32 = 3;
 /// So many mirrored writes are looked at together.
 const WRITES_LOOKED_AT: u32 = 32;
+/// A target that counts as slow is looked at again after one of so many parts of a sweep, and after twice as much each time it
+/// is found slow again: a write cache that was full for a few seconds is empty then, and tracking for longer than that costs more
+/// copies than it spares the guest.
+const LOOK_PART: u64 = 256;
+/// It counts as slow no more when so many looks in a row say so.
+const LOOKS_FAST: u32 = 4;
 /// A write waits for the target if that takes longer than the source by as much as the source takes, and by this. A write
 /// cache that is full now and then makes nobody wait for as long; what tracking spares the guest there costs the copy more.
 const WAIT_MIN: Duration = Duration::from_millis(5);
@@ -67,6 +73,14 @@ pub(crate) struct Sweep {
     /// Mirrored writes that were looked at, and how many of them have waited for the target.
     writes: u32,
     waited: u32,
+    /// The target counts as slow.
+    is_slow: bool,
+    /// So many looks in a row have said that it is not.
+    looks_fast: u32,
+    /// How often in a row it was found slow again.
+    looks_slow: u32,
+    /// How much was copied when it was found slow the last time.
+    copied_when_slow: u64,
     /// What was absent when it began.
     chunks: u64,
     /// Most of the volume was.
@@ -87,6 +101,10 @@ impl Sweep {
             in_vain: false,
             writes: 0,
             waited: 0,
+            is_slow: false,
+            looks_fast: 0,
+            looks_slow: 0,
+            copied_when_slow: 0,
             chunks: absent,
             is_first: absent * 2 > chunks,
             copied: 0,
@@ -98,6 +116,7 @@ impl Sweep {
     /// The next one begins.
     pub(super) const fn begin(&mut self, chunks: u64, absent: u64) {
         (self.copied, self.passed, self.left, self.in_vain) = (0, 0, 0, false);
+        self.copied_when_slow = 0;
         (self.chunks, self.is_first) = (absent, absent * 2 > chunks);
     }
 
@@ -119,11 +138,27 @@ impl Sweep {
         self.writes += 1;
         self.waited += u32::from(both.saturating_sub(source) > source.max(WAIT_MIN));
         if self.writes == WRITES_LOOKED_AT {
-            if self.waited * 2 > self.writes {
-                tracing::info!("the guest waits for the target: its writes are left to the source");
-                self.stance = Stance::Tracking;
-            }
+            self.look(self.waited * 2 > self.writes);
             (self.writes, self.waited) = (0, 0);
+        }
+    }
+
+    /// Most of the writes that were looked at have waited, or not.
+    fn look(&mut self, waited: bool) {
+        if waited {
+            if !self.is_slow {
+                tracing::info!("the guest waits for the target: its writes are left to the source");
+            }
+            self.looks_slow = if self.is_slow { self.looks_slow + 1 } else { 0 };
+            (self.is_slow, self.looks_fast) = (true, 0);
+            self.copied_when_slow = self.copied;
+            self.stance = Stance::Tracking;
+        } else if self.is_slow {
+            self.looks_fast += 1;
+            if self.looks_fast == LOOKS_FAST {
+                tracing::info!("the target is fast again: writes are mirrored");
+                self.is_slow = false;
+            }
         }
     }
 
@@ -139,10 +174,16 @@ impl Sweep {
     /// A chunk has been left.
     pub(super) fn left(&mut self) {
         self.left += 1;
-        if self.stance == Stance::Tracking && self.is_in_vain() {
+        if self.stance != Stance::Tracking {
+            return;
+        }
+        if self.is_in_vain() {
             tracing::info!(left = self.left, copied = self.copied, "tracking is in vain, and writes are mirrored");
             self.stance = Stance::Mirroring;
-            self.in_vain = true;
+            (self.in_vain, self.is_slow) = (true, false);
+        } else if self.copied - self.copied_when_slow > (self.chunks / LOOK_PART) << self.looks_slow.min(16) {
+            self.stance = Stance::Mirroring;
+            (self.writes, self.waited, self.looks_fast) = (0, 0, 0);
         }
     }
 
@@ -182,17 +223,18 @@ impl Sweep {
     pub(super) fn judge(&mut self, absent: u64, chunk_bytes: u64, rate: u64) -> (Verdict, String) {
         let left = Bytes(absent * chunk_bytes);
         let takes_long = absent > rate / chunk_bytes * STRETCH_SECONDS;
-        if self.stance == Stance::Tracking && takes_long && absent * 2 <= self.chunks {
+        if self.is_slow && takes_long && absent * 2 <= self.chunks {
+            self.stance = Stance::Tracking;
             return (Verdict::GoOn, format!("the target is slow, and {left} were written meanwhile"));
         }
-        let was = std::mem::replace(&mut self.stance, Stance::Settled);
+        self.stance = Stance::Settled;
         if absent == 0 {
             return (Verdict::Done, "every chunk is on both sides".to_owned());
         }
-        let why = match was {
-            Stance::Tracking if !takes_long => "take no more than a second",
-            Stance::Tracking => "were written meanwhile, and it gets no smaller",
-            _ => "were put off or written meanwhile",
+        let why = match self.is_slow {
+            true if !takes_long => "take no more than a second",
+            true => "were written meanwhile, and it gets no smaller",
+            false => "were put off or written meanwhile",
         };
         (Verdict::Settle, format!("{left} {why}"))
     }
@@ -249,18 +291,54 @@ mod tests {
 
     #[test]
     fn tracking_ends_in_the_middle_of_a_sweep_that_it_makes_vain() {
-        // Each copied chunk is soon written again.
+        // Each copied chunk is soon written again, and the target stays slow.
         let mut sweep = slow(10_000);
         let mut copied = 0;
-        while sweep.leaves(|| false) {
+        while !sweep.in_vain {
             sweep.copy(10);
             copied += 10;
-            (0..9).for_each(|_| sweep.left());
-            assert!(copied <= 10_000 / PART_MIN + 10, "{copied}");
+            for _ in 0..9 {
+                match sweep.leaves(|| false) {
+                    true => sweep.left(),
+                    false => (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW)),
+                }
+            }
+            assert!(copied <= 10_000 / PART_MIN + 100, "{copied}");
         }
         (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
         assert!(!sweep.leaves(|| false), "it began again in the same sweep");
         assert_eq!(sweep.judge(500, 1, 1).0, Verdict::Settle);
+    }
+
+    /// Copies until a write is mirrored again, and gives how much that was.
+    fn copies_until_a_look(sweep: &mut Sweep) -> u64 {
+        let mut copied = 0;
+        while sweep.leaves(|| false) {
+            sweep.copy(1);
+            copied += 1;
+            if copied % 64 == 0 {
+                sweep.left();
+            }
+            assert!(copied < 1 << 30, "nobody looks again");
+        }
+        copied
+    }
+
+    #[test]
+    fn a_target_that_was_slow_for_a_moment_is_mirrored_to_again_and_one_that_stays_slow_is_looked_at_ever_less() {
+        let mut sweep = slow(1 << 20);
+        let first = copies_until_a_look(&mut sweep);
+        (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
+        let second = copies_until_a_look(&mut sweep);
+        assert!(second >= 2 * (first - 64), "{first} {second}");
+        // One good look is not enough.
+        (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, FAST));
+        (0..WRITES_LOOKED_AT).for_each(|_| sweep.weigh(FAST, SLOW));
+        assert!(sweep.leaves(|| false));
+        copies_until_a_look(&mut sweep);
+        (0..WRITES_LOOKED_AT * LOOKS_FAST).for_each(|_| sweep.weigh(FAST, FAST));
+        assert!(!sweep.is_slow && !sweep.leaves(|| false));
+        assert_eq!(sweep.judge(1 << 18, 1, 1).0, Verdict::Settle, "a target that keeps up is not swept again");
     }
 
     proptest! {
