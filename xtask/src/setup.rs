@@ -23,6 +23,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("iproute2", "/sbin/ip"),
     ("strace", "/usr/bin/strace"),
     ("xfsprogs", "/sbin/mkfs.xfs"),
+    ("etcd-server", "/usr/bin/etcd"),
     ("libvirt-daemon", "/usr/sbin/libvirtd"),
     ("libvirt-daemon-driver-qemu", "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so"),
     ("libvirt-clients", "/usr/bin/virsh"),

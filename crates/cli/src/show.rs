@@ -139,6 +139,7 @@ pub(crate) fn resolution(found: &Resolution) -> String {
     if let (Some(host), Some(there)) = (&found.host, &found.there) {
         lines.push(("there", format!("{there} ({host})")));
     }
+    lines.extend(found.arbiter.iter().map(|arbiter| ("arbiter", arbiter.clone())));
     lines.push(("so", found.verdict.clone()));
     lines.extend(found.risk.iter().map(|risk| ("risk", risk.clone())));
     lines.extend(found.done.iter().map(|done| ("done", done.clone())));

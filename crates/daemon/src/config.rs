@@ -60,6 +60,9 @@ pub struct HostsConfig {
     pub resume_limit_seconds: u64,
     /// No encryption, towards hosts that say so, too: for measurements only.
     pub plaintext: bool,
+    /// The etcd cluster that decides who holds a volume while two hosts cannot speak with each other: `http://HOST:PORT` of
+    /// its members. The hosts alone if nothing is said. Both hosts of a move need the same.
+    pub arbiter: Vec<String>,
 }
 
 impl Default for HostsConfig {
@@ -69,6 +72,7 @@ impl Default for HostsConfig {
             listen: vec!["0.0.0.0".to_owned()],
             addresses: Vec::new(),
             plaintext: false,
+            arbiter: Vec::new(),
             incoming_dirs: Vec::new(),
             streams: 0,
             resume_interval_seconds: 2,
@@ -165,6 +169,7 @@ impl HostsConfig {
         }
         check_addresses(&self.addresses).map_err(shown)?;
         check_addresses(&self.listen).map_err(shown)?;
+        crate::arbiter::check(&self.arbiter).map_err(shown)?;
         if self.listen.is_empty() {
             return Err("[hosts]: listen names no address".to_owned());
         }

@@ -27,11 +27,15 @@ pub const DOCUMENT_VERSION_OVERLAYS: u32 = 2;
 /// not take the volume for its own.
 pub const DOCUMENT_VERSION_PLACES: u32 = 3;
 
+/// The layout of a document that an arbiter may know better than: a program that asks none must not serve the volume.
+pub const DOCUMENT_VERSION_ARBITER: u32 = 4;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
-    /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed, or
-    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host.
+    /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed,
+    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host, or
+    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked.
     pub version: u32,
     /// What the volume is called.
     pub name: String,
@@ -173,6 +177,13 @@ pub struct JobDocument {
     /// What was expected of it before it began, if that could be told.
     #[serde(default)]
     pub prediction: Option<api::v1::Prediction>,
+    /// Of a move to another host: the arbiter may have been asked to decide, so its verdict may be another than what is
+    /// said here.
+    #[serde(default)]
+    pub asked: bool,
+    /// How many commits in doubt were taken back at the arbiter.
+    #[serde(default)]
+    pub withdrawals: u32,
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,
@@ -234,6 +245,7 @@ impl VolumeDocument {
             && job.is_none_or(|job| is_file(&job.target.location()))
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
         self.version = match job {
+            Some(job) if job.asked => DOCUMENT_VERSION_ARBITER,
             _ if !names_files || self.arrival.is_some() => DOCUMENT_VERSION_PLACES,
             Some(job) if !job.overlays.is_empty() => DOCUMENT_VERSION_OVERLAYS,
             _ => DOCUMENT_VERSION,
@@ -252,6 +264,7 @@ impl VolumeDocument {
         let source = std::mem::replace(&mut document.backend, job.target.location());
         job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
+        job.asked = false;
         let may_be_larger = job.target.may_be_larger();
         document.size_limit = job.size.filter(|_| may_be_larger);
         document.epoch += 1;
@@ -298,6 +311,8 @@ mod tests {
         };
         document.job.as_mut().expect("a job").target = JobTarget::Remote(remote);
         assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_PLACES);
+        document.job.as_mut().expect("a job").asked = true;
+        assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_ARBITER);
         let mut after = document.after_commit();
         assert_eq!((after.epoch, after.backend.to_string()), (8, "host2:web1".to_owned()));
         after.job = None;

@@ -25,6 +25,7 @@ use migrate::stream::Dialer;
 use nbd::NbdUri;
 use nbd::server::Export;
 
+use crate::arbiter::Arbiter;
 use crate::document::SocketOwner;
 use crate::held::{Held, HoldOptions, file_size};
 use crate::hosts::{HostName, Reception};
@@ -220,6 +221,11 @@ pub trait Hosts: Send + Sync {
     /// them.
     fn stream_workers(&self) -> Vec<EnvRef> {
         Vec::new()
+    }
+
+    /// Whoever decides while this host and another cannot speak with each other, if that is anybody.
+    fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
+        None
     }
 
     /// Lets `reception` serve the streams of trusted hosts from now on.

@@ -8,7 +8,7 @@ use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_PLACES, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER, VolumeDocument};
 use crate::ground::Places;
 use crate::location::JobTarget;
 
@@ -83,7 +83,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_PLACES).contains(&document.version) {
+    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_ARBITER).contains(&document.version) {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),

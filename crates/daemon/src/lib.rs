@@ -16,6 +16,7 @@
 //! `docs/operations.md` is the page for those who run it.
 
 mod adopt;
+pub mod arbiter;
 mod args;
 mod audit;
 mod cold;
@@ -55,7 +56,8 @@ pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Committed, DOCUMENT_VERSION,
-    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument, SocketOwner, VolumeDocument,
+    DOCUMENT_VERSION_ARBITER, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument,
+    SocketOwner, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use held::{Held, HoldOptions, QemuRule};

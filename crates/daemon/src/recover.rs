@@ -9,6 +9,7 @@
 //! A guest waits meanwhile, so volumes come back beside each other and none waits for another's trouble.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use futures::future::join_all;
@@ -20,6 +21,9 @@ use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
+
+/// How often an arbiter that cannot be asked is asked again.
+const ARBITER_REST: Duration = Duration::from_secs(2);
 
 /// Brings back every volume. One that cannot be brought back is shown as down, with the reason.
 pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
@@ -49,7 +53,31 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
         daemon.history.note(job.id);
     }
     let _operation = volume.operation.lock().await;
-    if let Err(error) = bring_back(daemon, &volume).await {
+    match daemon.settle_asked(&volume).await {
+        Ok(()) => bring_back_or_say_why(daemon, &volume).await,
+        Err(error) => {
+            volume.set_problem(error);
+            let (daemon, volume) = (Arc::clone(daemon), Arc::clone(&volume));
+            let env = Arc::clone(&daemon.env);
+            env.spawn(Box::pin(async move { bring_back_once_settled(&daemon, &volume).await }));
+        }
+    }
+}
+
+/// Who holds the volume nobody knows here: its guest waits until the arbiter says so.
+async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+    loop {
+        daemon.env.sleep(ARBITER_REST).await;
+        let _operation = volume.operation.lock().await;
+        match daemon.settle_asked(volume).await {
+            Ok(()) => return bring_back_or_say_why(daemon, volume).await,
+            Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for the arbiter"),
+        }
+    }
+}
+
+async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+    if let Err(error) = bring_back(daemon, volume).await {
         volume.set_problem(error);
     }
 }

@@ -24,6 +24,7 @@
 mod acceleration;
 mod cpio;
 mod daemon;
+mod etcd;
 mod event;
 mod initramfs;
 pub mod pattern;
@@ -36,6 +37,7 @@ mod verified;
 
 pub use acceleration::Acceleration;
 pub use daemon::Daemon;
+pub use etcd::Etcd;
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
 pub use qemu::Guest;

@@ -15,8 +15,8 @@
 //!                           │  Reverted, the target had failed       Cancel, TargetFailed   in-doubt│   │
 //!                           ├──────────────────────────── reverting ◀───────────────────────┤  ▲    │   │
 //!                           │                                 │ Reverted, cancelled          │  └────┘   │
-//!                           │ Cancel                          │                 CommitStored │           │
-//!                           ▼                                 ▼                              ▼           ▼
+//!                           │ Cancel                          ├──── CommitCounts ──▶ ╮       │           │
+//!                           ▼                                 ▼                      ▼       ▼CommitStored
 //!   Cancel, Broken ──▶ cancelling ◀───────────────────────────┘                             committed ◀──┘
 //!   (any phase up to       │ Cleaned                                                          │ Swapped
 //!    last-copy)            ▼                                                                  ▼
@@ -158,6 +158,8 @@ pub enum Event {
     Reverted,
     /// The store of that record failed.
     NotReverted,
+    /// The commit can be taken back no more, and is on record.
+    CommitCounts,
     /// The guest's requests go to the target.
     Swapped,
     /// Nothing is left to do after the switchover.
@@ -244,6 +246,11 @@ impl Machine {
             (P::Quiescing, Event::NotQuiesced) => return self.to(P::PreSwitch, &[Action::LetGo]),
 
             (P::Committing | P::InDoubt, Event::CommitStored) => return self.to(P::Committed, &[Action::TargetHolds]),
+            (P::Reverting, Event::CommitCounts) => {
+                // Whoever wished it away, and whatever has failed since.
+                (self.target_failed, self.broken) = (false, false);
+                return self.to(P::Committed, &[Action::TargetHolds]);
+            }
             (P::Committing, Event::CommitFailed) => return self.to(P::InDoubt, &[Action::HoldDoubt, Action::LetGo]),
             (P::InDoubt, Event::Cancel) => self.phase = P::Reverting,
             (P::InDoubt | P::Reverting, Event::TargetFailed) => {
@@ -293,7 +300,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const EVENTS: [Event; 22] = [
+    const EVENTS: [Event; 23] = [
         Event::Prepared,
         Event::Copied,
         Event::Verified,
@@ -307,6 +314,7 @@ mod tests {
         Event::CommitFailed,
         Event::Reverted,
         Event::NotReverted,
+        Event::CommitCounts,
         Event::Swapped,
         Event::Finished,
         Event::TargetFailed,
@@ -380,6 +388,9 @@ mod tests {
         machine.apply(Event::TargetFailed);
         machine.apply(Event::CommitStored);
         assert_eq!(machine.phase(), Phase::Reverting, "a commit that is being taken back was believed");
+        let mut counted = machine.clone();
+        assert_eq!(counted.apply(Event::CommitCounts), [Action::TargetHolds]);
+        assert_eq!(counted.phase(), Phase::Committed);
         assert!(machine.apply(Event::Reverted).contains(&Action::DropMirror));
         assert_eq!(machine.phase(), Phase::TargetLost);
     }
@@ -402,7 +413,7 @@ mod tests {
                 P::LastCopy => matches!(to, P::Committing | P::Copying | P::TargetLost | P::Cancelling),
                 P::Committing => matches!(to, P::Committed | P::InDoubt),
                 P::InDoubt => matches!(to, P::Committed | P::Reverting),
-                P::Reverting => matches!(to, P::TargetLost | P::Cancelling),
+                P::Reverting => matches!(to, P::TargetLost | P::Cancelling | P::Committed),
                 P::Committed => to == P::Switched,
                 P::Switched => to == P::Done,
                 P::TargetLost => matches!(to, P::Copying | P::Cancelling),
@@ -431,7 +442,7 @@ mod tests {
                         Action::FlushBoth(both) => flush_both = *both,
                         Action::HoldDoubt => doubt = true,
                         Action::DropMirror | Action::TargetHolds if doubt => {
-                            let settled = matches!(EVENTS[choice], Event::CommitStored | Event::Reverted);
+                            let settled = matches!(EVENTS[choice], Event::CommitStored | Event::Reverted | Event::CommitCounts);
                             prop_assert!(settled, "a doubt ended by {:?}", EVENTS[choice]);
                             doubt = false;
                         }

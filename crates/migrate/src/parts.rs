@@ -61,13 +61,22 @@ pub struct Comparison {
 /// the disk has it: the next one must go elsewhere than over the last good one, with a higher sequence, and settles
 /// the matter. [`Journal`](crate::Journal) does that.
 pub trait JobJournal: Send + Sync {
-    /// Records durably that the *source* holds the volume and the job is in `phase`. It also takes back a commit whose
-    /// outcome is in doubt.
+    /// Records durably that the *source* holds the volume and the job is in `phase`.
     fn record(&self, phase: Phase) -> IoFuture<'_, ()>;
 
     /// The commit point: records durably that the *target* holds the volume. The guest is held meanwhile, so this is
-    /// one small durable write and nothing else. An error means in doubt, not refused.
+    /// one small durable write and nothing else. An error means in doubt, and that it is asked for again; one of the kind
+    /// fenced means that this can never be: the doubt is settled by [`revert`](Self::revert) then.
     fn commit(&self) -> IoFuture<'_, ()>;
+
+    /// Settles a commit in doubt, against it if that is possible still: records durably that the source holds the volume.
+    /// Gives `false` if the commit counts: then the target holds it, and that is on record.
+    ///
+    /// # Errors
+    /// The doubt is as it was.
+    fn revert(&self) -> IoFuture<'_, bool> {
+        Box::pin(async { self.record(Phase::Reverting).await.map(|()| true) })
+    }
 
     /// Told once the commit counts, before any of the guest's requests goes to the target alone.
     fn committed(&self) {}

@@ -119,6 +119,8 @@ codes! {
     CertificateInvalid = "certificate-invalid", 54;
     /// The code that pairs two hosts is wrong, too old, used up, or none was given out.
     CodeWrong = "code-wrong", 55;
+    /// The arbiter cannot be asked.
+    ArbiterUnreachable = "arbiter-unreachable", 56;
 }
 
 /// An error as it is answered, stored and shown.

@@ -132,6 +132,9 @@ pub struct Resolution {
     pub host: Option<String>,
     /// What that has on record, or why it has not answered.
     pub there: Option<String>,
+    /// What the arbiter says, or why it says nothing, if there is one.
+    #[serde(default)]
+    pub arbiter: Option<String>,
     /// Whether somebody may have to decide.
     pub in_doubt: bool,
     /// Who holds the volume, as far as that is known, and what can be done.

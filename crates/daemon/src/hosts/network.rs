@@ -24,6 +24,7 @@ use super::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
 use super::stage::Reception;
 use super::store::{TrustStore, Trusted};
 use super::tls::{self, ALPN_TRUST, Expected};
+use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
 use crate::ground::Hosts;
@@ -47,6 +48,7 @@ pub(crate) struct HostNetwork {
     name: HostName,
     addresses: Vec<Address>,
     plaintext: bool,
+    arbiter: Option<Arc<dyn Arbiter>>,
     bound: Vec<SocketAddr>,
     layout: Layout,
     audit: Audit,
@@ -92,6 +94,7 @@ impl HostNetwork {
             name,
             addresses: Address::parse_all(&config.addresses)?,
             plaintext: config.plaintext,
+            arbiter: arbiter::of_config(&env, &config.arbiter)?,
             bound,
             audit: Audit::open(layout.clone())?,
             layout,
@@ -373,6 +376,10 @@ impl Hosts for RealHosts {
 
     fn stream_workers(&self) -> Vec<EnvRef> {
         self.0.workers.environments(&self.0.env)
+    }
+
+    fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
+        self.0.arbiter.clone()
     }
 
     fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<()>> {

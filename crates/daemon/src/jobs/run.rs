@@ -108,7 +108,7 @@ pub(crate) async fn start_migration(
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
-        journal: crate::remote::job_journal(volume, target),
+        journal: crate::remote::job_journal(daemon, volume, target),
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,

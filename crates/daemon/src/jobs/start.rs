@@ -180,6 +180,8 @@ impl Daemon {
                 .map(Bytes::get),
             paused: false,
             overlays: Vec::new(),
+            asked: false,
+            withdrawals: 0,
             prediction: None,
             committed: None,
         };

@@ -1,14 +1,13 @@
-//! Moves from here to another host: what is looked at beforehand, how a lost host is brought back, and the two phases of
-//! the commit.
+//! Moves from here to another host: what is looked at beforehand, and how a lost host is brought back.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, MoveRequest};
-use block::{BlockDevice, IoFuture};
 use migrate::stream::{Standing, StreamOptions};
-use migrate::{Control, JobJournal, MoveOptions, Phase, Strategy};
+use migrate::{Control, MoveOptions, Phase, Strategy};
 
+use super::commit::forget_verdict;
 use super::gate::of_wire;
 use super::relay::{Found, NoteTaken, Relay};
 use crate::daemon::Daemon;
@@ -85,9 +84,35 @@ impl Daemon {
             self.stream_options(),
             Duration::from_secs(rest_max),
         );
-        let keeping = Arc::clone(&relay).keep(note_taken(&volume.journal));
+        let keeping = Arc::clone(&relay).keep(self.note_taken(&volume.journal, remote.job));
         self.env.spawn(Box::pin(keeping));
         relay
+    }
+
+    /// Notes in the volume's journal that the other host has answered that it holds the volume.
+    fn note_taken(&self, journal: &Arc<VolumeJournal>, job: uuid::Uuid) -> NoteTaken {
+        let (journal, hosts, env) = (Arc::clone(journal), Arc::clone(&self.hosts), Arc::clone(&self.env));
+        Box::new(move || {
+            let (journal, hosts, env) = (Arc::clone(&journal), Arc::clone(&hosts), Arc::clone(&env));
+            Box::pin(async move {
+                let document = journal.document();
+                let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+                if committed.is_none_or(|committed| committed.taken) {
+                    return Ok(());
+                }
+                let taken = |document: &VolumeDocument| {
+                    let mut document = document.clone();
+                    if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
+                        committed.taken = true;
+                    }
+                    document
+                };
+                journal.update(taken).await?;
+                // The guest does not wait for this.
+                env.spawn(Box::pin(async move { forget_verdict(&*hosts, job).await }));
+                Ok(())
+            })
+        })
     }
 
     fn stream_options(&self) -> StreamOptions {
@@ -154,69 +179,6 @@ impl Daemon {
 /// Whether asking again would give the same answer.
 fn is_final(error: &block::Error) -> bool {
     matches!(error.kind(), block::ErrorKind::Fenced | block::ErrorKind::Busy | block::ErrorKind::Invalid)
-}
-
-/// Notes in the volume's journal that the other host has answered that it holds the volume.
-fn note_taken(journal: &Arc<VolumeJournal>) -> NoteTaken {
-    let journal = Arc::clone(journal);
-    Box::new(move || {
-        let journal = Arc::clone(&journal);
-        Box::pin(async move {
-            let document = journal.document();
-            let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
-            if committed.is_none_or(|committed| committed.taken) {
-                return Ok(());
-            }
-            let taken = |document: &VolumeDocument| {
-                let mut document = document.clone();
-                if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
-                    committed.taken = true;
-                }
-                document
-            };
-            journal.update(taken).await
-        })
-    })
-}
-
-/// The durable memory of a job: of one to another host with the two phases of the commit.
-pub(crate) fn job_journal(volume: &Volume, target: &Held) -> Arc<dyn JobJournal> {
-    let journal = Arc::clone(&volume.journal);
-    match target.relay() {
-        Some(relay) => Arc::new(TwoPhases { journal, relay: Arc::clone(relay) }),
-        None => journal,
-    }
-}
-
-/// The journal of a volume whose job goes to another host.
-struct TwoPhases {
-    journal: Arc<VolumeJournal>,
-    relay: Arc<Relay>,
-}
-
-impl JobJournal for TwoPhases {
-    fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
-        self.journal.record(phase)
-    }
-
-    /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
-    ///
-    /// What the guest was answered since the target's last flush is made durable there first: that host may lose its power
-    /// before it takes the volume, and this one may not look at its old copy any more.
-    fn commit(&self) -> IoFuture<'_, ()> {
-        Box::pin(async {
-            self.relay.flush().await?;
-            self.journal.commit().await
-        })
-    }
-
-    fn may_commit(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.relay.prepare(self.journal.document().epoch + 1))
-    }
-
-    fn committed(&self) {
-        self.relay.turn(self.journal.document().epoch);
-    }
 }
 
 /// The volume that a job goes to on another host.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::stream::{Answer, Ask, Dialer, Remote, Role, SessionRequest, Standing, StreamOptions};
 
+use super::commit::forget_verdict;
 use super::gate::ASKING_EPOCH;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -115,6 +116,7 @@ impl Daemon {
             return false;
         }
         self.change_owed(|owed| owed.retain(|other| other != remote));
+        forget_verdict(&*self.hosts, remote.job).await;
         true
     }
 

@@ -34,7 +34,8 @@
 //!
 //! Nobody holds the volume twice: the target takes it only when the source asks for the prepared epoch, and the source
 //! asks for it only after its own record says that it does not hold the volume any more. A source that is gone for good
-//! after it has given the volume up leaves nobody; then, and only then, somebody must decide (`resolve`).
+//! after it has given the volume up leaves nobody; then, and only then, somebody must decide (`resolve`). With an arbiter
+//! that decides: *given up* is its verdict, which the target hears from it when the source is silent.
 //!
 //! The source's progress map is the authority on what the target has: a chunk is had there only after a flush that began
 //! after its last write and was answered, which survives the target's crash. What was written since any lost connection
@@ -42,13 +43,15 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `departure` | moves from here: what is looked at before, bringing a lost host back, the two phases |
+//! | `departure` | moves from here: what is looked at before, bringing a lost host back |
+//! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
 //! | `relay`, `unflushed` | the device over a volume of another host |
 //! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
 //! | `farewell` | telling a host that a volume will not arrive |
 //! | `resolve` | what both have on record, and a person's decision |
 
 mod arrival;
+mod commit;
 mod departure;
 mod entrance;
 mod farewell;
@@ -56,13 +59,14 @@ mod gate;
 mod relay;
 mod resolve;
 mod unflushed;
+mod watch;
 
 use std::sync::Arc;
 
 use migrate::stream::{Receiver, ReceiverLimits};
 
 pub(crate) use arrival::{Incoming, size_on_record};
-pub(crate) use departure::job_journal;
+pub(crate) use commit::job_journal;
 pub(crate) use entrance::Entrance;
 pub(crate) use gate::of_wire;
 pub(crate) use relay::{HeldRelay, Relay};
@@ -77,5 +81,6 @@ use crate::problem::Result;
 pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
     let gate = Arc::new(gate::Gatekeeper::new(daemon));
     let receiver = Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default());
+    watch::begin(daemon);
     daemon.hosts.listen(receiver).await
 }

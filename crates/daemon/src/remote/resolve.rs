@@ -8,6 +8,7 @@ use migrate::stream::{Ask, Standing};
 
 use super::departure::remote_of;
 use super::gate::of_wire;
+use crate::arbiter::{self, Verdict};
 use crate::daemon::Daemon;
 use crate::document::{ArrivalDocument, ArrivalStage, Committed, VolumeDocument};
 use crate::location::{Location, RemoteVolume};
@@ -148,23 +149,46 @@ impl Daemon {
         };
         let there = self.ask_standing(&remote).await;
         let resolution = begin(volume, &volume.document(), host, &there);
-        let epoch = match arrival.stage {
+        match arrival.stage {
             ArrivalStage::Held { .. } => {
                 let verdict = "this host holds the volume; nothing is in doubt".to_owned();
-                return nothing_to_decide(Resolution { verdict, ..resolution }, decision);
+                nothing_to_decide(Resolution { verdict, ..resolution }, decision)
             }
             ArrivalStage::Filling => {
                 let verdict = format!("{host} holds the volume; what is here is not complete");
                 let resolution = Resolution { verdict, ..resolution };
-                return match decision {
+                match decision {
                     None => Ok(resolution),
                     Some(Decision::Take) => refuse(format!("what is here of {} is not complete", volume.name)),
                     Some(Decision::GiveBack) => self.forget(volume, resolution).await,
-                };
+                }
             }
-            ArrivalStage::Prepared { epoch } => epoch,
+            ArrivalStage::Prepared { epoch } => {
+                self.resolve_prepared((volume, arrival, epoch), (resolution, &there), decision).await
+            }
+        }
+    }
+
+    /// A volume that is ready to be taken.
+    async fn resolve_prepared(
+        self: &Arc<Self>,
+        (volume, arrival, epoch): (&Arc<Volume>, &ArrivalDocument, u64),
+        (resolution, there): (Resolution, &There),
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let host = &arrival.host;
+        let decided = match self.hosts.arbiter() {
+            Some(arbiter) => Some(arbiter.verdict(arrival.job).await),
+            None => None,
         };
-        let resolution = match &there {
+        let is_committed = matches!(decided, Some(Ok(Verdict::Committed)));
+        let resolution = Resolution { arbiter: decided.as_ref().map(said), ..resolution };
+        let resolution = match there {
+            _ if is_committed => Resolution {
+                in_doubt: true,
+                verdict: format!("{host} has given the volume up, and this host takes it in a moment"),
+                ..resolution
+            },
             Ok(Standing::Without) => Resolution {
                 in_doubt: true,
                 verdict: format!("{host} has given the volume up: --take lets it be used here"),
@@ -187,24 +211,46 @@ impl Daemon {
                 ..resolution
             },
         };
-        match (decision, &there) {
+        let is_given_up = matches!(there, Ok(Standing::Without));
+        match (decision, there) {
             (None, _) => Ok(resolution),
-            (Some(Decision::Take), Ok(Standing::Without) | Err(_)) => {
+            (Some(Decision::Take), Ok(_)) if !is_committed && !is_given_up => {
+                refuse(format!("{host} holds {}", arrival.origin))
+            }
+            (Some(Decision::Take), _) => {
+                self.abandon(arrival).await?;
                 self.take_arrival(volume, arrival, epoch).await?;
                 let done = format!("this host holds the volume under epoch {epoch}");
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
-            (Some(Decision::Take), Ok(_)) => refuse(format!("{host} holds {}", arrival.origin)),
-            (Some(Decision::GiveBack), Ok(Standing::Without)) => {
-                refuse(format!("{host} has given {} up: nobody would hold it", arrival.origin))
+            (Some(Decision::GiveBack), _) => {
+                if is_given_up || self.abandon(arrival).await? == Some(Verdict::Committed) {
+                    return refuse(format!("{host} has given {} up: nobody would hold it", arrival.origin));
+                }
+                self.forget(volume, resolution).await
             }
-            (Some(Decision::GiveBack), _) => self.forget(volume, resolution).await,
+        }
+    }
+
+    /// Has the arbiter, if there is one, refuse any commit of the move from here on. Gives its verdict.
+    async fn abandon(&self, arrival: &ArrivalDocument) -> Result<Option<Verdict>> {
+        match self.hosts.arbiter() {
+            Some(arbiter) => arbiter::abandon(&*arbiter, arrival.job).await.map(Some),
+            None => Ok(None),
         }
     }
 
     async fn forget(&self, volume: &Arc<Volume>, resolution: Resolution) -> Result<Resolution> {
         self.drop_arrival(volume).await?;
         Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
+    }
+}
+
+/// What an arbiter has said, for people.
+fn said(verdict: &Result<Verdict>) -> String {
+    match verdict {
+        Ok(verdict) => verdict.meaning().to_owned(),
+        Err(error) => error.message.clone(),
     }
 }
 

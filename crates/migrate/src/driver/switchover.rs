@@ -11,7 +11,7 @@ use futures::future::{Either, select};
 use std::pin::pin;
 
 use super::{Driver, TICK};
-use crate::{Event, Phase, Verify};
+use crate::{Event, Verify};
 
 /// How long to wait before the guest is held again; it doubles.
 const QUIESCE_PAUSE: Duration = Duration::from_millis(50);
@@ -176,6 +176,10 @@ impl Driver {
                 };
                 match stored {
                     Ok(()) => return Event::CommitStored,
+                    Err(error) if error.kind() == ErrorKind::Fenced => {
+                        self.error = Some(error.wrap("storing the commit"));
+                        return Event::Broken;
+                    }
                     Err(error) => self.error = Some(error.wrap("storing the commit again")),
                 }
                 break;
@@ -189,8 +193,9 @@ impl Driver {
             // It began earlier, so it ends earlier; the record after it counts.
             let _ = store.await;
         }
-        match self.journal.record(Phase::Reverting).await {
-            Ok(()) => Event::Reverted,
+        match self.journal.revert().await {
+            Ok(true) => Event::Reverted,
+            Ok(false) => Event::CommitCounts,
             Err(error) => {
                 self.error = Some(error.wrap("taking the commit back"));
                 self.publish();

@@ -304,7 +304,8 @@ impl Shared {
             self.tracker.lock().counts.missed += 1;
             target = Ok(());
         }
-        let answer = self.settle(session, source, target).await;
+        let again = || write_parts(session.target.clone(), parts, &mutation);
+        let answer = self.settle(session, source, target, again).await;
         if mutation.fua && !plan.force_target && answer.is_ok() {
             return self.force_late(session, mutation).await;
         }
@@ -359,11 +360,11 @@ impl Shared {
             return Ok(());
         }
         let target = session.target.clone();
-        let flush: TargetWork = Box::pin(async move { target.flush().await });
+        let flush = || flush_of(target.clone());
         let extent = mutation.extent();
         let nothing = async { Ok(()) };
-        let (source, target) = self.both(nothing, flush, session.number).await;
-        self.settle(session, source, target.map_err(|error| error.wrap(format!("forcing {extent}")))).await
+        let (source, target) = self.both(nothing, flush(), session.number).await;
+        self.settle(session, source, target.map_err(|error| error.wrap(format!("forcing {extent}"))), flush).await
     }
 
     async fn guest_flush(&self) -> Result<()> {
@@ -375,14 +376,20 @@ impl Shared {
         if mode == Mode::TargetHolds {
             return session.target.flush().await;
         }
-        let target = session.target.clone();
-        let flush: TargetWork = Box::pin(async move { target.flush().await });
-        let (source, target) = self.both(self.source.flush(), flush, session.number).await;
-        self.settle(&session, source, target).await
+        let flush = || flush_of(session.target.clone());
+        let (source, target) = self.both(self.source.flush(), flush(), session.number).await;
+        self.settle(&session, source, target, flush).await
     }
 
-    /// What the guest is told, given what both sides have said.
-    async fn settle(&self, session: &Session, source: Result<()>, target: Result<()>) -> Result<()> {
+    /// What the guest is told, given what both sides have said. `again` asks the target once more: if it was lost while it was
+    /// in doubt who holds the volume, and it turns out to be the target, it is there again.
+    async fn settle(
+        &self,
+        session: &Session,
+        source: Result<()>,
+        target: Result<()>,
+        again: impl FnOnce() -> TargetWork,
+    ) -> Result<()> {
         let target_failed = match &target {
             Ok(()) => false,
             Err(error) => {
@@ -395,9 +402,11 @@ impl Shared {
             // In doubt the target may be the one that counts: nothing is answered before that is settled.
             self.wait_until(|tracker| tracker.mode() != Mode::InDoubt).await;
         }
-        match self.tracker.lock().mode() {
-            Mode::TargetHolds => target,
-            _ => source,
+        let holds = self.tracker.lock().mode() == Mode::TargetHolds;
+        match holds {
+            true if target_failed => again().await,
+            true => target,
+            false => source,
         }
     }
 
@@ -506,6 +515,11 @@ impl Drop for Finish<'_> {
     fn drop(&mut self) {
         self.shared.tracker.lock().finish_write(self.plan, self.may_differ);
     }
+}
+
+/// A flush of the target.
+fn flush_of(target: Device) -> TargetWork {
+    Box::pin(async move { target.flush().await })
 }
 
 /// Writes the parts of `mutation` to the target, all at once.

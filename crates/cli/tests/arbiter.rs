@@ -1,0 +1,298 @@
+//! Moves between hosts with etcd as the arbiter: whatever answer is lost and whoever dies, one host holds the volume, and nobody
+//! has to be asked.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use support::load::Load;
+use support::pair::{Pair, wait_until};
+use support::same;
+use transhume_guest::Etcd;
+
+const SIZE: u64 = 8 << 20;
+
+/// What becomes of requests on their way to the cluster.
+#[derive(Clone, Copy)]
+enum Way {
+    Open = 0,
+    /// Nothing gets through.
+    Closed = 1,
+    /// What asks for a decision does not.
+    NoDecisions = 2,
+    /// What asks for a decision does, and its answer gets lost.
+    NoAnswers = 3,
+}
+
+/// The way from one host to the cluster.
+struct Road {
+    port: u16,
+    way: Arc<AtomicU8>,
+}
+
+impl Road {
+    fn to(etcd: &Etcd) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (port, far) = (listener.local_addr().expect("it has one").port(), etcd.port());
+        let way = Arc::new(AtomicU8::new(Way::Open as u8));
+        let current = Arc::clone(&way);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let current = Arc::clone(&current);
+                std::thread::spawn(move || pass(stream, far, &current));
+            }
+        });
+        Self { port, way }
+    }
+
+    fn set(&self, way: Way) {
+        self.way.store(way as u8, Ordering::SeqCst);
+    }
+
+    fn config(&self) -> String {
+        format!("arbiter = [\"http://127.0.0.1:{}\"]\nincoming-dirs = [\"INCOMING\"]\n", self.port)
+    }
+}
+
+/// One request and its answer: whoever is called has one a connection.
+fn pass(mut near: TcpStream, far: u16, way: &AtomicU8) {
+    let mut request = Vec::new();
+    let mut buffer = [0; 4096];
+    while !is_whole(&request) {
+        match near.read(&mut buffer) {
+            Ok(length @ 1..) => request.extend(&buffer[..length]),
+            _ => return,
+        }
+    }
+    let decides = request.windows(7).any(|word| word == b"/kv/txn");
+    let way = way.load(Ordering::SeqCst);
+    if way == Way::Closed as u8 || (decides && way == Way::NoDecisions as u8) {
+        return;
+    }
+    let mut far = TcpStream::connect(("127.0.0.1", far)).expect("the cluster is there");
+    far.write_all(&request).expect("written");
+    let length = far.read(&mut buffer).expect("an answer");
+    if !(decides && way == Way::NoAnswers as u8) {
+        // Who has asked may have gone.
+        let _ = near.write_all(&buffer[..length]);
+    }
+    let _ = near.shutdown(Shutdown::Write);
+}
+
+fn is_whole(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request).to_ascii_lowercase();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse().ok());
+    body.len() >= length.unwrap_or(0)
+}
+
+/// Two hosts with a volume `x` at the first under load, and their ways to the same cluster.
+struct Court {
+    pair: Pair,
+    roads: [Road; 2],
+    load: Load,
+    image: std::path::PathBuf,
+    _etcd: Etcd,
+}
+
+impl Court {
+    fn new(number: u64) -> Self {
+        let mut pair = Pair::new();
+        let etcd = Etcd::start(pair.a.path(".").as_path()).expect("etcd runs");
+        let roads = [Road::to(&etcd), Road::to(&etcd)];
+        for (world, road) in [(&mut pair.a, &roads[0]), (&mut pair.b, &roads[1])] {
+            world.kill();
+            let path = world.path("config.toml");
+            let before = std::fs::read_to_string(&path).expect("read");
+            let before =
+                before.lines().filter(|line| !line.starts_with("incoming-dirs")).collect::<Vec<_>>().join("\n");
+            let more = road.config().replace("INCOMING", &world.path("incoming").display().to_string());
+            std::fs::write(&path, format!("{before}\n{more}")).expect("written");
+            world.start();
+        }
+        let image = pair.a.image("disk.img", SIZE, 65536);
+        let uri = pair.a.attach("x", &image);
+        let load = Load::start(&uri, &image, number);
+        Self { pair, roads, load, image, _etcd: etcd }
+    }
+
+    fn begin_move(&self) {
+        self.pair.a.json(&["move", "x", "--to", "b", "--detach"]);
+    }
+
+    fn wait_for_phase(&self, phase: &str) {
+        self.pair.wait_for_move(phase, |job| job["progress"]["phase"] == phase);
+    }
+
+    fn wait_for_stage(&self, stage: &str) {
+        wait_until(stage, || {
+            let volumes = self.pair.volumes_at_b();
+            (!volumes.is_empty() && self.pair.at_b("x")["arrival"]["stage"] == stage).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_move_that_nothing_comes_in_between_of_asks_the_arbiter_and_leaves_nothing_there() {
+    let court = Court::new(40);
+    let pair = &court.pair;
+    let report = pair.a.json(&["move", "x", "--to", "b"]);
+    assert_eq!(report["state"], "done", "{report}");
+    court.load.goes_on();
+    same(&pair.arrived("x"), &court.load.finish());
+    let left = wait_until("the verdict is forgotten", || {
+        let left = keys(&court.roads[0]);
+        (left == 0).then_some(left)
+    });
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_source_that_dies_after_it_was_committed_leaves_the_volume_to_a_target_that_hears_of_it_from_the_arbiter() {
+    let mut court = Court::new(41);
+    court.roads[0].set(Way::NoAnswers);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    court.pair.a.kill();
+    court.pair.network.cut();
+    court.wait_for_stage("held");
+    // The first host comes back, finds out, and passes its guest's requests on.
+    court.roads[0].set(Way::Open);
+    court.pair.network.mend();
+    court.pair.a.start();
+    court.load.goes_on();
+    wait_until("the move is over", || {
+        let job = court.pair.a.json(&["jobs", "--all"])[0].clone();
+        (job["state"] == "done").then_some(())
+    });
+    assert_eq!(court.pair.at_a("x")["backend"], "b:x");
+    same(&court.pair.arrived("x"), &court.load.finish());
+}
+
+#[test]
+fn a_source_that_dies_before_it_was_committed_holds_the_volume_and_its_guest_waits_for_the_arbiter_to_say_so() {
+    let mut court = Court::new(42);
+    court.roads[0].set(Way::NoDecisions);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    court.pair.a.kill();
+    court.roads[0].set(Way::Closed);
+    court.pair.network.cut();
+    court.pair.a.start();
+    let shown = court.pair.at_a("x");
+    assert!(shown["problem"].as_str().is_some_and(|problem| problem.contains("arbiter")), "{shown}");
+    court.roads[0].set(Way::Open);
+    court.load.goes_on();
+    assert_eq!(court.pair.at_b("x")["arrival"]["stage"], "prepared");
+    // What was taken back once is committed later.
+    court.pair.network.mend();
+    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    assert_eq!(over["state"], "done");
+    court.load.goes_on();
+    same(&court.pair.arrived("x"), &court.load.finish());
+}
+
+#[test]
+fn a_move_in_doubt_that_is_cancelled_ends_as_the_arbiter_has_it() {
+    // The commit has reached it: there is nothing to cancel any more.
+    let court = Court::new(43);
+    court.roads[0].set(Way::NoAnswers);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    let cancelling = std::thread::scope(|scope| {
+        let cancelling = scope.spawn(|| court.pair.a.run(&["cancel", "x"]));
+        court.wait_for_phase("reverting");
+        court.roads[0].set(Way::Open);
+        cancelling.join().expect("it ends")
+    });
+    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    assert_eq!(over["state"], "done", "{over} {cancelling:?}");
+    court.load.goes_on();
+    same(&court.pair.arrived("x"), &court.load.finish());
+
+    // It has not: the guest is on the source, and nothing is left on the target.
+    let court = Court::new(44);
+    court.roads[0].set(Way::NoDecisions);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    std::thread::scope(|scope| {
+        let cancelling = scope.spawn(|| court.pair.a.run(&["cancel", "x"]));
+        court.wait_for_phase("reverting");
+        court.roads[0].set(Way::Open);
+        cancelling.join().expect("it ends");
+    });
+    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "cancelled");
+    assert_eq!(over["state"], "cancelled", "{over}");
+    wait_until("nothing is left", || court.pair.volumes_at_b().is_empty().then_some(()));
+    court.load.goes_on();
+    same(&court.image, &court.load.finish());
+}
+
+#[test]
+fn a_target_that_gives_up_waiting_is_never_committed_to() {
+    let mut court = Court::new(45);
+    court.roads[0].set(Way::NoDecisions);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    court.pair.network.cut();
+    let resolution = court.pair.b.json(&["resolve", "x"]);
+    assert_eq!(resolution["arbiter"], "the volume has not been given up", "{resolution}");
+    let given_back = court.pair.b.json(&["resolve", "x", "--give-back"]);
+    assert!(given_back["done"].is_string(), "{given_back}");
+    assert!(court.pair.volumes_at_b().is_empty());
+    court.roads[0].set(Way::Open);
+    court.load.goes_on();
+    court.pair.network.mend();
+    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "failed");
+    assert!(over["error"]["message"].as_str().is_some_and(|message| message.contains("nothing any more")), "{over}");
+
+    // The other way round: what was committed cannot be given back.
+    court.roads[0].set(Way::NoAnswers);
+    court.roads[1].set(Way::Closed);
+    court.begin_move();
+    court.wait_for_phase("in-doubt");
+    court.pair.a.kill();
+    court.pair.b.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
+    court.roads[1].set(Way::Open);
+    court.wait_for_stage("held");
+    court.pair.b.refused(&["resolve", "x", "--give-back"], 9, "holds the volume");
+    court.roads[0].set(Way::Open);
+    court.pair.a.start();
+    court.load.goes_on();
+    same(&court.pair.arrived("x"), &court.load.finish());
+}
+
+#[test]
+fn an_arbiter_that_is_away_puts_the_switchover_off_and_costs_the_guest_nothing() {
+    let court = Court::new(46);
+    court.roads[0].set(Way::Closed);
+    court.begin_move();
+    let waiting = court.pair.wait_for_move("it waits", |job| job["progress"]["target_losses"].as_u64() > Some(0));
+    let said = waiting["progress"]["last_error"].as_str().unwrap_or_default();
+    assert!(said.contains("the arbiter cannot be asked"), "{waiting}");
+    court.load.goes_on();
+    court.roads[0].set(Way::Open);
+    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    assert_eq!(over["state"], "done");
+    court.load.goes_on();
+    same(&court.pair.arrived("x"), &court.load.finish());
+}
+
+/// How many verdicts are kept.
+fn keys(road: &Road) -> u64 {
+    let body = r#"{"key":"L3RyYW5zaHVtZS8=","range_end":"L3RyYW5zaHVtZTA=","count_only":true}"#;
+    let mut stream = TcpStream::connect(("127.0.0.1", road.port)).expect("the road is there");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+    let head = "POST /v3/kv/range HTTP/1.1\r\nhost: etcd\r\ncontent-type: application/json\r\nconnection: close";
+    write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("read");
+    let json = answer.split_once("\r\n\r\n").expect("a body").1;
+    let json: Value = serde_json::from_str(json.trim()).unwrap_or_else(|error| panic!("{error}: {answer}"));
+    json["count"].as_str().map_or(0, |count| count.parse().expect("a number"))
+}

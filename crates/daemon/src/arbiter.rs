@@ -1,0 +1,153 @@
+//! A third party that both hosts of a move ask who holds the volume, so that doubt resolves itself.
+//!
+//! Without one the source's record alone is the commit point, and a target that has prepared and cannot reach the source
+//! waits for an operator (`transhume resolve`). With one the commit point is a single compare-and-swap there: for each
+//! move it keeps one [`Verdict`], which whoever wants to change it must know.
+//!
+//! ```text
+//!    ╭──▶ open ──────────────────────▶ committed     by the source, while its guest is held
+//!    │     │ ╲ the source takes a doubt back, once more
+//!    │     │  ╰──────▶ withdrawn 1 ──▶ withdrawn 2 ──▶ ...
+//!    │     │               ╰────────────┴──▶ committed, as above
+//!    │     ╰────────────── or ─────────────▶ abandoned     by the target, which takes the volume no more
+//!  nothing is kept
+//! ```
+//!
+//! A commit names the verdict that it follows. So one that was asked for long ago, and whose answer nobody has, cannot arrive
+//! after it was taken back. Whoever cannot reach the arbiter does not know, and does nothing that another verdict would forbid:
+//! the source's guest is answered by both sides or by none, a target that has prepared serves nobody.
+
+pub(crate) mod etcd;
+
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use futures::future::BoxFuture;
+use uuid::Uuid;
+
+use crate::problem::Result;
+
+/// What has been decided of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The source holds the volume and may commit.
+    Open,
+    /// The same, after it has taken so many commits in doubt back.
+    Withdrawn(u32),
+    /// The target holds the volume. Nothing follows.
+    Committed,
+    /// The source holds it, and this move never changes that. Nothing follows.
+    Abandoned,
+}
+
+impl Verdict {
+    /// What the source has left behind after so many commits that it took back.
+    #[must_use]
+    pub const fn after(withdrawals: u32) -> Self {
+        match withdrawals {
+            0 => Self::Open,
+            withdrawals => Self::Withdrawn(withdrawals),
+        }
+    }
+
+    /// The words that are kept; none for what is open.
+    #[must_use]
+    pub fn to_text(self) -> Option<String> {
+        match self {
+            Self::Open => None,
+            Self::Withdrawn(number) => Some(format!("withdrawn {number}")),
+            Self::Committed => Some("committed".to_owned()),
+            Self::Abandoned => Some("abandoned".to_owned()),
+        }
+    }
+
+    /// The verdict in these words.
+    #[must_use]
+    pub fn from_text(text: &str) -> Option<Self> {
+        match text {
+            "committed" => Some(Self::Committed),
+            "abandoned" => Some(Self::Abandoned),
+            text => Some(Self::Withdrawn(text.strip_prefix("withdrawn ")?.parse().ok()?)),
+        }
+    }
+
+    /// What it means, for people.
+    pub(crate) const fn meaning(self) -> &'static str {
+        match self {
+            Self::Open | Self::Withdrawn(_) => "the volume has not been given up",
+            Self::Committed => "the volume has been given up to the target",
+            Self::Abandoned => "the target takes it no more",
+        }
+    }
+}
+
+/// Keeps one verdict for each move.
+pub trait Arbiter: Send + Sync {
+    /// Makes `wanted` the verdict on the move `job` if that is `expected` now, in one step. Gives what it is then. To ask
+    /// again is harmless.
+    ///
+    /// # Errors
+    /// It cannot be asked: whether that was done nobody knows.
+    fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict>>;
+
+    /// The verdict on the move `job`.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict>>;
+
+    /// Forgets the verdict on the move `job`: both hosts have on record what has become of it, and nobody asks any more.
+    ///
+    /// # Errors
+    /// It cannot be asked; then the verdict stays, and harms nobody.
+    fn forget(&self, job: Uuid) -> BoxFuture<'_, Result<()>>;
+}
+
+/// Has the move `job` never be committed any more. Gives the verdict: abandoned, or committed if that came first.
+pub(crate) async fn abandon(arbiter: &dyn Arbiter, job: Uuid) -> Result<Verdict> {
+    let mut verdict = arbiter.verdict(job).await?;
+    while !matches!(verdict, Verdict::Committed | Verdict::Abandoned) {
+        verdict = arbiter.decide(job, verdict, Verdict::Abandoned).await?;
+    }
+    Ok(verdict)
+}
+
+/// The arbiter that the configuration names, if any.
+///
+/// # Errors
+/// What is configured makes no sense.
+pub(crate) fn of_config(env: &env::EnvRef, members: &[String]) -> Result<Option<Arc<dyn Arbiter>>> {
+    match members {
+        [] => Ok(None),
+        members => Ok(Some(Arc::new(etcd::Etcd::new(Arc::clone(env), members)?))),
+    }
+}
+
+/// # Errors
+/// What is configured makes no sense.
+pub(crate) fn check(members: &[String]) -> Result<()> {
+    etcd::parse_members(members).map(drop)
+}
+
+/// The arbiter cannot be asked, for this reason.
+pub(crate) fn unreachable(why: &str) -> Error {
+    Error::new(ErrorCode::ArbiterUnreachable, format!("the arbiter cannot be asked: {why}")).with_hint(
+        "see to the etcd cluster that `arbiter` in the section [hosts] names; until it answers nobody decides",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_read_as_they_are_written() {
+        for verdict in [Verdict::Withdrawn(1), Verdict::Withdrawn(77), Verdict::Committed, Verdict::Abandoned] {
+            assert_eq!(Verdict::from_text(&verdict.to_text().expect("words")), Some(verdict));
+        }
+        assert_eq!(Verdict::Open.to_text(), None);
+        for text in ["", "withdrawn", "withdrawn -1", "commit"] {
+            assert_eq!(Verdict::from_text(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! etcd as the arbiter, through its JSON gateway (`/v3`, etcd 3.4 and later).
+//!
+//! A verdict is a key `/transhume/moves/JOB`, written in one transaction that compares it with what it was. It has no lease: a
+//! verdict that expired while a host is down would be another one for it. The source deletes it when both hosts have it on
+//! record.
+
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use env::EnvRef;
+use futures::future::BoxFuture;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::{Method, Request, Uri};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use uuid::Uuid;
+
+use super::{Arbiter, Verdict, unreachable};
+use crate::problem::Result;
+
+/// How long one member may take for an answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// The largest answer that is read.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+/// An etcd cluster.
+pub(crate) struct Etcd {
+    env: EnvRef,
+    members: Vec<Uri>,
+}
+
+impl Etcd {
+    /// The cluster whose `members` are asked in this order (`http://HOST:PORT`).
+    ///
+    /// # Errors
+    /// A member's address makes no sense.
+    pub(crate) fn new(env: EnvRef, members: &[String]) -> Result<Self> {
+        Ok(Self { env, members: parse_members(members)? })
+    }
+
+    /// Asks one member after the other until one answers.
+    async fn ask(&self, path: &str, body: &Value) -> Result<Value> {
+        let mut failures = Vec::new();
+        for member in &self.members {
+            match env::timeout(&*self.env, ANSWER_LIMIT, post(member, path, body)).await {
+                Some(Ok(answer)) => return Ok(answer),
+                Some(Err(failure)) => failures.push(format!("{member} {failure}")),
+                None => failures.push(format!("{member} did not answer within {} s", ANSWER_LIMIT.as_secs())),
+            }
+        }
+        Err(unreachable(&failures.join("; ")))
+    }
+}
+
+impl Arbiter for Etcd {
+    fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict>> {
+        Box::pin(async move {
+            let key = key(job);
+            let compare = match expected.to_text() {
+                Some(text) => {
+                    json!({ "key": key, "target": "VALUE", "result": "EQUAL", "value": STANDARD.encode(text) })
+                }
+                None => json!({ "key": key, "target": "CREATE", "result": "EQUAL", "create_revision": "0" }),
+            };
+            let value = STANDARD.encode(wanted.to_text().unwrap_or_default());
+            let transaction = json!({
+                "compare": [compare],
+                "success": [{ "request_put": { "key": key, "value": value } }],
+                "failure": [{ "request_range": { "key": key } }],
+            });
+            let answer = self.ask("/v3/kv/txn", &transaction).await?;
+            match answer["succeeded"].as_bool() {
+                Some(true) => Ok(wanted),
+                _ => kept(&answer["responses"][0]["response_range"]),
+            }
+        })
+    }
+
+    fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict>> {
+        Box::pin(async move {
+            // A range is read through the cluster's majority unless it is told to be serializable.
+            kept(&self.ask("/v3/kv/range", &json!({ "key": key(job) })).await?)
+        })
+    }
+
+    fn forget(&self, job: Uuid) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move { self.ask("/v3/kv/deleterange", &json!({ "key": key(job) })).await.map(drop) })
+    }
+}
+
+/// The key of a move's verdict, as the gateway has keys.
+fn key(job: Uuid) -> String {
+    STANDARD.encode(format!("/transhume/moves/{job}"))
+}
+
+/// The verdict in an answer to a range.
+fn kept(range: &Value) -> Result<Verdict> {
+    let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Verdict::Open) };
+    let text = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    text.as_deref().and_then(Verdict::from_text).ok_or_else(|| unexpected(range))
+}
+
+fn unexpected(answer: &Value) -> Error {
+    Error::new(ErrorCode::Internal, format!("the arbiter's answer makes no sense: {answer}"))
+        .with_hint("look at what is in etcd under that key, and whether its version is 3.4 or later")
+}
+
+/// The addresses of `members`.
+///
+/// # Errors
+/// One makes no sense.
+pub(super) fn parse_members(members: &[String]) -> Result<Vec<Uri>> {
+    members.iter().map(|member| parse_member(member)).collect()
+}
+
+fn parse_member(text: &str) -> Result<Uri> {
+    let refuse = |why: &str| {
+        Err(Error::new(ErrorCode::ConfigInvalid, format!("\"{text}\" is no member of an etcd cluster: {why}"))
+            .with_hint("write http://HOST:PORT"))
+    };
+    let Ok(uri) = text.parse::<Uri>() else { return refuse("it is no address") };
+    match uri.scheme_str() {
+        Some("http") if uri.authority().is_some() => Ok(uri),
+        _ => refuse("only http is spoken; put a proxy beside the daemon where etcd wants TLS"),
+    }
+}
+
+/// What `member` answers to `body`.
+async fn post(member: &Uri, path: &str, body: &Value) -> Result<Value, String> {
+    let authority = member.authority().map(ToString::to_string).unwrap_or_default();
+    let address = match member.port_u16() {
+        Some(_) => authority.clone(),
+        None => format!("{authority}:2379"),
+    };
+    let stream = TcpStream::connect(&address).await.map_err(|error| format!("cannot be reached: {error}"))?;
+    let left = |error: hyper::Error| format!("left: {error}");
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(left)?;
+    let driving = async {
+        // It ends with the exchange; what went wrong with it is what the exchange says.
+        let _ = connection.await;
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(path)
+        .header("host", &authority)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_string())))
+        .map_err(|error| format!("cannot be asked for {path}: {error}"))?;
+    let exchange = async {
+        let answer = sender.send_request(request).await.map_err(left)?;
+        let status = answer.status();
+        let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| format!("left in the middle of an answer: {error}"))?.to_bytes();
+        match status.is_success() {
+            true => serde_json::from_slice(&body).map_err(|error| format!("answered no JSON: {error}")),
+            false => Err(format!("answered {status}: {}", String::from_utf8_lossy(&body[..body.len().min(200)]))),
+        }
+    };
+    tokio::select! {
+        biased;
+        never = driving => match never {},
+        answer = exchange => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use env::RealEnv;
+
+    use super::super::abandon;
+    use super::*;
+
+    /// A cluster of one member.
+    struct Member {
+        process: transhume_guest::Etcd,
+        _data: tempfile::TempDir,
+    }
+
+    impl Member {
+        async fn start() -> Self {
+            let data = tempfile::tempdir().expect("a temporary directory");
+            let member = Self { process: transhume_guest::Etcd::start(data.path()).expect("etcd runs"), _data: data };
+            // It listens before it serves.
+            while member.cluster().verdict(Uuid::nil()).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            member
+        }
+
+        fn cluster(&self) -> Etcd {
+            Etcd::new(std::sync::Arc::new(RealEnv::new()), &[self.process.address()]).expect("an address")
+        }
+    }
+
+    #[tokio::test]
+    async fn of_two_verdicts_that_are_asked_for_at_once_one_counts_for_both() {
+        let member = Member::start().await;
+        for _ in 0..20 {
+            let (source, target, job) = (member.cluster(), member.cluster(), Uuid::new_v4());
+            assert_eq!(source.verdict(job).await.expect("an answer"), Verdict::Open);
+            let committing = source.decide(job, Verdict::Open, Verdict::Committed);
+            let both = futures::join!(committing, abandon(&target, job));
+            let (one, other) = (both.0.expect("an answer"), both.1.expect("an answer"));
+            assert_eq!(one, other);
+            assert_eq!(target.verdict(job).await.expect("an answer"), one, "another verdict is kept");
+            let changed = source.decide(job, Verdict::Open, Verdict::Withdrawn(1)).await;
+            assert_eq!(changed.expect("an answer"), one, "it was changed");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_commit_that_arrives_after_it_was_taken_back_does_nothing() {
+        let member = Member::start().await;
+        let (source, job) = (member.cluster(), Uuid::new_v4());
+        let taken_back = source.decide(job, Verdict::Open, Verdict::Withdrawn(1)).await;
+        assert_eq!(taken_back.expect("an answer"), Verdict::Withdrawn(1));
+        let late = source.decide(job, Verdict::Open, Verdict::Committed).await;
+        assert_eq!(late.expect("an answer"), Verdict::Withdrawn(1));
+        let next = source.decide(job, Verdict::Withdrawn(1), Verdict::Committed).await;
+        assert_eq!(next.expect("an answer"), Verdict::Committed);
+        assert_eq!(abandon(&source, job).await.expect("an answer"), Verdict::Committed);
+        source.forget(job).await.expect("an answer");
+        assert_eq!(source.verdict(job).await.expect("an answer"), Verdict::Open);
+    }
+
+    #[tokio::test]
+    async fn a_member_that_is_dead_is_passed_over_and_a_dead_cluster_is_named() {
+        let member = Member::start().await;
+        let members = ["http://127.0.0.1:1".to_owned(), member.process.address()];
+        let job = Uuid::new_v4();
+        let etcd = Etcd::new(std::sync::Arc::new(RealEnv::new()), &members).expect("addresses");
+        let decided = etcd.decide(job, Verdict::Open, Verdict::Committed).await;
+        assert_eq!(decided.expect("the second member"), Verdict::Committed);
+        drop(member);
+        let error = etcd.verdict(job).await.expect_err("nobody is there");
+        assert_eq!(error.code, ErrorCode::ArbiterUnreachable);
+        assert!(members.iter().all(|member| error.message.contains(&member["http://".len()..])), "{}", error.message);
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_refused_with_what_to_write() {
+        for text in ["https://etcd:2379", "etcd:2379", "http://", ""] {
+            let error = parse_member(text).expect_err(text);
+            assert_eq!(error.code, ErrorCode::ConfigInvalid, "{text}");
+            assert!(error.hint.is_some_and(|hint| hint.contains("http://HOST:PORT")), "{text}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The commit of a move to another host: two phases, and the arbiter's word if there is one.
+//!
+//! ```text
+//!   prepare ──▶ the target is ready ──▶ asked, on record ──▶ guest held ──▶ flush ──▶ the arbiter decides ──▶ fence, on record
+//!                                        └────────── only with an arbiter ───────────────────┘
+//! ```
+//!
+//! Without an arbiter the fence in the source's journal is the commit point. With one it is the arbiter's verdict, and the
+//! fence says that it has been heard. *Asked* on record says that the verdict may be other than what the journal says: whoever
+//! finds it after a crash asks the arbiter before anybody is let in.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use block::{BlockDevice, ErrorKind, IoFuture};
+use env::EnvRef;
+use migrate::{JobJournal, Phase};
+
+use super::relay::Relay;
+use crate::arbiter::{Arbiter, Verdict};
+use crate::daemon::Daemon;
+use crate::document::{JobDocument, VolumeDocument};
+use crate::ground::Hosts;
+use crate::held::Held;
+use crate::journal::VolumeJournal;
+use crate::problem::{Result, of_backend};
+use crate::volume::Volume;
+
+/// How long a switchover waits for an arbiter that does not answer before it is put off.
+const ARBITER_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is asked again.
+const ARBITER_REST: Duration = Duration::from_secs(1);
+
+/// The durable memory of a job: of one to another host with the two phases of the commit.
+pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &Held) -> Arc<dyn JobJournal> {
+    let journal = Arc::clone(&volume.journal);
+    match target.relay() {
+        Some(relay) => Arc::new(TwoPhases {
+            env: Arc::clone(&daemon.env),
+            journal,
+            relay: Arc::clone(relay),
+            arbiter: daemon.hosts.arbiter(),
+        }),
+        None => journal,
+    }
+}
+
+/// The journal of a volume whose job goes to another host.
+struct TwoPhases {
+    env: EnvRef,
+    journal: Arc<VolumeJournal>,
+    relay: Arc<Relay>,
+    arbiter: Option<Arc<dyn Arbiter>>,
+}
+
+impl TwoPhases {
+    /// Waits until the arbiter answers, and has it on record that it is going to be asked to decide.
+    async fn announce(&self, arbiter: &dyn Arbiter) -> block::Result<()> {
+        let job = self.relay.place().job;
+        let began = self.env.now();
+        let verdict = loop {
+            match arbiter.verdict(job).await {
+                Ok(verdict) => break verdict,
+                Err(error) if self.env.now().since(began) < ARBITER_PATIENCE => {
+                    tracing::info!(%error, "the switchover waits for the arbiter");
+                    self.env.sleep(ARBITER_REST).await;
+                }
+                Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+            }
+        };
+        if verdict == Verdict::Abandoned {
+            return Err(self.gone());
+        }
+        self.journal.update(|document| change_job(document, |job| job.asked = true)).await
+    }
+
+    fn gone(&self) -> block::Error {
+        let host = &self.relay.place().host;
+        block::Error::new(
+            ErrorKind::Fenced,
+            format!("{host} has given up waiting for the volume, as the arbiter has it"),
+        )
+    }
+}
+
+impl JobJournal for TwoPhases {
+    fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
+        // Nothing is in doubt where this is called, so nothing was asked, or it has been answered.
+        Box::pin(self.journal.update(move |document| {
+            change_job(document, |job| {
+                job.record.phase = phase;
+                job.asked = false;
+            })
+        }))
+    }
+
+    /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
+    ///
+    /// What the guest was answered since the target's last flush is made durable there first: that host may lose its power
+    /// before it takes the volume, and this one may not look at its old copy any more.
+    fn commit(&self) -> IoFuture<'_, ()> {
+        Box::pin(async {
+            self.relay.flush().await?;
+            if let Some(arbiter) = &self.arbiter {
+                let expected = Verdict::after(withdrawals(&self.journal));
+                let decided = arbiter.decide(self.relay.place().job, expected, Verdict::Committed).await;
+                match decided {
+                    Ok(Verdict::Committed) => {}
+                    Ok(_) => return Err(self.gone()),
+                    Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+                }
+            }
+            self.journal.commit().await
+        })
+    }
+
+    fn revert(&self) -> IoFuture<'_, bool> {
+        Box::pin(async {
+            let Some(arbiter) = &self.arbiter else { return self.record(Phase::Reverting).await.map(|()| true) };
+            let error = match settle(&**arbiter, &self.journal).await {
+                Ok(is_committed) => return Ok(!is_committed),
+                Err(error) => error,
+            };
+            // Asked again and again, and the guest's writes wait meanwhile.
+            self.env.sleep(ARBITER_REST).await;
+            Err(block::Error::new(ErrorKind::TimedOut, error.to_string()))
+        })
+    }
+
+    fn may_commit(&self) -> IoFuture<'_, ()> {
+        Box::pin(async {
+            self.relay.prepare(self.journal.document().epoch + 1).await?;
+            match &self.arbiter {
+                Some(arbiter) => self.announce(&**arbiter).await,
+                None => Ok(()),
+            }
+        })
+    }
+
+    fn committed(&self) {
+        self.relay.turn(self.journal.document().epoch);
+    }
+}
+
+/// Settles what the arbiter may have been asked, against the commit if that is possible still, and has the outcome on record.
+/// Gives whether the commit counts.
+///
+/// # Errors
+/// The arbiter cannot be asked, or the outcome not stored: it is as unknown as before.
+async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> {
+    let document = journal.document();
+    let Some(remote) = super::departure::remote_of(&document) else { return Ok(false) };
+    let withdrawals = withdrawals(journal);
+    let verdict = arbiter.decide(remote.job, Verdict::after(withdrawals), Verdict::after(withdrawals + 1)).await?;
+    let stored = match verdict {
+        Verdict::Committed => journal.update(VolumeDocument::after_commit).await,
+        Verdict::Open | Verdict::Abandoned => journal.update(|document| withdrawn(document, withdrawals)).await,
+        Verdict::Withdrawn(withdrawals) => journal.update(|document| withdrawn(document, withdrawals)).await,
+    };
+    stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
+    Ok(verdict == Verdict::Committed)
+}
+
+/// Both hosts have on record what has become of the move `job`: the arbiter need not know any more.
+pub(super) async fn forget_verdict(hosts: &dyn Hosts, job: uuid::Uuid) {
+    let Some(arbiter) = hosts.arbiter() else { return };
+    if let Err(error) = arbiter.forget(job).await {
+        tracing::info!(%job, %error, "the verdict on a move that is over stays at the arbiter");
+    }
+}
+
+fn withdrawn(document: &VolumeDocument, withdrawals: u32) -> VolumeDocument {
+    change_job(document, |job| {
+        job.record.phase = Phase::Reverting;
+        (job.asked, job.withdrawals) = (false, withdrawals);
+    })
+}
+
+fn withdrawals(journal: &VolumeJournal) -> u32 {
+    journal.document().job.as_ref().map_or(0, |job| job.withdrawals)
+}
+
+fn change_job(document: &VolumeDocument, change: impl FnOnce(&mut JobDocument)) -> VolumeDocument {
+    let mut document = document.clone();
+    if let Some(job) = &mut document.job {
+        change(job);
+    }
+    document
+}
+
+impl Daemon {
+    /// After a start, before anybody is let in: settles what the arbiter may have been asked about a volume.
+    ///
+    /// # Errors
+    /// It cannot be asked, or nobody knows whom to ask. Who holds the volume is not known.
+    pub(crate) async fn settle_asked(&self, volume: &Volume) -> Result<()> {
+        let document = volume.document();
+        if !document.job.as_ref().is_some_and(|job| job.asked && job.committed.is_none()) {
+            return Ok(());
+        }
+        let Some(arbiter) = self.hosts.arbiter() else {
+            let message =
+                format!("whether {} was given up only the arbiter knows, and none is configured", volume.name);
+            return Err(Error::new(ErrorCode::ArbiterUnreachable, message)
+                .with_hint("put `arbiter` back into the section [hosts] and restart"));
+        };
+        let is_committed = settle(&*arbiter, &volume.journal).await?;
+        tracing::info!(volume = volume.name, is_committed, "the arbiter has said who holds a volume");
+        Ok(())
+    }
+}

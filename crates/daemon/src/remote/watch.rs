@@ -1,0 +1,56 @@
+//! Volumes that are ready to be taken and whose hosts are silent: the arbiter is asked whether they were given up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::arbiter::{Arbiter, Verdict};
+use crate::daemon::Daemon;
+use crate::document::{ArrivalDocument, ArrivalStage};
+use crate::volume::Volume;
+
+/// How often it is asked. A switchover that nothing comes in between of is over sooner.
+const INTERVAL: Duration = Duration::from_secs(3);
+
+/// Asks the arbiter from now on, if there is one.
+pub(super) fn begin(daemon: &Arc<Daemon>) {
+    let Some(arbiter) = daemon.hosts.arbiter() else { return };
+    let daemon = Arc::clone(daemon);
+    let env = Arc::clone(&daemon.env);
+    env.spawn(Box::pin(async move {
+        loop {
+            daemon.env.sleep(INTERVAL).await;
+            for volume in daemon.volumes() {
+                if let Some((arrival, _)) = prepared(&volume) {
+                    look(&daemon, &*arbiter, &volume, &arrival).await;
+                }
+            }
+        }
+    }));
+}
+
+/// What is on record of a volume that is ready to be taken, and under which epoch.
+fn prepared(volume: &Volume) -> Option<(ArrivalDocument, u64)> {
+    let arrival = volume.document().arrival.clone()?;
+    match arrival.stage {
+        ArrivalStage::Prepared { epoch } => Some((arrival, epoch)),
+        ArrivalStage::Filling | ArrivalStage::Held { .. } => None,
+    }
+}
+
+async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, arrival: &ArrivalDocument) {
+    match arbiter.verdict(arrival.job).await {
+        Ok(Verdict::Committed) => {}
+        Ok(Verdict::Open | Verdict::Withdrawn(_) | Verdict::Abandoned) => return,
+        Err(error) => {
+            tracing::info!(volume = volume.name, %error, "nobody says whether a volume was given up");
+            return;
+        }
+    }
+    let _operation = volume.operation.lock().await;
+    // Its host may have asked for it meanwhile. What was committed is what was prepared last.
+    let Some((arrival, epoch)) = prepared(volume) else { return };
+    match daemon.take_arrival(volume, &arrival, epoch).await {
+        Ok(()) => tracing::info!(volume = volume.name, host = arrival.host, "taken, as the arbiter has it"),
+        Err(error) => tracing::error!(volume = volume.name, %error, "a volume that was given up cannot be taken"),
+    }
+}
