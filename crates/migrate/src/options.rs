@@ -185,8 +185,8 @@ pub struct MoveOptions {
     /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected, and
     /// given up after four times that.
     pub downtime_limit_ms: u64,
-    /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds. One that would
-    /// take longer does not converge. `None` for no limit.
+    /// How long after its start the move shall be over, in milliseconds. Of strategies that iterate one that would take longer
+    /// does not converge; others take no notice of it, and whoever gives them their rates may. `None` for no limit.
     pub deadline_ms: Option<u64>,
     /// Of strategies that iterate: what is done if that does not converge.
     pub on_no_converge: OnNoConverge,
@@ -251,10 +251,8 @@ impl MoveOptions {
                 format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);
             return refuse(context);
         }
-        if self.deadline_ms.is_some() && !self.strategy.iterates() {
-            let context =
-                format!("a deadline is for strategies that copy in iterations, and {} does not", self.strategy);
-            return refuse(context);
+        if self.deadline_ms == Some(0) {
+            return refuse("a deadline of nothing cannot be kept".to_owned());
         }
         if let Some(bytes) = self.buffer_bytes {
             if self.strategy != Strategy::MirrorAsync {
@@ -306,7 +304,8 @@ mod tests {
     fn what_belongs_to_iterations_is_refused_for_a_mirror() {
         assert!(MoveOptions::default().check().is_ok());
         assert!(MoveOptions { hot_blocks: true, ..MoveOptions::default() }.check().is_err());
-        assert!(MoveOptions { deadline_ms: Some(1), ..MoveOptions::default() }.check().is_err());
+        assert!(MoveOptions { deadline_ms: Some(1), ..MoveOptions::default() }.check().is_ok());
+        assert!(MoveOptions { deadline_ms: Some(0), ..MoveOptions::default() }.check().is_err());
         assert!(MoveOptions { buffer_bytes: Some(8 << 20), ..MoveOptions::default() }.check().is_err());
         assert!(MoveOptions { downtime_limit_ms: 0, ..MoveOptions::default() }.check().is_err());
     }

@@ -30,12 +30,14 @@ mod outbox;
 pub mod protocol;
 mod receiver;
 mod remote;
+mod spare;
 mod statistics;
 mod transport;
 
 pub use options::{Compression, ReceiverLimits, StreamOptions};
-pub use protocol::{Answer, Ask, MapSummary, Role, SessionRequest, Standing};
+pub use protocol::{Answer, Ask, LinkCounters, MapSummary, Role, SessionRequest, Standing};
 pub use receiver::{Gate, Opened, PeerName, Receiver};
 pub use remote::{Remote, SessionInfo};
+pub use spare::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
 pub use statistics::{StreamCounts, StreamStatistics};
-pub use transport::{BoxTransport, Dialer, Transport};
+pub use transport::{BoxTransport, Dialer, StreamPath, Transport};

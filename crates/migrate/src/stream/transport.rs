@@ -1,5 +1,7 @@
 //! What carries a stream.
 
+use std::net::IpAddr;
+
 use block::Result;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,4 +24,18 @@ pub trait Dialer: Send + Sync {
     /// # Errors
     /// There is none to be had now.
     fn dial(&self, stream: u16) -> BoxFuture<'_, Result<BoxTransport>>;
+
+    /// Between which addresses the newest connection of `stream` runs, if there are any.
+    fn path(&self, _stream: u16) -> Option<StreamPath> {
+        None
+    }
+}
+
+/// Between which addresses a connection runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamPath {
+    /// This end's address.
+    pub here: IpAddr,
+    /// The other end's address, as it is reached from here.
+    pub there: IpAddr,
 }

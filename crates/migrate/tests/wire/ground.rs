@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::future::pending;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 use transhume_migrate::stream::{
-    Answer, Ask, BoxTransport, Dialer, Gate, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role, SessionRequest,
+    Answer, Ask, BoxTransport, Dialer, Gate, LinkCounters, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role, SessionRequest,
     Standing, StreamOptions,
 };
 use uuid::Uuid;
@@ -31,6 +32,11 @@ pub(crate) struct OneVolume {
     pub(crate) refusal: Mutex<Option<ErrorKind>>,
     pub(crate) opened: Mutex<Vec<SessionRequest>>,
     pub(crate) asked: Mutex<Vec<Ask>>,
+}
+
+/// What the interface with `address` is said to have carried.
+pub(crate) fn usage(address: &IpAddr) -> LinkCounters {
+    LinkCounters { interface: format!("of {address}"), at_ns: 7, received: 1 << 40, sent: 3, capacity: 125_000_000 }
 }
 
 impl Gate for OneVolume {
@@ -51,6 +57,10 @@ impl Gate for OneVolume {
             match ask {
                 Ask::Status => Ok(Answer::Status(Standing::Prepared { epoch: 4 })),
                 Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
+                Ask::Usage { addresses } => {
+                    let counters = |address: &IpAddr| address.is_loopback().then(|| usage(address));
+                    Ok(Answer::Usage(addresses.iter().map(counters).collect()))
+                }
                 Ask::Take { epoch: 99 } => Err(Error::new(ErrorKind::Fenced, "99 was never prepared")),
                 _ => Ok(Answer::Done),
             }

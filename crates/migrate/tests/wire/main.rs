@@ -5,5 +5,6 @@ mod basics;
 mod garbage;
 mod ground;
 mod limits;
+mod rates;
 mod survival;
 mod versions;

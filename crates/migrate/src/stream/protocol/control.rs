@@ -3,6 +3,8 @@
 //! Postcard numbers the variants of an enum and the fields of a struct by their order: within one version of the wire,
 //! nothing is put between two others, and nothing is taken away.
 
+use std::net::IpAddr;
+
 use block::{Bytes, Extent, ExtentState, ExtentStatus};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -129,6 +131,29 @@ pub enum Ask {
         /// The map that is durable then.
         map: MapSummary,
     },
+    /// What have the network interfaces carried that have these addresses? Only with [`feature::USAGE`](super::feature::USAGE).
+    Usage {
+        /// Where streams have reached the other end; at most [`USAGE_ADDRESSES_MAX`].
+        addresses: Vec<IpAddr>,
+    },
+}
+
+/// How many addresses are asked about at once.
+pub const USAGE_ADDRESSES_MAX: usize = 64;
+
+/// What a network interface has carried since it came up, by the kernel's counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkCounters {
+    /// What its machine calls it.
+    pub interface: String,
+    /// When they were read, in nanoseconds on a clock of that machine that never goes back.
+    pub at_ns: u64,
+    /// Bytes that came in.
+    pub received: u64,
+    /// Bytes that went out.
+    pub sent: u64,
+    /// What it can carry in either direction, in bytes a second; 0 if nobody knows.
+    pub capacity: u64,
 }
 
 /// The answer to an [`Ask`].
@@ -140,6 +165,8 @@ pub enum Answer {
     Status(Standing),
     /// What there is of the job; `None` if nothing is known.
     MapDigest(Option<MapSummary>),
+    /// Of each address, in their order; `None` where no interface has it.
+    Usage(Vec<Option<LinkCounters>>),
 }
 
 /// Where a volume stands at the other end.

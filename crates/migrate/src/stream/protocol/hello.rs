@@ -34,8 +34,10 @@ pub mod feature {
     pub const LZ4: u64 = 1;
     /// Payloads of writes may be zstd frames.
     pub const ZSTD: u64 = 2;
+    /// The receiver answers what its network interfaces have carried: [`Ask::Usage`](super::Ask::Usage).
+    pub const USAGE: u64 = 4;
     /// All that this implementation knows.
-    pub const KNOWN: u64 = LZ4 | ZSTD;
+    pub const KNOWN: u64 = LZ4 | ZSTD | USAGE;
 }
 
 /// What the sender offers.

@@ -15,6 +15,7 @@
 mod board;
 #[cfg(test)]
 mod board_tests;
+mod pace;
 mod session;
 mod stream;
 
@@ -25,6 +26,7 @@ use block::{
     MutationKind, RangeGuard, RangeLock, Result,
 };
 use env::EnvRef;
+use filters::TokenBucket;
 use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
@@ -35,7 +37,7 @@ use super::protocol::{
     Answer, Ask, MapSummary, PAYLOAD_BYTES_MAX, Role, SessionRequest, decode, encode, parse_extents,
 };
 use super::statistics::Counters;
-use super::{Dialer, StreamOptions, StreamStatistics};
+use super::{Dialer, StreamOptions, StreamPath, StreamStatistics};
 use board::{Answered, Board, Request};
 
 /// What reads that are larger than a frame are put together from.
@@ -84,6 +86,8 @@ struct Shared {
     board: Mutex<Board>,
     known: Mutex<Option<Known>>,
     counters: Counters,
+    /// What each stream's network card has left for it.
+    rates: Vec<TokenBucket>,
     /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
     ranges: RangeLock,
     pieces: BufferPool,
@@ -113,6 +117,7 @@ impl Remote {
         let shared = Shared {
             board: Mutex::new(Board::new(waits(request.role, &options))),
             counters: Counters::new(options.streams),
+            rates: (0..options.streams).map(|_| TokenBucket::new(env.clone(), None)).collect(),
             env,
             dialer,
             request,
@@ -164,6 +169,20 @@ impl Remote {
                 .map_err(|error| Error::new(ErrorKind::Invalid, "the answer of the other host").with_source(error)),
             Answered::Done | Answered::Bytes(_) => Err(wrong_answer()),
         }
+    }
+
+    /// Limits what `stream` carries, in bytes a second; `None` lifts that. Requests of up to 32 KiB do not wait for it, as
+    /// a guest may wait for them, but count. A stream that there is not is nobody's.
+    pub fn set_rate(&self, stream: u16, rate: Option<u64>) {
+        if let Some(bucket) = self.shared.rates.get(usize::from(stream)) {
+            bucket.set_rate(rate);
+        }
+    }
+
+    /// Between which addresses each stream runs, as far as that is known.
+    #[must_use]
+    pub fn paths(&self) -> Vec<Option<StreamPath>> {
+        (0..self.shared.options.streams).map(|stream| self.shared.dialer.path(stream)).collect()
     }
 
     /// What was sent and received so far.

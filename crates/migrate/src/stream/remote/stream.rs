@@ -23,6 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Shared;
 use super::board::{Answered, Operation, Place, Request, Taken};
+use super::pace::Pace;
 use super::session::Connected;
 use crate::strategy::mirror::copy::is_zero;
 use crate::stream::BoxTransport;
@@ -80,6 +81,7 @@ pub(super) struct Engine {
     is_unflushed: bool,
     sent: BTreeMap<u64, Sent>,
     load: usize,
+    pace: Pace,
     compressor: Compressor,
     decider: Decider,
     meter: Meter,
@@ -108,6 +110,7 @@ impl Engine {
             is_unflushed: false,
             sent: BTreeMap::new(),
             load: 0,
+            pace: Pace::new(now),
             compressor: Compressor::default(),
             decider,
             meter: Meter::new(now),
@@ -191,7 +194,7 @@ impl Engine {
     }
 
     /// Takes requests as far as there is room.
-    fn take(&mut self, task: &Context<'_>) -> Result<bool> {
+    fn take(&mut self, task: &mut Context<'_>) -> Result<bool> {
         let mut has_moved = false;
         let options = &self.shared.options;
         let (bytes_max, requests_max) = (options.stream_bytes_max.as_usize(), options.stream_requests_max);
@@ -200,7 +203,8 @@ impl Engine {
             if has_moved && !has_place {
                 return Ok(true);
             }
-            let has_room = has_place && (self.load == 0 || self.load < bytes_max);
+            let has_room =
+                has_place && (self.load == 0 || self.load < bytes_max) && self.pace.is_ready(&*self.shared.env, task);
             let taken = match has_place {
                 true => self.shared.board.lock().take(self.place, self.load, has_room, task.waker()),
                 false => self.shared.board.lock().look(self.place, self.load, task.waker()),
@@ -227,6 +231,7 @@ impl Engine {
         let wire = HEADER_BYTES + header.payload_bytes as usize + reply_bytes;
         add(&self.counts().requests, 1);
         self.outbox.push(&header, body, 0);
+        self.pace.take(&self.shared.rates[usize::from(self.place.stream)], &*self.shared.env, wire);
         self.load += cost;
         self.sent.insert(operation.id, Sent { operation, kind, at: now, cost, wire });
     }
