@@ -253,7 +253,8 @@ pub(crate) struct StrategyArgs {
     /// Of strategies that iterate: hold the guest for the rest if that is expected to take no longer [default: 200ms]
     #[arg(long, value_name = "TIME")]
     pub(crate) downtime_limit: Option<Span>,
-    /// Of strategies that iterate: be done so long after the start, or do what --on-no-converge says
+    /// Be done so long after the start: network and processors are taken as that needs; strategies that iterate and would not
+    /// be then do what --on-no-converge says
     #[arg(long, value_name = "TIME")]
     pub(crate) deadline: Option<Span>,
     /// Of strategies that iterate: what to do when what is left gets no smaller [default: mirror]
@@ -280,6 +281,9 @@ pub(crate) struct PlanArgs {
     /// Copy at most so much: 200MiB/s, 1Gbit/s; what the guest writes does not count
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,
+    /// To another host: take so much of the network whatever others want there, and beyond that what they leave: 50MiB/s
+    #[arg(long, value_name = "RATE")]
+    pub(crate) reserve: Option<Rate>,
     /// How much to compare before the switchover
     #[arg(long, value_enum, default_value = "sample")]
     pub(crate) verify: VerifyArg,
@@ -319,8 +323,11 @@ pub(crate) struct SetArgs {
     /// The volume
     pub(crate) name: String,
     /// Copy at most so much: 200MiB/s, 1Gbit/s; 0 for no limit
+    #[arg(long, value_name = "RATE", required_unless_present = "reserve")]
+    pub(crate) bandwidth: Option<Rate>,
+    /// To another host: take so much of the network whatever others want there; 0 for what they leave
     #[arg(long, value_name = "RATE")]
-    pub(crate) bandwidth: Rate,
+    pub(crate) reserve: Option<Rate>,
 }
 
 #[derive(Debug, Args)]

@@ -55,11 +55,9 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
         Command::Resume(args) => steer(&client, &args.name, "resume", json).await,
         Command::Cancel(args) => steer(&client, &args.name, "cancel", json).await,
         Command::Set(args) => {
-            let job = client.set(&args.name, &SetRequest { bandwidth: Some(args.bandwidth.0) }).await?;
-            print(json, &job, || match job.request.bandwidth {
-                Some(rate) => format!("{} is copied at {} at most", job.volume, show::rate(rate as f64)),
-                None => format!("{} is copied without a limit", job.volume),
-            })
+            let [bandwidth, reserve] = [args.bandwidth, args.reserve].map(|rate| rate.map(|rate| rate.0));
+            let job = client.set(&args.name, &SetRequest { bandwidth, reserve }).await?;
+            print(json, &job, || show::limits(&job))
         }
         Command::Plan(args) => {
             let request = PlanRequest { request: move_request(&args)? };
@@ -233,6 +231,7 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
     Ok(MoveRequest {
         to: absolute_backend(&args.to)?,
         bandwidth: args.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
+        reserve: args.reserve.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: args.verify.into(),
         strategy: args.how.strategy.into(),
         hot_blocks: args.how.hot_blocks,

@@ -1,6 +1,6 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Estimate, Iteration, Job, JobState, Prediction, Report, Strategy, StreamReport};
+use api::v1::{Estimate, Iteration, Job, JobState, PathRate, Prediction, Rates, Report, Strategy, StreamReport};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -109,6 +109,9 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
     if let Some(stream) = &report.stream {
         lines.push(("sent", sent(stream)));
     }
+    if let Some(rates) = &report.rates {
+        lines.extend(network(rates));
+    }
     if report.target_losses > 0 {
         lines.push(("losses", format!("the target was lost {} times and found again", report.target_losses)));
     }
@@ -129,6 +132,29 @@ fn sent(stream: &StreamReport) -> String {
     let saved = if saved == 0 { String::new() } else { format!(" ({} left out or compressed away)", bytes(saved)) };
     let sessions = if stream.sessions > 1 { format!(", in {} sessions", stream.sessions) } else { String::new() };
     format!("{} over {} streams{saved}{again}{sessions}", bytes(stream.bytes_sent), stream.streams)
+}
+
+/// What it took of the network beside others, and whether it was in time.
+fn network(rates: &Rates) -> Vec<(&'static str, String)> {
+    let way = |path: &PathRate| {
+        let there = path.other_interface.as_deref().unwrap_or("?");
+        let capacity =
+            path.capacity.map_or_else(|| "of unknown speed".to_owned(), |most| format!("of {}", rate(most as f64)));
+        let held = match path.limit_min {
+            Some(least) => {
+                format!("others took up to {}; held to {} then", rate(path.others_max as f64), rate(least as f64))
+            }
+            None => "nobody else needed it".to_owned(),
+        };
+        ("network", format!("{} to {there} {capacity}: {held}", path.interface))
+    };
+    let mut lines: Vec<_> = rates.paths.iter().map(way).collect();
+    if let (Some(deadline), Some(kept)) = (rates.deadline_ms, rates.deadline_kept) {
+        let kept = if kept { "kept" } else { "NOT KEPT" };
+        lines.push(("deadline", format!("{}: {kept}", time(deadline as f64 / 1e3))));
+    }
+    lines.extend(rates.notes.iter().map(|note| ("note", note.clone())));
+    lines
 }
 
 /// What was expected on the way.

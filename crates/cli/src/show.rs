@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use api::v1::{
-    Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Resolution, Status,
-    TrustedHost, Volume, VolumeState,
+    Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Rates, Resolution,
+    Status, TrustedHost, Volume, VolumeState,
 };
 use comfy_table::{Table, presets};
 
@@ -22,6 +22,27 @@ pub(crate) fn bytes(count: u64) -> String {
 /// Bytes a second for people.
 pub(crate) fn rate(bytes_per_second: f64) -> String {
     format!("{}/s", bytes(bytes_per_second.max(0.0) as u64))
+}
+
+/// How fast a move may be.
+pub(crate) fn limits(job: &Job) -> String {
+    let most = match job.request.bandwidth {
+        Some(most) => format!("{} is copied at {} at most", job.volume, rate(most as f64)),
+        None => format!("{} is copied without a limit", job.volume),
+    };
+    let reserve = job.request.reserve.map(|reserve| format!(", and at {} whatever others want", rate(reserve as f64)));
+    most + &reserve.unwrap_or_default()
+}
+
+/// What others leave to a move that is under way; nothing where there are no others.
+pub(crate) fn left_by_others(rates: &Rates) -> Option<String> {
+    let held = rates.paths.iter().filter(|path| path.limit.is_some());
+    let (limit, others) =
+        held.fold((0, 0), |(limit, others), path| (limit + path.limit.unwrap_or(0), others + path.others));
+    let held = (limit > 0).then(|| format!("held to {} beside others' {}", rate(limit as f64), rate(others as f64)));
+    let late = rates.at_risk.then(|| "its deadline is at risk".to_owned());
+    let parts: Vec<String> = held.into_iter().chain(late).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
 }
 
 /// A time for people: `850 us`, `1.3 ms`, `42 s`, `3 min 10 s`.

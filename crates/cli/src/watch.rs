@@ -42,6 +42,7 @@ impl Bar {
         if job.state == JobState::Running {
             parts.push(show::rate(progress.rate as f64));
             parts.extend(show::eta(progress).map(|eta| format!("{eta} left")));
+            parts.extend(progress.rates.as_ref().and_then(show::left_by_others));
         }
         parts.extend(job.guest.as_ref().map(show::guest));
         self.bar.set_message(parts.join(", "));

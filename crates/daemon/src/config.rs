@@ -1,5 +1,6 @@
 //! The configuration file.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ pub struct HostsConfig {
     pub resume_interval_seconds: u64,
     /// How long a lost host is tried again before somebody must say so, in seconds; 0 for ever.
     pub resume_limit_seconds: u64,
+    /// How fast network interfaces are, in Mbit/s, where the kernel does not know it or the network behind them is slower.
+    pub interface_speeds_mbit: BTreeMap<String, u64>,
     /// No encryption, towards hosts that say so, too: for measurements only.
     pub plaintext: bool,
     /// The etcd cluster that decides who holds a volume while two hosts cannot speak with each other: `http://HOST:PORT` of
@@ -77,6 +80,7 @@ impl Default for HostsConfig {
             streams: 0,
             resume_interval_seconds: 2,
             resume_limit_seconds: 0,
+            interface_speeds_mbit: BTreeMap::new(),
         }
     }
 }
@@ -162,6 +166,11 @@ impl Config {
 }
 
 impl HostsConfig {
+    /// How fast network interfaces are by what is said here, in bytes a second.
+    pub(crate) fn interface_speeds(&self) -> BTreeMap<String, u64> {
+        self.interface_speeds_mbit.iter().map(|(interface, speed)| (interface.clone(), speed * 125_000)).collect()
+    }
+
     fn check(&self) -> Result<(), String> {
         let shown = |error: Error| format!("[hosts]: {error}");
         if let Some(name) = &self.name {
@@ -172,6 +181,13 @@ impl HostsConfig {
         crate::arbiter::check(&self.arbiter).map_err(shown)?;
         if self.listen.is_empty() {
             return Err("[hosts]: listen names no address".to_owned());
+        }
+        if let Some((interface, speed)) =
+            self.interface_speeds_mbit.iter().find(|(_, speed)| !(1..=10_000_000).contains(*speed))
+        {
+            return Err(format!(
+                "[hosts]: interface-speeds-mbit of {interface} is {speed}, it must be between 1 and 10000000"
+            ));
         }
         Ok(())
     }
@@ -209,7 +225,16 @@ mod tests {
         let hosts = load("[hosts]\nname = \"a\"\naddresses = [\"10.0.0.1\", \"10.0.1.1:9\"]").expect("good").hosts;
         let hosts = hosts.expect("there is a section");
         assert_eq!((hosts.listen.len(), hosts.addresses.len(), hosts.plaintext), (1, 2, false));
-        for wrong in ["plain = true", "name = \"a b\"", "listen = []", "listen = [\"a:b\"]", "addresses = [\":7\"]"] {
+        let hosts = load("[hosts]\ninterface-speeds-mbit = { eth0 = 1000 }").expect("good").hosts.expect("a section");
+        assert_eq!(hosts.interface_speeds()["eth0"], 125_000_000);
+        for wrong in [
+            "plain = true",
+            "name = \"a b\"",
+            "listen = []",
+            "listen = [\"a:b\"]",
+            "addresses = [\":7\"]",
+            "interface-speeds-mbit = { eth0 = 0 }",
+        ] {
             let error = load(&format!("[hosts]\n{wrong}")).expect_err(wrong);
             assert_eq!(error.code, ErrorCode::ConfigInvalid, "{wrong}");
         }

@@ -23,6 +23,7 @@ use crate::journal::VolumeJournal;
 use crate::location::Location;
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
+use crate::rates::Shares;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -58,6 +59,10 @@ pub(crate) struct Daemon {
     pub(crate) membership: tokio::sync::Mutex<()>,
     /// Held while what other hosts are to be told is changed.
     pub(crate) owing: parking_lot::Mutex<()>,
+    /// What moves take of network interfaces.
+    pub(crate) shares: Arc<Shares>,
+    /// How many moves may be late and do not give way.
+    hurrying: parking_lot::Mutex<usize>,
 }
 
 /// A volume that is about to be.
@@ -92,11 +97,20 @@ impl Daemon {
             membership: tokio::sync::Mutex::default(),
             host_network: None,
             owing: parking_lot::Mutex::default(),
+            shares: Arc::default(),
+            hurrying: parking_lot::Mutex::default(),
             layout,
             env,
             config,
             state,
         })
+    }
+
+    /// One more move, or one less, needs its streams not to give way.
+    pub(crate) fn hurry(&self, hurries: bool) {
+        let mut hurrying = self.hurrying.lock();
+        *hurrying = if hurries { *hurrying + 1 } else { hurrying.saturating_sub(1) };
+        self.hosts.give_way(*hurrying == 0);
     }
 
     /// What volumes with overlays are put together on.

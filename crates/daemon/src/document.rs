@@ -167,6 +167,9 @@ pub struct JobDocument {
     /// How long the file or block device was that held it then.
     #[serde(default)]
     pub source_size: Option<u64>,
+    /// When its turn came, in milliseconds since 1970.
+    #[serde(default)]
+    pub begun_unix_ms: Option<u64>,
     /// Whether it was told to wait.
     #[serde(default)]
     pub paused: bool,

@@ -10,6 +10,7 @@
 
 mod overlay_files;
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use backends::{
 use block::{Bytes, Device};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
-use migrate::stream::Dialer;
+use migrate::stream::{Dialer, LinkCounters};
 use nbd::NbdUri;
 use nbd::server::Export;
 
@@ -209,6 +210,12 @@ pub trait Network: Send + Sync {
     fn close(&self) -> BoxFuture<'_, ()>;
 }
 
+/// The network interfaces of this machine.
+pub trait Interfaces: Send + Sync {
+    /// What the interface has carried that has each of these addresses; none where there is no such interface.
+    fn look(&self, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>>;
+}
+
 /// How this daemon reaches others, and is reached.
 pub trait Hosts: Send + Sync {
     /// Connections to `host`, which is trusted.
@@ -227,6 +234,14 @@ pub trait Hosts: Send + Sync {
     fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
         None
     }
+
+    /// The interfaces that streams go through; none where nothing is known of them.
+    fn interfaces(&self) -> Option<Arc<dyn Interfaces>> {
+        None
+    }
+
+    /// Whether the streams' workers give way to others, as they do from the beginning.
+    fn give_way(&self, _gives_way: bool) {}
 
     /// Lets `reception` serve the streams of trusted hosts from now on.
     ///

@@ -38,6 +38,7 @@ mod metrics;
 mod overlays;
 mod persist;
 mod problem;
+mod rates;
 mod recover;
 mod refusing;
 mod remote;

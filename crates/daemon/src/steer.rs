@@ -6,6 +6,7 @@ use api::v1::{self, Error, ErrorCode, Job, SetRequest};
 
 use crate::daemon::{Daemon, show_job};
 use crate::document::JobDocument;
+use crate::jobs::refuse_reserve_above;
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 
@@ -48,13 +49,23 @@ impl Daemon {
     pub(crate) async fn set(&self, name: &str, request: SetRequest) -> Result<Job> {
         let volume = self.volume(name)?;
         let job = volume.job().ok_or_else(|| no_job(name))?;
-        let Some(bandwidth) = request.bandwidth else {
-            return Err(invalid("nothing is to be changed", "give --bandwidth"));
-        };
-        let bandwidth = Some(bandwidth).filter(|rate| *rate > 0);
-        job.set_bandwidth(bandwidth);
+        if request == SetRequest::default() {
+            return Err(invalid("nothing is to be changed", "give --bandwidth or --reserve"));
+        }
+        let now = job.request();
+        let wanted = |asked: Option<u64>, now| asked.map_or(now, |rate| Some(rate).filter(|rate| *rate > 0));
+        let (bandwidth, reserve) = (wanted(request.bandwidth, now.bandwidth), wanted(request.reserve, now.reserve));
+        if reserve != now.reserve && !job.goes_to_host() {
+            let message = format!("the move of {name} does not go to another host's daemon: it has no reserve");
+            return Err(invalid(message, "give --bandwidth"));
+        }
+        reserve.map_or(Ok(()), |reserve| refuse_reserve_above(reserve, bandwidth))?;
+        if request.bandwidth.is_some() {
+            job.set_bandwidth(bandwidth);
+        }
+        job.set_reserve(reserve);
         change(&volume, |job| {
-            job.request.bandwidth = bandwidth;
+            (job.request.bandwidth, job.request.reserve) = (bandwidth, reserve);
             job.record.options.bandwidth = bandwidth;
         })
         .await?;

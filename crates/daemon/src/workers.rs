@@ -47,8 +47,8 @@ impl Worker {
     /// Starts a worker whose thread gives way to others: where the processors are short, the guest's work comes first.
     pub(crate) fn start_yielding(name: &str) -> Result<Self> {
         Self::start_with(name, || {
-            // Of the calling thread alone, on Linux. Where it is not allowed the copy competes as an equal.
-            let _ = rustix::process::setpriority_process(None, YIELDING_NICE);
+            // Where it is not allowed the copy competes as an equal.
+            let _ = set_nice(true);
             // Its short breaths are to be as short as they are meant.
             let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK);
         })
@@ -66,6 +66,15 @@ impl Worker {
             runtime.shutdown_background();
         });
         Ok(Self(Kind::Thread(Thread { handle, stop: Some(stop), thread: Some(thread.map_err(failed)?) })))
+    }
+
+    /// Whether its thread gives way to others from now on; the receiver learns whether the kernel allows that. A worker that is
+    /// none has nothing to say.
+    pub(crate) fn give_way(&self, gives_way: bool) -> oneshot::Receiver<bool> {
+        match &self.0 {
+            Kind::Thread(_) => self.spawn(async move { set_nice(gives_way) }),
+            Kind::Beside(_) => oneshot::channel().1,
+        }
     }
 
     /// Runs `work` on it. The receiver learns nothing if that panics.
@@ -90,6 +99,11 @@ impl Worker {
     pub(crate) async fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         self.spawn(work).await.expect("work on a worker neither panics nor is aborted while it is awaited")
     }
+}
+
+/// Gives the calling thread alone (on Linux) another share of the processors, if it may have that.
+fn set_nice(gives_way: bool) -> bool {
+    rustix::process::setpriority_process(None, if gives_way { YIELDING_NICE } else { 0 }).is_ok()
 }
 
 impl Drop for Thread {
@@ -124,6 +138,12 @@ impl Workers {
     fn start_each(count: usize, start: impl Fn(usize) -> Result<Worker>) -> Result<Self> {
         let workers = (0..count.max(1)).map(start).collect::<Result<_>>()?;
         Ok(Self { workers, next: AtomicUsize::new(0) })
+    }
+
+    /// Whether they give way to others from now on, as far as the kernel allows it.
+    pub(crate) fn give_way(&self, gives_way: bool) {
+        // Nobody waits for it.
+        self.workers.iter().for_each(|worker| drop(worker.give_way(gives_way)));
     }
 
     /// The world of `env` as each of them sees it: what is spawned there runs on that worker, whoever asks for it.
@@ -178,6 +198,17 @@ impl Env for OnWorker {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_worker_gives_way_until_it_is_told_not_to_if_the_kernel_allows_that() {
+        let worker = Worker::start_yielding("copy").expect("started");
+        let nice = || worker.run(async { rustix::process::getpriority_process(None).expect("a nice value") });
+        assert_eq!(nice().await, YIELDING_NICE);
+        let is_allowed = worker.give_way(false).await.expect("it answers");
+        assert_eq!(nice().await, if is_allowed { 0 } else { YIELDING_NICE });
+        assert!(worker.give_way(true).await.expect("it answers"), "anybody may give way");
+        assert_eq!(nice().await, YIELDING_NICE);
+    }
 
     #[tokio::test]
     async fn what_is_spawned_in_a_workers_world_runs_on_that_worker() {

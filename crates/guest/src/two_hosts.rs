@@ -7,10 +7,12 @@
 //!              10.77.1.1 ── veth, tbf ──────── 10.77.1.2
 //! ```
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::Daemon;
 
@@ -195,6 +197,16 @@ impl TwoHosts {
         command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", &self.namespaces[side.number()], program]);
         command.stdin(Stdio::null());
         command
+    }
+
+    /// Moves the calling thread into the network of one side, for good: sockets that it makes from now on are there.
+    ///
+    /// # Errors
+    /// The kernel does not do it.
+    pub fn enter(&self, side: Side) -> anyhow::Result<()> {
+        let path = Path::new("/run/netns").join(&self.namespaces[side.number()]);
+        let namespace = std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).context("entering a network")
     }
 
     /// Cuts one link: nothing comes through, and nobody is told.

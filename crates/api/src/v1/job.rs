@@ -100,9 +100,14 @@ pub struct MoveRequest {
     /// said.
     #[serde(default)]
     pub downtime_limit_ms: Option<u64>,
-    /// Of strategies that iterate: how long after its start the move shall be over, in milliseconds.
+    /// How long after its start the move shall be over, in milliseconds: what it may take of the network and of the processors
+    /// rises to what that needs. Strategies that iterate then do what `on_no_converge` says; others go on.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
+    /// Of moves to another host: how many bytes a second they may take of the network whatever others want there. Nothing: what
+    /// others leave.
+    #[serde(default)]
+    pub reserve: Option<u64>,
     /// Of strategies that iterate: what to do if that does not converge; `mirror` if nothing is said.
     #[serde(default)]
     pub on_no_converge: Option<OnNoConverge>,
@@ -216,6 +221,9 @@ pub struct SetRequest {
     /// How many bytes a second may be copied; 0 for no limit.
     #[serde(default)]
     pub bandwidth: Option<u64>,
+    /// How many bytes a second it may take of the network whatever others want there; 0 for what others leave.
+    #[serde(default)]
+    pub reserve: Option<u64>,
 }
 
 /// Where a job stands.
@@ -317,6 +325,56 @@ pub struct Progress {
     pub last_error: Option<String>,
     /// Of a move to another host: what has been sent.
     pub stream: Option<StreamReport>,
+    /// What it may take of the network and of the processors, if anybody has looked.
+    pub rates: Option<Rates>,
+}
+
+/// How fast a move may go, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rates {
+    /// What it may take of the network, all paths together, in bytes a second; nothing for no limit.
+    pub limit: Option<u64>,
+    /// What it may take whatever others want, in bytes a second.
+    pub reserve: u64,
+    /// What it must get to be over at its deadline, in bytes a second; nothing without a deadline.
+    pub needed: Option<u64>,
+    /// How long after its start it shall be over, in milliseconds.
+    pub deadline_ms: Option<u64>,
+    /// Whether it is slower than what is needed.
+    pub at_risk: bool,
+    /// Whether its threads do not give way to others for now.
+    pub hurries: bool,
+    /// At the end: whether it was over in time.
+    pub deadline_kept: Option<bool>,
+    /// The ways between the two hosts, as both have agreed on them.
+    pub paths: Vec<PathRate>,
+    /// What is not as one would expect, one line each.
+    pub notes: Vec<String>,
+}
+
+/// What a move may take of the way from a network interface of this host to one of the other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PathRate {
+    /// This host's interface.
+    pub interface: String,
+    /// The other host's, if that has said so.
+    pub other_interface: Option<String>,
+    /// What the way can carry, in bytes a second; nothing if nobody knows.
+    pub capacity: Option<u64>,
+    /// How many of the move's streams use it.
+    pub streams: u64,
+    /// What the move took of late, in bytes a second.
+    pub ours: u64,
+    /// What others took of late where they took most.
+    pub others: u64,
+    /// The most that others took in a second.
+    pub others_max: u64,
+    /// What the move may take; nothing for no limit.
+    pub limit: Option<u64>,
+    /// The least that it was held to.
+    pub limit_min: Option<u64>,
 }
 
 /// What a move to another host has sent.
@@ -489,6 +547,8 @@ pub struct Report {
     pub source_kept: Option<String>,
     /// Of a move to another host: what was sent.
     pub stream: Option<StreamReport>,
+    /// What it took of the network and of the processors beside others, and whether its deadline was kept.
+    pub rates: Option<Rates>,
     /// What was done after the switchover and what is left to do, one line each.
     pub notes: Vec<String>,
 }

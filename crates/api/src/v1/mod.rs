@@ -10,8 +10,8 @@ pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, 
 pub use error::{Error, ErrorCode, Result};
 pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};
 pub use job::{
-    Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Prediction, Progress,
-    Report, SetRequest, Strategy, StreamReport, Switchover, Verification, Verify,
+    Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, PathRate, Phase, Plan, PlanRequest, Prediction,
+    Progress, Rates, Report, SetRequest, Strategy, StreamReport, Switchover, Verification, Verify,
 };
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,

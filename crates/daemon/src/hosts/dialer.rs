@@ -1,13 +1,15 @@
 //! Connections to a trusted host: stream k over the k-th pair of a local and a remote address, in turn, so that several
 //! network cards are used; a pair that is dead is replaced by the next one.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
 use block::ErrorKind;
 use futures::future::BoxFuture;
-use migrate::stream::{BoxTransport, Dialer};
+use migrate::stream::{BoxTransport, Dialer, StreamPath};
+use parking_lot::Mutex;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -27,11 +29,13 @@ use crate::problem::Result;
 pub(crate) struct HostDialer {
     network: Arc<HostNetwork>,
     name: HostName,
+    /// Where the newest connection of each stream runs.
+    paths: Mutex<BTreeMap<u16, StreamPath>>,
 }
 
 impl HostDialer {
     pub(crate) const fn new(network: Arc<HostNetwork>, name: HostName) -> Self {
-        Self { network, name }
+        Self { network, name, paths: Mutex::new(BTreeMap::new()) }
     }
 
     async fn dial_any(&self, stream: u16) -> Result<BoxTransport> {
@@ -42,7 +46,13 @@ impl HostDialer {
         for turn in 0..pairs.len() {
             let (from, to) = &pairs[(usize::from(stream) + turn) % pairs.len()];
             match self.dial_one(&host, to, *from).await {
-                Ok(transport) => return Ok(transport),
+                Ok((transport, path)) => {
+                    let mut paths = self.paths.lock();
+                    paths.remove(&stream);
+                    paths.extend(path.map(|path| (stream, path)));
+                    drop(paths);
+                    return Ok(transport);
+                }
                 // Another way to the same host changes nothing about what it says.
                 Err(error) if error.code != ErrorCode::HostUnreachable => return Err(error),
                 Err(error) => first = first.or(Some(error)),
@@ -54,7 +64,12 @@ impl HostDialer {
         }))
     }
 
-    async fn dial_one(&self, host: &Trusted, to: &Address, from: Option<IpAddr>) -> Result<BoxTransport> {
+    async fn dial_one(
+        &self,
+        host: &Trusted,
+        to: &Address,
+        from: Option<IpAddr>,
+    ) -> Result<(BoxTransport, Option<StreamPath>)> {
         let network = &self.network;
         if network.is_plaintext() {
             let mut stream = reach(network, to, from, &self.name).await?;
@@ -66,12 +81,14 @@ impl HostDialer {
             };
             said.await.map_err(|error| lost(&self.name, to, &error))?;
             welcome(network, &mut stream, (&self.name, to)).await?;
-            return Ok(Box::new(stream));
+            let path = path_of(&stream);
+            return Ok((Box::new(stream), path));
         }
         let expected = Expected::Host(host.name.to_string(), host.fingerprint);
         let mut stream = encrypted(network, (to, from), (expected, ALPN_WIRE), self.name.as_str()).await?;
         welcome(network, &mut stream, (&self.name, to)).await?;
-        Ok(Box::new(stream))
+        let path = path_of(stream.get_ref().0);
+        Ok((Box::new(stream), path))
     }
 }
 
@@ -79,6 +96,16 @@ impl Dialer for HostDialer {
     fn dial(&self, stream: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
         Box::pin(async move { self.dial_any(stream).await.map_err(|error| of_dialing(&error)) })
     }
+
+    fn path(&self, stream: u16) -> Option<StreamPath> {
+        self.paths.lock().get(&stream).copied()
+    }
+}
+
+/// Where a connection runs.
+fn path_of(stream: &TcpStream) -> Option<StreamPath> {
+    let (here, there) = (stream.local_addr().ok()?, stream.peer_addr().ok()?);
+    Some(StreamPath { here: here.ip().to_canonical(), there: there.ip().to_canonical() })
 }
 
 /// Waits until the other side lets the connection be a stream.

@@ -1,5 +1,6 @@
 //! This host among others: its identity, whom it trusts, where it listens, and what people ask of all that.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,8 +28,9 @@ use super::tls::{self, ALPN_TRUST, Expected};
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
-use crate::ground::Hosts;
+use crate::ground::{Hosts, Interfaces};
 use crate::problem::{Result, invalid, of_state};
+use crate::rates::KernelInterfaces;
 use crate::sockets::listen_tcp;
 use crate::state_dir::Layout;
 use crate::workers::Workers;
@@ -50,6 +52,8 @@ pub(crate) struct HostNetwork {
     plaintext: bool,
     arbiter: Option<Arc<dyn Arbiter>>,
     bound: Vec<SocketAddr>,
+    /// What the configuration says of network interfaces: how many bytes a second they carry.
+    speeds: BTreeMap<String, u64>,
     layout: Layout,
     audit: Audit,
     current: RwLock<(Arc<Identity>, Arc<ServerConfig>)>,
@@ -95,6 +99,7 @@ impl HostNetwork {
             addresses: Address::parse_all(&config.addresses)?,
             plaintext: config.plaintext,
             arbiter: arbiter::of_config(&env, &config.arbiter)?,
+            speeds: config.interface_speeds(),
             bound,
             audit: Audit::open(layout.clone())?,
             layout,
@@ -380,6 +385,14 @@ impl Hosts for RealHosts {
 
     fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
         self.0.arbiter.clone()
+    }
+
+    fn interfaces(&self) -> Option<Arc<dyn Interfaces>> {
+        Some(Arc::new(KernelInterfaces::new(Arc::clone(&self.0.env), self.0.speeds.clone())))
+    }
+
+    fn give_way(&self, gives_way: bool) {
+        self.0.workers.give_way(gives_way);
     }
 
     fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<()>> {

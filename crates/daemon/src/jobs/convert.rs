@@ -101,6 +101,7 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
         target_losses: progress.target_losses,
         last_error: progress.error.as_ref().map(|failure| failure.message.clone()),
         stream: None,
+        rates: None,
     }
 }
 
@@ -187,6 +188,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         sessions,
         source_kept: None,
         stream: None,
+        rates: None,
         notes: Vec::new(),
     }
 }

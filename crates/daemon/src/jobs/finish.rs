@@ -28,7 +28,9 @@ pub(crate) enum Ending {
 /// Does what is to be done after the migration, and tells who waits.
 pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, ending: Ending, target: Held) {
     let sessions = volume.document().job.as_ref().map_or(1, |job| job.record.sessions);
-    let convert = |report: &migrate::Report| convert::to_api_report(report, sessions);
+    let rates = job.rates();
+    let convert =
+        |report: &migrate::Report| Report { rates: rates.clone(), ..convert::to_api_report(report, sessions) };
     match ending {
         Ending::Switched(report) => {
             job.finishing();

@@ -20,6 +20,7 @@ mod run;
 mod start;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
 use backends::FileBackend;
@@ -31,7 +32,7 @@ pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_ta
 pub(crate) use foretell::Planned;
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
-pub(crate) use start::{of_target, parse_backend, random_uuid, show, volume_size};
+pub(crate) use start::{of_target, parse_backend, random_uuid, refuse_reserve_above, show, volume_size};
 
 use crate::held::Held;
 use crate::problem::Result;
@@ -59,6 +60,8 @@ struct Inner {
     paused: bool,
     /// Somebody has changed how long it takes.
     is_steered: bool,
+    /// What it may take of network and processors, if anybody looks after that.
+    rates: Option<v1::Rates>,
 }
 
 /// Where a migration goes to, for whoever brings it back when it was lost.
@@ -89,6 +92,7 @@ impl Inner {
             progress.stream = Some(convert::to_api_stream(&relay.statistics()));
             progress.last_error = relay.problem().or(progress.last_error);
         }
+        progress.rates = self.rates.clone();
         progress
     }
 
@@ -104,7 +108,8 @@ impl Inner {
 
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
-        let inner = Inner { control: None, target: Goal::Plain, failure: None, paused, is_steered: paused, job };
+        let inner =
+            Inner { control: None, target: Goal::Plain, failure: None, paused, is_steered: paused, rates: None, job };
         let id = inner.job.id;
         Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
     }
@@ -259,6 +264,39 @@ impl JobHandle {
         if let Some(control) = &inner.control {
             control.set_bandwidth(bandwidth.map(block::Bytes));
         }
+    }
+
+    /// How it was asked for, with what was changed since.
+    pub(crate) fn request(&self) -> v1::MoveRequest {
+        self.inner.lock().job.request.clone()
+    }
+
+    /// Whether it is under way to another host's daemon.
+    pub(crate) fn goes_to_host(&self) -> bool {
+        matches!(self.inner.lock().target, Goal::Remote(_))
+    }
+
+    /// It may take so much of the network whatever others want, in bytes a second.
+    pub(crate) fn set_reserve(&self, reserve: Option<u64>) {
+        self.inner.lock().job.request.reserve = reserve;
+    }
+
+    /// What it may take now.
+    pub(crate) fn agreed(&self, rates: v1::Rates) {
+        self.inner.lock().rates = Some(rates);
+    }
+
+    /// What it took beside others.
+    pub(crate) fn rates(&self) -> Option<v1::Rates> {
+        self.inner.lock().rates.clone()
+    }
+
+    /// It was switched over so long after its start.
+    pub(crate) fn switched_after(&self, age: Duration) {
+        let mut inner = self.inner.lock();
+        let Some(deadline) = inner.job.request.deadline_ms else { return };
+        let rates = inner.rates.get_or_insert_default();
+        rates.deadline_kept = Some(age <= Duration::from_millis(deadline));
     }
 
     fn refuse_when_committed(&self, what: &str) -> Result<()> {

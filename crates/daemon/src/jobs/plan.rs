@@ -2,13 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, MoveRequest, Plan, PlanRequest};
 use block::Bytes;
 use migrate::{Forecast, MoveOptions, OnNoConverge, Strategy};
 
 use super::foretell::{Foretold, Look, micros};
-use super::start::destination;
+use super::start::{destination, refuse_reserve};
 use crate::daemon::Daemon;
 use crate::location::{Destination, JobTarget, require_here, require_local};
 use crate::problem::Result;
@@ -43,6 +44,21 @@ fn buffer_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
         "the target may be {buffer} behind; before the switchover that is written there, which takes about {drain:.1?} \
          while the guest works and is slowed down to the target's pace"
     ))
+}
+
+/// Whether the deadline can be kept.
+fn deadline_note(options: &MoveOptions, forecast: &Forecast) -> Option<String> {
+    let deadline = Duration::from_millis(options.deadline_ms?).as_secs_f64();
+    let (least, most) = forecast.seconds_between;
+    match deadline {
+        deadline if deadline < least => {
+            Some(format!("the deadline of {deadline:.0} s cannot be kept: it takes {least:.0} s at least"))
+        }
+        deadline if deadline < most => {
+            Some(format!("the deadline of {deadline:.0} s is at risk: it may take {most:.0} s"))
+        }
+        _ => None,
+    }
 }
 
 /// What is to be known of a strategy that copies in passes.
@@ -81,6 +97,7 @@ impl Daemon {
         let mut notes = general_notes(&foretold);
         notes.extend(tracking_notes(&options, &forecast));
         notes.extend(buffer_note(&options, &forecast));
+        notes.extend(deadline_note(&options, &forecast));
         Ok(Plan {
             volume: volume.name.clone(),
             source: volume.document().backend.to_string(),
@@ -110,6 +127,9 @@ impl Daemon {
         to: &Destination,
     ) -> Option<Error> {
         if let Err(error) = self.check_persistence(volume, request) {
+            return Some(error);
+        }
+        if let Err(error) = refuse_reserve(request, matches!(to, Destination::Host { .. })) {
             return Some(error);
         }
         let backend = volume.document().backend.clone();

@@ -11,10 +11,12 @@ use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase
 
 use super::finish::{Ending, finish};
 use super::{Goal, JobHandle};
+use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
 use crate::gauge::MigrationMeter;
 use crate::held::Held;
+use crate::rates::{Keeping, keep};
 use crate::remote::Relay;
 use crate::volume::Volume;
 use crate::workers::Worker;
@@ -64,12 +66,14 @@ pub(crate) async fn start_migration(
     let slot = volume
         .slot()
         .ok_or_else(|| block::Error::new(block::ErrorKind::Internal, "a volume that is down was to be moved"))?;
+    let now = unix_ms(daemon.env.wall_clock());
     volume
         .journal
         .update(|document| {
             let mut document = document.clone();
             if let Some(job) = &mut document.job {
                 job.record.sessions += 1;
+                job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
                 job.prediction = prediction.or(job.prediction.take());
             }
             document
@@ -158,6 +162,8 @@ pub(crate) async fn drive(
 ) {
     let Started { control, work, worker } = started;
     job.begin(control.clone(), Goal::of(&target));
+    let age = age(&daemon, &volume);
+    let verify = volume.document().job.as_ref().map_or_else(migrate::Verify::default, |job| job.record.options.verify);
     let mut driving = worker.spawn(work);
     let outcome = {
         tokio::select! {
@@ -165,6 +171,15 @@ pub(crate) async fn drive(
             outcome = &mut driving => outcome,
             never = watch(&daemon, &volume, &job, &control, target.relay()) => match never {},
             never = crate::adopt::watch(&daemon, &volume, &job) => match never {},
+            never = keep(Keeping {
+                daemon: &daemon,
+                job: &job,
+                control: &control,
+                relay: target.relay(),
+                worker: &worker,
+                age,
+                verify,
+            }) => match never {},
         }
     };
     let Ok(outcome) = outcome else {
@@ -175,11 +190,21 @@ pub(crate) async fn drive(
         return;
     };
     let ending = match outcome {
-        Outcome::Switched(report) => Ending::Switched(report),
+        Outcome::Switched(report) => {
+            job.switched_after(age + Duration::from_secs_f64(report.seconds.max(0.0)));
+            Ending::Switched(report)
+        }
         Outcome::Cancelled(report) => Ending::Cancelled(Some(report)),
         Outcome::Failed { error, report } => Ending::Failed(error, Some(report)),
     };
     finish(&daemon, &volume, &job, ending, target).await;
+}
+
+/// How long the move had been under way when this process took it up.
+fn age(daemon: &Daemon, volume: &Volume) -> Duration {
+    let begun = volume.document().job.as_ref().and_then(|job| job.begun_unix_ms);
+    let now = unix_ms(daemon.env.wall_clock());
+    Duration::from_millis(begun.map_or(0, |begun| now.saturating_sub(begun)))
 }
 
 /// Sees to a target that is lost: a full one ends the job, another one is tried again a few times.

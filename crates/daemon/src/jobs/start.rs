@@ -57,6 +57,7 @@ impl Daemon {
         refuse_second(volume)?;
         self.check_persistence(volume, &request)?;
         let options = to_options(&request)?;
+        refuse_reserve(&request, matches!(destination(volume, &request.to)?, Destination::Host { .. }))?;
         require_here(&volume.document().backend, "it cannot be moved from here")?;
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
@@ -178,6 +179,7 @@ impl Daemon {
             source_size: size_limit
                 .and_then(|_| self.backends.size(volume.document().backend.local_path()?).ok())
                 .map(Bytes::get),
+            begun_unix_ms: None,
             paused: false,
             overlays: Vec::new(),
             asked: false,
@@ -278,6 +280,28 @@ pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
     bytes[..8].copy_from_slice(&first);
     bytes[8..].copy_from_slice(&second);
     uuid::Builder::from_random_bytes(bytes).into_uuid()
+}
+
+/// Refuses a reserve that cannot be had.
+pub(super) fn refuse_reserve(request: &MoveRequest, goes_to_host: bool) -> Result<()> {
+    let Some(reserve) = request.reserve.filter(|reserve| *reserve > 0) else { return Ok(()) };
+    if !goes_to_host {
+        let message = "a reserve is of the network to another host's daemon, and this move does not go to one";
+        return Err(invalid(message, "leave --reserve out"));
+    }
+    refuse_reserve_above(reserve, request.bandwidth)
+}
+
+/// Refuses a reserve above what the move may take at most.
+pub(crate) fn refuse_reserve_above(reserve: u64, bandwidth: Option<u64>) -> Result<()> {
+    match bandwidth.filter(|bandwidth| *bandwidth > 0 && *bandwidth < reserve) {
+        Some(bandwidth) => {
+            let [reserve, bandwidth] = [reserve, bandwidth].map(Bytes);
+            let message = format!("a reserve of {reserve}/s is more than the bandwidth of {bandwidth}/s");
+            Err(invalid(message, "give a reserve that is no more than the bandwidth"))
+        }
+        None => Ok(()),
+    }
 }
 
 /// How large the volume is and stays, unless it is a container that grows.

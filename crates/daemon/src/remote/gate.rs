@@ -8,6 +8,7 @@ use std::sync::Arc;
 use api::v1::{Error, ErrorCode};
 use block::ErrorKind;
 use futures::future::BoxFuture;
+use migrate::stream::protocol::USAGE_ADDRESSES_MAX;
 use migrate::stream::{Answer, Ask, Gate, MapSummary, Opened, PeerName, Role, SessionRequest};
 
 use super::entrance::without_bytes;
@@ -74,6 +75,12 @@ impl Gatekeeper {
             // Which chunks there are the source knows, and tells nobody.
             Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
             Ask::KeepMap { .. } => Ok(Answer::Done),
+            Ask::Usage { mut addresses } => {
+                addresses.truncate(USAGE_ADDRESSES_MAX);
+                let unknown = vec![None; addresses.len()];
+                let seen = daemon.hosts.interfaces().map(|interfaces| interfaces.look(&addresses));
+                Ok(Answer::Usage(seen.unwrap_or(unknown)))
+            }
         }
     }
 }

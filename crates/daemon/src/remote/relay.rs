@@ -138,6 +138,14 @@ impl Relay {
         self.problem.lock().clone()
     }
 
+    /// The session that fills the volume, if there is one.
+    pub(crate) fn copying(&self) -> Option<Arc<Remote>> {
+        match &*self.state.lock() {
+            State::Copying(remote) => Some(Arc::clone(remote)),
+            State::Down | State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => None,
+        }
+    }
+
     /// What all sessions have sent.
     pub(crate) fn statistics(&self) -> StreamStatistics {
         let mut sum = self.sent.lock().clone();

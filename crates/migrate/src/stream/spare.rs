@@ -168,8 +168,7 @@ mod tests {
             };
             let ours = ours_wanted.min(GIGABIT - others);
             let payload = (ours / OVERHEAD) as u64;
-            let end =
-                EndUsage { capacity: GIGABIT as u64, carried: (others + ours) as u64, ours: payload, sharers: 1 };
+            let end = EndUsage { capacity: GIGABIT as u64, carried: (others + ours) as u64, ours: payload, sharers: 1 };
             let mut path = [(self.spare.step(&[end], payload), end.capacity)];
             raise_to_reserve(&mut path, reserve);
             self.limit = path[0].0;

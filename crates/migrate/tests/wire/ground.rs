@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 use transhume_migrate::stream::{
-    Answer, Ask, BoxTransport, Dialer, Gate, LinkCounters, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role, SessionRequest,
-    Standing, StreamOptions,
+    Answer, Ask, BoxTransport, Dialer, Gate, LinkCounters, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
+    SessionRequest, Standing, StreamOptions,
 };
 use uuid::Uuid;
 

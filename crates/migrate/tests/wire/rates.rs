@@ -59,6 +59,7 @@ async fn the_other_end_says_what_the_interfaces_have_carried_through_which_it_is
     assert_ne!(remote.session().features & feature::USAGE, 0);
     let addresses = ["127.0.0.1", "10.0.0.1", "::1"].map(|text| text.parse().expect("an address"));
     let answer = remote.call(Ask::Usage { addresses: addresses.to_vec() }).await.expect("it is answered");
+    assert_eq!(remote.usage(&addresses[..1]).await.expect("it is answered"), Some(vec![Some(usage(&addresses[0]))]));
     assert_eq!(answer, Answer::Usage(vec![Some(usage(&addresses[0])), None, Some(usage(&addresses[2]))]));
     assert_eq!(remote.paths(), [None], "a pipe has no addresses");
 }

@@ -110,6 +110,8 @@ async fn a_newer_receiver_that_still_speaks_this_version_is_used() {
 async fn an_older_receiver_with_fewer_features_is_used_with_those() {
     let remote = connect_to(&[VERSION], feature::LZ4).await.expect("both speak version 1");
     assert_eq!(remote.session().features, feature::LZ4);
+    let addresses = ["127.0.0.1".parse().expect("an address")];
+    assert_eq!(remote.usage(&addresses).await.expect("nothing is asked"), None, "it would not understand");
     let device = Device::from_arc("remote", remote);
     let text = block::Data::copy_of(&[b'x'; 65536]);
     device.write(block::Mutation::data(Bytes(0), text)).await.expect("it is understood");

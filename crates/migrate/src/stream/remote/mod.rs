@@ -19,6 +19,7 @@ mod pace;
 mod session;
 mod stream;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use block::{
@@ -34,7 +35,8 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::protocol::{
-    Answer, Ask, MapSummary, PAYLOAD_BYTES_MAX, Role, SessionRequest, decode, encode, parse_extents,
+    Answer, Ask, LinkCounters, MapSummary, PAYLOAD_BYTES_MAX, Role, SessionRequest, USAGE_ADDRESSES_MAX, decode,
+    encode, feature, parse_extents,
 };
 use super::statistics::Counters;
 use super::{Dialer, StreamOptions, StreamPath, StreamStatistics};
@@ -176,6 +178,21 @@ impl Remote {
     pub fn set_rate(&self, stream: u16, rate: Option<u64>) {
         if let Some(bucket) = self.shared.rates.get(usize::from(stream)) {
             bucket.set_rate(rate);
+        }
+    }
+
+    /// What the other end's interfaces have carried that have these addresses; `None` if it cannot say such things.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub async fn usage(&self, addresses: &[IpAddr]) -> Result<Option<Vec<Option<LinkCounters>>>> {
+        if self.session().features & feature::USAGE == 0 {
+            return Ok(None);
+        }
+        let addresses = addresses.iter().copied().take(USAGE_ADDRESSES_MAX).collect();
+        match self.call(Ask::Usage { addresses }).await? {
+            Answer::Usage(usage) => Ok(Some(usage)),
+            _ => Err(wrong_answer()),
         }
     }
 

@@ -1,0 +1,214 @@
+//! Moves beside others who use the same network: two hosts in network namespaces, joined by a link of a limited rate.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rand::{Rng, SeedableRng};
+use serde_json::Value;
+use transhume_guest::{Side, TwoHosts, TwoHostsSpec};
+
+const MEBIBYTE: u64 = 1 << 20;
+const HANG: Duration = Duration::from_secs(120);
+const PORT: u16 = 4711;
+
+/// Two paired hosts with one link of so many megabits a second, and where everything of theirs is.
+fn two_hosts(megabits: u64) -> (TwoHosts, tempfile::TempDir) {
+    let folder = tempfile::Builder::new().prefix("tr").tempdir().expect("a temporary directory");
+    let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+    let spec = TwoHostsSpec { link_bits_per_second: Some(megabits * 1_000_000), ..TwoHostsSpec::default() };
+    let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+    for side in Side::BOTH {
+        let own = folder.path().join(side.name());
+        let incoming = own.join("incoming");
+        std::fs::create_dir(&incoming).expect("made");
+        let mut config = std::fs::File::options().append(true).open(own.join("config.toml")).expect("it is there");
+        let (incoming, speeds) = (incoming.display(), format!("{{ wire0 = {megabits} }}"));
+        writeln!(config, "streams = 4\nincoming-dirs = [\"{incoming}\"]\ninterface-speeds-mbit = {speeds}")
+            .expect("written");
+    }
+    hosts.start().expect("both daemons start");
+    hosts.pair().expect("paired");
+    (hosts, folder)
+}
+
+/// A volume at `a` that nothing makes shorter.
+fn attach(hosts: &TwoHosts, folder: &Path, size: u64) {
+    let image = folder.join("a/disk.img");
+    let mut bytes = vec![0; size as usize];
+    rand_chacha::ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut bytes);
+    std::fs::write(&image, bytes).expect("written");
+    let (backend, export) =
+        (format!("file:{}", image.display()), format!("nbd+unix:///x?socket={}", folder.join("a/x.sock").display()));
+    let arguments = ["volume", "attach", "x", "--backend", &backend, "--export", &export];
+    hosts.daemon(Side::A).json(&arguments).expect("attached");
+}
+
+/// Somebody else's traffic from `a` to `b`: one connection that wants a rate, as an application has it.
+struct Others {
+    arrived: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Others {
+    fn start(hosts: &TwoHosts, bytes_per_second: u64) -> Self {
+        let (arrived, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let to = hosts.machine(Side::B, 0);
+        let threads = std::thread::scope(|scope| {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let receiver = scope.spawn({
+                let (arrived, to) = (Arc::clone(&arrived), to.clone());
+                move || {
+                    hosts.enter(Side::B).expect("entered");
+                    let listener = TcpListener::bind((to.as_str(), PORT)).expect("bound");
+                    ready.send(()).expect("somebody waits");
+                    let mut stream = listener.accept().expect("accepted").0;
+                    std::thread::spawn(move || {
+                        let mut bytes = vec![0; 1 << 18];
+                        while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                            arrived.fetch_add(count as u64, Ordering::Relaxed);
+                        }
+                    })
+                }
+            });
+            let sender = scope.spawn({
+                let is_over = Arc::clone(&is_over);
+                move || {
+                    hosts.enter(Side::A).expect("entered");
+                    is_ready.recv().expect("somebody listens");
+                    let stream = TcpStream::connect((to.as_str(), PORT)).expect("connected");
+                    std::thread::spawn(move || send(stream, bytes_per_second, &is_over))
+                }
+            });
+            [receiver, sender].map(|thread| thread.join().expect("no panic")).into_iter().collect()
+        });
+        Self { arrived, is_over, threads }
+    }
+
+    /// What arrives, in bytes a second.
+    fn rate(&self, span: Duration) -> f64 {
+        let (before, began) = (self.arrived.load(Ordering::Relaxed), Instant::now());
+        std::thread::sleep(span);
+        (self.arrived.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64()
+    }
+
+    fn stop(self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
+    }
+}
+
+fn send(mut stream: TcpStream, bytes_per_second: u64, is_over: &AtomicBool) {
+    let piece = vec![7; 32 << 10];
+    let (began, mut sent) = (Instant::now(), 0_u64);
+    while !is_over.load(Ordering::Relaxed) {
+        let due = (began.elapsed().as_secs_f64() * bytes_per_second as f64) as u64;
+        if sent > due {
+            std::thread::sleep(Duration::from_millis(2));
+            continue;
+        }
+        // What could not be sent in time is not made up for: whoever asked for it has gone.
+        sent = sent.max(due.saturating_sub(1 << 20)) + piece.len() as u64;
+        stream.write_all(&piece).expect("the other side reads");
+    }
+}
+
+fn job(hosts: &TwoHosts) -> Value {
+    hosts.daemon(Side::A).json(&["jobs", "--all"]).expect("listed")[0].clone()
+}
+
+fn wait_for(hosts: &TwoHosts, what: &str, is: impl Fn(&Value) -> bool) -> Value {
+    let began = Instant::now();
+    loop {
+        let job = job(hosts);
+        if is(&job) {
+            return job;
+        }
+        let is_over = ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over);
+        assert!(!is_over && began.elapsed() < HANG, "never: {what}: {job}\n{}", hosts.daemon(Side::A).log());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn others_keep_their_share_of_a_link_until_the_move_has_a_reserve_and_get_out_of_its_way_when_they_end() {
+    let (hosts, folder) = two_hosts(160);
+    attach(&hosts, folder.path(), 700 * MEBIBYTE);
+    let others = Others::start(&hosts, 12_000_000);
+    let alone = others.rate(Duration::from_secs(3));
+    assert!(alone > 8e6, "the link carries {alone} bytes a second of one connection");
+    hosts.daemon(Side::A).json(&["move", "x", "--to", "b", "--detach"]).expect("it begins");
+    wait_for(&hosts, "it gives way", |job| job["progress"]["rates"]["limit"].is_u64());
+    std::thread::sleep(Duration::from_secs(2));
+    let before = job(&hosts)["progress"]["bytes_copied"].as_u64().unwrap_or(0);
+    let beside = others.rate(Duration::from_secs(8));
+    let during = job(&hosts);
+    // Four connections against one would leave it a fifth of the link.
+    assert!(beside > 0.8 * alone, "others got {beside} of {alone}: {}", during["progress"]["rates"]);
+    assert!(during["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied > before), "{during}");
+    let path = &during["progress"]["rates"]["paths"][0];
+    assert_eq!((&path["interface"], &path["other_interface"]), (&"wire0".into(), &"wire0".into()), "{path}");
+    assert_eq!((&path["capacity"], &path["streams"]), (&20_000_000.into(), &4.into()), "{path}");
+
+    let set = hosts.daemon(Side::A).json(&["set", "x", "--reserve", "14MB/s"]).expect("changed");
+    assert_eq!(set["request"]["reserve"], 14_000_000);
+    wait_for(&hosts, "it has its reserve", |job| {
+        job["progress"]["rates"]["limit"].as_u64().is_some_and(|limit| limit >= 14_000_000)
+            && job["progress"]["rates"]["paths"][0]["ours"].as_u64().is_some_and(|ours| ours > 10_000_000)
+    });
+    others.stop();
+    wait_for(&hosts, "the whole link is its own", |job| job["progress"]["rates"]["limit"].is_null());
+    hosts.daemon(Side::A).json(&["cancel", "x"]).expect("cancelled");
+    let rates = job(&hosts)["report"]["rates"]["paths"][0].clone();
+    assert!(rates["others_max"].as_u64().is_some_and(|others| others > 6_000_000), "{rates}");
+}
+
+#[test]
+fn a_deadline_is_kept_against_others_and_the_report_says_so() {
+    let (hosts, folder) = two_hosts(160);
+    attach(&hosts, folder.path(), 200 * MEBIBYTE);
+    // They want all of it, and with it the move would get a few percent.
+    let others = Others::start(&hosts, 20_000_000);
+    std::thread::sleep(Duration::from_secs(1));
+    let report = hosts.daemon(Side::A).json(&["move", "x", "--to", "b", "--verify", "off", "--deadline", "25s"]);
+    let report = report.expect("it is moved");
+    others.stop();
+    let rates = &report["rates"];
+    assert_eq!((&report["state"], &rates["deadline_kept"]), (&"done".into(), &true.into()), "{report}");
+    assert!(rates["paths"][0]["others_max"].as_u64().is_some_and(|others| others > 4_000_000), "{rates}");
+}
+
+#[test]
+fn a_deadline_that_its_own_bandwidth_does_not_allow_is_foretold_and_not_kept() {
+    let (hosts, folder) = two_hosts(800);
+    attach(&hosts, folder.path(), 16 * MEBIBYTE);
+    let how = ["x", "--to", "b", "--verify", "off", "--bandwidth", "4MiB/s", "--deadline", "2s"];
+    let daemon = hosts.daemon(Side::A);
+    let plan = daemon.json(&[&["plan"], &how[..]].concat()).expect("planned");
+    let notes = plan["notes"].to_string();
+    assert!(notes.contains("the deadline of 2 s cannot be kept"), "{notes}");
+    let report = daemon.json(&[&["move"], &how[..]].concat()).expect("it is moved");
+    assert_eq!((&report["state"], &report["rates"]["deadline_kept"]), (&"done".into(), &false.into()), "{report}");
+    let notes = report["rates"]["notes"].to_string();
+    assert!(notes.contains("longer than its deadline of 2 s") && notes.contains("its deadline has passed"), "{notes}");
+    assert!(notes.contains("cannot be kept with this bandwidth"), "{notes}");
+}
+
+#[test]
+fn a_reserve_that_makes_no_sense_is_refused() {
+    let (hosts, folder) = two_hosts(800);
+    attach(&hosts, folder.path(), MEBIBYTE);
+    let elsewhere = format!("file:{}", folder.path().join("other.img").display());
+    for (arguments, part) in [
+        (&["--to", "b", "--reserve", "20MB/s", "--bandwidth", "10MB/s"][..], "more than the bandwidth"),
+        (&["--to", &elsewhere, "--reserve", "20MB/s"], "does not go to one"),
+    ] {
+        let output = hosts.daemon(Side::A).run(&[&["move", "x"], arguments].concat()).expect("the program runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(part), "{arguments:?}: {said}");
+    }
+}

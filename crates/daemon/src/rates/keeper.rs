@@ -1,0 +1,239 @@
+//! Looks once a second what there is for a move, and gives its streams and threads what they may have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::Rates;
+use env::Moment;
+use migrate::stream::{LinkCounters, Remote, USAGE_INTERVAL};
+use migrate::{Control, Phase, Progress, Verify};
+
+use super::agreement::{Agreed, Agreement, Look, StreamLook};
+use super::deadline::{Deadline, Outlook};
+use crate::daemon::Daemon;
+use crate::ground::Interfaces;
+use crate::jobs::JobHandle;
+use crate::remote::Relay;
+use crate::workers::Worker;
+
+/// How long the other host may take to say what its interfaces have carried.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// What a move is kept by.
+pub(crate) struct Keeping<'a> {
+    pub(crate) daemon: &'a Daemon,
+    pub(crate) job: &'a JobHandle,
+    pub(crate) control: &'a Control,
+    pub(crate) relay: Option<&'a Arc<Relay>>,
+    /// Where it copies.
+    pub(crate) worker: &'a Worker,
+    /// How long it had been under way when this process took it up.
+    pub(crate) age: Duration,
+    pub(crate) verify: Verify,
+}
+
+/// Keeps a move's rates until it is over.
+pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
+    let Keeping { daemon, job, relay, .. } = keeping;
+    let interfaces = relay.and_then(|_| daemon.hosts.interfaces());
+    let request = job.request();
+    let deadline = request.deadline_ms.map(Duration::from_millis);
+    if interfaces.is_none() && deadline.is_none() {
+        // There is nothing to look at.
+        return std::future::pending().await;
+    }
+    let host = relay.map_or_else(String::new, |relay| relay.place().host.clone());
+    let mut keeper = Keeper {
+        began: daemon.env.now(),
+        agreement: Agreement::new(host, job.id, Arc::clone(&daemon.shares)),
+        deadline: deadline.map(|limit| Deadline::new(limit, keeping.verify)),
+        rates: Rates { deadline_ms: request.deadline_ms, ..Rates::default() },
+        noted: BTreeSet::new(),
+        hurries: false,
+        keeping,
+    };
+    let foretold = job.show().prediction;
+    if let (Some(limit), Some(foretold)) = (deadline, foretold)
+        && foretold.seconds_min > limit.as_secs_f64()
+    {
+        keeper.note(format!(
+            "it was expected to take {:.0} s at least, which is longer than its deadline of {:.0} s",
+            foretold.seconds_min,
+            limit.as_secs_f64()
+        ));
+    }
+    loop {
+        keeper.look(interfaces.as_deref()).await;
+        daemon.env.sleep(USAGE_INTERVAL).await;
+    }
+}
+
+struct Keeper<'a> {
+    keeping: Keeping<'a>,
+    began: Moment,
+    agreement: Agreement,
+    deadline: Option<Deadline>,
+    rates: Rates,
+    noted: BTreeSet<String>,
+    hurries: bool,
+}
+
+impl Keeper<'_> {
+    async fn look(&mut self, interfaces: Option<&dyn Interfaces>) {
+        let Keeping { daemon, job, control, relay, age, .. } = self.keeping;
+        let progress = control.snapshot();
+        let age = age + daemon.env.now().since(self.began);
+        let outlook = self.deadline.as_mut().map(|deadline| deadline.look(age, &progress));
+        let reserve = job.request().reserve.unwrap_or(0);
+        let wanted = reserve.max(outlook.map_or(0, |outlook| outlook.needed));
+        self.rates.reserve = reserve;
+        match (relay.and_then(|relay| relay.copying()), interfaces) {
+            (Some(remote), Some(interfaces)) => {
+                let look = self.take_look(&remote, interfaces, &progress).await;
+                let agreed = self.agreement.step(look, wanted);
+                for (stream, rate) in agreed.streams.iter().enumerate() {
+                    remote.set_rate(stream as u16, *rate);
+                }
+                self.take_agreed(agreed);
+            }
+            _ => self.agreement.pause(),
+        }
+        if let Some(outlook) = outlook {
+            self.see_to_deadline(outlook, &progress).await;
+        }
+        job.agreed(self.rates.clone());
+    }
+
+    async fn take_look(&mut self, remote: &Remote, interfaces: &dyn Interfaces, progress: &Progress) -> Look {
+        let (paths, sent) = (remote.paths(), remote.statistics());
+        let connected = || paths.iter().flatten();
+        let here: BTreeSet<IpAddr> = connected().map(|path| path.here).collect();
+        let there: BTreeSet<IpAddr> = connected().map(|path| path.there).collect();
+        let there: Vec<IpAddr> = there.into_iter().collect();
+        let answered = self.ask(remote, &there).await;
+        let here: Vec<IpAddr> = here.into_iter().collect();
+        let streams = paths.iter().zip(&sent.streams).map(|(path, counts)| {
+            let (sent, received) = (counts.bytes_sent, counts.bytes_received);
+            path.map(|path| StreamLook { path, sent, received })
+        });
+        Look {
+            at: self.keeping.daemon.env.now(),
+            here: found(&here, interfaces.look(&here)),
+            there: found(&there, answered),
+            streams: streams.collect(),
+            mirrored: progress.bytes_mirrored,
+        }
+    }
+
+    /// What the other host's interfaces have carried; nothing if it does not say.
+    async fn ask(&mut self, remote: &Remote, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>> {
+        let env = &self.keeping.daemon.env;
+        match env::timeout(&**env, ANSWER_MAX, remote.usage(addresses)).await {
+            Some(Ok(Some(answered))) => answered,
+            Some(Ok(None)) => {
+                let host = self.keeping.relay.map_or("the other host", |relay| &relay.place().host);
+                self.note(format!("{host} does not say what its network carries: only this host's is looked at"));
+                Vec::new()
+            }
+            // The session is lost, or slow: there is another look in a second.
+            Some(Err(_)) | None => Vec::new(),
+        }
+    }
+
+    fn take_agreed(&mut self, agreed: Agreed) {
+        if agreed.paths.is_empty() {
+            return;
+        }
+        for interface in agreed.unknown {
+            self.note(format!(
+                "the speed of {interface} is not known: nothing is left to others there; say it in the configuration \
+                 (`interface-speeds-mbit` in [hosts]), or use --bandwidth"
+            ));
+        }
+        (self.rates.limit, self.rates.paths) = (agreed.limit, agreed.paths);
+    }
+
+    async fn see_to_deadline(&mut self, outlook: Outlook, progress: &Progress) {
+        self.rates.needed = Some(outlook.needed);
+        self.rates.at_risk = outlook.at_risk;
+        if outlook.has_passed {
+            self.note("its deadline has passed; it goes on".to_owned());
+        } else {
+            self.say_what_is_in_the_way(outlook.least, progress);
+        }
+        if self.hurries != outlook.at_risk {
+            self.hurry(outlook.at_risk).await;
+        }
+        self.rates.hurries = self.hurries && !self.noted.iter().any(|note| note.starts_with(NOT_ALLOWED));
+    }
+
+    /// Why it cannot be in time, as far as that is known.
+    fn say_what_is_in_the_way(&mut self, least: u64, progress: &Progress) {
+        if !matches!(progress.phase, Phase::Copying | Phase::Verifying) {
+            return;
+        }
+        if let Some(bandwidth) = self.keeping.job.request().bandwidth.filter(|bandwidth| *bandwidth < least) {
+            let [needed, bandwidth] = [least, bandwidth].map(block::Bytes);
+            self.note_once(
+                "the deadline cannot be kept with this bandwidth",
+                &format!(
+                    "{needed}/s are needed, and it may take {bandwidth}/s; `transhume set --bandwidth` changes that"
+                ),
+            );
+        }
+        let capacities: Option<u64> = self.rates.paths.iter().map(|path| path.capacity).sum();
+        if let Some(capacity) = capacities.filter(|capacity| (1..least).contains(capacity)) {
+            let [needed, capacity] = [least, capacity].map(block::Bytes);
+            self.note_once(
+                "the deadline cannot be kept over this network",
+                &format!("{needed}/s are needed, and it carries {capacity}/s"),
+            );
+        }
+    }
+
+    /// Lets its threads compete with others as equals, or give way again.
+    async fn hurry(&mut self, hurries: bool) {
+        let Keeping { daemon, job, worker, .. } = self.keeping;
+        let is_allowed = worker.give_way(!hurries).await.unwrap_or(true);
+        if !is_allowed {
+            self.note(format!("{NOT_ALLOWED}: CAP_SYS_NICE is missing"));
+        }
+        tracing::info!(job = job.id, hurries, is_allowed, "the deadline decides how much processor the move gets");
+        self.hurries = hurries;
+        daemon.hurry(hurries);
+    }
+
+    fn note(&mut self, note: String) {
+        if self.noted.insert(note.clone()) {
+            tracing::warn!(job = self.keeping.job.id, "{note}");
+            self.rates.notes.push(note);
+        }
+    }
+
+    /// Says `what` with figures, once whatever these are.
+    fn note_once(&mut self, what: &str, figures: &str) {
+        if !self.noted.iter().any(|note| note.starts_with(what)) {
+            self.note(format!("{what}: {figures}"));
+        }
+    }
+}
+
+/// What is said when the kernel refuses more of the processor.
+const NOT_ALLOWED: &str = "the daemon may not take more of the processor";
+
+impl Drop for Keeper<'_> {
+    fn drop(&mut self) {
+        self.keeping.daemon.shares.leave(self.keeping.job.id);
+        if self.hurries {
+            self.keeping.daemon.hurry(false);
+        }
+    }
+}
+
+fn found(addresses: &[IpAddr], counters: Vec<Option<LinkCounters>>) -> BTreeMap<IpAddr, LinkCounters> {
+    let pairs = addresses.iter().zip(counters);
+    pairs.filter_map(|(address, counters)| Some((*address, counters?))).collect()
+}
