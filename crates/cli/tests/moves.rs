@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::load::Load;
-use support::{HANG, World, name_of, same, signal, target, tool, wait};
+use support::{HANG, Mount, World, name_of, same, signal, target, tool, wait};
 
 /// Waits until the volume's job has copied at least `bytes`.
 fn wait_until_copied(world: &World, bytes: u64) {
@@ -202,26 +202,6 @@ fn a_target_that_is_deleted_or_replaced_meanwhile_does_not_get_the_volume() {
         assert!(image.exists(), "the source was put out of the way");
     }
     assert!(world.json(&["volume", "show", "x"])["backend"].as_str().expect("text").contains("disk.img"));
-}
-
-/// A file system of its own, unmounted when this is dropped.
-struct Mount {
-    path: std::path::PathBuf,
-}
-
-impl Mount {
-    fn tmpfs(path: &Path, size: &str) -> Self {
-        std::fs::create_dir(path).expect("created");
-        let shown = path.display().to_string();
-        tool("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "none", &shown]);
-        Self { path: path.to_owned() }
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.path).status();
-    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use support::load::Load;
-use support::{HANG, Loop, World, same, signal, target, tool, wait};
+use support::{HANG, Loop, Mount, World, same, signal, target, tool, wait};
 
 /// Begins a move by snapshots, not faster than `bandwidth`, and gives the job's number.
 fn begin(world: &World, to: &Path, bandwidth: &str) -> u64 {
@@ -144,16 +144,10 @@ fn a_snapshot_move_without_room_or_place_for_overlays_is_refused_and_leaves_noth
     let world = World::new();
     let image = world.image("disk.img", 4 << 20, 65536);
     world.attach("x", &image);
-    let folder = world.path("small");
-    std::fs::create_dir(&folder).expect("created");
-    let shown = folder.display().to_string();
-    tool("mount", &["-t", "tmpfs", "-o", "size=10m", "none", &shown]);
-    let to = target(&folder.join("new.img"));
-    let output = world.run(&["move", "x", "--to", &to, "--strategy", "snapshot"]);
-    let left = std::fs::read_dir(&folder).expect("listed").count();
-    tool("umount", &["-l", &shown]);
-    support::check_refusal("a small file system", &output, 14, "are free");
-    assert_eq!(left, 0);
+    let small = Mount::tmpfs(&world.path("small"), "10m");
+    let to = target(&small.path.join("new.img"));
+    world.refused(&["move", "x", "--to", &to, "--strategy", "snapshot"], 14, "are free");
+    assert_eq!(std::fs::read_dir(&small.path).expect("listed").count(), 0);
     let device = Loop::new(&world, "device.img", 8 << 20, 512);
     world.refused(&["move", "x", "--to", &device.target(), "--overwrite", "--strategy", "snapshot"], 2, "is no file");
 }

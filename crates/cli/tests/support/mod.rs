@@ -264,6 +264,27 @@ pub(crate) fn check_refusal(what: &str, output: &Output, code: i32, part: &str) 
     assert!(said.contains(part), "{what}: \"{part}\" is not in: {said}");
 }
 
+/// A file system in memory, unmounted when this is dropped.
+pub(crate) struct Mount {
+    pub(crate) path: PathBuf,
+}
+
+impl Mount {
+    /// One of `size` at the directory `path`, which is made if there is none.
+    pub(crate) fn tmpfs(path: &Path, size: &str) -> Self {
+        std::fs::create_dir_all(path).expect("created");
+        let shown = path.display().to_string();
+        tool("mount", &["-t", "tmpfs", "-o", &format!("size={size}"), "none", &shown]);
+        Self { path: path.to_owned() }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}
+
 /// Runs a program of the machine, which must succeed, and gives what it printed.
 pub(crate) fn tool(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program)

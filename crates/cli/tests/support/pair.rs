@@ -4,13 +4,16 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::{HANG, World};
+
+/// The configuration of a host that takes volumes.
+const TAKES: &str = "incoming-dirs = [\"INCOMING\"]\n";
 
 /// Two hosts; volumes move from `a` to `b`.
 pub(crate) struct Pair {
@@ -23,13 +26,24 @@ pub(crate) struct Pair {
 impl Pair {
     /// Two running daemons that trust each other; `b` takes volumes.
     pub(crate) fn new() -> Self {
-        let (a, _) = host("a", "");
-        let (b, port) = host("b", "incoming-dirs = [\"INCOMING\"]\n");
+        Self::with("").0
+    }
+
+    /// The same; `a` takes volumes, too.
+    pub(crate) fn both_ways() -> Self {
+        let (pair, port) = Self::with(TAKES);
+        pair.b.json(&["trust", "--change", "a", "--address", &format!("127.0.0.1:{port}")]);
+        pair
+    }
+
+    fn with(more_of_a: &str) -> (Self, u16) {
+        let (a, port_of_a) = host("a", more_of_a);
+        let (b, port) = host("b", TAKES);
         let code = b.json(&["trust", "--invite"])["code"].as_str().expect("a code").to_owned();
         a.json(&["trust", &format!("127.0.0.1:{port}"), &code]);
         let network = Network::to(port);
         a.json(&["trust", "--change", "b", "--address", &format!("127.0.0.1:{}", network.port)]);
-        Self { a, b, network }
+        (Self { a, b, network }, port_of_a)
     }
 
     /// Where `b` puts the volume `name`.
@@ -102,7 +116,10 @@ pub(crate) struct Network {
 }
 
 struct Shared {
-    is_cut: AtomicBool,
+    /// No connection comes about.
+    is_closed: AtomicBool,
+    /// How many bytes get through a second, each way of each connection; 0 for all.
+    rate: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
 }
 
@@ -110,12 +127,13 @@ impl Network {
     fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let own = listener.local_addr().expect("it has one").port();
-        let shared = Arc::new(Shared { is_cut: AtomicBool::new(false), streams: Mutex::default() });
+        let shared =
+            Arc::new(Shared { is_closed: AtomicBool::new(false), rate: AtomicU64::new(0), streams: Mutex::default() });
         let passing = Arc::clone(&shared);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let peer = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port)));
-                if let (false, Ok(peer)) = (passing.is_cut.load(Ordering::SeqCst), peer) {
+                if let (false, Ok(peer)) = (passing.is_closed.load(Ordering::SeqCst), peer) {
                     passing.pass(&stream, &peer);
                 }
             }
@@ -125,28 +143,42 @@ impl Network {
 
     /// Ends every connection, and lets none through any more.
     pub(crate) fn cut(&self) {
-        self.shared.is_cut.store(true, Ordering::SeqCst);
+        self.close();
         for stream in self.shared.streams.lock().drain(..) {
             // It may have ended by itself.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
+    /// Lets no more connections through; those that are there go on.
+    pub(crate) fn close(&self) {
+        self.shared.is_closed.store(true, Ordering::SeqCst);
+    }
+
     /// Lets connections through again.
     pub(crate) fn mend(&self) {
-        self.shared.is_cut.store(false, Ordering::SeqCst);
+        self.shared.is_closed.store(false, Ordering::SeqCst);
+    }
+
+    /// Lets so many bytes through a second, each way of each connection.
+    pub(crate) fn slow_down(&self, bytes_per_second: u64) {
+        self.shared.rate.store(bytes_per_second, Ordering::SeqCst);
     }
 }
 
 impl Shared {
-    fn pass(&self, one: &TcpStream, other: &TcpStream) {
+    fn pass(self: &Arc<Self>, one: &TcpStream, other: &TcpStream) {
         for (from, to) in [(one, other), (other, one)] {
             let [mut from, mut to] = [from, to].map(|stream| stream.try_clone().expect("cloned"));
             to.set_nodelay(true).expect("set");
             self.streams.lock().push(from.try_clone().expect("cloned"));
+            let shared = Arc::clone(self);
             std::thread::spawn(move || {
                 let mut buffer = vec![0; 1 << 16];
                 while let Ok(length @ 1..) = from.read(&mut buffer) {
+                    if let rate @ 1.. = shared.rate.load(Ordering::SeqCst) {
+                        std::thread::sleep(Duration::from_secs_f64(length as f64 / rate as f64));
+                    }
                     if to.write_all(&buffer[..length]).is_err() {
                         break;
                     }
