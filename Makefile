@@ -11,7 +11,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture fuzz demo bench-local bench-range-lock paper-esx paper-esx-real deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-range-lock paper-esx paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -49,6 +49,9 @@ mutations: ## Make mistakes in the engine, each of which the simulator must see 
 
 torture: setup ## Kill, cut, throttle, freeze and fill the real daemon (CYCLES=200)
 	$(CARGO) xtask torture --cycles $(CYCLES)
+
+torture-hosts: setup ## The same between two daemons in networks of their own (CYCLES=200: a quarter of an hour)
+	@$(CARGO) xtask torture-hosts --cycles $(CYCLES)
 
 # Each target, CRATE/NAME, has its share of the minutes. What is found is kept in crates/CRATE/fuzz/artifacts, with the
 # command to repeat it.

@@ -35,6 +35,8 @@ enum Chore {
     Mutations(mutations::Arguments),
     /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
     Torture(torture::Arguments),
+    /// Do the same to two real daemons while a volume moves from one to the other.
+    TortureHosts(torture::hosts::Arguments),
     /// Repeat the ESX paper's evaluation in the simulator; writes one HTML page with plots, and JSON.
     PaperEsx(paper_esx::Arguments),
     /// Make the evaluation's moves on real files, by the daemon, under real loads; writes the same page of what came out.
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::Torture(arguments) => torture::run(&arguments),
+        Chore::TortureHosts(arguments) => torture::hosts::torture(&arguments),
         Chore::PaperEsx(arguments) => paper_esx::run(&arguments),
         Chore::PaperEsxReal(arguments) => paper_esx::real::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),

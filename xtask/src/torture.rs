@@ -13,6 +13,7 @@
 mod checks;
 mod client;
 mod cycle;
+pub(crate) mod hosts;
 mod plan;
 mod proxy;
 mod stage;
@@ -91,8 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(programs) => programs.clone(),
         None => build_debug_programs()?,
     };
-    let clock = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let first = arguments.seed.unwrap_or(clock);
+    let first = arguments.seed.unwrap_or_else(seed_of_clock);
     let end = arguments.minutes.map(|minutes| Instant::now() + Duration::from_secs_f64(minutes * 60.0));
     let cycles = arguments.cycles.unwrap_or(if end.is_some() { u32::MAX } else { CYCLES });
     let begun = Instant::now();
@@ -111,14 +111,27 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             return Err(error);
         }
     }
-    let seconds = begun.elapsed().as_secs_f64();
-    println!(
-        "{} cycles in {} acts in {seconds:.0} s, {} moves done; nothing was lost",
-        tally.cycles, tally.acts, tally.moved
-    );
-    let blows: Vec<String> = tally.blows.iter().map(|(blow, count)| format!("{blow} {count}")).collect();
-    println!("blows: {}", blows.join(", "));
+    tally.tell(begun.elapsed());
     Ok(())
+}
+
+impl Tally {
+    fn tell(&self, took: Duration) {
+        println!(
+            "{} cycles in {} acts in {:.0} s, {} moves done; nothing was lost",
+            self.cycles,
+            self.acts,
+            took.as_secs_f64(),
+            self.moved
+        );
+        let blows: Vec<String> = self.blows.iter().map(|(blow, count)| format!("{blow} {count}")).collect();
+        println!("blows: {}", blows.join(", "));
+    }
+}
+
+/// A first seed for whoever has said none.
+fn seed_of_clock() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Runs this program once more with mounts of its own, so that nothing stays mounted whatever ends it.

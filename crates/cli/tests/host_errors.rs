@@ -127,6 +127,36 @@ fn a_target_that_somebody_has_put_something_else_in_the_place_of_is_not_committe
 }
 
 #[test]
+fn a_move_whose_hosts_die_as_it_begins_waits_for_the_other_one_and_can_be_cancelled_meanwhile() {
+    let mut pair = Pair::new();
+    let (load, _) = with_load(&pair, 8 << 20, 56);
+    let begin = |pair: &mut Pair| {
+        let id = pair.a.json(&["move", "x", "--to", "b", "--detach"])["id"].as_u64().expect("a number");
+        pair.a.kill();
+        pair.b.kill();
+        pair.a.start();
+        load.goes_on();
+        id
+    };
+    let id = begin(&mut pair);
+    let output = pair.a.run(&["cancel", "x"]);
+    // It may have been committed before anybody died.
+    if output.status.success() {
+        assert_eq!(pair.a.wait_for_job(id)["state"], "cancelled");
+        pair.b.start();
+        wait_until("nothing is left at b", || pair.volumes_at_b().is_empty().then_some(()));
+        let id = begin(&mut pair);
+        pair.b.start();
+        let over = pair.a.wait_for_job(id);
+        assert_eq!(over["state"], "done", "{over}");
+    } else {
+        pair.b.start();
+    }
+    load.goes_on();
+    same(&pair.arrived("x"), &load.finish());
+}
+
+#[test]
 fn a_move_is_cancelled_in_every_phase_that_it_can_be_seen_in() {
     let pair = Pair::new();
     let (load, image) = with_load(&pair, 16 << 20, 55);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use transhume_guest::{Disk, Event, Guest, GuestSpec, Load, Verdict};
+use transhume_guest::{Daemon, Disk, Event, Guest, GuestSpec, Load, Verdict};
 
 use super::plan::ClientKind;
 use super::proxy::Proxy;
@@ -17,11 +17,12 @@ use crate::bench::process::guarded;
 
 /// The volume's name.
 pub(crate) const VOLUME: &str = "tortured";
-const NODE: &str = "data";
-const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const NODE: &str = "data";
+/// Nothing that a client waits for takes longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// Requests a second; an emulated guest and a small machine keep up with it.
 const RATE: u32 = 1500;
-const RATE_GUEST: u32 = 400;
+pub(crate) const RATE_GUEST: u32 = 400;
 
 /// A client of the volume.
 pub(crate) enum Client {
@@ -84,11 +85,7 @@ impl Client {
     pub(crate) fn verify(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Load(load, _) => load.verify(),
-            Self::Guest(guest) => {
-                guest.send("verify")?;
-                guest.wait_until(PATIENCE, |event| matches!(event, Event::Verified { .. }))?;
-                is_right_so_far(guest.verdict())
-            }
+            Self::Guest(guest) => verify_guest(guest),
             Self::Fio(running) => {
                 let Some(mut child) = running.take() else { return Ok(()) };
                 let end = Instant::now() + PATIENCE;
@@ -115,9 +112,9 @@ impl Client {
             Self::Load(load, proxy) => {
                 load.finish()?;
                 drop(proxy);
-                detach(stage)
+                detach(&stage.daemon)
             }
-            Self::Fio(_) => detach(stage),
+            Self::Fio(_) => detach(&stage.daemon),
             Self::Guest(mut guest) => {
                 stage.daemon.json(&["release", VOLUME])?;
                 let verdict = guest.finish(PATIENCE)?;
@@ -174,11 +171,19 @@ impl Client {
     }
 }
 
-fn detach(stage: &Stage) -> anyhow::Result<()> {
-    // The daemon may not have seen the end of the last connection yet.
+/// Has a guest read everything, which must be what was acknowledged.
+pub(crate) fn verify_guest(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.send("verify")?;
+    guest.wait_until(PATIENCE, |event| matches!(event, Event::Verified { .. }))?;
+    is_right_so_far(guest.verdict())
+}
+
+/// Has `daemon` forget the volume that nobody uses any more.
+pub(crate) fn detach(daemon: &Daemon) -> anyhow::Result<()> {
+    // It may not have seen the end of the last connection yet.
     let end = Instant::now() + PATIENCE;
     loop {
-        match stage.daemon.ask(&["volume", "detach", VOLUME])? {
+        match daemon.ask(&["volume", "detach", VOLUME])? {
             Ok(_) => return Ok(()),
             Err((8, _)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
             Err((code, said)) => bail!("detaching: {code}: {said}"),
@@ -201,7 +206,8 @@ pub(crate) struct NbdLoad {
 }
 
 impl NbdLoad {
-    fn start(programs: &Path, socket: &Path, seed: u64) -> anyhow::Result<Self> {
+    /// Starts it on the volume at `socket`.
+    pub(crate) fn start(programs: &Path, socket: &Path, seed: u64) -> anyhow::Result<Self> {
         let mut child = guarded(&programs.join("nbd-load"))
             .args([format!("socket={}", socket.display()), format!("export={VOLUME}"), format!("seed={seed}")])
             .args([format!("rate={RATE}"), "connections=2".into(), "read_percent=50".into()])
@@ -219,13 +225,15 @@ impl NbdLoad {
         Ok(Self { child, events, verdict: Verdict::default() })
     }
 
-    fn verify(&mut self) -> anyhow::Result<()> {
+    /// Reads everything.
+    pub(crate) fn verify(&mut self) -> anyhow::Result<()> {
         self.order("verify")?;
         self.wait_until(|event| matches!(event, Event::Verified { .. }))?;
         is_right_so_far(&self.verdict)
     }
 
-    fn finish(mut self) -> anyhow::Result<()> {
+    /// Ends it.
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
         self.order("stop")?;
         self.wait_until(|event| matches!(event, Event::Done { .. }))?;
         if !self.verdict.is_right() {

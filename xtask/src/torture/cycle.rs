@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use rustix::process::Signal;
 use serde_json::Value;
+use transhume_guest::Daemon;
 
 use super::client::{Client, VOLUME};
 use super::plan::{Blow, Place, Plan};
@@ -82,8 +83,8 @@ pub(crate) fn play(
         std::thread::sleep(*pause);
         strike(stage, client, *blow, &mut outcome).with_context(|| format!("{blow:?}"))?;
     }
-    steer(stage, &["set", VOLUME, "--bandwidth", "0"])?;
-    steer(stage, &["resume", VOLUME])?;
+    steer(&stage.daemon, &["set", VOLUME, "--bandwidth", "0"])?;
+    steer(&stage.daemon, &["resume", VOLUME])?;
     outcome.job = stage.daemon.wait_for_job(id)?;
     stage.empty();
     Ok(outcome)
@@ -135,13 +136,15 @@ fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome)
             drop(stalled);
         }
         Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
-        Blow::Bandwidth(mib) => steer(stage, &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?,
-        Blow::Pause(length) => {
-            steer(stage, &["pause", VOLUME])?;
-            std::thread::sleep(length);
-            steer(stage, &["resume", VOLUME])?;
+        Blow::Bandwidth(mib) => {
+            steer(&stage.daemon, &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?
         }
-        Blow::Cancel => outcome.was_cancelled |= steer(stage, &["cancel", VOLUME])?,
+        Blow::Pause(length) => {
+            steer(&stage.daemon, &["pause", VOLUME])?;
+            std::thread::sleep(length);
+            steer(&stage.daemon, &["resume", VOLUME])?;
+        }
+        Blow::Cancel => outcome.was_cancelled |= steer(&stage.daemon, &["cancel", VOLUME])?,
         Blow::Fill => {
             stage.fill()?;
             outcome.was_filled = true;
@@ -170,8 +173,8 @@ fn on_the_way(client: &Client, blow: Blow) -> anyhow::Result<()> {
 }
 
 /// Steers the move; says whether there was one to steer.
-fn steer(stage: &Stage, words: &[&str]) -> anyhow::Result<bool> {
-    match stage.daemon.ask(words)? {
+pub(crate) fn steer(daemon: &Daemon, words: &[&str]) -> anyhow::Result<bool> {
+    match daemon.ask(words)? {
         Ok(_) => Ok(true),
         Err((WRONG_STATE, _)) => Ok(false),
         Err((code, said)) => bail!("{words:?}: {code}: {said}"),

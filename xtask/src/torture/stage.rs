@@ -98,15 +98,7 @@ impl Stage {
 
     /// Fills the small file system to the last block.
     pub(crate) fn fill(&self) -> anyhow::Result<()> {
-        let path = self.directory(Place::Small).join(FILLER);
-        let mut file = std::fs::File::options().create(true).append(true).open(path).context("filling")?;
-        let piece = vec![1; FILLER_PIECE];
-        for length in [FILLER_PIECE, 4096] {
-            while file.write_all(&piece[..length]).is_ok() {}
-        }
-        // Blocks that were only promised are taken now.
-        let _ = file.sync_data();
-        Ok(())
+        fill(&self.directory(Place::Small).join(FILLER))
     }
 
     /// Gives the small file system its room again.
@@ -171,7 +163,20 @@ fn sized(path: &Path, bytes: u64) -> anyhow::Result<()> {
     file.set_len(bytes).context("sizing a file")
 }
 
-fn run(program: &str, words: &[&str]) -> anyhow::Result<()> {
+/// Fills the file system of `path` to the last block with a file there.
+pub(crate) fn fill(path: &Path) -> anyhow::Result<()> {
+    let mut file = std::fs::File::options().create(true).append(true).open(path).context("filling")?;
+    let piece = vec![1; FILLER_PIECE];
+    for length in [FILLER_PIECE, 4096] {
+        while file.write_all(&piece[..length]).is_ok() {}
+    }
+    // Blocks that were only promised are taken now.
+    let _ = file.sync_data();
+    Ok(())
+}
+
+/// Runs a program, which must succeed.
+pub(crate) fn run(program: &str, words: &[&str]) -> anyhow::Result<()> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     output_of(Path::new(program), &words).map(drop)
 }

@@ -8,6 +8,7 @@ use api::v1::{Error, ErrorCode, Prediction};
 use backends::FileOffload;
 use block::{BufferPool, Bytes};
 use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::finish::{Ending, finish};
 use super::{Goal, JobHandle};
@@ -34,24 +35,32 @@ pub(crate) struct Started {
 
 /// Waits for the job's turn, runs it, and tidies up.
 pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHandle>, target: Held) {
-    let place = tokio::select! {
+    let turn = tokio::select! {
         biased;
-        () = job.cancelled() => None,
-        place = Arc::clone(&daemon.places).acquire_owned() => Some(place.expect("the queue is never closed")),
+        () = job.cancelled() => Err(Ending::Cancelled(None)),
+        turn = wait_for_turn(&daemon, &volume, &target) => turn.map_err(|error| Ending::Failed(error, None)),
     };
-    let Some(_place) = place else {
-        finish(&daemon, &volume, &job, Ending::Cancelled(None), target).await;
-        return;
+    let _place = match turn {
+        Ok(place) => place,
+        Err(ending) => return finish(&daemon, &volume, &job, ending, target).await,
     };
-    if let Err(error) = daemon.connect_again(&volume, &target).await {
-        finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await;
-        return;
-    }
     let prediction = daemon.predict(&volume, &job).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
         Ok(started) => drive(daemon, volume, job, target, started).await,
         Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
+    }
+}
+
+/// Waits for a place in the queue, and for the target's host if that is another one. Whoever waits for a host takes nobody's
+/// place.
+async fn wait_for_turn(daemon: &Daemon, volume: &Volume, target: &Held) -> block::Result<OwnedSemaphorePermit> {
+    loop {
+        daemon.wait_for_host(volume, target).await?;
+        let place = Arc::clone(&daemon.places).acquire_owned().await.expect("the queue is never closed");
+        if target.relay().is_none_or(|relay| relay.is_connected()) {
+            return Ok(place);
+        }
     }
 }
 

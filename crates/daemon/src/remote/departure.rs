@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, MoveRequest};
+use block::ErrorKind;
 use migrate::stream::{Standing, StreamOptions};
 use migrate::{Control, MoveOptions, Phase, Strategy};
 
@@ -125,12 +126,26 @@ impl Daemon {
         StreamOptions { patience: Duration::ZERO, workers: self.hosts.stream_workers(), ..options }
     }
 
-    /// Opens the session of a move that has waited in the queue, if that was lost or never there.
-    pub(crate) async fn connect_again(&self, volume: &Volume, target: &Held) -> block::Result<()> {
-        match target.relay() {
-            Some(relay) if !relay.is_connected() => relay.connect(volume.document().epoch).await.map(drop),
-            _ => Ok(()),
+    /// Opens the session of a move that has waited in the queue, or that a restart has found there, if it was lost or never
+    /// there: as soon as the other host answers.
+    ///
+    /// # Errors
+    /// It answers that it will not have the volume.
+    pub(crate) async fn wait_for_host(&self, volume: &Volume, target: &Held) -> block::Result<()> {
+        let Some(relay) = target.relay() else { return Ok(()) };
+        let mut attempts = 0;
+        while !relay.is_connected() {
+            match relay.connect(volume.document().epoch).await {
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut) => {
+                    tracing::info!(volume = volume.name, error = error.chain(), "a move waits for its target's host");
+                    relay.rest(relay.rest_after(attempts)).await;
+                    attempts += 1;
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Ok(())
     }
 
     /// A migration has lost its target on another host: the session is opened again, and the migration goes on with what the
@@ -178,7 +193,7 @@ impl Daemon {
 
 /// Whether asking again would give the same answer.
 fn is_final(error: &block::Error) -> bool {
-    matches!(error.kind(), block::ErrorKind::Fenced | block::ErrorKind::Busy | block::ErrorKind::Invalid)
+    matches!(error.kind(), ErrorKind::Fenced | ErrorKind::Busy | ErrorKind::Invalid)
 }
 
 /// The volume that a job goes to on another host.
