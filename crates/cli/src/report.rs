@@ -86,6 +86,13 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         if report.bytes_resumed > 0 {
             lines.push(("resumed", format!("{} were there from before a restart", bytes(report.bytes_resumed))));
         }
+        if report.bytes_rechecked > 0 {
+            let (rechecked, different) = (bytes(report.bytes_rechecked), bytes(report.bytes_different));
+            lines.push((
+                "rechecked",
+                format!("{rechecked} when the other host was back; {different} had changed there"),
+            ));
+        }
         if report.iterations.len() > 1 {
             lines.extend(report.iterations.iter().map(|pass| ("pass", iteration(pass))));
         }

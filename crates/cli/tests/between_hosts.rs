@@ -178,3 +178,33 @@ fn resolve_says_what_both_hosts_have_on_record_and_decides_where_one_is_gone() {
     let found = pair.a.json(&["resolve", "x"]);
     assert!(found["verdict"].as_str().is_some_and(|verdict| verdict.contains("b holds the volume")), "{found}");
 }
+
+#[test]
+fn a_copy_that_was_changed_while_its_daemon_was_away_gets_what_differs_again() {
+    let mut pair = Pair::new();
+    let image = pair.a.image("disk.img", SIZE, 65536);
+    let expected = std::fs::read(&image).expect("read");
+    pair.a.attach("x", &image);
+    let how = ["move", "x", "--to", "b", "--verify", "off", "--bandwidth", "12MiB/s", "--detach"];
+    let id = pair.a.json(&how)["id"].as_u64();
+    pair.wait_for_move("half of it is there", |job| {
+        is_over(job) || job["progress"]["percent"].as_f64().is_some_and(|percent| percent > 50.0)
+    });
+    // What is there is flushed every five seconds.
+    pair.a.json(&["pause", "x"]);
+    std::thread::sleep(std::time::Duration::from_secs(6));
+    pair.a.json(&["resume", "x"]);
+    pair.b.kill();
+    let arrived = pair.arrived("x");
+    for place in [0, 4 << 20, 6_000_001] {
+        let file = std::fs::File::options().write(true).open(&arrived).expect("it is there");
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0xee; 5000], place).expect("written");
+    }
+    pair.b.start();
+    let over = pair.a.wait_for_job(id.expect("a number"));
+    assert_eq!(over["state"], "done", "{over}\n{}", pair.a.log());
+    let report = &over["report"];
+    let counts = (report["bytes_rechecked"].as_u64(), report["bytes_different"].as_u64());
+    assert!(matches!(counts, (Some(16_000_000..), Some(1..1_000_000))), "{counts:?} {report}");
+    same(&arrived, &expected);
+}

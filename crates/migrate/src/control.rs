@@ -6,7 +6,7 @@ use block::{Bytes, Device, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use crate::{Comparison, Progress};
+use crate::{Comparison, Digests, Progress};
 
 /// Steers one migration. Clones steer the same one.
 #[derive(Clone)]
@@ -35,6 +35,8 @@ pub(crate) struct Wishes {
 pub(crate) enum TargetWish {
     /// The same device, which is thought to work again.
     Same,
+    /// The same device, after what it is thought to have was compared.
+    Compared(Arc<dyn Digests>),
     /// Another session with the same bytes; or, if `empty`, a target that has nothing of the copy.
     Other { device: Device, comparison: Option<Comparison>, empty: bool },
 }
@@ -57,6 +59,15 @@ impl Control {
         self.wish(|wishes| {
             wishes.paused = false;
             wishes.target.get_or_insert(TargetWish::Same);
+        });
+    }
+
+    /// Goes on with the same target after that was lost, when what it is thought to have was compared by digests; what differs
+    /// is copied again. The guest goes on on the source meanwhile.
+    pub fn resume_after_comparing(&self, digests: Arc<dyn Digests>) {
+        self.wish(|wishes| {
+            wishes.paused = false;
+            wishes.target = Some(TargetWish::Compared(digests));
         });
     }
 

@@ -8,6 +8,7 @@ mod drain;
 mod iterations;
 mod outlook;
 mod passes;
+mod recheck;
 mod snapshots;
 mod statistics;
 mod sweeps;
@@ -37,6 +38,7 @@ pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
+pub use recheck::Digests;
 use statistics::Statistics;
 use sweeps::Heeded;
 
@@ -316,9 +318,11 @@ impl Driver {
     }
 
     async fn resume_target(&mut self, wish: TargetWish) -> Option<Event> {
-        let empty = match wish {
-            TargetWish::Same => false,
-            TargetWish::Other { device, comparison, empty } => {
+        let (mut empty, mut digests) = (false, None);
+        match wish {
+            TargetWish::Same => {}
+            TargetWish::Compared(wanted) => digests = Some(wanted),
+            TargetWish::Other { device, comparison, empty: is_empty } => {
                 if let Err(error) = crate::migration::check_target(&self.source, &device) {
                     self.error = Some(error);
                     return None;
@@ -327,9 +331,9 @@ impl Driver {
                 self.mirror.tracker(|tracker| tracker.set_offload(None));
                 self.statistics.set_past_page_cache(comparison.is_some());
                 self.comparison = comparison;
-                empty
+                empty = is_empty;
             }
-        };
+        }
         // What the lost session still has under way must not land on what the new one writes.
         while self.mirror.has_late_writes() {
             if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
@@ -342,6 +346,11 @@ impl Driver {
         {
             self.error = Some(error);
             return Some(Event::Broken);
+        }
+        if let Some(digests) = digests
+            && let Some(event) = self.recheck(&*digests).await
+        {
+            return Some(event);
         }
         let _ = self.mirror.take_failures();
         self.cursor = 0;

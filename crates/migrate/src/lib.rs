@@ -30,6 +30,7 @@ mod upkeep;
 
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use control::Control;
+pub use driver::Digests;
 pub use forecast::{Forecast, Known, LOOKS, Scattered};
 pub use guest::VolumeMeter;
 pub use journal::Journal;

@@ -190,6 +190,12 @@ pub struct Report {
     pub throttled_us: u64,
     /// What did not have to be copied because an earlier session had done it.
     pub bytes_resumed: u64,
+    /// What was compared by digests when a target came back that had been away.
+    #[serde(default)]
+    pub bytes_rechecked: u64,
+    /// What of that was not there any more, and was copied again.
+    #[serde(default)]
+    pub bytes_different: u64,
     /// The longest guest request around the switchover, in microseconds.
     pub stall_us_max: u64,
     /// Whether the comparison that was asked for was carried out to its end (never with `off`).

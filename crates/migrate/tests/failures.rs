@@ -427,3 +427,98 @@ async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
         switched(work).await;
     }
 }
+
+/// Says what a disk holds, which somebody may have changed.
+struct Held {
+    disk: Disk,
+    fails: bool,
+    is_compared: std::sync::atomic::AtomicBool,
+}
+
+impl Held {
+    fn new(disk: &Disk, fails: bool) -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self { disk: disk.clone(), fails, is_compared: false.into() })
+    }
+}
+
+impl migrate::Digests for Held {
+    fn digests<'a>(
+        &'a self,
+        extents: &'a [block::Extent],
+    ) -> futures::future::BoxFuture<'a, block::Result<Vec<[u8; 32]>>> {
+        Box::pin(async move {
+            if self.fails {
+                return Err(block::Error::new(ErrorKind::Disconnected, "it is away again"));
+            }
+            let contents = self.disk.contents().await;
+            let digest = |extent: &block::Extent| {
+                let end = (extent.offset + extent.length).as_usize();
+                *blake3::hash(&contents[extent.offset.as_usize()..end]).as_bytes()
+            };
+            Ok(extents.iter().map(digest).collect())
+        })
+    }
+
+    fn compared(&self) {
+        self.is_compared.store(true, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_again_with_every_strategy() {
+    use migrate::Strategy;
+    for (seed, strategy) in [
+        Strategy::Mirror,
+        Strategy::Dbt,
+        Strategy::IncrementalDbt,
+        Strategy::MirrorAsync,
+        Strategy::Auto,
+        Strategy::MirrorPaper,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let world = World::new(seed as u64, 16_000_000).await;
+        let slowly = MoveOptions { strategy, verify: Verify::Off, bandwidth: Some(4_000_000), ..options() };
+        let guest = world.guest(1);
+        let (control, work) = world.start(slowly).await;
+        until(&control, |progress| progress.bytes_done > 6_000_000 || progress.phase.is_final()).await;
+        // What is there is flushed meanwhile.
+        control.pause();
+        world.env.sleep(Duration::from_secs(6)).await;
+        world.target.manners.lock().writes_left = Some(0);
+        control.resume();
+        assert!(lost(&control).await, "{strategy}: it was over before the target was lost");
+        // A chunk in its midst, one byte of another, and all of a third.
+        world.target.put(70_000, &[0xee; 4096]).await;
+        world.target.put(1_000_001, &[0xee]).await;
+        world.target.put(2 << 20, &[0xee; 65536]).await;
+        world.env.sleep(Duration::from_millis(100)).await;
+        mend(&world.target);
+        let held = Held::new(&world.target, false);
+        control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        assert!(held.is_compared.load(Ordering::Relaxed), "{strategy}");
+        // What the guest has changed since is copied again anyhow: where that is tracked, and all behind it where there is one offset.
+        if strategy == Strategy::Mirror {
+            assert!(report.bytes_rechecked > 1_000_000, "{report:?}");
+            assert!((1..2_000_000).contains(&report.bytes_different), "{report:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_comparison_that_cannot_be_made_keeps_nobody_from_going_on_and_is_not_counted_as_made() {
+    let world = World::new(3, 4_000_000).await;
+    world.target.manners.lock().writes_left = Some(40);
+    let (control, work) = world.start(MoveOptions { bandwidth: Some(8_000_000), ..options() }).await;
+    assert!(lost(&control).await);
+    mend(&world.target);
+    let held = Held::new(&world.target, true);
+    control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
+    let report = switched(work).await;
+    world.assert_equal_at_commit();
+    assert!(!held.is_compared.load(Ordering::Relaxed) && report.bytes_rechecked == 0, "{report:?}");
+}

@@ -515,6 +515,10 @@ pub struct Report {
     pub throttled_us: u64,
     /// What did not have to be copied because an earlier session had.
     pub bytes_resumed: u64,
+    /// What was compared by digests when another host's daemon came back that had been away.
+    pub bytes_rechecked: u64,
+    /// What of that was not there any more, and was copied again.
+    pub bytes_different: u64,
     /// The guest's longest request around the switchover, in microseconds.
     pub stall_us_max: u64,
     /// Whether the comparison asked for was carried out to its end.

@@ -152,6 +152,8 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         bytes_buffered_max: report.bytes_buffered_max,
         throttled_us: report.throttled_us,
         bytes_resumed: report.bytes_resumed,
+        bytes_rechecked: report.bytes_rechecked,
+        bytes_different: report.bytes_different,
         stall_us_max: report.stall_us_max,
         verified: report.verified,
         equal: report.equal,

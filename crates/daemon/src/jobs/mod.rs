@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
 use backends::FileBackend;
-use migrate::{Control, Phase};
+use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -226,11 +226,13 @@ impl JobHandle {
         self.inner.lock().paused
     }
 
-    /// Tries a lost target again, unless the job was told to wait.
-    pub(crate) fn retry_target(&self) {
+    /// Tries a lost target again, after what it has was compared if there are doubts, unless the job was told to wait.
+    pub(crate) fn retry_target(&self, doubts: Option<Arc<dyn Digests>>) {
         let inner = self.inner.lock();
-        if !inner.paused {
-            inner.go_on();
+        match (&inner.control, doubts) {
+            _ if inner.paused => {}
+            (Some(control), Some(doubts)) => control.resume_after_comparing(doubts),
+            (_, None) | (None, _) => inner.go_on(),
         }
     }
 

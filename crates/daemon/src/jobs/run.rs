@@ -241,7 +241,7 @@ async fn watch(
         } else if let Some(rest) = rests.next() {
             daemon.env.sleep(*rest).await;
             if control.snapshot().phase == Phase::TargetLost {
-                job.retry_target();
+                job.retry_target(None);
             }
         }
         let back = progress.wait_for(|progress| progress.phase != Phase::TargetLost).await.map(drop);

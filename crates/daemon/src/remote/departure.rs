@@ -150,7 +150,13 @@ impl Daemon {
 
     /// A migration has lost its target on another host: the session is opened again, and the migration goes on with what the
     /// other host has flushed, or is undone. The guest works on the source meanwhile.
-    pub(crate) async fn bring_host_back(&self, volume: &Volume, job: &JobHandle, control: &Control, relay: &Relay) {
+    pub(crate) async fn bring_host_back(
+        &self,
+        volume: &Volume,
+        job: &JobHandle,
+        control: &Control,
+        relay: &Arc<Relay>,
+    ) {
         let host = &relay.place().host;
         let limit = self.config.hosts.as_ref().map_or(0, |hosts| hosts.resume_limit_seconds);
         let began = self.env.now();
@@ -166,7 +172,7 @@ impl Daemon {
             }
             match relay.connect(volume.document().epoch).await {
                 Ok(Found::Earlier) => {
-                    job.retry_target();
+                    job.retry_target(relay.doubts());
                     return;
                 }
                 Ok(Found::Nothing) => {

@@ -13,7 +13,7 @@ use migrate::stream::{Answer, Ask, Gate, MapSummary, Opened, PeerName, Role, Ses
 
 use super::entrance::without_bytes;
 use crate::daemon::Daemon;
-use crate::problem::Result;
+use crate::problem::{Result, invalid};
 
 /// The epoch of a session that only asks.
 pub(crate) const ASKING_EPOCH: u64 = 0;
@@ -75,6 +75,9 @@ impl Gatekeeper {
             // Which chunks there are the source knows, and tells nobody.
             Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
             Ask::KeepMap { .. } => Ok(Answer::Done),
+            Ask::Digests { .. } => {
+                Err(invalid("digests are of a session's device", "this is a defect of the other host"))
+            }
             Ask::Usage { mut addresses } => {
                 addresses.truncate(USAGE_ADDRESSES_MAX);
                 let unknown = vec![None; addresses.len()];

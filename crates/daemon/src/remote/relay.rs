@@ -33,6 +33,8 @@ use block::{
 };
 use env::EnvRef;
 use futures::future::{BoxFuture, select};
+use migrate::Digests;
+use migrate::stream::protocol::feature;
 use migrate::stream::{Answer, Ask, Remote, Role, SessionRequest, StreamOptions, StreamStatistics};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -72,6 +74,9 @@ pub(crate) struct Relay {
     kicked: AtomicBool,
     /// The boot of the other host that what is unflushed was written to.
     boot: Mutex<Option<[u8; 16]>>,
+    /// The life of the other host's daemon that is known to hold what it is thought to hold of the copy: it made the place, or it
+    /// was compared.
+    trusted: Mutex<Option<[u8; 16]>>,
     /// A copy's writes are kept, too: the other host may be asked to take the volume at any moment.
     keeps_copy: AtomicBool,
 }
@@ -124,6 +129,7 @@ impl Relay {
             problem: Mutex::default(),
             kicked: AtomicBool::new(false),
             boot: Mutex::default(),
+            trusted: Mutex::default(),
             keeps_copy: AtomicBool::new(false),
         })
     }
@@ -144,6 +150,20 @@ impl Relay {
             State::Copying(remote) => Some(Arc::clone(remote)),
             State::Down | State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => None,
         }
+    }
+
+    /// What compares the other host's copy, if it may have changed since it was last known: nobody has kept it there from others
+    /// while that host's daemon was away. `None` too if that host cannot say what it holds.
+    pub(crate) fn doubts(self: &Arc<Self>) -> Option<Arc<dyn Digests>> {
+        let session = self.copying()?.session();
+        if *self.trusted.lock() == Some(session.instance) {
+            return None;
+        }
+        if session.features & feature::DIGESTS == 0 {
+            tracing::warn!(place = %self.place, "its host is of an older version: what it has is not compared");
+            return None;
+        }
+        Some(Arc::new(Compared { relay: Arc::clone(self), instance: session.instance }))
     }
 
     /// What all sessions have sent.
@@ -169,6 +189,9 @@ impl Relay {
         self.unflushed.lock().clear();
         *self.boot.lock() = Some(remote.session().boot);
         let found = if remote.session().earlier.is_some() { Found::Earlier } else { Found::Nothing };
+        if found == Found::Nothing {
+            *self.trusted.lock() = Some(remote.session().instance);
+        }
         let mut state = self.state.lock();
         match *state {
             State::Down => *state = State::Copying(remote),
@@ -507,6 +530,27 @@ impl BlockDevice for Relay {
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         Box::pin(self.send_extents(extent))
+    }
+}
+
+/// What one life of the other host's daemon holds of the copy.
+struct Compared {
+    relay: Arc<Relay>,
+    instance: [u8; 16],
+}
+
+impl Digests for Compared {
+    fn digests<'a>(&'a self, extents: &'a [Extent]) -> BoxFuture<'a, Result<Vec<[u8; 32]>>> {
+        Box::pin(async move {
+            let remote = self.relay.copying().filter(|remote| remote.session().instance == self.instance);
+            let remote = remote.ok_or_else(|| self.relay.unreachable())?;
+            let unknown = || Error::new(ErrorKind::Unsupported, "the other host does not say what it holds");
+            remote.digests(extents).await?.ok_or_else(unknown)
+        })
+    }
+
+    fn compared(&self) {
+        *self.relay.trusted.lock() = Some(self.instance);
     }
 }
 

@@ -30,6 +30,10 @@ pub(crate) struct Statistics {
     bandwidth: Option<u64>,
     outlook: Outlook,
     pub(crate) bytes_to_verify: u64,
+    /// What a target that was away had was compared of it,
+    pub(crate) bytes_rechecked: u64,
+    /// and what of that it had not.
+    pub(crate) bytes_different: u64,
     pub(crate) retries: u64,
     pub(crate) target_losses: u64,
     pub(crate) stall: Duration,
@@ -67,6 +71,8 @@ impl Statistics {
             bandwidth: options.bandwidth,
             outlook: Outlook::default(),
             bytes_to_verify: 0,
+            bytes_rechecked: 0,
+            bytes_different: 0,
             retries: 0,
             target_losses: 0,
             stall: Duration::ZERO,
@@ -224,6 +230,8 @@ impl Driver {
             bytes_buffered_max: buffered.1,
             throttled_us: micros(counts.throttled),
             bytes_resumed: statistics.bytes_resumed.0,
+            bytes_rechecked: statistics.bytes_rechecked,
+            bytes_different: statistics.bytes_different,
             stall_us_max: statistics.stall.as_micros() as u64,
             verified: match statistics.verification.mode {
                 Verify::Off => false,

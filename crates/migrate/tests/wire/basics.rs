@@ -128,3 +128,18 @@ async fn who_takes_leave_is_told_when_the_volume_is_given_up() {
     let error = device.flush().await.expect_err("a closed device works");
     assert_eq!(error.kind(), ErrorKind::Disconnected);
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_other_end_says_by_digests_what_it_holds() {
+    let pair = Pair::new(1, Device::new("memory", MemDevice::new(Bytes::mib(8))));
+    let (remote, device) = pair.device(Role::Copy, 2).await;
+    let data = noise(5, 3 << 20);
+    device.write(write(1 << 20, &data)).await.expect("nothing goes wrong");
+    let extents = [Extent::new(Bytes::mib(1), Bytes::mib(3)), Extent::new(Bytes(4096), Bytes(512))];
+    let digests = remote.digests(&extents).await.expect("it is answered").expect("it can");
+    assert_eq!(digests, [*blake3::hash(&data).as_bytes(), *blake3::hash(&[0; 512]).as_bytes()]);
+    let long = Extent::new(Bytes::ZERO, Bytes::mib(5));
+    assert_eq!(remote.digests(&[long]).await.expect_err("it was answered").kind(), ErrorKind::TooLarge);
+    let outside = Extent::new(Bytes::mib(7), Bytes::mib(2));
+    assert_eq!(remote.digests(&[outside]).await.expect_err("it was answered").kind(), ErrorKind::OutOfRange);
+}

@@ -246,6 +246,22 @@ impl Tracker {
         self.stale_pages.insert(index / PAGE_BITS);
     }
 
+    /// The next run of chunks at or after `from`, at most `chunks_max` long, that the target is thought to have.
+    pub(crate) fn next_had(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
+        self.life.next_run(Life::Had, from, chunks_max)
+    }
+
+    /// The target, which was away, has not got this after all. Gives whether that is new: what the guest has changed is copied
+    /// again anyhow.
+    pub(crate) fn lose_had(&mut self, index: u64) -> bool {
+        let is_new = self.is_in_step(index);
+        if is_new {
+            self.scrutiny.set(index, Scrutiny::Wanted);
+            self.lose(index);
+        }
+        is_new
+    }
+
     /// Decides what becomes of a guest write. The caller holds the extent's lock until [`finish_write`].
     ///
     /// [`finish_write`]: Self::finish_write

@@ -136,7 +136,18 @@ pub enum Ask {
         /// Where streams have reached the other end; at most [`USAGE_ADDRESSES_MAX`].
         addresses: Vec<IpAddr>,
     },
+    /// What are the BLAKE3 digests of these extents of the volume? The receiver answers by itself, from the session's device.
+    /// Only with [`feature::DIGESTS`](super::feature::DIGESTS).
+    Digests {
+        /// Offset and length of each: at most [`DIGEST_EXTENTS_MAX`], of at most [`DIGEST_BYTES_MAX`] bytes.
+        extents: Vec<(u64, u64)>,
+    },
 }
+
+/// How many extents are asked about at once, and how many bytes each has at most.
+pub const DIGEST_EXTENTS_MAX: usize = 64;
+/// See [`DIGEST_EXTENTS_MAX`].
+pub const DIGEST_BYTES_MAX: u64 = 4 << 20;
 
 /// How many addresses are asked about at once.
 pub const USAGE_ADDRESSES_MAX: usize = 64;
@@ -167,6 +178,8 @@ pub enum Answer {
     MapDigest(Option<MapSummary>),
     /// Of each address, in their order; `None` where no interface has it.
     Usage(Vec<Option<LinkCounters>>),
+    /// Of each extent, in their order.
+    Digests(Vec<[u8; 32]>),
 }
 
 /// Where a volume stands at the other end.

@@ -36,8 +36,10 @@ pub mod feature {
     pub const ZSTD: u64 = 2;
     /// The receiver answers what its network interfaces have carried: [`Ask::Usage`](super::Ask::Usage).
     pub const USAGE: u64 = 4;
+    /// The receiver answers what it holds by digests: [`Ask::Digests`](super::Ask::Digests).
+    pub const DIGESTS: u64 = 8;
     /// All that this implementation knows.
-    pub const KNOWN: u64 = LZ4 | ZSTD | USAGE;
+    pub const KNOWN: u64 = LZ4 | ZSTD | USAGE | DIGESTS;
 }
 
 /// What the sender offers.

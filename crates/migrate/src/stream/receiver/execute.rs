@@ -9,7 +9,8 @@ use super::{Shared, WORDS_BYTES_MAX};
 use crate::strategy::mirror::copy::is_zero;
 use crate::stream::outbox::Body;
 use crate::stream::protocol::{
-    CONTROL_BYTES_MAX, Coding, EXTENT_PIECES_MAX, Header, Kind, Status, clip, decode, encode, encode_extents, flag,
+    Answer, Ask, CONTROL_BYTES_MAX, Coding, DIGEST_BYTES_MAX, DIGEST_EXTENTS_MAX, EXTENT_PIECES_MAX, Header, Kind,
+    PAYLOAD_BYTES_MAX, Status, clip, decode, encode, encode_extents, flag,
 };
 
 /// A reply, and how many bytes of the connection's allowance it gives back when it has been sent.
@@ -122,9 +123,32 @@ async fn control(context: Context<'_>, request: &Header, payload: Option<Buffer>
     let ask = decode(&bytes).map_err(unknown)?;
     drop(bytes);
     let Context { shared, session, .. } = context;
-    let answer = shared.gate.ask(&session.peer, &session.request, ask).await?;
+    let answer = match ask {
+        Ask::Digests { extents } => Answer::Digests(digests(context, &extents).await?),
+        ask => shared.gate.ask(&session.peer, &session.request, ask).await?,
+    };
     let bytes = encode(&answer).map_err(|error| Error::new(ErrorKind::Internal, error.0))?;
     message(context, request, &bytes, cost).await
+}
+
+/// What the session's device holds, piece by piece.
+async fn digests(context: Context<'_>, extents: &[(u64, u64)]) -> Result<Vec<[u8; 32]>> {
+    let (pool, device) = (&context.shared.pool, &context.session.device);
+    if extents.len() > DIGEST_EXTENTS_MAX || extents.iter().any(|(_, length)| *length > DIGEST_BYTES_MAX) {
+        return Err(Error::new(ErrorKind::TooLarge, "digests of so much are not answered at once"));
+    }
+    let mut digests = Vec::with_capacity(extents.len());
+    for (offset, length) in extents {
+        let extent =
+            extent_of(context, &Header { offset: *offset, length: *length, ..Header::request(Kind::Read, 0) })?;
+        let mut hasher = blake3::Hasher::new();
+        for piece in extent.split_at_multiples(PAYLOAD_BYTES_MAX.into()) {
+            let buffer = pool.acquire(piece.length.as_usize()).await;
+            hasher.update(&device.read(piece.offset, buffer).await?);
+        }
+        digests.push(*hasher.finalize().as_bytes());
+    }
+    Ok(digests)
 }
 
 /// A reply with a message, in memory of the pool like every payload.

@@ -196,6 +196,21 @@ impl Remote {
         }
     }
 
+    /// The BLAKE3 digests of what the other end holds of these extents; `None` if it cannot say such things.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call).
+    pub async fn digests(&self, extents: &[Extent]) -> Result<Option<Vec<[u8; 32]>>> {
+        if self.session().features & feature::DIGESTS == 0 {
+            return Ok(None);
+        }
+        let extents = extents.iter().map(|extent| (extent.offset.0, extent.length.0)).collect();
+        match self.call(Ask::Digests { extents }).await? {
+            Answer::Digests(digests) => Ok(Some(digests)),
+            _ => Err(wrong_answer()),
+        }
+    }
+
     /// Between which addresses each stream runs, as far as that is known.
     #[must_use]
     pub fn paths(&self) -> Vec<Option<StreamPath>> {
