@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Result};
+use migrate::stream::Compression;
 use serde::Deserialize;
 
 use crate::hosts::{HostName, check_addresses};
@@ -53,8 +54,11 @@ pub struct HostsConfig {
     pub addresses: Vec<String>,
     /// Where volumes of other hosts are put. Nowhere if nothing is said: then this host takes none.
     pub incoming_dirs: Vec<PathBuf>,
-    /// How many connections a move to another host uses; 0 for one a core up to four.
+    /// How many connections a move to another host uses; 0 for one a core up to four, and at least one for each pair of
+    /// addresses.
     pub streams: u16,
+    /// What makes the payloads of moves to other hosts shorter.
+    pub compression: CompressionConfig,
     /// The longest rest before a lost host is tried again, in seconds.
     pub resume_interval_seconds: u64,
     /// How long a lost host is tried again before somebody must say so, in seconds; 0 for ever.
@@ -68,6 +72,32 @@ pub struct HostsConfig {
     pub arbiter: Vec<String>,
 }
 
+/// What makes payloads shorter on their way to another host.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum CompressionConfig {
+    /// LZ4 or zstd, where it is measured to be faster than nothing.
+    #[default]
+    Auto,
+    /// Nothing.
+    Off,
+    /// LZ4.
+    Lz4,
+    /// zstd at its level 1.
+    Zstd,
+}
+
+impl From<CompressionConfig> for Compression {
+    fn from(config: CompressionConfig) -> Self {
+        match config {
+            CompressionConfig::Auto => Self::Auto,
+            CompressionConfig::Off => Self::Off,
+            CompressionConfig::Lz4 => Self::Lz4,
+            CompressionConfig::Zstd => Self::Zstd,
+        }
+    }
+}
+
 impl Default for HostsConfig {
     fn default() -> Self {
         Self {
@@ -78,6 +108,7 @@ impl Default for HostsConfig {
             arbiter: Vec::new(),
             incoming_dirs: Vec::new(),
             streams: 0,
+            compression: CompressionConfig::Auto,
             resume_interval_seconds: 2,
             resume_limit_seconds: 0,
             interface_speeds_mbit: BTreeMap::new(),

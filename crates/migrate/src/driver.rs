@@ -106,7 +106,7 @@ impl Driver {
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
         Self {
-            window: Window::new(window_bytes_max(&options, &pool), options.target_limit()),
+            window: Window::new(window_bytes_max(&options, &pool), options.target_limit(), options.path_depth),
             governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
             duty: Duty::default(),
             breath: Breath::default(),

@@ -10,6 +10,7 @@
 //! This crate names no VM, no API and no daemon. What the journal's document contains besides, what becomes of the
 //! source afterwards and who is told about it is the caller's.
 
+mod checksum;
 mod cold;
 mod control;
 mod driver;

@@ -161,6 +161,9 @@ pub struct MoveOptions {
     /// How many bytes may be in flight in copies at most, whatever the devices could take. Of the paper's mirror: how large
     /// its window is, in which guest writes wait.
     pub window_bytes_max: u64,
+    /// Through how many places that hold bytes the copy reaches the target: 1 for a device of this host, 4 for one of
+    /// another. As many times as much may be queued on the way.
+    pub path_depth: u32,
     /// How large a copy is at most: neighbouring chunks are merged up to this, in bytes. Never more than 1 MiB, nor less than a
     /// chunk.
     pub copy_bytes_max: u64,
@@ -204,6 +207,7 @@ impl Default for MoveOptions {
             verify: Verify::default(),
             bandwidth: None,
             window_bytes_max: 16 << 20,
+            path_depth: 1,
             copy_bytes_max: 1 << 20,
             guest_latency_us: 2_000,
             quiesce_ms: 100,

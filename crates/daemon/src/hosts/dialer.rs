@@ -16,12 +16,13 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::address::Address;
+use super::ahead::ReadAhead;
 use super::connect::connect;
 use super::message::Message;
 use super::name::HostName;
 use super::network::HostNetwork;
 use super::store::Trusted;
-use super::tls::{self, ALPN_WIRE, Expected, SERVER_NAME};
+use super::tls::{self, ALPN_WIRE, Expected, SEALED_BYTES_MAX, SERVER_NAME};
 use super::{certificate, listener};
 use crate::problem::Result;
 
@@ -86,8 +87,9 @@ impl HostDialer {
         }
         let expected = Expected::Host(host.name.to_string(), host.fingerprint);
         let mut stream = encrypted(network, (to, from), (expected, ALPN_WIRE), self.name.as_str()).await?;
+        stream.get_mut().1.set_buffer_limit(Some(SEALED_BYTES_MAX));
         welcome(network, &mut stream, (&self.name, to)).await?;
-        let path = path_of(stream.get_ref().0);
+        let path = path_of(stream.get_ref().0.inner());
         Ok((Box::new(stream), path))
     }
 }
@@ -99,6 +101,12 @@ impl Dialer for HostDialer {
 
     fn path(&self, stream: u16) -> Option<StreamPath> {
         self.paths.lock().get(&stream).copied()
+    }
+
+    fn pairs(&self) -> usize {
+        // A host that is trusted no more is told of when it is dialled.
+        let host = self.network.store.named(self.name.as_str());
+        host.map_or(1, |host| pairs(&self.network.own_addresses(), &host.addresses).len().max(1))
     }
 }
 
@@ -148,14 +156,14 @@ pub(crate) async fn encrypted(
     (to, from): (&Address, Option<IpAddr>),
     (expected, protocol): (Expected, &[u8]),
     whom: &str,
-) -> Result<TlsStream<TcpStream>> {
+) -> Result<TlsStream<ReadAhead<TcpStream>>> {
     let identity = network.identity();
     let now = certificate::unix_seconds(network.env.wall_clock());
     certificate::check(identity.validity, now, "this host", true)?;
     let config = tls::client(&identity, &network.env, expected, protocol)?;
     let stream = reach(network, to, from, &whom).await?;
     let name = ServerName::try_from(SERVER_NAME).expect("a constant that is a name");
-    let handshake = TlsConnector::from(config).connect(name, stream);
+    let handshake = TlsConnector::from(config).connect(name, ReadAhead::new(stream));
     match env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await {
         Some(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(protocol) => Ok(stream),
         Some(Ok(_)) => Err(lost(&whom, to, &"no transhumed that speaks to other hosts listens there")),

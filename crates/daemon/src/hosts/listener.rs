@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
+use super::ahead::ReadAhead;
 use super::certificate::{Fingerprint, Standing, Validity, unix_seconds};
 use super::connect;
 use super::message::{Message, Refusal};
@@ -25,7 +26,7 @@ use super::network::HostNetwork;
 use super::pairing::{self, Channel, EXPORTER_LABEL};
 use super::stage::Reception;
 use super::store::Trusted;
-use super::tls::{ALPN_TRUST, ALPN_WIRE};
+use super::tls::{ALPN_TRUST, ALPN_WIRE, SEALED_BYTES_MAX};
 
 /// How long a handshake, or any step before a connection is a stream, may take.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -124,7 +125,7 @@ impl Arrival {
 
     async fn serve_encrypted(self, stream: TcpStream) {
         let network = Arc::clone(&self.network);
-        let handshake = TlsAcceptor::from(network.tls()).accept(stream);
+        let handshake = TlsAcceptor::from(network.tls()).accept(ReadAhead::new(stream));
         let stream = match env::timeout(&*network.env, HANDSHAKE_LIMIT, handshake).await {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => return network.counters.refuse(self.from, &error),
@@ -138,6 +139,8 @@ impl Arrival {
         match connection.alpn_protocol() {
             Some(ALPN_WIRE) => {
                 let trusted = self.trusted(Fingerprint::of(&certificate), Some(&certificate));
+                let mut stream = stream;
+                stream.get_mut().1.set_buffer_limit(Some(SEALED_BYTES_MAX));
                 self.admit(stream, trusted).await;
             }
             Some(ALPN_TRUST) => self.pair(stream, &certificate).await,
@@ -208,7 +211,7 @@ impl Arrival {
         serve_stream(&network, Box::new(stream), &host, reception).await;
     }
 
-    async fn pair(self, mut stream: TlsStream<TcpStream>, certificate: &[u8]) {
+    async fn pair(self, mut stream: TlsStream<ReadAhead<TcpStream>>, certificate: &[u8]) {
         let network = Arc::clone(&self.network);
         let joining = Fingerprint::of(certificate);
         let mut exported = [0; 32];

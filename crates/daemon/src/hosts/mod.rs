@@ -17,6 +17,7 @@
 //! `docs/hosts.md` is the page for those who run it.
 
 mod address;
+mod ahead;
 mod certificate;
 mod connect;
 mod dialer;

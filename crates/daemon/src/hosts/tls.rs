@@ -25,6 +25,9 @@ pub(crate) const ALPN_WIRE: &[u8] = b"transhume/1";
 /// Pairing.
 pub(crate) const ALPN_TRUST: &[u8] = b"transhume-trust/1";
 
+/// How much may be encrypted and wait for the kernel: what goes with one call.
+pub(crate) const SEALED_BYTES_MAX: usize = 128 << 10;
+
 /// The name that clients ask for: it says nothing, but TLS wants one.
 pub(crate) const SERVER_NAME: &str = "transhume";
 

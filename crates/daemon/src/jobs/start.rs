@@ -21,6 +21,9 @@ use crate::remote::of_wire;
 use crate::room::Needs;
 use crate::volume::Volume;
 
+/// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
+const HOST_PATH_DEPTH: u32 = 4;
+
 impl Daemon {
     /// Starts or queues a move. When this returns an error, nothing was left behind.
     pub(crate) async fn start_move(self: &Arc<Self>, peer: &Peer, name: &str, request: MoveRequest) -> Result<Job> {
@@ -64,6 +67,7 @@ impl Daemon {
             Destination::Host { host, volume: name } => {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
+                let options = MoveOptions { path_depth: HOST_PATH_DEPTH, ..options };
                 return Ok(Ready { request, options, target: JobTarget::Remote(target) });
             }
             Destination::Foreign(uri) => {

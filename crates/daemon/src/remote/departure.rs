@@ -82,7 +82,7 @@ impl Daemon {
             &self.env,
             &self.hosts,
             (remote, &volume.name),
-            self.stream_options(),
+            self.stream_options(remote),
             Duration::from_secs(rest_max),
         );
         let keeping = Arc::clone(&relay).keep(self.note_taken(&volume.journal, remote.job));
@@ -116,14 +116,20 @@ impl Daemon {
         })
     }
 
-    fn stream_options(&self) -> StreamOptions {
-        let streams = self.config.hosts.as_ref().map_or(0, |hosts| hosts.streams);
-        let options = match streams {
-            0 => StreamOptions::for_machine(self.config.worker_count(), 1),
+    fn stream_options(&self, remote: &RemoteVolume) -> StreamOptions {
+        let hosts = self.config.hosts.clone().unwrap_or_default();
+        let pairs = || self.dialer_of(remote).map_or(1, |dialer| dialer.pairs());
+        let options = match hosts.streams {
+            0 => StreamOptions::for_machine(self.config.worker_count(), pairs()),
             streams => StreamOptions { streams, ..StreamOptions::default() },
         };
-        // Who is lost is brought back by the relay, which writes again what was not flushed.
-        StreamOptions { patience: Duration::ZERO, workers: self.hosts.stream_workers(), ..options }
+        StreamOptions {
+            compression: hosts.compression.into(),
+            // Who is lost is brought back by the relay, which writes again what was not flushed.
+            patience: Duration::ZERO,
+            workers: self.hosts.stream_workers(),
+            ..options
+        }
     }
 
     /// Opens the session of a move that has waited in the queue, or that a restart has found there, if it was lost or never

@@ -7,6 +7,9 @@
 //! little is follows from the rate: half a millisecond of it, because the shortest time on a device shared with others
 //! was luck, and a window that trusts it leaves a fast device idle.
 //!
+//! On the way to another host there are more places than one that hold bytes: the memory of both ends of a connection, and
+//! processors that read, encrypt, receive and write. Each wants something to do, so as many times as much may be queued.
+//!
 //! A guest's mirrored write waits behind what is in flight, and a target that does not answer it in time counts as lost.
 //! So a window whose copies take a good part of that time shrinks whatever the knee, also below its usual least, and one
 //! that the target was lost with is halved for the session after it.
@@ -44,6 +47,8 @@ pub(crate) struct Window {
     bytes_min: f64,
     /// Copies that take longer are too many at once.
     patience: Duration,
+    /// How many times as much may be queued as on one device.
+    depth: f64,
     /// It still doubles.
     starting: bool,
     bases: [Base; CLASSES],
@@ -70,12 +75,13 @@ impl Base {
 }
 
 impl Window {
-    /// A window that never grows beyond `bytes_max`, over a target that has `target_limit` for an answer.
-    pub(crate) fn new(bytes_max: u64, target_limit: Duration) -> Self {
+    /// A window that never grows beyond `bytes_max`, over a target that has `target_limit` for an answer and is reached
+    /// through `depth` places that hold bytes.
+    pub(crate) fn new(bytes_max: u64, target_limit: Duration, depth: u32) -> Self {
         let bytes_max = (bytes_max as f64).max(WINDOW_BYTES_MIN);
         let (bytes, bytes_min) = ((WINDOW_BYTES_MIN * 2.0).min(bytes_max), WINDOW_BYTES_MIN);
         let (patience, bases) = (target_limit / PATIENCE_PART, [Base::default(); CLASSES]);
-        Self { bytes, bytes_max, bytes_min, patience, starting: true, bases }
+        Self { bytes, bytes_max, bytes_min, patience, depth: f64::from(depth.max(1)), starting: true, bases }
     }
 
     /// The target was lost because it did not answer in time.
@@ -99,8 +105,9 @@ impl Window {
         let fraction = length as f64 / self.bytes;
         // A window's worth takes as long as each of its copies.
         let rate = self.bytes / taken.as_secs_f64().max(1e-9);
-        let shrink_above = (rate * QUEUE_SECONDS_TO_SHRINK).clamp(QUEUE_BYTES_TO_SHRINK.0, QUEUE_BYTES_TO_SHRINK.1);
-        let grow_below = (rate * QUEUE_SECONDS_TO_GROW).clamp(QUEUE_BYTES_TO_GROW.0, QUEUE_BYTES_TO_GROW.1);
+        let limit = |seconds: f64, (least, most): (f64, f64)| (rate * seconds).clamp(least, most) * self.depth;
+        let shrink_above = limit(QUEUE_SECONDS_TO_SHRINK, QUEUE_BYTES_TO_SHRINK);
+        let grow_below = limit(QUEUE_SECONDS_TO_GROW, QUEUE_BYTES_TO_GROW);
         if taken > self.patience {
             self.starting = false;
             self.bytes_min = WINDOW_BYTES_MIN_LATE;
@@ -123,7 +130,7 @@ mod tests {
     use super::*;
 
     fn window(bytes_max: u64) -> Window {
-        Window::new(bytes_max, Duration::from_secs(30))
+        Window::new(bytes_max, Duration::from_secs(30), 1)
     }
 
     /// A device that serves one byte after another at `rate` bytes a second after `fixed`, with the window always full.
@@ -170,6 +177,17 @@ mod tests {
     }
 
     #[test]
+    fn a_way_of_several_stages_holds_more_than_a_device_and_not_without_a_limit() {
+        let fixed = Duration::from_micros(500);
+        let knee = 1e9 * fixed.as_secs_f64() + 262_144.0;
+        let of =
+            |depth| settled(Window::new(64 << 20, Duration::from_secs(30), depth), 1e9, fixed, 5000).bytes() as f64;
+        let (device, way) = (of(1), of(4));
+        assert!(way > device + 1.5 * QUEUE_BYTES_TO_GROW.1, "{way} is hardly more than {device}");
+        assert!(way <= knee + 8.0 * QUEUE_BYTES_TO_SHRINK.1, "{way} queues behind a knee of {knee}");
+    }
+
+    #[test]
     fn a_window_that_is_not_used_does_not_grow() {
         let mut window = window(64 << 20);
         let before = window.bytes();
@@ -189,7 +207,7 @@ mod tests {
     fn copies_do_not_take_the_time_that_the_target_has_for_a_guest_s_write() {
         let limit = Duration::from_millis(50);
         // 6 MB/s: what is the least for the bandwidth's sake takes nearly all of the time.
-        let window = settled(Window::new(64 << 20, limit), 6e6, Duration::from_millis(5), 5000);
+        let window = settled(Window::new(64 << 20, limit, 1), 6e6, Duration::from_millis(5), 5000);
         let taken = Duration::from_secs_f64(window.bytes() as f64 / 6e6);
         assert!(taken < limit / 2, "{} bytes take {taken:?}", window.bytes());
     }

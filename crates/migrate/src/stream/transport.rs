@@ -25,6 +25,11 @@ pub trait Dialer: Send + Sync {
     /// There is none to be had now.
     fn dial(&self, stream: u16) -> BoxFuture<'_, Result<BoxTransport>>;
 
+    /// How many pairs of addresses there are now, at least 1: so many streams are needed to use all of them.
+    fn pairs(&self) -> usize {
+        1
+    }
+
     /// Between which addresses the newest connection of `stream` runs, if there are any.
     fn path(&self, _stream: u16) -> Option<StreamPath> {
         None

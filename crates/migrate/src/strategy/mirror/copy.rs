@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
+use crate::checksum::checksum_of;
 use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, Mutation, Result};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::filter::Shared;
 use super::tracker::Session;
@@ -73,7 +73,7 @@ impl Shared {
         }
         let source = self.source.read(extent.offset, buffer).await;
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
-        let checksum = xxh3_64(&data);
+        let checksum = checksum_of(&data);
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
         claim.written = true;
         let guard = hold.then_some(guard);
@@ -101,7 +101,7 @@ impl Shared {
             *(if is_zero { &mut copied.zero } else { &mut copied.data }) += piece.length.0;
             pieces.push((piece, write));
         }
-        if xxh3_64(data) != checksum {
+        if checksum_of(data) != checksum {
             let context = format!("{extent} changed in memory between the source's read and the target's write");
             return Err(CopyError::Source(Error::new(ErrorKind::Corrupt, context)));
         }

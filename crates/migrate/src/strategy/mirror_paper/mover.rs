@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 
+use crate::checksum::checksum_of;
 use block::{Buffer, Extent, Result};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::strategy::mirror::copy::{Claim, Copied, CopyError};
 use crate::strategy::mirror::filter::Shared;
@@ -76,7 +76,7 @@ impl Shared {
         buffer.set_len(piece.length.as_usize());
         let read = self.source.read(piece.offset, buffer).await;
         let data = read.map_err(|error| CopyError::Source(error.wrap(format!("copying {piece}"))))?.freeze();
-        let checksum = xxh3_64(&data);
+        let checksum = checksum_of(&data);
         let copied = self.write_copy(piece, &data, checksum, session).await?;
         // A device that keeps what it was given keeps it from the pool as well: the guest does not wait for that.
         let buffer = data.try_into_buffer().unwrap_or_else(|_| Buffer::unpooled(COPY_BYTES as usize));

@@ -11,7 +11,7 @@
 use zerocopy::byteorder::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use xxhash_rust::xxh3::xxh3_64;
+use crate::checksum::checksum_of;
 
 use super::{CONTROL_BYTES_MAX, Malformed, PAYLOAD_BYTES_MAX, Status, WORDS_BYTES_MAX};
 
@@ -196,7 +196,7 @@ impl Header {
         Self {
             payload_bytes: payload.len() as u32,
             length: payload.len() as u64,
-            payload_check: if payload.is_empty() { 0 } else { xxh3_64(payload) },
+            payload_check: if payload.is_empty() { 0 } else { checksum_of(payload) },
             ..self
         }
     }
@@ -216,7 +216,7 @@ impl Header {
             payload_check: self.payload_check.into(),
             header_check: U64::ZERO,
         };
-        layout.header_check = xxh3_64(&layout.as_bytes()[..CHECKED_BYTES]).into();
+        layout.header_check = checksum_of(&layout.as_bytes()[..CHECKED_BYTES]).into();
         let mut bytes = [0; HEADER_BYTES];
         bytes.copy_from_slice(layout.as_bytes());
         bytes
@@ -228,7 +228,7 @@ impl Header {
     /// The checksum does not fit, or a rule of the drawing is broken.
     pub fn parse(bytes: &[u8; HEADER_BYTES]) -> Result<Self, Malformed> {
         let layout = Layout::ref_from_bytes(bytes).map_err(|_| Malformed("a header has 48 bytes"))?;
-        if xxh3_64(&bytes[..CHECKED_BYTES]) != layout.header_check.get() {
+        if checksum_of(&bytes[..CHECKED_BYTES]) != layout.header_check.get() {
             return Err(Malformed("a header's checksum does not fit"));
         }
         let kind = Kind::from_code(layout.kind & !REPLY).ok_or(Malformed("a frame is of no known kind"))?;

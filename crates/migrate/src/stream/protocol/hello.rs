@@ -16,7 +16,7 @@
 //! These two never change, whatever version comes: they are how versions are told apart. Both have a fixed length, and
 //! `check` is the lower half of the xxh3 of the whole message with the check itself as zeroes.
 
-use xxhash_rust::xxh3::xxh3_64;
+use crate::checksum::checksum_of;
 
 use super::{MAGIC, Malformed, VERSION, clip};
 
@@ -163,7 +163,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Writes the checksum of the rest at `at`, where zeroes are.
 fn seal(bytes: &mut [u8], at: usize) {
-    let sum = xxh3_64(bytes) as u32;
+    let sum = checksum_of(bytes) as u32;
     bytes[at..at + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -175,7 +175,7 @@ fn check(bytes: &[u8], at: usize) -> Result<(), Malformed> {
     let own = &mut own[..bytes.len()];
     own.copy_from_slice(bytes);
     own[at..at + 4].fill(0);
-    match (xxh3_64(own) as u32).to_le_bytes() == bytes[at..at + 4] {
+    match (checksum_of(own) as u32).to_le_bytes() == bytes[at..at + 4] {
         true => Ok(()),
         false => Err(Malformed("the checksum of the first message does not fit")),
     }

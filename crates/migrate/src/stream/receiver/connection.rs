@@ -15,13 +15,13 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll};
 
+use crate::checksum::checksum_of;
 use block::{Buffer, Error, ErrorKind, Result};
 use env::{Moment, Task};
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::execute::{Context, Reply, execute};
 use super::session::{Membership, Session};
@@ -426,7 +426,7 @@ impl<'a> Engine<'a> {
                 outcome.is_ok().then_some(expanded)
             }
         };
-        match data.filter(|data| xxh3_64(data) == header.payload_check) {
+        match data.filter(|data| checksum_of(data) == header.payload_check) {
             Some(data) => self.start(header, Some(data), task),
             None => {
                 tracing::warn!(?header, "a frame of another host came damaged");

@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::checksum::checksum_of;
 use block::{Buffer, Data, Error, ErrorKind, Extent, Result};
 use env::{Moment, Task};
 use futures::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::Shared;
 use super::board::{Answered, Operation, Place, Request, Taken};
@@ -458,7 +458,7 @@ impl Engine {
                 self.decider.note_link(reading);
             }
         }
-        let is_whole = header.payload_bytes == 0 || xxh3_64(target.slice()) == header.payload_check;
+        let is_whole = header.payload_bytes == 0 || checksum_of(target.slice()) == header.payload_check;
         let words = |target: &Target| match is_whole {
             true => String::from_utf8_lossy(target.slice()).into_owned(),
             false => "its words came damaged".to_owned(),
