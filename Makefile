@@ -11,7 +11,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-range-lock paper-esx paper-esx-real deny docs clean
+.PHONY: help build release install setup test check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-range-lock bench-wire paper-esx paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -81,6 +81,9 @@ bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a ta
 
 bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads (one minute)
 	@$(CARGO) xtask bench-range-lock
+
+bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and plain TCP (needs root; ONLY=links; twenty minutes)
+	@$(CARGO) xtask bench-wire $(if $(ONLY),--only $(ONLY))
 
 paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; minutes, and half an hour with SCALE=1)
 	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))

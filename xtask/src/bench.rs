@@ -14,6 +14,7 @@ pub(crate) mod range_lock;
 mod reserve;
 pub(crate) mod server;
 mod stall;
+pub(crate) mod wire;
 
 use std::path::{Path, PathBuf};
 

@@ -45,6 +45,12 @@ enum Chore {
     BenchLocal(bench::Arguments),
     /// Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads; prints tables and writes JSON.
     BenchRangeLock(bench::range_lock::Arguments),
+    /// Measure moves between two hosts in network namespaces against nbdcopy, QEMU and plain TCP (needs root); prints a table
+    /// and writes JSON.
+    BenchWire(bench::wire::Arguments),
+    /// One plain TCP stream, as `bench-wire` starts it on both hosts.
+    #[command(hide = true)]
+    TcpStream(bench::wire::tcp::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -60,6 +66,8 @@ fn main() -> ExitCode {
         Chore::PaperEsxReal(arguments) => paper_esx::real::run(&arguments),
         Chore::BenchLocal(arguments) => bench::run(arguments),
         Chore::BenchRangeLock(arguments) => bench::range_lock::run(&arguments),
+        Chore::BenchWire(arguments) => bench::wire::run(arguments),
+        Chore::TcpStream(arguments) => bench::wire::tcp::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,8 +5,12 @@ mod support;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use support::{World, check_refusal};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha12Rng;
+use support::load::Load;
+use support::{World, check_refusal, same};
 use transhume_guest::{Side, TwoHosts, TwoHostsSpec};
 
 /// Two running hosts that do not know each other, and where everything of theirs is.
@@ -89,4 +93,64 @@ fn a_wrong_code_an_unknown_host_and_a_daemon_without_hosts_are_told_what_to_do()
     let alone = World::new();
     alone.refused(&["host"], 2, "give its configuration a section [hosts]");
     alone.refused(&["trust", "--invite"], 2, "speaks to no other hosts");
+}
+
+/// Waits until the only job of a host is as `is` wants it.
+fn wait_for_job(hosts: &TwoHosts, what: &str, is: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
+    let start = Instant::now();
+    loop {
+        let jobs = hosts.daemon(Side::A).json(&["jobs", "--all"]).expect("listed");
+        if is(&jobs[0]) {
+            return jobs[0].clone();
+        }
+        assert!(start.elapsed() < support::HANG, "never {what}: {jobs}\n{}", hosts.daemon(Side::A).log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_volume_moves_to_another_host_under_load_while_the_link_is_cut_and_mended() {
+    const LINK: u64 = 160_000_000;
+    let spec = TwoHostsSpec { links: 2, link_bits_per_second: Some(LINK), ..TwoHostsSpec::default() };
+    let (hosts, folder) = two_hosts(spec);
+    hosts.pair().expect("paired");
+    let image = folder.path().join("disk.img");
+    let mut bytes = vec![0; 64 << 20];
+    ChaCha12Rng::seed_from_u64(7).fill(&mut bytes[..]);
+    std::fs::write(&image, &bytes).expect("written");
+    let uri = format!("nbd+unix:///x?socket={}", folder.path().join("x.sock").display());
+    let backend = support::target(&image);
+    let a = hosts.daemon(Side::A);
+    a.json(&["volume", "attach", "x", "--backend", &backend, "--export", &uri]).expect("attached");
+    let load = Load::start(&uri, &image, 7);
+
+    let job = a.json(&["move", "x", "--to", "b:x", "--detach"]).expect("it begins");
+    let percent = |job: &serde_json::Value| job["progress"]["percent"].as_f64().unwrap_or(0.0);
+    let cut_at = percent(&wait_for_job(&hosts, "a tenth", |job| percent(job) > 10.0));
+    for link in 0..2 {
+        hosts.cut(link).expect("cut");
+    }
+    load.goes_on();
+    // Longer than it takes to notice, and far shorter than the kernel would take to give a connection up.
+    std::thread::sleep(Duration::from_secs(4));
+    load.goes_on();
+    let now = a.json(&["jobs", "--all"]).expect("listed")[0].clone();
+    assert!(percent(&now) < 100.0, "it was done although nothing came through: from {cut_at} %, {now}");
+    for link in 0..2 {
+        hosts.mend(link).expect("mended");
+    }
+    let over = a.wait_for_job(job["id"].as_u64().expect("a number")).expect("it ends");
+    assert_eq!(over["state"], "done", "{over}\n{}", a.log());
+    load.goes_on();
+    let promised = load.finish();
+    assert!(!image.exists(), "the source was not put out of the way");
+    same(&hosts.incoming(Side::B).join("x.raw"), &promised);
+
+    // The source lets the volume go and says so: the target does not wait for it to come back, which would be a minute.
+    a.json(&["volume", "detach", "x"]).expect("nobody uses it any more");
+    let start = Instant::now();
+    while let Err((_, said)) = hosts.daemon(Side::B).ask(&["volume", "detach", "x"]).expect("it answers") {
+        assert!(start.elapsed() < Duration::from_secs(20), "{said}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }

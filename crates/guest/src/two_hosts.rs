@@ -58,11 +58,13 @@ pub struct TwoHostsSpec {
     pub link_bits_per_second: Option<u64>,
     /// Whether both leave encryption out.
     pub plaintext: bool,
+    /// More lines for the section `[hosts]` of both configurations, each with its end.
+    pub more: &'static str,
 }
 
 impl Default for TwoHostsSpec {
     fn default() -> Self {
-        Self { links: 1, link_bits_per_second: None, plaintext: false }
+        Self { links: 1, link_bits_per_second: None, plaintext: false, more: "" }
     }
 }
 
@@ -70,6 +72,7 @@ impl Default for TwoHostsSpec {
 #[derive(Debug)]
 pub struct TwoHosts {
     daemons: [Daemon; 2],
+    folders: [PathBuf; 2],
     namespaces: [String; 2],
     links: usize,
 }
@@ -96,17 +99,22 @@ impl TwoHosts {
             daemon.launcher = words(&format!("ip netns exec {}", namespaces[side.number()]));
             daemon
         });
-        let hosts = Self { daemons, namespaces, links: spec.links };
+        let hosts = Self { daemons, folders, namespaces, links: spec.links };
         hosts.make_networks(spec)?;
         for side in Side::BOTH {
             let addresses: Vec<String> = (0..spec.links).map(|link| format!("\"{}\"", address(side, link))).collect();
             let text = format!(
-                "log = \"info\"\n[hosts]\nname = \"{}\"\naddresses = [{}]\nplaintext = {}\n",
+                "log = \"info\"\n[hosts]\nname = \"{}\"\naddresses = [{}]\nplaintext = {}\n\
+                 incoming-dirs = [\"{}\"]\n{}",
                 side.name(),
                 addresses.join(", "),
-                spec.plaintext
+                spec.plaintext,
+                hosts.incoming(side).display(),
+                spec.more
             );
-            std::fs::write(folders[side.number()].join("config.toml"), text).context("writing a configuration")?;
+            std::fs::create_dir_all(hosts.incoming(side)).context("making a place for volumes")?;
+            std::fs::write(hosts.folders[side.number()].join("config.toml"), text)
+                .context("writing a configuration")?;
         }
         Ok(hosts)
     }
@@ -176,6 +184,12 @@ impl TwoHosts {
     /// The same, to be started, killed and started again.
     pub const fn daemon_mut(&mut self, side: Side) -> &mut Daemon {
         &mut self.daemons[side.number()]
+    }
+
+    /// Where a host puts volumes that come from the other one.
+    #[must_use]
+    pub fn incoming(&self, side: Side) -> PathBuf {
+        self.folders[side.number()].join("incoming")
     }
 
     /// Where a host is reached over one link.

@@ -11,6 +11,11 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// The same figures, each made into another.
+    pub(crate) fn map(&self, figure: impl Fn(f64) -> f64) -> Self {
+        Self(self.0.iter().map(|sample| figure(*sample)).collect())
+    }
+
     fn sorted(&self) -> Vec<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);

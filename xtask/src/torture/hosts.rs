@@ -182,7 +182,8 @@ struct Outcome {
 
 impl Act {
     fn set(programs: &Path, folder: &Path) -> anyhow::Result<Self> {
-        let spec = TwoHostsSpec { links: LINKS, link_bits_per_second: Some(LINK_BITS_PER_SECOND), plaintext: false };
+        let spec =
+            TwoHostsSpec { links: LINKS, link_bits_per_second: Some(LINK_BITS_PER_SECOND), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder, spec)?;
         let incoming = folder.join("incoming");
         std::fs::create_dir(&incoming).context("creating a folder")?;

@@ -1,0 +1,129 @@
+//! `cargo xtask bench-wire`: volumes that move from one host to another, beside the programs that do the same. The two hosts
+//! are network namespaces of this machine, joined by links that are as fast as is said. See docs/benchmarks.md.
+
+mod guests;
+mod pair;
+mod peers;
+mod quiet;
+pub(crate) mod tcp;
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use serde_json::json;
+use transhume_guest::TwoHostsSpec;
+
+use super::figures::{Row, table};
+use super::private_folder;
+
+/// Arguments of `cargo xtask bench-wire`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these groups: throughput, nbdcopy, links, cores, mirror-slow, mirror-fast, reduce, cut, beside. May be given again.
+    #[arg(long, value_name = "GROUP")]
+    only: Vec<String>,
+    /// How often each figure is measured; its median is what counts. The network is cut twice as often.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// MiB that are moved; the throughput of one link is measured with four times as many.
+    #[arg(long, default_value_t = 1024)]
+    mib: u64,
+    /// A folder in memory (tmpfs).
+    #[arg(long, default_value = "/dev/shm")]
+    memory_folder: PathBuf,
+    /// Where the JSON goes.
+    #[arg(long, default_value = "bench-results")]
+    results: PathBuf,
+    /// Where `transhume`, `transhumed` and `nbd-load` are; they are built if nothing is said.
+    #[arg(long)]
+    programs: Option<PathBuf>,
+    /// Put the table into docs/benchmarks.md.
+    #[arg(long)]
+    document: bool,
+}
+
+const BEGIN: &str = "<!-- wire -->\n";
+const END: &str = "<!-- end of wire -->";
+
+const GBIT: u64 = 1_000_000_000;
+
+/// What a group needs to know.
+struct WireBench {
+    runs: usize,
+    bytes: u64,
+    memory: tempfile::TempDir,
+    programs: PathBuf,
+}
+
+type Group = fn(&WireBench) -> anyhow::Result<Vec<Row>>;
+
+const GROUPS: &[(&str, Group)] = &[
+    ("throughput", quiet::throughput),
+    ("nbdcopy", quiet::nbdcopy),
+    ("links", quiet::links),
+    ("cores", quiet::cores),
+    ("mirror-slow", |bench| guests::mirror(bench, GBIT)),
+    ("mirror-fast", |bench| guests::mirror(bench, 10 * GBIT)),
+    ("reduce", quiet::reduce),
+    ("cut", guests::cut),
+    ("beside", quiet::beside),
+];
+
+/// Measures, prints a table and writes JSON.
+pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+    if let Some(unknown) = arguments.only.iter().find(|name| GROUPS.iter().all(|(group, _)| group != name)) {
+        let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
+        bail!("there is no group {unknown}; there are {}", names.join(", "));
+    }
+    let bench = WireBench {
+        runs: arguments.runs.max(1),
+        bytes: arguments.mib.max(1) << 20,
+        memory: private_folder(&arguments.memory_folder)?,
+        programs: match arguments.programs {
+            Some(programs) => programs,
+            None => super::build_programs()?,
+        },
+    };
+    let (mut rows, mut failures) = (Vec::new(), Vec::new());
+    for (name, group) in GROUPS {
+        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
+            continue;
+        }
+        eprintln!("measuring {name}");
+        match group(&bench) {
+            Ok(measured) => {
+                measured.iter().for_each(Row::print);
+                rows.extend(measured);
+            }
+            Err(error) => {
+                eprintln!("{name} was not measured: {error:#}");
+                failures.push(format!("{name}: {error:#}"));
+            }
+        }
+    }
+    let page = table(&rows);
+    print!("{page}");
+    if arguments.document {
+        super::write_between(BEGIN, END, &page)?;
+    }
+    let rows: Vec<_> = rows.iter().map(Row::json).collect();
+    super::write_json(&arguments.results, "wire", json!({ "rows": rows, "not_measured": failures }))?;
+    if failures.is_empty() {
+        return Ok(());
+    }
+    bail!("not measured: {}", failures.join("; "))
+}
+
+/// One encrypted link of so many bits a second.
+const fn limited(bits_per_second: u64) -> TwoHostsSpec {
+    TwoHostsSpec { links: 1, link_bits_per_second: Some(bits_per_second), plaintext: false, more: "" }
+}
+
+/// Megabytes a second.
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    bytes as f64 / 1e6 / seconds
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{} MiB", bytes >> 20)
+}
