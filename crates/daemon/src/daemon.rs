@@ -1,6 +1,6 @@
 //! What the daemon is made of, and what it does with volumes as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::held::{Held, HoldOptions, suited};
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::location::Location;
+use crate::location::{Location, RemoteVolume};
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::rates::Shares;
@@ -57,8 +57,10 @@ pub(crate) struct Daemon {
     pub(crate) host_network: Option<Arc<HostNetwork>>,
     /// Held while a volume comes or goes.
     pub(crate) membership: tokio::sync::Mutex<()>,
-    /// Held while what other hosts are to be told is changed.
-    pub(crate) owing: parking_lot::Mutex<()>,
+    /// What other hosts are to be told of volumes that will not arrive there, once anybody has looked.
+    pub(crate) owing: parking_lot::Mutex<Option<Vec<RemoteVolume>>>,
+    /// Hosts that are being told of volumes which will not arrive there.
+    pub(crate) payers: parking_lot::Mutex<BTreeSet<String>>,
     /// What moves take of network interfaces.
     pub(crate) shares: Arc<Shares>,
     /// How many moves may be late and do not give way.
@@ -99,6 +101,7 @@ impl Daemon {
             owing: parking_lot::Mutex::default(),
             shares: Arc::default(),
             hurrying: parking_lot::Mutex::default(),
+            payers: parking_lot::Mutex::default(),
             layout,
             env,
             config,
@@ -155,6 +158,11 @@ impl Daemon {
     /// A volume that recovery has found and cannot read.
     pub(crate) fn admit_unreadable(&self, name: &str, error: Error) {
         self.unreadable.write().insert(name.to_owned(), error);
+    }
+
+    /// Whether there is a volume of that name which cannot be read.
+    pub(crate) fn is_unreadable(&self, name: &str) -> bool {
+        self.unreadable.read().contains_key(name)
     }
 
     /// A volume that recovery has found.

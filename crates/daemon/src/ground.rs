@@ -119,6 +119,12 @@ pub trait Places: OverlayPlaces {
     /// What the place says.
     fn delete(&self, retired: &Retired) -> Result<(), TargetError>;
 
+    /// Removes a file for good, if there is one.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn remove(&self, path: &Path) -> std::io::Result<()>;
+
     /// How long a file or block device is.
     ///
     /// # Errors
@@ -323,6 +329,13 @@ impl Places for RealPlaces {
 
     fn delete(&self, retired: &Retired) -> Result<(), TargetError> {
         retired.delete()
+    }
+
+    fn remove(&self, path: &Path) -> std::io::Result<()> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| RealFiles::shared().sync_directory(path.parent().unwrap_or(path))),
+        }
     }
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {

@@ -29,6 +29,9 @@ const ARBITER_REST: Duration = Duration::from_secs(2);
 pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let names = daemon.state.volume_names()?;
     join_all(names.iter().map(|name| recover_volume(daemon, name))).await;
+    if let Err(error) = daemon.sweep_making() {
+        tracing::warn!(%error, "what was in the making is looked at again by the next start");
+    }
     daemon.settle_groups();
     daemon.say_farewells_again();
     Ok(())

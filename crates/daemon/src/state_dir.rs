@@ -79,6 +79,10 @@ impl Layout {
         self.root.join("abandoned.json")
     }
 
+    pub(crate) fn arriving(&self) -> PathBuf {
+        self.root.join("arriving.json")
+    }
+
     pub(crate) fn audit(&self) -> PathBuf {
         self.root.join("audit.jsonl")
     }

@@ -204,8 +204,8 @@ impl Daemon {
         if let Some(relay) = held.relay()
             && let Err(error) = relay.connect(volume.document().epoch).await
         {
-            if matches!(error.kind(), block::ErrorKind::Disconnected | block::ErrorKind::TimedOut) {
-                // It may have been asked, and have made a place for the volume.
+            if relay.was_reached() {
+                // It may have been asked, and have made a place for the volume before something failed.
                 self.say_farewell_later(relay.place());
             }
             unlist(volume, &handle).await;

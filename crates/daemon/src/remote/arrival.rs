@@ -85,6 +85,16 @@ impl Daemon {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }
         let spec = self.place_for_arrival(name)?;
+        let noted = self.note_making(name, &spec)?;
+        let made = self.make_noted_arrival(host, request, spec).await;
+        if let Some(noted) = noted {
+            self.made(&noted);
+        }
+        made
+    }
+
+    async fn make_noted_arrival(&self, host: &str, request: &SessionRequest, spec: BackendSpec) -> Result<Arc<Volume>> {
+        let name = &request.volume;
         let target = TargetRequest {
             spec: &spec,
             source: None,

@@ -95,13 +95,15 @@ impl JobJournal for TwoPhases {
         }))
     }
 
+    /// What the guest was answered since the target's last flush is made durable there: that host may lose its power before
+    /// it takes the volume, and this one may not look at its old copy after the fence.
+    fn before_commit(&self) -> IoFuture<'_, ()> {
+        self.relay.flush()
+    }
+
     /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
-    ///
-    /// What the guest was answered since the target's last flush is made durable there first: that host may lose its power
-    /// before it takes the volume, and this one may not look at its old copy any more.
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
-            self.relay.flush().await?;
             if let Some(arbiter) = &self.arbiter {
                 let expected = Verdict::after(withdrawals(&self.journal));
                 let decided = arbiter.decide(self.relay.place().job, expected, Verdict::Committed).await;

@@ -1,7 +1,7 @@
 //! Volumes that will not arrive where they were to go: their hosts are told, however long that takes.
 //!
 //! What is owed is in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing waits for
-//! it: the volume that was not moved is here and works.
+//! it: the volume that was not moved is here and works. One task a host pays all that is owed there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,14 +69,14 @@ impl Daemon {
     pub(crate) async fn say_farewell(self: &Arc<Self>, remote: &RemoteVolume) {
         self.owe(remote);
         if env::timeout(&*self.env, PATIENCE, self.pay(remote)).await != Some(true) {
-            self.pay_later(remote.clone());
+            self.pay_later(&remote.host);
         }
     }
 
     /// The same, without waiting for any answer.
     pub(crate) fn say_farewell_later(self: &Arc<Self>, remote: &RemoteVolume) {
         self.owe(remote);
-        self.pay_later(remote.clone());
+        self.pay_later(&remote.host);
     }
 
     fn owe(&self, remote: &RemoteVolume) {
@@ -89,20 +89,36 @@ impl Daemon {
 
     /// After a start: tells those who have not answered yet.
     pub(crate) fn say_farewells_again(self: &Arc<Self>) {
-        for remote in self.owed() {
-            self.pay_later(remote);
-        }
+        self.owed().iter().for_each(|remote| self.pay_later(&remote.host));
     }
 
-    fn pay_later(self: &Arc<Self>, remote: RemoteVolume) {
-        let daemon = Arc::clone(self);
+    /// Somebody sees to it that `host` is told all that it is owed.
+    fn pay_later(self: &Arc<Self>, host: &str) {
+        if !self.payers.lock().insert(host.to_owned()) {
+            return;
+        }
+        let (daemon, host) = (Arc::clone(self), host.to_owned());
         self.env.spawn(Box::pin(async move {
             let mut rest = REST_MIN;
-            while !daemon.pay(&remote).await {
+            while let Some(remote) = daemon.next_owed(&host) {
+                if daemon.pay(&remote).await {
+                    rest = REST_MIN;
+                    continue;
+                }
                 daemon.env.sleep(rest).await;
                 rest = (rest * 2).min(REST_MAX);
             }
         }));
+    }
+
+    /// What the host's payer pays next; without anything there is no payer any more.
+    fn next_owed(&self, host: &str) -> Option<RemoteVolume> {
+        let mut payers = self.payers.lock();
+        let next = self.owed().into_iter().find(|remote| remote.host == host);
+        if next.is_none() {
+            payers.remove(host);
+        }
+        next
     }
 
     /// Whether the host was told, or need not be.
@@ -121,20 +137,28 @@ impl Daemon {
     }
 
     fn owed(&self) -> Vec<RemoteVolume> {
-        let Ok(text) = self.layout.files().read(&self.layout.abandoned()) else { return Vec::new() };
-        serde_json::from_slice(&text).unwrap_or_else(|error| {
-            tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive cannot be read");
-            Vec::new()
-        })
+        self.with_owed(|owed| owed.clone())
     }
 
+    /// What cannot be noted is known as long as this daemon runs; the next one does too much rather than too little.
     fn change_owed(&self, change: impl FnOnce(&mut Vec<RemoteVolume>)) {
-        let _turn = self.owing.lock();
-        let mut owed = self.owed();
-        change(&mut owed);
-        let text = serde_json::to_string_pretty(&owed).expect("plain data serialises");
-        if let Err(error) = self.layout.write_atomically(&self.layout.abandoned(), &text) {
-            tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive could not be noted");
-        }
+        self.with_owed(|owed| {
+            change(owed);
+            let text = serde_json::to_string_pretty(owed).expect("plain data serialises");
+            if let Err(error) = self.layout.write_atomically(&self.layout.abandoned(), &text) {
+                tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive could not be noted");
+            }
+        });
+    }
+
+    fn with_owed<T>(&self, act: impl FnOnce(&mut Vec<RemoteVolume>) -> T) -> T {
+        let mut owing = self.owing.lock();
+        act(owing.get_or_insert_with(|| {
+            let Ok(text) = self.layout.files().read(&self.layout.abandoned()) else { return Vec::new() };
+            serde_json::from_slice(&text).unwrap_or_else(|error| {
+                tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive cannot be read");
+                Vec::new()
+            })
+        }))
     }
 }

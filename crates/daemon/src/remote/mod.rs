@@ -47,6 +47,7 @@
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
 //! | `relay`, `unflushed` | the device over a volume of another host |
 //! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
+//! | `making` | files of volumes that come here and are not on record yet |
 //! | `farewell` | telling a host that a volume will not arrive |
 //! | `resolve` | what both have on record, and a person's decision |
 
@@ -56,6 +57,7 @@ mod departure;
 mod entrance;
 mod farewell;
 mod gate;
+mod making;
 mod relay;
 mod resolve;
 mod unflushed;

@@ -21,7 +21,11 @@
 //!
 //! What was passed on and not flushed yet is kept here, [`UNFLUSHED_BYTES_MAX`] at most. A host that loses its power loses
 //! what its disks had not made durable, and this guest, which runs on another machine, would not know. So it is written
-//! again, in order, when the other host has been booted since, before anything else reaches it.
+//! again, in the order in which it was carried out, and flushed, when the other host has been booted since, before anything
+//! else reaches it. For that order a write keeps other requests for its bytes back until it is answered and kept.
+//!
+//! What an earlier life of this daemon has passed on nobody has kept. A new one has the other host flush before its guest
+//! reads anything, so that what has been read stays.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -29,13 +33,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use block::{
-    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result,
+    BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation,
+    RangeLock, Result,
 };
 use env::EnvRef;
 use futures::future::{BoxFuture, select};
 use migrate::Digests;
 use migrate::stream::protocol::feature;
-use migrate::stream::{Answer, Ask, Remote, Role, SessionRequest, StreamOptions, StreamStatistics};
+use migrate::stream::{
+    Answer, Ask, BoxTransport, Dialer, Remote, Role, SessionRequest, StreamOptions, StreamStatistics,
+};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -67,6 +74,8 @@ pub(crate) struct Relay {
     /// Told of every change of the state. Those who wait are told in the order in which they came.
     changed: Notify,
     unflushed: Mutex<Unflushed>,
+    /// Keeps the order of what is kept.
+    ranges: RangeLock,
     /// What earlier sessions sent.
     sent: Mutex<StreamStatistics>,
     /// Why the host was not reached when that was last tried.
@@ -77,6 +86,8 @@ pub(crate) struct Relay {
     /// The life of the other host's daemon that is known to hold what it is thought to hold of the copy: it made the place, or it
     /// was compared.
     trusted: Mutex<Option<[u8; 16]>>,
+    /// There was a connection to the other host.
+    reached: Arc<AtomicBool>,
     /// A copy's writes are kept, too: the other host may be asked to take the volume at any moment.
     keeps_copy: AtomicBool,
 }
@@ -125,11 +136,13 @@ impl Relay {
             state: Mutex::new(State::Down),
             changed: Notify::new(),
             unflushed: Mutex::default(),
+            ranges: RangeLock::new(),
             sent: Mutex::default(),
             problem: Mutex::default(),
             kicked: AtomicBool::new(false),
             boot: Mutex::default(),
             trusted: Mutex::default(),
+            reached: Arc::default(),
             keeps_copy: AtomicBool::new(false),
         })
     }
@@ -200,6 +213,11 @@ impl Relay {
         drop(state);
         self.announce();
         Ok(found)
+    }
+
+    /// Whether there ever was a connection to the other host, which therefore may know of the volume.
+    pub(crate) fn was_reached(&self) -> bool {
+        self.reached.load(Ordering::Relaxed)
     }
 
     /// Has the other host be durably prepared to hold the volume under `epoch`.
@@ -322,12 +340,8 @@ impl Relay {
         let remote = self.open(Role::Forward, epoch, self.options.clone()).await?;
         let now = remote.session().boot;
         let before = *self.boot.lock();
-        if before.is_some_and(|before| before != now) {
-            let again = self.unflushed.lock().all();
-            tracing::warn!(place = %self.place, writes = again.len(), "its host was booted: what was not flushed is written again");
-            for mutation in again {
-                remote.write(mutation).await?;
-            }
+        if before != Some(now) {
+            self.bring_up_to_date(&remote, before.is_some()).await?;
         }
         *self.boot.lock() = Some(now);
         note_taken().await.map_err(|error| error.wrap("recording that the volume was taken"))?;
@@ -340,9 +354,28 @@ impl Relay {
         Ok(())
     }
 
+    /// The other host was booted since the last session, or nobody knows whether it was: what was answered is there, and
+    /// durable, when this returns.
+    async fn bring_up_to_date(&self, remote: &Remote, was_booted: bool) -> Result<()> {
+        let (again, mark) = {
+            let unflushed = self.unflushed.lock();
+            (unflushed.all(), unflushed.mark())
+        };
+        if was_booted {
+            tracing::warn!(place = %self.place, writes = again.len(), "its host was booted: what was not flushed is written again");
+            for mutation in again {
+                remote.write(mutation).await?;
+            }
+        }
+        remote.flush().await?;
+        self.unflushed.lock().forget(mark);
+        Ok(())
+    }
+
     async fn open(&self, role: Role, epoch: u64, options: StreamOptions) -> Result<Arc<Remote>> {
         let host = HostName::new(&self.place.host).and_then(|host| self.hosts.dialer(&host));
         let dialer = host.map_err(|error| Error::new(ErrorKind::PermissionDenied, error.to_string()))?;
+        let dialer = Arc::new(Noting { dialer, reached: Arc::clone(&self.reached) });
         Remote::connect(Arc::clone(&self.env), dialer, self.request(role, epoch), options).await
     }
 
@@ -427,18 +460,27 @@ impl Relay {
     }
 
     async fn send_write(&self, mutation: Mutation) -> Result<()> {
-        let number = self.unflushed.lock().begin();
+        let turn = if self.keeps_order() { Some(self.ranges.exclusive(mutation.extent()).await) } else { None };
         loop {
             let session = self.session().await?;
             match session.device().write(mutation.clone()).await {
                 Ok(()) => {
-                    let is_kept = !mutation.fua && self.keeps_writes_of(&session);
-                    let is_much = is_kept && self.unflushed.lock().keep(number, mutation) > UNFLUSHED_BYTES_MAX;
+                    let is_much =
+                        self.keeps_writes_of(&session) && self.unflushed.lock().keep(mutation) > UNFLUSHED_BYTES_MAX;
+                    drop(turn);
                     return if is_much { self.send_flush().await } else { Ok(()) };
                 }
                 Err(error) if self.is_to_be_sent_again(&session, &error) => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Whether what is written now may be kept. Before that whoever copies keeps the order.
+    fn keeps_order(&self) -> bool {
+        match &*self.state.lock() {
+            State::Down | State::Copying(_) => self.keeps_copy.load(Ordering::Relaxed),
+            State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => true,
         }
     }
 
@@ -467,6 +509,9 @@ impl Relay {
 
     async fn send_read(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
         let length = buffer.len();
+        let extent = Extent::new(offset, length.into());
+        // A write that was not answered may be lost with the other host's power, and be there again later.
+        let _turn = if self.keeps_order() { Some(self.ranges.shared(extent).await) } else { None };
         let mut buffer = Some(buffer);
         loop {
             let session = self.session().await?;
@@ -486,6 +531,22 @@ impl Relay {
                 outcome => return outcome,
             }
         }
+    }
+}
+
+/// Notes that the other host was reached.
+struct Noting {
+    dialer: Arc<dyn Dialer>,
+    reached: Arc<AtomicBool>,
+}
+
+impl Dialer for Noting {
+    fn dial(&self, stream: u16) -> BoxFuture<'_, Result<BoxTransport>> {
+        Box::pin(async move {
+            let transport = self.dialer.dial(stream).await?;
+            self.reached.store(true, Ordering::Relaxed);
+            Ok(transport)
+        })
     }
 }
 

@@ -1,23 +1,21 @@
 //! What was passed on to another host and not flushed there yet.
 //!
-//! A write is kept from its answer to the end of a flush that began after its answer. It is written again in the order in
-//! which the guest asked: of writes that overlap, the guest has waited for the earlier before it asked for the later, or
-//! does not care.
+//! A write is kept from its answer to the end of a flush that began after its answer. Writes are written again in the order
+//! of their answers: of those that overlap, the later one was not sent before the earlier one was kept. One that is durable
+//! by itself is kept if anything is: what is written again may lie below it.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use block::{Bytes, Data, Mutation, MutationKind};
 
 /// What a write counts for beside its data.
 const OVERHEAD: u64 = 128;
 
-/// Writes in the order in which they were asked for.
+/// Writes in the order in which they were answered.
 #[derive(Default)]
 pub(crate) struct Unflushed {
-    writes: BTreeMap<u64, Kept>,
+    writes: VecDeque<Kept>,
     bytes: u64,
-    /// The number of the next write.
-    next: u64,
     /// How many answers there were.
     answers: u64,
 }
@@ -29,17 +27,14 @@ struct Kept {
 }
 
 impl Unflushed {
-    /// A write begins: its number.
-    pub(crate) fn begin(&mut self) -> u64 {
-        self.next += 1;
-        self.next
-    }
-
-    /// A write was answered and is kept; gives how much is.
-    pub(crate) fn keep(&mut self, number: u64, mutation: Mutation) -> Bytes {
+    /// A write was answered and is kept, if it need be; gives how much is.
+    pub(crate) fn keep(&mut self, mutation: Mutation) -> Bytes {
+        if mutation.fua && self.writes.is_empty() {
+            return Bytes(self.bytes);
+        }
         self.answers += 1;
         self.bytes += weight(&mutation);
-        self.writes.insert(number, Kept { answer: self.answers, mutation: own(mutation) });
+        self.writes.push_back(Kept { answer: self.answers, mutation: own(mutation) });
         Bytes(self.bytes)
     }
 
@@ -50,14 +45,9 @@ impl Unflushed {
 
     /// A flush has succeeded, which began at `mark`.
     pub(crate) fn forget(&mut self, mark: u64) {
-        let bytes = &mut self.bytes;
-        self.writes.retain(|_, kept| {
-            let stays = kept.answer > mark;
-            if !stays {
-                *bytes -= weight(&kept.mutation);
-            }
-            stays
-        });
+        while let Some(kept) = self.writes.pop_front_if(|kept| kept.answer <= mark) {
+            self.bytes -= weight(&kept.mutation);
+        }
     }
 
     /// They need not be kept any more.
@@ -68,7 +58,7 @@ impl Unflushed {
 
     /// All of them, in order.
     pub(crate) fn all(&self) -> Vec<Mutation> {
-        self.writes.values().map(|kept| kept.mutation.clone()).collect()
+        self.writes.iter().map(|kept| kept.mutation.clone()).collect()
     }
 }
 
@@ -97,21 +87,27 @@ mod tests {
     }
 
     #[test]
+    fn a_durable_write_is_kept_above_those_that_are_not() {
+        let mut unflushed = Unflushed::default();
+        assert_eq!(unflushed.keep(zeroes(0).with_fua(true)), Bytes::ZERO);
+        unflushed.keep(zeroes(0));
+        unflushed.keep(zeroes(512).with_fua(true));
+        assert_eq!(unflushed.all().len(), 2);
+    }
+
+    #[test]
     fn a_flush_forgets_what_was_answered_before_it_began_and_nothing_else() {
         let mut unflushed = Unflushed::default();
-        let (first, second) = (unflushed.begin(), unflushed.begin());
-        // The later one is answered first.
-        unflushed.keep(second, zeroes(512));
+        unflushed.keep(zeroes(512));
         let mark = unflushed.mark();
-        unflushed.keep(first, zeroes(0));
+        unflushed.keep(zeroes(0));
         let places = |unflushed: &Unflushed| -> Vec<u64> {
             unflushed.all().iter().map(|mutation| mutation.extent().offset.0).collect()
         };
-        assert_eq!(places(&unflushed), [0, 512]);
+        assert_eq!(places(&unflushed), [512, 0]);
         unflushed.forget(mark);
         assert_eq!(places(&unflushed), [0]);
-        let third = unflushed.begin();
-        assert_eq!(unflushed.keep(third, zeroes(1024)), Bytes(2 * OVERHEAD));
+        assert_eq!(unflushed.keep(zeroes(1024)), Bytes(2 * OVERHEAD));
         unflushed.forget(unflushed.mark());
         assert!(unflushed.all().is_empty() && unflushed.bytes == 0);
     }

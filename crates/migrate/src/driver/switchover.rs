@@ -111,10 +111,30 @@ impl Driver {
             self.mirror.tracker(|tracker| (tracker.is_complete() && tracker.is_drained(), !tracker.has_unflushed()));
         match (self.tracking.is_some(), is_complete) {
             // The guest's flushes went to both sides since before the last flush.
-            (false, true) => Event::Quiesced,
+            (false, true) => self.settle_target().await,
             (false, false) => Event::Missing,
-            (true, true) if is_flushed => Event::Quiesced,
+            (true, true) if is_flushed => self.settle_target().await,
             (true, _) => Event::Behind,
+        }
+    }
+
+    /// The target is as the commit needs it, while the guest is held. One that takes long is given the time while the guest
+    /// works: there is less to do then the next time.
+    async fn settle_target(&mut self) -> Event {
+        let began = self.env.now();
+        let settled = env::timeout(&*self.env, self.options.commit_limit(), self.journal.before_commit()).await;
+        self.statistics.switchover.window_us += micros(self.env.now().since(began));
+        match settled {
+            Some(Ok(())) => self.demand().unwrap_or(Event::Quiesced),
+            Some(Err(error)) => {
+                self.error = Some(error.wrap("making the target durable before the commit"));
+                Event::TargetFailed
+            }
+            None => {
+                self.statistics.switchover.quiesce_retries += 1;
+                self.note_stall();
+                Event::NotQuiesced
+            }
         }
     }
 
@@ -159,6 +179,9 @@ impl Driver {
                         }
                         self.wait(until.since(self.env.now())).await;
                     }
+                    if let Some(event) = self.settle_target_in_doubt().await {
+                        return event;
+                    }
                     let journal = Arc::clone(&self.journal);
                     Box::pin(async move { journal.commit().await })
                 }
@@ -183,6 +206,29 @@ impl Driver {
                     Err(error) => self.error = Some(error.wrap("storing the commit again")),
                 }
                 break;
+            }
+        }
+    }
+
+    /// The target is as the commit needs it, while the guest works on both sides.
+    async fn settle_target_in_doubt(&mut self) -> Option<Event> {
+        let journal = Arc::clone(&self.journal);
+        let mut settling = journal.before_commit();
+        loop {
+            let settled = match select(&mut settling, pin!(self.wait(TICK * 20))).await {
+                Either::Left((settled, _)) => Some(settled),
+                Either::Right(_) => None,
+            };
+            match settled {
+                Some(Ok(())) => return None,
+                Some(Err(error)) => {
+                    self.error = Some(error.wrap("making the target durable before the commit"));
+                    return Some(Event::TargetFailed);
+                }
+                None => self.publish(),
+            }
+            if let Some(event) = self.demand() {
+                return Some(event);
             }
         }
     }

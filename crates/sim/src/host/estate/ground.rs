@@ -171,6 +171,16 @@ impl Places for Life {
         Ok(())
     }
 
+    fn remove(&self, path: &Path) -> std::io::Result<()> {
+        let Ok((side, _, disk)) = self.host.place(path) else { return Ok(()) };
+        if self.process.burn() {
+            self.host.check_put_away(side, "removed");
+            disk.revoke("its file was removed");
+            self.host.shared.estate.places.lock()[side].exists = false;
+        }
+        Ok(())
+    }
+
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         self.host.place(path).map(|(_, _, disk)| disk.size())
     }
