@@ -69,7 +69,6 @@ pub trait JobJournal: Send + Sync {
     /// fenced means that this can never be: the doubt is settled by [`revert`](Self::revert) then.
     fn commit(&self) -> IoFuture<'_, ()>;
 
-<<<<<<< HEAD
     /// Settles a commit in doubt, against it if that is possible still: records durably that the source holds the volume.
     /// Gives `false` if the commit counts: then the target holds it, and that is on record.
     ///
@@ -77,7 +76,8 @@ pub trait JobJournal: Send + Sync {
     /// The doubt is as it was.
     fn revert(&self) -> IoFuture<'_, bool> {
         Box::pin(async { self.record(Phase::Reverting).await.map(|()| true) })
-=======
+    }
+
     /// Asked right before each store of the commit: before the first one the guest is held, and nothing of it is in
     /// flight. A target that the guest could lose without being told, because it may lose its power alone, makes durable
     /// here what the guest was answered.
@@ -86,7 +86,6 @@ pub trait JobJournal: Send + Sync {
     /// The target is lost; nothing was stored.
     fn before_commit(&self) -> IoFuture<'_, ()> {
         block::ready(Ok(()))
->>>>>>> 1158e46 (Between hosts: flush the target before the fence instead of in it, keep what was passed on in order, and leave nothing on the other host)
     }
 
     /// Told once the commit counts, before any of the guest's requests goes to the target alone.

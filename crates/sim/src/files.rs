@@ -104,6 +104,20 @@ impl SimFiles {
         Arc::new(LifeFiles { files: self.clone(), process: process.clone() })
     }
 
+    /// What there is in a directory.
+    pub(crate) fn below(&self, directory: &str) -> impl Iterator<Item = String> {
+        let state = self.state.lock();
+        let names = state.tree.keys().filter(|path| path.parent() == Some(Path::new(directory)));
+        names.map(|path| path.display().to_string()).collect::<Vec<_>>().into_iter()
+    }
+
+    /// The text of a file.
+    pub(crate) fn contents(&self, path: &str) -> Option<String> {
+        let state = self.state.lock();
+        let number = state.file(Path::new(path)).ok()?;
+        Some(String::from_utf8_lossy(&state.contents[number].bytes).into_owned())
+    }
+
     /// Nothing can be written while it is full.
     pub(crate) fn set_full(&self, is_full: bool) {
         self.state.lock().is_full = is_full;

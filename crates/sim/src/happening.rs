@@ -39,6 +39,12 @@ pub enum Happening {
     Cancel,
     /// Somebody changes the bandwidth.
     Bandwidth,
+    /// The daemon of the host that the volume moves to is killed, and starts again. (Between hosts, as the next two.)
+    NeighbourCrash,
+    /// That host loses its power, and comes back.
+    NeighbourPowerLoss,
+    /// The hosts cannot reach each other for a while.
+    NeighbourTrouble,
 }
 
 impl Happening {
@@ -62,6 +68,9 @@ impl Happening {
             Self::Pause => "pause",
             Self::Cancel => "cancel",
             Self::Bandwidth => "bandwidth",
+            Self::NeighbourCrash => "neighbour-crash",
+            Self::NeighbourPowerLoss => "neighbour-power-loss",
+            Self::NeighbourTrouble => "neighbour-trouble",
         }
     }
 }

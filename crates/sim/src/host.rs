@@ -105,7 +105,7 @@ impl Host {
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
         let Disks { journal, map, sides } = disks;
-        let estate = Estate::new(world, &map);
+        let estate = Estate::new(world, &map, setup.is_between_hosts);
         let shared = Shared {
             world: world.clone(),
             dice: world.dice("host"),
@@ -136,12 +136,17 @@ impl Host {
 
     /// Starts its process.
     pub fn boot(&self) {
+        self.boot_neighbour();
         let life = {
             let mut lives = self.shared.lives.lock();
             *lives += 1;
             *lives
         };
-        let process = Process::start(&self.shared.world, life).with_tasks_max(self.shared.setup.tasks_max);
+        let process = match self.shared.setup.neighbour_burns {
+            true => Process::bystander(&self.shared.world, "process", life),
+            false => Process::start(&self.shared.world, life),
+        };
+        let process = process.with_tasks_max(self.shared.setup.tasks_max);
         *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
         let host = self.clone();
         let serving = process.clone();
@@ -166,6 +171,7 @@ impl Host {
     /// Kills its process.
     pub async fn crash(&self) {
         let life = std::mem::take(&mut *self.shared.now.lock());
+        self.shared.estate.note_death();
         self.shared.world.fault("crash", format_args!("the process is killed"));
         if let Some(process) = life.process {
             process.kill().await;
@@ -180,7 +186,8 @@ impl Host {
         self.shared.guest.lose_power().await;
         self.shared.port.lose_power().await;
         let Shared { journal, map, sides, boots, .. } = &*self.shared;
-        [journal, map, &sides[0], &sides[1]].into_iter().for_each(Disk::lose_power);
+        let own = if self.shared.setup.is_between_hosts { &sides[..1] } else { &sides[..] };
+        [journal, map].into_iter().chain(own).for_each(Disk::lose_power);
         self.shared.shelf.lose_power();
         self.shared.estate.files.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {

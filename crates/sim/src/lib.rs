@@ -30,6 +30,12 @@
 //! | half open | a guest's connection over NBD | up to 5 times | what the guest's side sends vanishes, its end included; the guest notices within 20 ms and connects anew, the server is never told | the same |
 //! | slow reader | a guest over NBD | up to 4 times | it does not read for up to 10 ms | the same |
 //! | link down | between a guest over NBD and the server | up to 3 times | nothing moves for up to 10 ms | the same |
+//! | other host's crash | its daemon | up to 4 times, or at a chosen await | as a crash | everything that was answered, and the guest is not told |
+//! | other host's power loss | that host: journal, files, target | up to 4 times | as a power loss, while the guest's machine runs on | everything that was answered, flushed or not |
+//! | trouble between hosts | their link | up to 7 times | up to 12 s: connections are reset and none is made; or nothing moves; or one direction of those that there are vanishes | all; the guest waits for nobody while it has its own disk |
+//!
+//! One thing is not tried between hosts: that the first host's daemon dies *and* the other host loses its power before the
+//! next flush. Then writes that were passed on and not flushed are lost, and a guest whose machine runs on is not told.
 //!
 //! A flush that fails in a process that dies before it can say so is known to nobody: what it covered is excused, and no
 //! file system of a real machine does better. One that fails while the guest's connection is cut is told to the next.

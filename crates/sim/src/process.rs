@@ -89,6 +89,12 @@ impl Process {
         Self::named(world, &format!("{name} {life}"), false)
     }
 
+    /// Starts life number `life` of another program, `name`, which is the one that the fuse kills.
+    #[must_use]
+    pub fn burning(world: &World, name: &str, life: u32) -> Self {
+        Self::named(world, &format!("{name} {life}"), true)
+    }
+
     fn named(world: &World, name: &str, is_fused: bool) -> Self {
         let dice = world.dice(name);
         let (world, dead, tasks) = (world.clone(), Arc::default(), Arc::default());

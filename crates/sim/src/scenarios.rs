@@ -2,6 +2,7 @@
 
 mod asynchronous;
 mod auto;
+mod hosts;
 mod nbd;
 mod parts;
 mod snapshots;
@@ -117,6 +118,17 @@ pub const SCENARIOS: &[Scenario] = &[
         auto::crashed(dice).by_daemon()
     }),
     scenario("daemon-target", "the real daemon's target fails", daemon_target),
+    scenario("hosts", "the volume moves to another host's daemon, and nothing goes wrong", hosts::quiet),
+    scenario("hosts-crash", "either host's daemon is killed, around the switchover, too", hosts::crashed),
+    scenario("hosts-cut", "the hosts cannot reach each other now and then", hosts::cut),
+    scenario("hosts-power-loss", "either host loses its power", hosts::powerless),
+    scenario("hosts-undone", "a move to another host is cancelled, and both forget it", hosts::undone),
+    scenario("hosts-await", "the source's daemon is killed at one await or step of its files", hosts::dying),
+    scenario(
+        "hosts-await-there",
+        "the other host's daemon is killed at one await or step of its files",
+        hosts::dying_there,
+    ),
     scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
     scenario(
         "snapshots-daemon",

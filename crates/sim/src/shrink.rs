@@ -134,7 +134,8 @@ impl Story {
         }
         let (load, options) = (&mut self.load, &mut self.setup.options);
         match name {
-            "wire" => self.wire.take().is_some(),
+            // The daemon has nothing else.
+            "wire" => !self.setup.is_daemon && self.wire.take().is_some(),
             "space" => self.space.take().is_some(),
             "requests" => halve(&mut load.requests, 1),
             "outstanding" => halve(&mut load.outstanding, 1),

@@ -58,8 +58,8 @@ impl<'a> Cast<'a> {
         let dice = world.dice("story");
         let size = story.size;
         let source = Disk::new(world, "source", size, story.alignment, story.timings[0]);
-        // Not where the volume comes back: nothing moves to a smaller disk.
-        let is_larger = dice.chance(0.2) && story.moves < 2;
+        // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
+        let is_larger = dice.chance(0.2) && story.moves < 2 && !story.setup.is_between_hosts;
         let target_size = if is_larger { size + Bytes::kib(64) } else { size };
         let target = Disk::new(world, "target", target_size, story.alignment, story.timings[1]);
         let journal = Disk::new(world, "journal", Bytes::mib(1), 512, Timing::FLASH);
@@ -86,7 +86,8 @@ impl<'a> Cast<'a> {
         let guest = Guest::new(world, &port, story.load, ledger);
         let sides = [source, target];
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
-        let tasks_max = 64 + 4 * story.load.outstanding as usize;
+        let between = if story.setup.is_between_hosts { 256 } else { 0 };
+        let tasks_max = 64 + between + 4 * story.load.outstanding as usize;
         let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
         let host = Host::new(world, setup, &port, &guest, disks);
         let deaths = Cell::new(0);
@@ -155,7 +156,10 @@ impl<'a> Cast<'a> {
         self.host.set_files_full(false);
         if let Some(control) = self.host.control() {
             control.set_bandwidth(None);
-            control.resume();
+            // A lost host is brought back by the daemon.
+            if !self.story.setup.is_between_hosts {
+                control.resume();
+            }
         }
     }
 
@@ -198,6 +202,11 @@ impl<'a> Cast<'a> {
                 return;
             }
             self.deaths.set(self.deaths.get() + 1);
+            if self.story.setup.neighbour_burns {
+                self.world.fuse().renew();
+                self.host.strike_neighbour(false, self.story.downtime).await;
+                continue;
+            }
             let _outage = self.host.outage().await;
             self.host.crash().await;
             self.world.fuse().renew();
@@ -219,6 +228,9 @@ impl<'a> Cast<'a> {
     }
 
     async fn crash(&self) {
+        if !self.host.may_die().await {
+            return;
+        }
         self.host.crash().await;
         self.world.sleep(self.dice.up_to(self.story.downtime)).await;
         self.host.boot();
@@ -297,6 +309,9 @@ impl<'a> Cast<'a> {
                 let taken = control.cancel().is_ok();
                 self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
             }
+            Happening::NeighbourCrash => self.host.strike_neighbour(false, self.story.downtime).await,
+            Happening::NeighbourPowerLoss => self.host.strike_neighbour(true, self.story.downtime).await,
+            Happening::NeighbourTrouble => self.host.trouble_with_neighbour(),
             Happening::Bandwidth => {
                 let Some(control) = self.host.control() else { return };
                 let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);
@@ -390,6 +405,10 @@ impl<'a> Cast<'a> {
                 // hangs may be why it failed.
                 tries += 1;
                 self.world.sleep(STUCK_MAX / TRIES_MAX).await;
+                if self.story.setup.is_between_hosts && self.dice.chance(0.5) {
+                    let forgotten = self.host.forgotten_by_neighbour();
+                    self.within(JOB_LIMIT, "something of the move is left", forgotten).await?;
+                }
                 if tries > TRIES_MAX {
                     let what = format!("{tries} moves without faults did not succeed: {:?}", self.host.status());
                     self.world.violate(Invariant::Converges, what);
@@ -419,6 +438,7 @@ impl<'a> Cast<'a> {
     fn last_checks(&self) {
         let ledger = self.guest.ledger();
         checks::flushed(&self.world, &self.sides[self.host.holder()], &ledger, true);
+        self.host.check_arrived();
         checks::as_told(&self.world, &self.story.expected, &self.guest.report(), &self.host.status());
     }
 }

@@ -117,6 +117,8 @@ impl Story {
                 offloads: false,
                 corrupts: false,
                 is_daemon: false,
+                is_between_hosts: false,
+                neighbour_burns: false,
                 mistakes: Mistakes::default(),
             },
             events: Vec::new(),
@@ -299,6 +301,24 @@ impl Story {
         self.setup.offloads = false;
         self.wire.get_or_insert(WireFigures::LOCAL);
         self.faults.iter_mut().for_each(|faults| faults.flush_errors = 0.0);
+        self
+    }
+
+    /// The same, and the volume moves to another host's daemon. The target's disk is that host's.
+    #[must_use]
+    pub fn between_hosts(self) -> Self {
+        let mut story = self.by_daemon();
+        story.setup.is_between_hosts = true;
+        // Nothing is overwritten there, and there is no way back while the first host passes requests on.
+        story.dirty_target = false;
+        story.moves = 1;
+        story
+    }
+
+    /// At chosen polls the process of the other host dies, and not that of the first one.
+    #[must_use]
+    pub fn neighbour_dies(mut self) -> Self {
+        self.setup.neighbour_burns = true;
         self
     }
 

@@ -7,18 +7,20 @@
 //! ```
 //!
 //! The volume is `/pool/0` or `/pool/1`, a file on the disk of that number: a target is made anew where there is none, a
-//! source that was moved from gets another name. What the daemon stores in its journal is read on its way to the disk, and
+//! source that was moved from gets another name. With a neighbour the second place is another host's (`b:1`), whose daemon
+//! is a second process. What the daemon stores in its journal is read on its way to the disk, and
 //! the same checks as on the least host's journal are made there. Not in this world: HTTP, adoption, configuration,
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
 mod ground;
+mod neighbour;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ::daemon::VolumeDocument;
+use ::daemon::{Location, VolumeDocument};
 use api::v1::{AttachRequest, Job, JobState, MoveRequest, Strategy, Verify};
 use block::{Device, Filter, IoFuture, Mutation, MutationKind};
 use migrate::{Control, Phase};
@@ -28,8 +30,11 @@ use super::{Host, Status};
 use crate::checks;
 use crate::disk::Disk;
 use crate::files::SimFiles;
+use crate::medium::SECTOR_BYTES;
 use crate::process::Process;
 use crate::world::{Invariant, World};
+
+use neighbour::Neighbour;
 
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
@@ -44,6 +49,8 @@ pub(super) struct Estate {
     /// The files that hold, held, or will hold the volume.
     pub(super) places: Mutex<[Place; 2]>,
     slots: Mutex<Slots>,
+    /// The host that the volume moves to, if that is another one.
+    neighbour: Option<Neighbour>,
 }
 
 /// What may be found in the daemon's journal.
@@ -65,10 +72,18 @@ pub(super) struct Place {
 }
 
 impl Estate {
-    pub(super) fn new(world: &World, map: &Disk) -> Self {
-        // What the target holds at the start is in a file, too.
-        let places = [1, 2].map(|number| Place { exists: true, number });
-        Self { files: SimFiles::new(world, map), places: Mutex::new(places), slots: Mutex::default() }
+    pub(super) fn new(world: &World, map: &Disk, is_between_hosts: bool) -> Self {
+        // What the target holds at the start is in a file, too; another host has none.
+        let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
+        let neighbour = is_between_hosts.then(|| Neighbour::new(world));
+        Self { files: SimFiles::new(world, map), places: Mutex::new(places), slots: Mutex::default(), neighbour }
+    }
+
+    /// The process has died.
+    pub(super) fn note_death(&self) {
+        if let Some(neighbour) = &self.neighbour {
+            neighbour.note_death();
+        }
     }
 }
 
@@ -79,12 +94,17 @@ fn path_of(side: usize) -> String {
 
 /// The number of the place at `path`.
 fn side_of(path: &Path) -> usize {
-    usize::from(path == Path::new("/pool/1"))
+    usize::from(path.file_stem() == Some("1".as_ref()))
 }
 
-/// The number of the place that holds the volume; every place of this world is a file.
+/// The number of the place that holds the volume; on another host that is the second.
 fn side_held_by(document: &VolumeDocument) -> usize {
-    document.backend.local_path().map_or(0, side_of)
+    match &document.backend {
+        Location::Local(spec) => side_of(spec.path()),
+        Location::Remote(_) => 1,
+        // Nobody moves to one here.
+        Location::Foreign(_) => 0,
+    }
 }
 
 /// What a job's report says of its end.
@@ -170,7 +190,10 @@ impl Host {
         *self.shared.from.lock() = from;
         let options = &self.shared.setup.options;
         let request = MoveRequest {
-            to: format!("file:{}", path_of(1 - from)),
+            to: match self.shared.setup.is_between_hosts {
+                true => "b:1".to_owned(),
+                false => format!("file:{}", path_of(1 - from)),
+            },
             bandwidth: options.bandwidth,
             verify: match options.verify {
                 migrate::Verify::Off => Verify::Off,
@@ -188,7 +211,7 @@ impl Host {
             },
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             buffer: options.buffer_bytes,
-            overwrite: true,
+            overwrite: !self.shared.setup.is_between_hosts,
             delete_source: self.shared.dice.chance(0.3),
             ..MoveRequest::default()
         };
@@ -219,7 +242,7 @@ impl Host {
                 let mut now = self.shared.now.lock();
                 (now.control, now.target) = (Some(control.clone()), target);
             }
-            self.watch_job(process, &control, target).await;
+            self.watch_job(process, core, &control, target).await;
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -249,7 +272,7 @@ impl Host {
     }
 
     /// Looks at a migration, and sees to a lost target, as an operator does.
-    async fn watch_job(&self, process: &Process, control: &Control, target: usize) {
+    async fn watch_job(&self, process: &Process, core: &::daemon::Core, control: &Control, target: usize) {
         let mut watch = control.watch();
         let mut last = watch.borrow_and_update().clone();
         let mut losses = 0;
@@ -271,8 +294,11 @@ impl Host {
                 if losses > 20 || !self.shared.setup.resumes_lost_targets {
                     // It may have ended meanwhile.
                     let _ = control.cancel();
-                } else {
+                } else if !self.shared.setup.is_between_hosts {
                     control.resume();
+                } else if self.shared.dice.chance(0.3) {
+                    // Otherwise the daemon does by itself. It may be over meanwhile.
+                    drop(core.steer(VOLUME, "resume").await);
                 }
             }
             if last.phase.is_final() || watch.changed().await.is_err() {
@@ -293,6 +319,50 @@ impl Host {
         }
     }
 
+    /// Whether the journal may say that the other host is to hold the volume under `epoch`.
+    fn has_given_up(&self, epoch: u64) -> bool {
+        let slots = self.shared.estate.slots.lock();
+        slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| matches!(document.backend, Location::Remote(_)) && document.epoch == epoch)
+        })
+    }
+
+    /// This host gives the volume up to another one, or takes note that it has it.
+    fn check_given_up(&self, document: &VolumeDocument) {
+        let (Some(neighbour), Location::Remote(_)) = (&self.shared.estate.neighbour, &document.backend) else { return };
+        let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+        let is_taken = committed.is_none_or(|committed| committed.taken);
+        let epoch = document.epoch;
+        if is_taken && !neighbour.holds() {
+            let what = format!("the neighbour is said to have taken the volume under epoch {epoch}, and has not");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        } else if !neighbour.is_ready_for(epoch) {
+            let what = format!("the volume is given up under epoch {epoch}, and nobody is ready for that");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
+    /// What the guest was answered is durable on the other host when that is to have it: its power is not the guest's.
+    fn check_durable_there(&self) {
+        let sides = &self.shared.sides;
+        if self.shared.estate.neighbour.is_none() || sides.iter().any(|side| side.in_flight() > 0) {
+            return;
+        }
+        let newest = sides[1].inspect(<[u8]>::to_vec);
+        let mut doubtful = None;
+        sides[1].each_uncertain(|sector, bytes| {
+            let start = (sector * SECTOR_BYTES) as usize;
+            if newest[start..start + bytes.len()] != *bytes {
+                doubtful.get_or_insert(sector);
+            }
+        });
+        if let Some(sector) = doubtful {
+            let what = format!("the volume is given up, and sector {sector} would not survive the other host's power");
+            self.shared.world.violate(Invariant::Flush, what);
+        }
+    }
+
     /// A journal slot is durable.
     fn note_daemon_stored(&self, document: &VolumeDocument) {
         let shared = &self.shared;
@@ -309,10 +379,18 @@ impl Host {
 struct Watched {
     lower: Device,
     host: Host,
+    process: Process,
     /// The newest epoch that this life knows.
     known: Arc<AtomicU64>,
     /// The epoch of the first document that this life has stored: what it found, or what it began with.
     found: Mutex<Option<u64>>,
+}
+
+/// Never, once `process` has died: of a step of its files, in the middle of a poll.
+async fn alive(process: &Process) {
+    if process.is_dead() {
+        std::future::pending().await
+    }
 }
 
 /// The document in a slot that is written, and its bytes.
@@ -331,6 +409,7 @@ impl Filter for Watched {
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let shared = &self.host.shared;
+            alive(&self.process).await;
             let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
             let found = *self.found.lock();
             if found.is_none() {
@@ -342,7 +421,9 @@ impl Filter for Watched {
             // power may have gone since, and each side may have lost what was not flushed.
             if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {
                 self.host.check_commit(1 - holder);
+                self.host.check_durable_there();
             }
+            self.host.check_given_up(&document);
             shared.estate.slots.lock().doubtful.push(slot.clone());
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };

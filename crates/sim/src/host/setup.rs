@@ -60,6 +60,10 @@ pub struct Setup {
     pub corrupts: bool,
     /// Whether its process is the real daemon, whose guest speaks NBD, or the least code that assembles the same stack.
     pub is_daemon: bool,
+    /// Whether the volume moves to another host, whose process is a daemon, too.
+    pub is_between_hosts: bool,
+    /// Whether the world's fuse kills the other host's process, and not this one's.
+    pub neighbour_burns: bool,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::daemon::ground::{Crew, Ground, Network, OverlayOpening, OverlayPlaces, Places, Room, StoreFile};
 use ::daemon::hosts::NoHosts;
-use ::daemon::{Config, Held, HoldOptions, SocketOwner, Worker};
+use ::daemon::{Config, Held, HoldOptions, HostsConfig, SocketOwner, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry};
 use env::Env;
@@ -26,18 +26,22 @@ struct Life {
     host: Host,
     process: Process,
     known: Arc<AtomicU64>,
+    /// It is the neighbour's.
+    is_far: bool,
 }
 
 impl Host {
     /// What this life of the daemon stands on, and how it is configured.
     pub(super) fn ground(&self, process: &Process) -> (Ground, Config) {
-        let life = Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default() });
+        let life =
+            Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default(), is_far: false });
+        let neighbour = self.shared.estate.neighbour.as_ref();
         let ground = Ground {
             env: process.env(),
             files: self.shared.estate.files.of(process),
             places: Arc::clone(&life) as _,
             network: Arc::clone(&life) as _,
-            hosts: Arc::new(NoHosts),
+            hosts: neighbour.map_or_else(|| Arc::new(NoHosts) as _, |neighbour| neighbour.hosts(0, process)),
             crew: life,
             boot: [*self.shared.boots.lock(); 16],
         };
@@ -45,8 +49,32 @@ impl Host {
             copy_pool_mib: self.shared.setup.pool.0 >> 20,
             request_pool_mib: 64,
             history_max: 3,
+            hosts: neighbour.map(|_| HostsConfig { streams: 2, ..HostsConfig::default() }),
             ..Config::default()
         };
+        (ground, config)
+    }
+
+    /// The same of a life of the neighbour's daemon.
+    ///
+    /// # Panics
+    /// If there is no neighbour.
+    pub(super) fn ground_of_neighbour(&self, process: &Process) -> (Ground, Config) {
+        let neighbour = self.shared.estate.neighbour.as_ref().expect("whoever runs it has seen it");
+        let life = Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default(), is_far: true });
+        let ground = Ground {
+            env: process.env(),
+            files: neighbour.files().of(process),
+            places: Arc::clone(&life) as _,
+            network: Arc::clone(&life) as _,
+            hosts: neighbour.hosts(1, process),
+            crew: life,
+            boot: [neighbour.boot(); 16],
+        };
+        let hosts = HostsConfig { streams: 2, incoming_dirs: vec!["/pool".into()], ..HostsConfig::default() };
+        let socket_dir = Some("/run".into());
+        let config =
+            Config { request_pool_mib: 64, history_max: 3, socket_dir, hosts: Some(hosts), ..Config::default() };
         (ground, config)
     }
 
@@ -66,6 +94,10 @@ impl Host {
             let what = format!("/pool/{side} was {what} although the newest journal says that it holds the volume");
             self.shared.world.violate(Invariant::CrashResume, what);
         }
+        if side == 0 && self.shared.estate.neighbour.as_ref().is_some_and(|neighbour| !neighbour.holds()) {
+            let what = format!("/pool/{side} was {what} although the neighbour has not durably taken the volume");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
     }
 }
 
@@ -74,14 +106,21 @@ impl Places for Life {
         Box::pin(async move {
             let shared = &self.host.shared;
             let is_journal = path.ends_with("journal");
+            if let (true, Some(neighbour)) = (self.is_far, &shared.estate.neighbour) {
+                let device = match is_journal {
+                    true => neighbour.journal(&self.host, &self.process).await,
+                    false => neighbour.map().open(0).await,
+                };
+                return Ok(StoreFile { device, forget_failed_sync: Box::new(|| ()) });
+            }
             let device = match is_journal {
                 true => self.host.open(&shared.journal, Role::Journal, 0).await,
                 false => self.host.open(&shared.map, Role::Map, 0).await,
             };
             let device = match is_journal {
                 true => {
-                    let (host, known) = (self.host.clone(), Arc::clone(&self.known));
-                    Device::new("journal", Watched { lower: device, host, known, found: Mutex::default() })
+                    let (host, process, known) = (self.host.clone(), self.process.clone(), Arc::clone(&self.known));
+                    Device::new("journal", Watched { lower: device, host, process, known, found: Mutex::default() })
                 }
                 false => device,
             };
@@ -107,6 +146,10 @@ impl Places for Life {
                 Some(size) if size < device.size() => Device::new(disk.name(), Shortened { lower: device, size }),
                 _ => device,
             };
+            let device = match &self.host.shared.estate.neighbour {
+                Some(neighbour) if self.is_far => neighbour.counted(device),
+                _ => device,
+            };
             Ok(Held::over(spec.clone(), device))
         })
     }
@@ -122,6 +165,10 @@ impl Places for Life {
             let mut places = self.host.shared.estate.places.lock();
             let place = &mut places[side];
             let is_new = !place.exists;
+            if self.is_far && !is_new {
+                let (path, size) = (request.spec.path().to_owned(), disk.size());
+                return Err(TargetError::NotEmpty { path, size });
+            }
             if is_new {
                 *place = Place { exists: true, number: place.number + 2 };
                 disk.blank();
@@ -235,7 +282,10 @@ impl Network for Life {
         export: Arc<Export>,
         _: Option<SocketOwner>,
     ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
-        self.host.shared.port.offer(&self.process, export);
+        // Nobody comes to the neighbour's export: its guest is still at the first host.
+        if !self.is_far {
+            self.host.shared.port.offer(&self.process, export);
+        }
         Box::pin(std::future::ready(Ok(())))
     }
 

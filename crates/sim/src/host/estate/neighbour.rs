@@ -1,0 +1,450 @@
+//! Another host, whose daemon the volume moves to: a process, its files and its journal, and a link between the two.
+//!
+//! The place of the target is this host's: it loses its power with it, and the source's daemon reaches it over the link
+//! alone. Who opens connections to whom is what the daemons' identities say on real hosts: `a` and `b` trust each other.
+//!
+//! One thing is not tried: that the source's daemon dies and this host loses its power before the next flush. Then writes
+//! that were answered and not flushed are lost, and the guest, whose machine still runs, is not told (docs/reliability.md).
+//! Whatever brings one of the two about waits for that flush after the other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::daemon::ground::Hosts;
+use ::daemon::hosts::{HostName, Reception};
+use ::daemon::{ArrivalStage, VolumeDocument};
+use block::{Bytes, Device, Error, ErrorKind, Filter, IoFuture, Mutation};
+use futures::future::BoxFuture;
+use migrate::stream::{BoxTransport, Dialer, PeerName};
+use parking_lot::Mutex;
+
+use super::{Slots, alive, document_in};
+use crate::dice::Dice;
+use crate::disk::{Disk, Timing};
+use crate::files::SimFiles;
+use crate::host::Host;
+use crate::link::{Link, LinkFigures, Side};
+use crate::process::Process;
+use crate::world::{Invariant, World};
+
+/// What the two hosts call each other.
+const NAMES: [&str; 2] = ["a", "b"];
+
+/// How long the hosts are in trouble with each other at once: less than anybody notices, or long enough that everybody does.
+const TROUBLES_MS: [u64; 5] = [1, 20, 300, 3000, 12_000];
+
+/// How long an outage of one host waits for what one of the other has left to be settled.
+const SETTLING_MAX: Duration = Duration::from_secs(30);
+
+/// The other host. Clones are the same.
+#[derive(Clone)]
+pub(in crate::host) struct Neighbour {
+    shared: Arc<Shared>,
+}
+
+/// A process that serves connections, and what does that in it.
+type Reachable = (Process, Arc<dyn Reception>);
+
+struct Shared {
+    world: World,
+    dice: Dice,
+    files: SimFiles,
+    journal: Disk,
+    map: Disk,
+    link: Link,
+    /// Who serves connections of the other, of each host, and in which process.
+    receptions: Mutex<[Option<Reachable>; 2]>,
+    /// How many causes there are why nobody can connect.
+    cuts: Mutex<u32>,
+    process: Mutex<Option<Process>>,
+    lives: Mutex<u32>,
+    boots: Mutex<u8>,
+    /// What may be found in its journal.
+    slots: Mutex<Slots>,
+    flushes: Mutex<Flushes>,
+    /// It is down, or about to be: one cause at a time.
+    outage: tokio::sync::Mutex<()>,
+}
+
+/// Flushes of the target, by numbers that grow.
+#[derive(Default)]
+struct Flushes {
+    begun: u64,
+    done: u64,
+    /// Which one covers what a dead daemon of the source has passed on.
+    after_death: u64,
+    /// Which one covers what was written again after this host had lost its power.
+    after_power_loss: u64,
+}
+
+impl Neighbour {
+    pub(super) fn new(world: &World) -> Self {
+        let journal = Disk::new(world, "neighbour-journal", Bytes::mib(1), 512, Timing::FLASH);
+        let map = Disk::new(world, "neighbour-map", Bytes::mib(1), 512, Timing::FLASH);
+        let shared = Shared {
+            world: world.clone(),
+            dice: world.dice("neighbour"),
+            files: SimFiles::new(world, &map),
+            journal,
+            map,
+            link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
+            receptions: Mutex::default(),
+            cuts: Mutex::new(0),
+            process: Mutex::default(),
+            lives: Mutex::new(0),
+            boots: Mutex::new(128),
+            slots: Mutex::default(),
+            flushes: Mutex::default(),
+            outage: tokio::sync::Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(super) fn files(&self) -> &SimFiles {
+        &self.shared.files
+    }
+
+    /// The disk of its volumes' journals, for `process`.
+    pub(super) async fn journal(&self, host: &Host, process: &Process) -> Device {
+        let lower = self.shared.journal.open(0).await;
+        let (host, process) = (host.clone(), process.clone());
+        Device::new("neighbour-journal", Watched { lower, host, process, neighbour: self.clone() })
+    }
+
+    pub(super) fn map(&self) -> &Disk {
+        &self.shared.map
+    }
+
+    pub(super) fn boot(&self) -> u8 {
+        *self.shared.boots.lock()
+    }
+
+    /// The place of the target as this host's daemon opens it.
+    pub(super) fn counted(&self, lower: Device) -> Device {
+        Device::new("target", Counted { lower, neighbour: self.clone() })
+    }
+
+    /// The other daemons as host number `own` sees them from `process`.
+    pub(super) fn hosts(&self, own: usize, process: &Process) -> Arc<dyn Hosts> {
+        Arc::new(Seen { neighbour: self.clone(), own, process: process.clone() })
+    }
+
+    /// Whether it is durably ready to take the volume under `epoch`, or has it.
+    pub(super) fn is_ready_for(&self, epoch: u64) -> bool {
+        self.stage() == Some(ArrivalStage::Prepared { epoch }) || self.holds()
+    }
+
+    /// Whether it has durably taken the volume.
+    pub(super) fn holds(&self) -> bool {
+        matches!(self.stage(), Some(ArrivalStage::Held { .. }))
+    }
+
+    fn stage(&self) -> Option<ArrivalStage> {
+        self.shared.slots.lock().acknowledged.as_deref().and_then(stage_of)
+    }
+
+    /// The source's daemon has died.
+    pub(super) fn note_death(&self) {
+        let mut flushes = self.shared.flushes.lock();
+        flushes.after_death = flushes.begun + 1;
+    }
+}
+
+fn stage_of(document: &[u8]) -> Option<ArrivalStage> {
+    let document: VolumeDocument = serde_json::from_slice(document).ok()?;
+    document.arrival.map(|arrival| arrival.stage)
+}
+
+impl Host {
+    /// Starts the process of the other host, if it has one and that does not run.
+    pub fn boot_neighbour(&self) {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return };
+        let mut running = neighbour.shared.process.lock();
+        if running.is_some() {
+            return;
+        }
+        let life = {
+            let mut lives = neighbour.shared.lives.lock();
+            *lives += 1;
+            *lives
+        };
+        let setup = &self.shared.setup;
+        let process = match setup.neighbour_burns {
+            true => Process::burning(&self.shared.world, "neighbour", life),
+            false => Process::bystander(&self.shared.world, "neighbour", life),
+        };
+        let process = process.with_tasks_max(setup.tasks_max);
+        *running = Some(process.clone());
+        let host = self.clone();
+        let serving = process.clone();
+        process.env().spawn(Box::pin(async move { host.run_neighbour(&serving).await }));
+    }
+
+    async fn run_neighbour(&self, process: &Process) {
+        let (ground, config) = self.ground_of_neighbour(process);
+        let started = ::daemon::Core::start(ground, config, std::path::Path::new(super::STATE_DIR)).await;
+        let error = match started {
+            Ok(core) => {
+                // A file that is gone belongs to a volume that was being dropped.
+                for problem in core.volumes().into_iter().filter_map(|volume| volume.problem) {
+                    self.shared.world.event(format_args!("the neighbour's volume is down: {problem}"));
+                }
+                return std::future::pending().await;
+            }
+            Err(error) => error,
+        };
+        self.shared.world.event(format_args!("the neighbour cannot serve: {error}"));
+        process.env().sleep(Duration::from_millis(100)).await;
+        // What an operator does: starts it anew.
+        let (host, process) = (self.clone(), process.clone());
+        self.shared.world.spawn(async move {
+            let Some(neighbour) = &host.shared.estate.neighbour else { return };
+            let _outage = neighbour.shared.outage.lock().await;
+            if !process.is_dead() {
+                host.crash_neighbour().await;
+                host.boot_neighbour();
+            }
+        });
+    }
+
+    /// The process of the other host is killed, and starts again within `downtime`; with `has_no_power` the host is without
+    /// power meanwhile.
+    pub async fn strike_neighbour(&self, has_no_power: bool, downtime: Duration) {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return };
+        let _outage = neighbour.shared.outage.lock().await;
+        if has_no_power && !self.is_settled(|flushes| flushes.after_death).await {
+            return;
+        }
+        self.crash_neighbour().await;
+        if has_no_power {
+            let Shared { files, journal, map, boots, flushes, .. } = &*neighbour.shared;
+            [journal, map, &self.shared.sides[1]].into_iter().for_each(Disk::lose_power);
+            files.lose_power();
+            *boots.lock() += 1;
+            let mut flushes = flushes.lock();
+            flushes.after_power_loss = flushes.begun + 1;
+            drop(flushes);
+            self.shared.world.fault("neighbour-power-loss", format_args!("the neighbour has no power"));
+        }
+        self.shared.world.sleep(neighbour.shared.dice.up_to(downtime)).await;
+        self.boot_neighbour();
+    }
+
+    async fn crash_neighbour(&self) {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return };
+        let process = neighbour.shared.process.lock().take();
+        self.shared.world.fault("neighbour-crash", format_args!("the neighbour is killed"));
+        if let Some(process) = process {
+            process.kill().await;
+        }
+    }
+
+    /// Waits until a death of this host's daemon loses nothing that was passed on.
+    pub async fn may_die(&self) -> bool {
+        self.is_settled(|flushes| flushes.after_power_loss).await
+    }
+
+    async fn is_settled(&self, needed: impl Fn(&Flushes) -> u64) -> bool {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return true };
+        let until = self.shared.world.now() + SETTLING_MAX;
+        loop {
+            let is_settled = {
+                let flushes = neighbour.shared.flushes.lock();
+                flushes.done >= needed(&flushes)
+            };
+            if is_settled || self.holder() == 0 {
+                return true;
+            }
+            if self.shared.world.now() >= until {
+                return false;
+            }
+            self.shared.world.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// The hosts cannot reach each other for a while, in one of the ways there are.
+    pub fn trouble_with_neighbour(&self) {
+        let Some(neighbour) = self.shared.estate.neighbour.clone() else { return };
+        let Shared { world, dice, link, cuts, .. } = &*neighbour.shared;
+        let span = dice.up_to(Duration::from_millis(dice.pick(&TROUBLES_MS)));
+        match dice.below(6) {
+            // The connections there are, in one direction; others work.
+            0 => link.silence(dice.pick(&[Side::Client, Side::Server])),
+            // Nothing moves, and nobody is told.
+            1 | 2 => {
+                link.set_up(false);
+                let (link, sleeper) = (link.clone(), world.clone());
+                world.spawn(async move {
+                    sleeper.sleep(span).await;
+                    link.set_up(true);
+                });
+            }
+            // Both are told at once, and nobody gets through.
+            _ => {
+                *cuts.lock() += 1;
+                link.cut();
+                let (neighbour, sleeper) = (neighbour.clone(), world.clone());
+                world.spawn(async move {
+                    sleeper.sleep(span).await;
+                    *neighbour.shared.cuts.lock() -= 1;
+                });
+            }
+        }
+    }
+
+    /// Waits until nothing is left on either host of moves that were undone.
+    pub async fn forgotten_by_neighbour(&self) {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return };
+        while self.left_of_moves(neighbour).is_some() {
+            self.shared.world.sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What is left of a move that was undone, if anything is.
+    fn left_of_moves(&self, neighbour: &Neighbour) -> Option<String> {
+        if self.shared.estate.places.lock()[1].exists {
+            return Some("the other host has a file".to_owned());
+        }
+        if let Some(path) = neighbour.shared.files.below("/state/volumes").next() {
+            return Some(format!("the other host has {path}"));
+        }
+        let owed = self.shared.estate.files.contents("/state/abandoned.json");
+        owed.filter(|owed| owed.trim() != "[]").map(|owed| format!("the other host is to be told: {owed}"))
+    }
+
+    /// The volume has moved, and all is done: the old copy is put away, and nobody owes anybody anything.
+    pub fn check_arrived(&self) {
+        if self.shared.estate.neighbour.is_none() {
+            return;
+        }
+        let world = &self.shared.world;
+        let places = *self.shared.estate.places.lock();
+        if places[0].exists || !places[1].exists {
+            world.violate(Invariant::OneWriter, format!("the move is done and the places are {places:?}"));
+        }
+    }
+}
+
+/// The journals' disk as one life of the other daemon has it.
+struct Watched {
+    lower: Device,
+    host: Host,
+    process: Process,
+    neighbour: Neighbour,
+}
+
+impl Filter for Watched {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            alive(&self.process).await;
+            let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
+            let Shared { world, slots, .. } = &*self.neighbour.shared;
+            let stage = document.arrival.as_ref().map(|arrival| arrival.stage);
+            let job = document.arrival.as_ref().map(|arrival| arrival.job);
+            let held = slots.lock().acknowledged.as_deref().and_then(|document| {
+                let document: VolumeDocument = serde_json::from_slice(document).ok()?;
+                document.arrival.filter(|arrival| matches!(arrival.stage, ArrivalStage::Held { .. }))
+            });
+            match (held, stage) {
+                (Some(held), stage) if job != Some(held.job) || stage != Some(held.stage) => {
+                    let what = format!("the neighbour holds the volume as {held:?}, and now records {stage:?}");
+                    world.violate(Invariant::OneWriter, what);
+                }
+                (None, Some(ArrivalStage::Held { epoch })) if !self.host.has_given_up(epoch) => {
+                    let what = format!("the neighbour takes the volume under epoch {epoch}; it was not given up");
+                    world.violate(Invariant::OneWriter, what);
+                }
+                _ => {}
+            }
+            slots.lock().doubtful.push(slot.clone());
+            let stored = self.lower.write(mutation).await;
+            let word = if stored.is_ok() { "durable" } else { "in doubt" };
+            world.event(format_args!("the neighbour's journal {word}: {stage:?}"));
+            if stored.is_ok() {
+                *slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
+            }
+            stored
+        })
+    }
+}
+
+/// The place of the target as the other daemon has it.
+struct Counted {
+    lower: Device,
+    neighbour: Neighbour,
+}
+
+impl Filter for Counted {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let number = {
+                let mut flushes = self.neighbour.shared.flushes.lock();
+                flushes.begun += 1;
+                flushes.begun
+            };
+            self.lower.flush().await?;
+            let mut flushes = self.neighbour.shared.flushes.lock();
+            flushes.done = number.max(flushes.done);
+            drop(flushes);
+            Ok(())
+        })
+    }
+}
+
+/// The hosts as one of them sees them.
+struct Seen {
+    neighbour: Neighbour,
+    own: usize,
+    process: Process,
+}
+
+impl Hosts for Seen {
+    fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>, api::v1::Error> {
+        let other = 1 - self.own;
+        if host.as_str() != NAMES[other] {
+            let message = format!("{host} is not trusted");
+            return Err(api::v1::Error::new(api::v1::ErrorCode::HostUnknown, message));
+        }
+        Ok(Arc::new(Way { neighbour: self.neighbour.clone(), own: self.own }))
+    }
+
+    fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<(), api::v1::Error>> {
+        self.neighbour.shared.receptions.lock()[self.own] = Some((self.process.clone(), reception));
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// The way from one host to the other.
+struct Way {
+    neighbour: Neighbour,
+    own: usize,
+}
+
+impl Dialer for Way {
+    fn dial(&self, _: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
+        let shared = &self.neighbour.shared;
+        let reception = shared.receptions.lock()[1 - self.own].clone();
+        let reception = reception.filter(|(process, _)| !process.is_dead() && *shared.cuts.lock() == 0);
+        let dialled = match reception {
+            None => Err(Error::new(ErrorKind::Disconnected, format!("{} does not answer", NAMES[1 - self.own]))),
+            Some((process, reception)) => {
+                let (near, far) = shared.link.connect();
+                let peer = PeerName(NAMES[self.own].to_owned());
+                process.env().spawn(Box::pin(async move {
+                    // How it ended, both daemons log.
+                    let _ = reception.serve(Box::new(far), peer).await;
+                }));
+                Ok(Box::new(near) as BoxTransport)
+            }
+        };
+        Box::pin(std::future::ready(dialled))
+    }
+}
