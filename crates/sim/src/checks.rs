@@ -14,9 +14,9 @@ use crate::story::Expected;
 use crate::world::{Invariant, World};
 
 /// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight (a
-/// commit that is tried again while the guest runs); with nothing in flight they may not.
-pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledger: &Ledger) {
-    let busy = source.in_flight() + target.in_flight() > 0;
+/// commit that is tried again while the guest runs), or if some `may_wait` for whoever decides; otherwise they may not.
+pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledger: &Ledger, may_wait: bool) {
+    let busy = may_wait || source.in_flight() + target.in_flight() > 0;
     let difference = source.inspect(|source| {
         target.inspect(|target| {
             let target = &target[..source.len()];

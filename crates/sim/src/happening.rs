@@ -45,6 +45,8 @@ pub enum Happening {
     NeighbourPowerLoss,
     /// The hosts cannot reach each other for a while.
     NeighbourTrouble,
+    /// The arbiter of the hosts is hard to ask for a while.
+    ArbiterTrouble,
 }
 
 impl Happening {
@@ -71,6 +73,7 @@ impl Happening {
             Self::NeighbourCrash => "neighbour-crash",
             Self::NeighbourPowerLoss => "neighbour-power-loss",
             Self::NeighbourTrouble => "neighbour-trouble",
+            Self::ArbiterTrouble => "arbiter-trouble",
         }
     }
 }

@@ -105,7 +105,7 @@ impl Host {
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
         let Disks { journal, map, sides } = disks;
-        let estate = Estate::new(world, &map, setup.is_between_hosts);
+        let estate = Estate::new(world, &map, (setup.is_between_hosts, setup.has_arbiter));
         let shared = Shared {
             world: world.clone(),
             dice: world.dice("host"),

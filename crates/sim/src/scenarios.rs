@@ -123,6 +123,8 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("hosts-cut", "the hosts cannot reach each other now and then", hosts::cut),
     scenario("hosts-power-loss", "either host loses its power", hosts::powerless),
     scenario("hosts-undone", "a move to another host is cancelled, and both forget it", hosts::undone),
+    scenario("hosts-judged", "an arbiter that is hard to ask, and everything else between two hosts", hosts::judged),
+    scenario("hosts-judged-await", "the same, and one of the daemons is killed at one await", hosts::judged_dying),
     scenario("hosts-await", "the source's daemon is killed at one await or step of its files", hosts::dying),
     scenario(
         "hosts-await-there",

@@ -312,6 +312,7 @@ impl<'a> Cast<'a> {
             Happening::NeighbourCrash => self.host.strike_neighbour(false, self.story.downtime).await,
             Happening::NeighbourPowerLoss => self.host.strike_neighbour(true, self.story.downtime).await,
             Happening::NeighbourTrouble => self.host.trouble_with_neighbour(),
+            Happening::ArbiterTrouble => self.host.trouble_with_arbiter(),
             Happening::Bandwidth => {
                 let Some(control) = self.host.control() else { return };
                 let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);

@@ -118,6 +118,7 @@ impl Story {
                 corrupts: false,
                 is_daemon: false,
                 is_between_hosts: false,
+                has_arbiter: false,
                 neighbour_burns: false,
                 mistakes: Mistakes::default(),
             },
@@ -313,6 +314,13 @@ impl Story {
         story.dirty_target = false;
         story.moves = 1;
         story
+    }
+
+    /// The two hosts have an arbiter.
+    #[must_use]
+    pub fn with_arbiter(mut self) -> Self {
+        self.setup.has_arbiter = true;
+        self
     }
 
     /// At chosen polls the process of the other host dies, and not that of the first one.

@@ -12,6 +12,7 @@
 //! the same checks as on the least host's journal are made there. Not in this world: HTTP, adoption, configuration,
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
+mod court;
 mod ground;
 mod neighbour;
 
@@ -34,6 +35,7 @@ use crate::medium::SECTOR_BYTES;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
+use court::Court;
 use neighbour::Neighbour;
 
 /// Where the daemon's files are.
@@ -72,10 +74,10 @@ pub(super) struct Place {
 }
 
 impl Estate {
-    pub(super) fn new(world: &World, map: &Disk, is_between_hosts: bool) -> Self {
+    pub(super) fn new(world: &World, map: &Disk, (is_between_hosts, has_arbiter): (bool, bool)) -> Self {
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
-        let neighbour = is_between_hosts.then(|| Neighbour::new(world));
+        let neighbour = is_between_hosts.then(|| Neighbour::new(world, has_arbiter));
         Self { files: SimFiles::new(world, map), places: Mutex::new(places), slots: Mutex::default(), neighbour }
     }
 
@@ -144,7 +146,12 @@ impl Host {
             let (name, export) = (VOLUME.to_owned(), EXPORT.to_owned());
             core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
         }
-        match core.volumes().into_iter().find_map(|volume| volume.problem) {
+        let problem = || core.volumes().into_iter().find_map(|volume| volume.problem);
+        while problem().is_some_and(|problem| problem.contains("arbiter")) {
+            // It is asked again until it answers.
+            process.env().sleep(Duration::from_millis(10)).await;
+        }
+        match problem() {
             Some(problem) => Err(api::v1::Error::new(api::v1::ErrorCode::WrongState, problem)),
             None => Ok(core),
         }
@@ -321,6 +328,10 @@ impl Host {
 
     /// Whether the journal may say that the other host is to hold the volume under `epoch`.
     fn has_given_up(&self, epoch: u64) -> bool {
+        let court = self.shared.estate.neighbour.as_ref().and_then(Neighbour::court);
+        if court.is_some_and(Court::has_committed) {
+            return true;
+        }
         let slots = self.shared.estate.slots.lock();
         slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
             let document = serde_json::from_slice::<VolumeDocument>(slot);
@@ -346,7 +357,9 @@ impl Host {
     /// What the guest was answered is durable on the other host when that is to have it: its power is not the guest's.
     fn check_durable_there(&self) {
         let sides = &self.shared.sides;
-        if self.shared.estate.neighbour.is_none() || sides.iter().any(|side| side.in_flight() > 0) {
+        let Some(neighbour) = &self.shared.estate.neighbour else { return };
+        // A verdict that came late has let the guest go on meanwhile, and what it wrote is kept until the other host has flushed.
+        if neighbour.court().is_some() || sides.iter().any(|side| side.in_flight() > 0) {
             return;
         }
         let newest = sides[1].inspect(<[u8]>::to_vec);

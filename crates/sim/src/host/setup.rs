@@ -62,6 +62,8 @@ pub struct Setup {
     pub is_daemon: bool,
     /// Whether the volume moves to another host, whose process is a daemon, too.
     pub is_between_hosts: bool,
+    /// Whether the two hosts have an arbiter.
+    pub has_arbiter: bool,
     /// Whether the world's fuse kills the other host's process, and not this one's.
     pub neighbour_burns: bool,
     /// See [`Mistakes`].

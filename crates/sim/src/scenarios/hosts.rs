@@ -66,3 +66,30 @@ pub(super) fn dying(dice: &Dice) -> Story {
 pub(super) fn dying_there(dice: &Dice) -> Story {
     dying_at(dice, 200).neighbour_dies()
 }
+
+/// Whoever decides is hard to ask around the switchover, and anything else may happen there, too.
+pub(super) fn judged(dice: &Dice) -> Story {
+    let story = between(dice).with_arbiter().with(Happening::ArbiterTrouble, dice.within(1..=4));
+    let mut story = around(dice, story, Happening::ArbiterTrouble);
+    if dice.chance(0.4) {
+        let what = dice.pick(&[Happening::Crash, Happening::Cancel, Happening::NeighbourTrouble]);
+        story.events.push(Event { what, when: When::In(dice.pick(&[Phase::InDoubt, Phase::Reverting])) });
+    }
+    let more = [
+        Happening::Crash,
+        Happening::NeighbourCrash,
+        Happening::NeighbourTrouble,
+        Happening::NeighbourPowerLoss,
+        Happening::Cancel,
+    ];
+    for _ in 0..dice.below(4) {
+        story = around(dice, story, dice.pick(&more));
+    }
+    story
+}
+
+pub(super) fn judged_dying(dice: &Dice) -> Story {
+    let story = dying_at(dice, 300).with_arbiter();
+    let story = around(dice, story, Happening::ArbiterTrouble);
+    if dice.chance(0.3) { story.neighbour_dies() } else { story }
+}

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::daemon::arbiter::Arbiter;
 use ::daemon::ground::Hosts;
 use ::daemon::hosts::{HostName, Reception};
 use ::daemon::{ArrivalStage, VolumeDocument};
@@ -18,6 +19,7 @@ use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, Dialer, PeerName};
 use parking_lot::Mutex;
 
+use super::court::Court;
 use super::{Slots, alive, document_in};
 use crate::dice::Dice;
 use crate::disk::{Disk, Timing};
@@ -62,6 +64,8 @@ struct Shared {
     /// What may be found in its journal.
     slots: Mutex<Slots>,
     flushes: Mutex<Flushes>,
+    /// Whoever decides while the two cannot reach each other.
+    court: Option<Court>,
     /// It is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
 }
@@ -78,7 +82,7 @@ struct Flushes {
 }
 
 impl Neighbour {
-    pub(super) fn new(world: &World) -> Self {
+    pub(super) fn new(world: &World, has_arbiter: bool) -> Self {
         let journal = Disk::new(world, "neighbour-journal", Bytes::mib(1), 512, Timing::FLASH);
         let map = Disk::new(world, "neighbour-map", Bytes::mib(1), 512, Timing::FLASH);
         let shared = Shared {
@@ -95,6 +99,7 @@ impl Neighbour {
             boots: Mutex::new(128),
             slots: Mutex::default(),
             flushes: Mutex::default(),
+            court: has_arbiter.then(|| Court::new(world)),
             outage: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -141,6 +146,11 @@ impl Neighbour {
 
     fn stage(&self) -> Option<ArrivalStage> {
         self.shared.slots.lock().acknowledged.as_deref().and_then(stage_of)
+    }
+
+    /// The arbiter, if there is one.
+    pub(super) fn court(&self) -> Option<&Court> {
+        self.shared.court.as_ref()
     }
 
     /// The source's daemon has died.
@@ -252,7 +262,8 @@ impl Host {
                 let flushes = neighbour.shared.flushes.lock();
                 flushes.done >= needed(&flushes)
             };
-            if is_settled || self.holder() == 0 {
+            let is_moved = self.holder() == 1 || neighbour.court().is_some_and(Court::has_committed);
+            if is_settled || !is_moved {
                 return true;
             }
             if self.shared.world.now() >= until {
@@ -289,6 +300,13 @@ impl Host {
                     *neighbour.shared.cuts.lock() -= 1;
                 });
             }
+        }
+    }
+
+    /// The arbiter is hard to ask for a while.
+    pub fn trouble_with_arbiter(&self) {
+        if let Some(court) = self.shared.estate.neighbour.as_ref().and_then(Neighbour::court) {
+            court.trouble();
         }
     }
 
@@ -414,6 +432,10 @@ impl Hosts for Seen {
             return Err(api::v1::Error::new(api::v1::ErrorCode::HostUnknown, message));
         }
         Ok(Arc::new(Way { neighbour: self.neighbour.clone(), own: self.own }))
+    }
+
+    fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
+        self.neighbour.court().map(|court| Arc::new(court.clone()) as _)
     }
 
     fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<(), api::v1::Error>> {

@@ -1,0 +1,146 @@
+//! The arbiter of two hosts: a third party that never forgets, and that a host cannot always ask.
+//!
+//! What is asked of it may not arrive, arrive long after whoever has asked has given it up, or be carried out and not be
+//! answered. Whoever asks dies meanwhile as at any other moment.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::daemon::arbiter::{Arbiter, Verdict};
+use api::v1::{Error, ErrorCode};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::dice::Dice;
+use crate::world::World;
+
+/// How long an answer takes.
+const ANSWER_MAX: Duration = Duration::from_millis(3);
+/// How long a host waits for an answer that does not come.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How late something may arrive.
+const LATE_MAX: Duration = Duration::from_secs(20);
+/// How long the trouble with it lasts at most: less than a switchover, or long enough that everybody notices.
+const TROUBLES_MS: [u64; 4] = [5, 300, 3000, 15_000];
+
+/// What happens to a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Answered,
+    /// It does not arrive.
+    Lost,
+    /// It is carried out, and nobody hears of that.
+    Unheard,
+    /// The same, later.
+    Late,
+}
+
+/// The arbiter. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Court {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    world: World,
+    dice: Dice,
+    verdicts: Mutex<BTreeMap<Uuid, Verdict>>,
+    /// How many causes there are why it is hard to ask.
+    troubles: Mutex<u32>,
+}
+
+impl Court {
+    pub(super) fn new(world: &World) -> Self {
+        let (verdicts, troubles) = (Mutex::default(), Mutex::new(0));
+        Self { shared: Arc::new(Shared { world: world.clone(), dice: world.dice("arbiter"), verdicts, troubles }) }
+    }
+
+    /// Whether a move was committed.
+    pub(super) fn has_committed(&self) -> bool {
+        self.shared.verdicts.lock().values().any(|verdict| *verdict == Verdict::Committed)
+    }
+
+    /// It is hard to ask for a while.
+    pub(super) fn trouble(&self) {
+        let Shared { world, dice, troubles, .. } = &*self.shared;
+        let span = dice.up_to(Duration::from_millis(dice.pick(&TROUBLES_MS)));
+        *troubles.lock() += 1;
+        world.fault("arbiter-trouble", format_args!("the arbiter is hard to ask for {span:?}"));
+        let (court, sleeper) = (self.clone(), world.clone());
+        world.spawn(async move {
+            sleeper.sleep(span).await;
+            *court.shared.troubles.lock() -= 1;
+        });
+    }
+
+    fn fate(&self) -> Fate {
+        match *self.shared.troubles.lock() {
+            0 => Fate::Answered,
+            _ => self.shared.dice.pick(&[Fate::Lost, Fate::Lost, Fate::Unheard, Fate::Late, Fate::Answered]),
+        }
+    }
+
+    /// Carries out `act`, as it may happen to what is asked of it.
+    async fn ask<T>(
+        &self,
+        what: String,
+        act: impl FnOnce(&mut BTreeMap<Uuid, Verdict>) -> T + Send + 'static,
+    ) -> Result<T, Error>
+    where
+        T: std::fmt::Debug + Send,
+    {
+        let Shared { world, dice, .. } = &*self.shared;
+        world.sleep(dice.up_to(ANSWER_MAX)).await;
+        let fate = self.fate();
+        let carry_out = move |court: &Self| {
+            let outcome = act(&mut court.shared.verdicts.lock());
+            court.shared.world.event(format_args!("the arbiter: {what}: {outcome:?}"));
+            outcome
+        };
+        match fate {
+            Fate::Answered => {
+                let outcome = carry_out(self);
+                world.sleep(dice.up_to(ANSWER_MAX)).await;
+                return Ok(outcome);
+            }
+            Fate::Lost => {}
+            Fate::Unheard => drop(carry_out(self)),
+            Fate::Late => {
+                let (court, span) = (self.clone(), dice.up_to(LATE_MAX));
+                world.spawn(async move {
+                    court.shared.world.sleep(span).await;
+                    drop(carry_out(&court));
+                });
+            }
+        }
+        world.sleep(dice.up_to(PATIENCE)).await;
+        Err(Error::new(ErrorCode::ArbiterUnreachable, "the arbiter cannot be asked"))
+    }
+}
+
+impl Arbiter for Court {
+    fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict, Error>> {
+        let what = format!("{wanted:?} after {expected:?}");
+        Box::pin(self.ask(what, move |verdicts| {
+            let verdict = verdicts.entry(job).or_insert(Verdict::Open);
+            if *verdict == expected {
+                *verdict = wanted;
+            }
+            *verdict
+        }))
+    }
+
+    fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict, Error>> {
+        Box::pin(
+            self.ask("what is it?".to_owned(), move |verdicts| verdicts.get(&job).copied().unwrap_or(Verdict::Open)),
+        )
+    }
+
+    fn forget(&self, job: Uuid) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.ask("forget it".to_owned(), move |verdicts| {
+            verdicts.remove(&job);
+        }))
+    }
+}
