@@ -19,17 +19,12 @@ const PORT: u16 = 4711;
 fn two_hosts(megabits: u64) -> (TwoHosts, tempfile::TempDir) {
     let folder = tempfile::Builder::new().prefix("tr").tempdir().expect("a temporary directory");
     let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-    let spec = TwoHostsSpec { link_bits_per_second: Some(megabits * 1_000_000), ..TwoHostsSpec::default() };
+    let spec = TwoHostsSpec {
+        link_bits_per_second: Some(megabits * 1_000_000),
+        more: "streams = 4\n",
+        ..TwoHostsSpec::default()
+    };
     let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
-    for side in Side::BOTH {
-        let own = folder.path().join(side.name());
-        let incoming = own.join("incoming");
-        std::fs::create_dir(&incoming).expect("made");
-        let mut config = std::fs::File::options().append(true).open(own.join("config.toml")).expect("it is there");
-        let (incoming, speeds) = (incoming.display(), format!("{{ wire0 = {megabits} }}"));
-        writeln!(config, "streams = 4\nincoming-dirs = [\"{incoming}\"]\ninterface-speeds-mbit = {speeds}")
-            .expect("written");
-    }
     hosts.start().expect("both daemons start");
     hosts.pair().expect("paired");
     (hosts, folder)

@@ -105,11 +105,12 @@ impl TwoHosts {
             let addresses: Vec<String> = (0..spec.links).map(|link| format!("\"{}\"", address(side, link))).collect();
             let text = format!(
                 "log = \"info\"\n[hosts]\nname = \"{}\"\naddresses = [{}]\nplaintext = {}\n\
-                 incoming-dirs = [\"{}\"]\n{}",
+                 incoming-dirs = [\"{}\"]\n{}{}",
                 side.name(),
                 addresses.join(", "),
                 spec.plaintext,
                 hosts.incoming(side).display(),
+                speeds(spec),
                 spec.more
             );
             std::fs::create_dir_all(hosts.incoming(side)).context("making a place for volumes")?;
@@ -256,6 +257,14 @@ impl Drop for TwoHosts {
 
 fn address(side: Side, link: usize) -> String {
     format!("10.77.{link}.{}", side.number() + 1)
+}
+
+/// What a card of that speed tells the kernel.
+fn speeds(spec: TwoHostsSpec) -> String {
+    let Some(rate) = spec.link_bits_per_second else { return String::new() };
+    let speed = |link| format!("{} = {}", device(link), rate / 1_000_000);
+    let speeds: Vec<String> = (0..spec.links).map(speed).collect();
+    format!("interface-speeds-mbit = {{ {} }}\n", speeds.join(", "))
 }
 
 fn device(link: usize) -> String {

@@ -185,13 +185,8 @@ impl Act {
         let spec =
             TwoHostsSpec { links: LINKS, link_bits_per_second: Some(LINK_BITS_PER_SECOND), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder, spec)?;
-        let incoming = folder.join("incoming");
-        std::fs::create_dir(&incoming).context("creating a folder")?;
+        let incoming = hosts.incoming(Side::B);
         run("mount", &["-t", "tmpfs", "-o", &format!("size={ROOM_BYTES}"), "none", &text(&incoming)])?;
-        let config = folder.join("b/config.toml");
-        let before = std::fs::read_to_string(&config).context("reading a configuration")?;
-        let more = format!("{before}incoming-dirs = [\"{}\"]\n", incoming.display());
-        std::fs::write(&config, more).context("writing a configuration")?;
         hosts.start()?;
         hosts.pair()?;
         Ok(Self { hosts, folder: folder.into(), programs: programs.into(), incoming })

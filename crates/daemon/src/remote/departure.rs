@@ -139,14 +139,13 @@ impl Daemon {
     /// It answers that it will not have the volume.
     pub(crate) async fn wait_for_host(&self, volume: &Volume, target: &Held) -> block::Result<()> {
         let Some(relay) = target.relay() else { return Ok(()) };
-        let mut attempts = 0;
+        let began = self.env.now();
         while !relay.is_connected() {
             match relay.connect(volume.document().epoch).await {
                 Ok(_) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut) => {
                     tracing::info!(volume = volume.name, error = error.chain(), "a move waits for its target's host");
-                    relay.rest(relay.rest_after(attempts)).await;
-                    attempts += 1;
+                    relay.rest(relay.rest_since(began)).await;
                 }
                 Err(error) => return Err(error),
             }
@@ -166,10 +165,10 @@ impl Daemon {
         let host = &relay.place().host;
         let limit = self.config.hosts.as_ref().map_or(0, |hosts| hosts.resume_limit_seconds);
         let began = self.env.now();
-        let mut attempts = 0;
+        let mut was_tried = false;
         while control.snapshot().phase == Phase::TargetLost {
             let is_late = limit > 0 && self.env.now().since(began) > Duration::from_secs(limit);
-            if job.is_paused() || (is_late && attempts > 0) {
+            if job.is_paused() || (is_late && was_tried) {
                 // Somebody must say so.
                 relay.rest(Duration::from_secs(1)).await;
                 if job.is_paused() || !relay.was_kicked() {
@@ -195,8 +194,8 @@ impl Daemon {
                 }
                 Err(error) => {
                     tracing::info!(job = job.id, error = error.chain(), "the target's host is not reached");
-                    relay.rest(relay.rest_after(attempts)).await;
-                    attempts += 1;
+                    relay.rest(relay.rest_since(began)).await;
+                    was_tried = true;
                 }
             }
         }

@@ -36,12 +36,12 @@ use block::{
     BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation,
     RangeLock, Result,
 };
-use env::EnvRef;
+use env::{EnvRef, Moment};
 use futures::future::{BoxFuture, select};
 use migrate::Digests;
 use migrate::stream::protocol::feature;
 use migrate::stream::{
-    Answer, Ask, BoxTransport, Dialer, Remote, Role, SessionRequest, StreamOptions, StreamStatistics,
+    Answer, Ask, BoxTransport, Dialer, Remote, Role, SessionRequest, StreamOptions, StreamPath, StreamStatistics,
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -54,8 +54,10 @@ use crate::location::RemoteVolume;
 /// How much is kept that was passed on and not flushed: then the relay flushes by itself.
 const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
 
-/// The first rest before a host that could not be reached is tried again; it doubles.
+/// The first rest before a host that could not be reached is tried again.
 const REST_MIN: Duration = Duration::from_millis(100);
+/// A rest is one of so many parts of how long the host has been away.
+const REST_PART: u32 = 16;
 
 /// The largest request that is passed on at once.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
@@ -304,15 +306,16 @@ impl Relay {
         select(pin!(changed), self.env.sleep(span)).await;
     }
 
-    /// How long to rest after so many attempts in vain.
-    pub(crate) fn rest_after(&self, attempts: u32) -> Duration {
-        REST_MIN.saturating_mul(1 << attempts.min(16)).min(self.rest_max)
+    /// How long to rest after an attempt in vain, when the host has been away since `lost`: what is found out late by that is
+    /// a small part of the outage.
+    pub(crate) fn rest_since(&self, lost: Moment) -> Duration {
+        (self.env.now().since(lost) / REST_PART).max(REST_MIN).min(self.rest_max)
     }
 
     /// Keeps the sessions of a relay that has [turned](Self::turn), until it is closed. It runs on the caller's worker, which
     /// must outlive every job.
     pub(crate) async fn keep(self: Arc<Self>, note_taken: NoteTaken) {
-        let mut attempts = 0;
+        let mut lost = None;
         loop {
             let changed = self.changed.notified();
             let state = self.state.lock().clone();
@@ -324,11 +327,11 @@ impl Relay {
                 State::Waiting(epoch) => {
                     let outcome = self.forward(epoch, &note_taken).await;
                     match self.noting(outcome) {
-                        Ok(()) => attempts = 0,
+                        Ok(()) => lost = None,
                         Err(error) => {
                             tracing::warn!(place = %self.place, error = error.chain(), "the volume's host is not reached");
-                            self.rest(self.rest_after(attempts)).await;
-                            attempts += 1;
+                            let lost = *lost.get_or_insert_with(|| self.env.now());
+                            self.rest(self.rest_since(lost)).await;
                         }
                     }
                 }
@@ -547,6 +550,14 @@ impl Dialer for Noting {
             self.reached.store(true, Ordering::Relaxed);
             Ok(transport)
         })
+    }
+
+    fn pairs(&self) -> usize {
+        self.dialer.pairs()
+    }
+
+    fn path(&self, stream: u16) -> Option<StreamPath> {
+        self.dialer.path(stream)
     }
 }
 

@@ -162,8 +162,7 @@ const OTHERS_RATE: u64 = 101_700_000;
 
 /// The paper's section 6.3: two cards, one of which a web server uses.
 pub(super) fn beside(bench: &WireBench) -> anyhow::Result<Vec<Row>> {
-    let more = "interface-speeds-mbit = { wire0 = 1000, wire1 = 1000 }\n";
-    let spec = TwoHostsSpec { links: 2, more, ..limited(GBIT) };
+    let spec = TwoHostsSpec { links: 2, ..limited(GBIT) };
     let pair = Pair::start(bench, spec, Content::Random)?;
     let (mut before, mut during) = (Samples::default(), Samples::default());
     let (mut shared, mut free) = (Samples::default(), Samples::default());
