@@ -24,6 +24,7 @@ use crate::location::{Location, RemoteVolume};
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::rates::Shares;
+use crate::remote::Undone;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -59,6 +60,8 @@ pub(crate) struct Daemon {
     pub(crate) membership: tokio::sync::Mutex<()>,
     /// What other hosts are to be told of volumes that will not arrive there, once anybody has looked.
     pub(crate) owing: parking_lot::Mutex<Option<Vec<RemoteVolume>>>,
+    /// Moves to this host that were undone.
+    pub(crate) undone: Undone,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) payers: parking_lot::Mutex<BTreeSet<String>>,
     /// What moves take of network interfaces.
@@ -102,6 +105,7 @@ impl Daemon {
             shares: Arc::default(),
             hurrying: parking_lot::Mutex::default(),
             payers: parking_lot::Mutex::default(),
+            undone: Undone::default(),
             layout,
             env,
             config,

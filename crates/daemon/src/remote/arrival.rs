@@ -81,6 +81,9 @@ impl Daemon {
         let name = &request.volume;
         check_name(name)?;
         let _membership = self.membership.lock().await;
+        if self.undone.has(request.job) {
+            return Err(fenced(format!("the move of {name} was undone")));
+        }
         if self.volume(name).is_ok() {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }

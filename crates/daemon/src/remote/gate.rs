@@ -63,6 +63,11 @@ impl Gatekeeper {
                 daemon.take_arrival(&volume, &arrival, epoch).await.map(|()| Answer::Done)
             }
             Ask::Abandon => {
+                {
+                    // Whoever makes a place for it holds this, too: it is made before, and found here, or never.
+                    let _membership = daemon.membership.lock().await;
+                    daemon.undone.note(request.job);
+                }
                 // What there is not, or is another's, need not be forgotten.
                 let Ok(volume) = daemon.volume(&request.volume) else { return Ok(Answer::Done) };
                 let _operation = volume.operation.lock().await;

@@ -47,6 +47,7 @@
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
 //! | `relay`, `unflushed` | the device over a volume of another host |
 //! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
+//! | `undone` | moves that are over, so that late messages of theirs do nothing |
 //! | `making` | files of volumes that come here and are not on record yet |
 //! | `farewell` | telling a host that a volume will not arrive |
 //! | `resolve` | what both have on record, and a person's decision |
@@ -60,6 +61,7 @@ mod gate;
 mod making;
 mod relay;
 mod resolve;
+mod undone;
 mod unflushed;
 mod watch;
 
@@ -72,6 +74,7 @@ pub(crate) use commit::job_journal;
 pub(crate) use entrance::Entrance;
 pub(crate) use gate::of_wire;
 pub(crate) use relay::{HeldRelay, Relay};
+pub(crate) use undone::Undone;
 
 use crate::daemon::Daemon;
 use crate::problem::Result;
