@@ -20,6 +20,8 @@ const WRITES_LOOKED_AT: u32 = 32;
 /// is found slow again: a write cache that was full for a few seconds is empty then, and tracking for longer than that costs more
 /// copies than it spares the guest.
 const LOOK_PART: u64 = 256;
+/// Looking takes mirrored writes, of which a small volume has few.
+const LOOK_CHUNKS_MIN: u64 = 256;
 /// It counts as slow no more when so many looks in a row say so.
 const LOOKS_FAST: u32 = 4;
 /// A write waits for the target if that takes longer than the source by as much as the source takes, and by this. A write
@@ -181,7 +183,9 @@ impl Sweep {
             tracing::info!(left = self.left, copied = self.copied, "tracking is in vain, and writes are mirrored");
             self.stance = Stance::Mirroring;
             (self.in_vain, self.is_slow) = (true, false);
-        } else if self.copied - self.copied_when_slow > (self.chunks / LOOK_PART) << self.looks_slow.min(16) {
+        } else if self.copied - self.copied_when_slow
+            > LOOK_CHUNKS_MIN.max(self.chunks / LOOK_PART) << self.looks_slow.min(16)
+        {
             self.stance = Stance::Mirroring;
             (self.writes, self.waited, self.looks_fast) = (0, 0, 0);
         }
