@@ -3,6 +3,7 @@
 
 mod adopt;
 mod figures;
+mod groups;
 mod idle;
 pub(crate) mod load;
 mod machine;
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 
-use figures::Row;
+use groups::Groups;
 
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
@@ -74,9 +75,7 @@ pub(crate) struct Bench {
     pub(crate) programs: PathBuf,
 }
 
-type Group = fn(&Bench) -> anyhow::Result<Vec<Row>>;
-
-const GROUPS: &[(&str, Group)] = &[
+const GROUPS: &Groups<Bench> = &[
     ("machine", machine::run),
     ("nbd", nbd::run),
     ("idle", idle::run),
@@ -89,10 +88,7 @@ const GROUPS: &[(&str, Group)] = &[
 
 /// Measures, prints a table and writes JSON.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if let Some(unknown) = arguments.only.iter().find(|name| GROUPS.iter().all(|(group, _)| group != name)) {
-        let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
-        bail!("there is no group {unknown}; there are {}", names.join(", "));
-    }
+    groups::check(GROUPS, &arguments.only)?;
     let programs = build_programs()?;
     let disk_folder = arguments.disk_folder.unwrap_or_else(|| programs.clone());
     let bench = Bench {
@@ -104,34 +100,13 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         disk: private_folder(&disk_folder)?,
         programs,
     };
-    let mut rows = Vec::new();
-    let mut failures = Vec::new();
-    for (name, group) in GROUPS {
-        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
-            continue;
-        }
-        eprintln!("measuring {name}");
-        match group(&bench) {
-            Ok(measured) => {
-                measured.iter().for_each(Row::print);
-                rows.extend(measured);
-            }
-            Err(error) => {
-                eprintln!("{name} was not measured: {error:#}");
-                failures.push(format!("{name}: {error:#}"));
-            }
-        }
-    }
-    let table = figures::table(&rows);
+    let measured = groups::measure(GROUPS, &arguments.only, &bench);
+    let table = measured.table();
     print!("{table}");
     if arguments.document {
         write_page(&table)?;
     }
-    write_results(&arguments.results, &rows, &failures)?;
-    if failures.is_empty() {
-        return Ok(());
-    }
-    bail!("not measured: {}", failures.join("; "))
+    measured.write(&arguments.results, "bench")
 }
 
 /// Builds the release programs and returns where they are.
@@ -190,11 +165,6 @@ fn write_between(begin: &str, end: &str, text: &str) -> anyhow::Result<()> {
     let (_, after) = rest.split_once(end).with_context(|| format!("{PAGE} has no {end}"))?;
     let page = format!("{before}{begin}\n{text}\n{end}{after}");
     std::fs::write(PAGE, page).with_context(|| format!("writing {PAGE}"))
-}
-
-fn write_results(folder: &Path, rows: &[Row], failures: &[String]) -> anyhow::Result<()> {
-    let rows: Vec<_> = rows.iter().map(Row::json).collect();
-    write_json(folder, "bench", json!({ "rows": rows, "not_measured": failures }))
 }
 
 /// Writes `figures`, with what machine they are of, to a file of its own.

@@ -24,6 +24,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use transhume_guest::Daemon;
 
 use crate::bench::{build_debug_programs, private_folder};
 use client::Client;
@@ -69,7 +70,7 @@ fn parse_kind(text: &str) -> Result<ClientKind, String> {
 /// Set for the process that has mounts of its own.
 const ALONE: &str = "TRANSHUME_TORTURE_ALONE";
 const CYCLES: u32 = 200;
-const LOG_LINES_TOLD: usize = 15;
+const LOG_LINES_TOLD: usize = 25;
 
 /// What has been done.
 #[derive(Default)]
@@ -174,13 +175,18 @@ fn act(
     tally.acts += 1;
     let outcome = play(seed, programs, &mut stage, client, limits, tally);
     let Err(error) = outcome else { return Ok(()) };
-    let log = stage.daemon.log();
-    let lines: Vec<&str> = log.lines().collect();
-    eprintln!("\n{}", lines[lines.len().saturating_sub(LOG_LINES_TOLD)..].join("\n"));
+    tell_log(&stage.daemon);
     stage.keep()?;
     drop(stage);
     let kept = folder.keep();
     Err(error.context(format!("seed {seed}; everything is kept in {}", text(&kept))))
+}
+
+/// The end of what a daemon has logged.
+fn tell_log(daemon: &Daemon) {
+    let log = daemon.log();
+    let lines: Vec<&str> = log.lines().collect();
+    eprintln!("\n{}", lines[lines.len().saturating_sub(LOG_LINES_TOLD)..].join("\n"));
 }
 
 fn play(

@@ -9,11 +9,9 @@ pub(crate) mod tcp;
 
 use std::path::PathBuf;
 
-use anyhow::bail;
-use serde_json::json;
 use transhume_guest::TwoHostsSpec;
 
-use super::figures::{Row, table};
+use super::groups::{self, Groups};
 use super::private_folder;
 
 /// Arguments of `cargo xtask bench-wire`.
@@ -55,9 +53,7 @@ struct WireBench {
     programs: PathBuf,
 }
 
-type Group = fn(&WireBench) -> anyhow::Result<Vec<Row>>;
-
-const GROUPS: &[(&str, Group)] = &[
+const GROUPS: &Groups<WireBench> = &[
     ("throughput", quiet::throughput),
     ("nbdcopy", quiet::nbdcopy),
     ("links", quiet::links),
@@ -71,10 +67,7 @@ const GROUPS: &[(&str, Group)] = &[
 
 /// Measures, prints a table and writes JSON.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    if let Some(unknown) = arguments.only.iter().find(|name| GROUPS.iter().all(|(group, _)| group != name)) {
-        let names: Vec<&str> = GROUPS.iter().map(|(name, _)| *name).collect();
-        bail!("there is no group {unknown}; there are {}", names.join(", "));
-    }
+    groups::check(GROUPS, &arguments.only)?;
     let bench = WireBench {
         runs: arguments.runs.max(1),
         bytes: arguments.mib.max(1) << 20,
@@ -84,34 +77,13 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
             None => super::build_programs()?,
         },
     };
-    let (mut rows, mut failures) = (Vec::new(), Vec::new());
-    for (name, group) in GROUPS {
-        if !arguments.only.is_empty() && !arguments.only.iter().any(|only| only == name) {
-            continue;
-        }
-        eprintln!("measuring {name}");
-        match group(&bench) {
-            Ok(measured) => {
-                measured.iter().for_each(Row::print);
-                rows.extend(measured);
-            }
-            Err(error) => {
-                eprintln!("{name} was not measured: {error:#}");
-                failures.push(format!("{name}: {error:#}"));
-            }
-        }
-    }
-    let page = table(&rows);
+    let measured = groups::measure(GROUPS, &arguments.only, &bench);
+    let page = measured.table();
     print!("{page}");
     if arguments.document {
         super::write_between(BEGIN, END, &page)?;
     }
-    let rows: Vec<_> = rows.iter().map(Row::json).collect();
-    super::write_json(&arguments.results, "wire", json!({ "rows": rows, "not_measured": failures }))?;
-    if failures.is_empty() {
-        return Ok(());
-    }
-    bail!("not measured: {}", failures.join("; "))
+    measured.write(&arguments.results, "wire")
 }
 
 /// One encrypted link of so many bits a second.

@@ -17,12 +17,12 @@ use crate::bench::process::guarded;
 
 /// The volume's name.
 pub(crate) const VOLUME: &str = "tortured";
-pub(crate) const NODE: &str = "data";
+const NODE: &str = "data";
 /// Nothing that a client waits for takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// Requests a second; an emulated guest and a small machine keep up with it.
 const RATE: u32 = 1500;
-pub(crate) const RATE_GUEST: u32 = 400;
+const RATE_GUEST: u32 = 400;
 
 /// A client of the volume.
 pub(crate) enum Client {
@@ -44,18 +44,12 @@ impl Client {
         seed: u64,
     ) -> anyhow::Result<Self> {
         if kind == ClientKind::Guest {
-            let load =
-                Load { is_prefilled: true, rate: RATE_GUEST, workers: 6, read_percent: 50, seed, ..Load::default() };
-            let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw(file, NODE)).load(load))?;
-            guest.wait_for_load(PATIENCE)?;
-            let client = Self::Guest(Box::new(guest));
-            client.adopt(stage)?;
-            return Ok(client);
+            let guest = boot_guest(file, seed)?;
+            adopt(&guest, &stage.daemon)?;
+            return Ok(Self::Guest(Box::new(guest)));
         }
         let socket = stage.folder().join("nbd");
-        let export = format!("nbd+unix:///{VOLUME}?socket={}", socket.display());
-        let backend = format!("file:{}", file.display());
-        stage.daemon.json(&["volume", "attach", VOLUME, "--backend", &backend, "--export", &export])?;
+        attach(&stage.daemon, file, &socket)?;
         if kind == ClientKind::Fio {
             return Ok(Self::Fio(None));
         }
@@ -115,13 +109,9 @@ impl Client {
                 detach(&stage.daemon)
             }
             Self::Fio(_) => detach(&stage.daemon),
-            Self::Guest(mut guest) => {
+            Self::Guest(guest) => {
                 stage.daemon.json(&["release", VOLUME])?;
-                let verdict = guest.finish(PATIENCE)?;
-                if !verdict.is_right() {
-                    bail!("the guest found what must not be: {verdict:?}");
-                }
-                Ok(())
+                finish_guest(*guest)
             }
         }
     }
@@ -129,8 +119,7 @@ impl Client {
     /// Of a guest: gives the disk to the daemon.
     pub(crate) fn adopt(&self, stage: &Stage) -> anyhow::Result<()> {
         let Self::Guest(guest) = self else { return Ok(()) };
-        let qmp = text(&guest.qmp_socket());
-        stage.daemon.json(&["adopt", "--qmp", &qmp, "--node", NODE, "--name", VOLUME]).map(drop)
+        adopt(guest, &stage.daemon)
     }
 
     /// Of a guest: gives the disk back to it, and to the daemon again.
@@ -169,6 +158,35 @@ impl Client {
         kill_process(pid, signal).or_else(|error| if matches!(self, Self::Fio(_)) { Ok(()) } else { Err(error) })?;
         Ok(())
     }
+}
+
+/// Boots a guest with its load on `file`, which holds generation 1.
+pub(crate) fn boot_guest(file: &Path, seed: u64) -> anyhow::Result<Guest> {
+    let load = Load { is_prefilled: true, rate: RATE_GUEST, workers: 6, read_percent: 50, seed, ..Load::default() };
+    let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw(file, NODE)).load(load))?;
+    guest.wait_for_load(PATIENCE)?;
+    Ok(guest)
+}
+
+/// Gives a guest's disk to `daemon`.
+pub(crate) fn adopt(guest: &Guest, daemon: &Daemon) -> anyhow::Result<()> {
+    daemon.json(&["adopt", "--qmp", &text(&guest.qmp_socket()), "--node", NODE, "--name", VOLUME]).map(drop)
+}
+
+/// Ends a guest; what it found all in all must be right.
+pub(crate) fn finish_guest(mut guest: Guest) -> anyhow::Result<()> {
+    let verdict = guest.finish(PATIENCE)?;
+    if !verdict.is_right() {
+        bail!("the guest found what must not be: {verdict:?}");
+    }
+    Ok(())
+}
+
+/// Has `daemon` serve `file` at `socket`.
+pub(crate) fn attach(daemon: &Daemon, file: &Path, socket: &Path) -> anyhow::Result<()> {
+    let export = format!("nbd+unix:///{VOLUME}?socket={}", socket.display());
+    let backend = format!("file:{}", file.display());
+    daemon.json(&["volume", "attach", VOLUME, "--backend", &backend, "--export", &export]).map(drop)
 }
 
 /// Has a guest read everything, which must be what was acknowledged.

@@ -15,9 +15,9 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use rustix::process::Signal;
 use serde_json::Value;
-use transhume_guest::{Daemon, Disk, Guest, GuestSpec, Load, Side, TwoHosts, TwoHostsSpec};
+use transhume_guest::{Daemon, Guest, Side, TwoHosts, TwoHostsSpec};
 
-use super::client::{NODE, NbdLoad, PATIENCE, RATE_GUEST, VOLUME};
+use super::client::{NbdLoad, PATIENCE, VOLUME, adopt, attach, boot_guest, detach, finish_guest, verify_guest};
 use super::cycle::steer;
 use super::stage::{VOLUME_BYTES, run, text};
 use super::{Tally, seed_of_clock};
@@ -49,7 +49,6 @@ const ACT_CYCLES: u32 = 8;
 /// Room for incoming volumes: one, and some for what fills it.
 const ROOM_BYTES: u64 = VOLUME_BYTES + (8 << 20);
 const FILLER: &str = "filler";
-const LOG_LINES_TOLD: usize = 25;
 
 /// What is done to the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,9 +155,8 @@ fn act(seed: u64, programs: &Path, (cycles, guests): (u32, bool), tally: &mut Ta
     let outcome = act.play(&mut Dice(ChaCha12Rng::seed_from_u64(seed)), (cycles, guests), tally);
     let Err(error) = outcome else { return act.clear() };
     for side in Side::BOTH {
-        let log = act.hosts.daemon(side).log();
-        let lines: Vec<&str> = log.lines().collect();
-        eprintln!("\n{}:\n{}", side.name(), lines[lines.len().saturating_sub(LOG_LINES_TOLD)..].join("\n"));
+        eprintln!("\n{}:", side.name());
+        super::tell_log(act.hosts.daemon(side));
     }
     drop(act);
     Err(error.context(format!("seed {seed}; everything but what was in memory is kept in {}", text(&folder.keep()))))
@@ -343,10 +341,10 @@ impl Act {
     fn forget(&self, is_guest: bool, state: &str) -> anyhow::Result<()> {
         match is_guest {
             true => self.a().json(&["release", VOLUME]).map(drop)?,
-            false => super::client::detach(self.a())?,
+            false => detach(self.a())?,
         }
         if state == "done" {
-            super::client::detach(self.b())?;
+            detach(self.b())?;
             let arrived = self.incoming.join(format!("{VOLUME}.raw"));
             std::fs::remove_file(&arrived).with_context(|| format!("removing {}", arrived.display()))?;
         }
@@ -363,17 +361,12 @@ enum Client {
 impl Client {
     fn start(act: &Act, file: &Path, is_guest: bool, seed: u64) -> anyhow::Result<Self> {
         if is_guest {
-            let load =
-                Load { is_prefilled: true, rate: RATE_GUEST, workers: 6, read_percent: 50, seed, ..Load::default() };
-            let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw(file, NODE)).load(load))?;
-            guest.wait_for_load(PATIENCE)?;
-            act.a().json(&["adopt", "--qmp", &text(&guest.qmp_socket()), "--node", NODE, "--name", VOLUME])?;
+            let guest = boot_guest(file, seed)?;
+            adopt(&guest, act.a())?;
             return Ok(Self::Guest(Box::new(guest)));
         }
         let socket = act.folder.join("nbd");
-        let export = format!("nbd+unix:///{VOLUME}?socket={}", socket.display());
-        let backend = format!("file:{}", file.display());
-        act.a().json(&["volume", "attach", VOLUME, "--backend", &backend, "--export", &export])?;
+        attach(act.a(), file, &socket)?;
         Ok(Self::Load(NbdLoad::start(&act.programs, &socket, seed)?))
     }
 
@@ -381,7 +374,7 @@ impl Client {
     fn verify(&mut self) -> anyhow::Result<()> {
         match self {
             Self::Load(load) => load.verify(),
-            Self::Guest(guest) => super::client::verify_guest(guest),
+            Self::Guest(guest) => verify_guest(guest),
         }
     }
 
@@ -390,11 +383,7 @@ impl Client {
         self.verify()?;
         match self {
             Self::Load(load) => load.finish(),
-            Self::Guest(mut guest) => {
-                let verdict = guest.finish(PATIENCE)?;
-                ensure!(verdict.is_right(), "the guest found what must not be: {verdict:?}");
-                Ok(())
-            }
+            Self::Guest(guest) => finish_guest(*guest),
         }
     }
 }
