@@ -232,13 +232,6 @@ impl AdoptionDirection {
 }
 
 impl VolumeDocument {
-    /// Lists the overlays of the job, the lowest first.
-    pub fn set_overlays(&mut self, numbers: Vec<u32>) {
-        if let Some(job) = &mut self.job {
-            job.overlays = numbers;
-        }
-    }
-
     /// This document with the layout that what it says takes.
     #[must_use]
     pub fn with_version(mut self) -> Self {
@@ -256,22 +249,19 @@ impl VolumeDocument {
         self
     }
 
-    /// This document after the commit of its job: the target holds the volume.
+    /// The commit of the job: the target holds the volume.
     ///
     /// # Panics
     /// If there is no job.
-    #[must_use]
-    pub fn after_commit(&self) -> Self {
-        let mut document = self.clone();
-        let job = document.job.as_mut().expect("a commit belongs to a job");
-        let source = std::mem::replace(&mut document.backend, job.target.location());
+    pub fn commit(&mut self) {
+        let job = self.job.as_mut().expect("a commit belongs to a job");
+        let source = std::mem::replace(&mut self.backend, job.target.location());
         job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
         job.asked = false;
         let may_be_larger = job.target.may_be_larger();
-        document.size_limit = job.size.filter(|_| may_be_larger);
-        document.epoch += 1;
-        document
+        self.size_limit = job.size.filter(|_| may_be_larger);
+        self.epoch += 1;
     }
 }
 
@@ -316,7 +306,8 @@ mod tests {
         assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_PLACES);
         document.job.as_mut().expect("a job").asked = true;
         assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_ARBITER);
-        let mut after = document.after_commit();
+        let mut after = document;
+        after.commit();
         assert_eq!((after.epoch, after.backend.to_string()), (8, "host2:web1".to_owned()));
         after.job = None;
         assert_eq!(after.clone().with_version().version, DOCUMENT_VERSION_PLACES);

@@ -8,7 +8,7 @@ use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER, JobDocument, VolumeDocument};
 use crate::ground::Places;
 use crate::location::JobTarget;
 
@@ -62,12 +62,11 @@ impl VolumeJournal {
     }
 
     /// Stores what `change` makes of the document; it is at hand once it is durable.
-    pub(crate) async fn update(
-        &self,
-        change: impl FnOnce(&VolumeDocument) -> VolumeDocument + Send,
-    ) -> block::Result<()> {
+    pub(crate) async fn update(&self, change: impl FnOnce(&mut VolumeDocument) + Send) -> block::Result<()> {
         let _turn = self.turn.lock().await;
-        let document = change(&self.document()).with_version();
+        let mut document = VolumeDocument::clone(&self.document());
+        change(&mut document);
+        let document = document.with_version();
         if let Err(error) = self.journal.store(&document).await {
             // The next store goes elsewhere and relies on nothing that this one may have lost.
             (self.forget_failed_sync)();
@@ -75,6 +74,11 @@ impl VolumeJournal {
         }
         *self.current.lock() = Arc::new(document);
         Ok(())
+    }
+
+    /// The same for what is being done to the volume. Without a job there is nothing to change.
+    pub(crate) async fn update_job(&self, change: impl FnOnce(&mut JobDocument) + Send) -> block::Result<()> {
+        self.update(|document| _ = document.job.as_mut().map(change)).await
     }
 }
 
@@ -97,17 +101,11 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
 /// The durable memory of a volume's job, as its migration uses it.
 impl JobJournal for VolumeJournal {
     fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
-        Box::pin(self.update(move |document| {
-            let mut document = document.clone();
-            if let Some(job) = &mut document.job {
-                job.record.phase = phase;
-            }
-            document
-        }))
+        Box::pin(self.update_job(move |job| job.record.phase = phase))
     }
 
     fn commit(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.update(VolumeDocument::after_commit))
+        Box::pin(self.update(VolumeDocument::commit))
     }
 
     fn may_commit(&self) -> IoFuture<'_, ()> {

@@ -88,11 +88,7 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
-        Box::pin(self.journal.update(move |document| {
-            let mut document = document.clone();
-            document.set_overlays(numbers);
-            document
-        }))
+        Box::pin(self.journal.update_job(move |job| job.overlays = numbers))
     }
 
     fn remove(&self, number: u32) -> IoFuture<'_, ()> {

@@ -88,14 +88,7 @@ impl Daemon {
 }
 
 async fn change(volume: &Volume, change: impl FnOnce(&mut JobDocument) + Send) -> Result<()> {
-    let stored = volume.journal.update(|document| {
-        let mut document = document.clone();
-        if let Some(job) = &mut document.job {
-            change(job);
-        }
-        document
-    });
-    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
+    volume.journal.update_job(change).await.map_err(|error| of_backend(&error, "the volume's journal"))
 }
 
 fn no_job(name: &str) -> Error {

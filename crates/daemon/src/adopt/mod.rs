@@ -258,15 +258,13 @@ async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
 
 /// Records which way it goes, and by which plan if that is another one.
 async fn turn(volume: &Volume, direction: AdoptionDirection, plan: Option<Plan>) -> Result<()> {
-    let change = |document: &VolumeDocument| {
-        let mut document = document.clone();
+    let change = |document: &mut VolumeDocument| {
         if let Some(adoption) = &mut document.adoption {
             adoption.direction = direction;
             if let Some(plan) = plan {
                 adoption.plan = plan;
             }
         }
-        document
     };
     volume.journal.update(change).await.map_err(|error| of_backend(&error, "the volume's journal"))
 }

@@ -212,12 +212,10 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: 
 }
 
 async fn note_report(volume: &Volume, report: Report) {
-    let stored = volume.journal.update(|document| {
-        let mut document = document.clone();
-        if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
+    let stored = volume.journal.update_job(|job| {
+        if let Some(committed) = &mut job.committed {
             committed.report = Some(report);
         }
-        document
     });
     if let Err(error) = stored.await {
         tracing::warn!(volume = volume.name, error = error.chain(), "the move's report could not be stored");
@@ -238,12 +236,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     if !is_listed {
         sweep();
     }
-    let stored = volume.journal.update(|document| {
-        let mut document = document.clone();
-        document.set_overlays(Vec::new());
-        document.job = None;
-        document
-    });
+    let stored = volume.journal.update(|document| document.job = None);
     match stored.await {
         Ok(()) if is_listed => sweep(),
         Ok(()) => {}

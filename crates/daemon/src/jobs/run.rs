@@ -78,14 +78,10 @@ pub(crate) async fn start_migration(
     let now = unix_ms(daemon.env.wall_clock());
     volume
         .journal
-        .update(|document| {
-            let mut document = document.clone();
-            if let Some(job) = &mut document.job {
-                job.record.sessions += 1;
-                job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
-                job.prediction = prediction.or(job.prediction.take());
-            }
-            document
+        .update_job(|job| {
+            job.record.sessions += 1;
+            job.begun_unix_ms = job.begun_unix_ms.or(Some(now));
+            job.prediction = prediction.or(job.prediction.take());
         })
         .await?;
     let document = volume.document();

@@ -193,11 +193,7 @@ impl Daemon {
         };
         let job = show(volume, &document);
         let handle = Arc::new(JobHandle::new(job.clone(), false));
-        let stored = volume.journal.update(|volume| {
-            let mut volume = volume.clone();
-            volume.job = Some(document);
-            volume
-        });
+        let stored = volume.journal.update(|volume| volume.job = Some(document));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
         // On record first: a daemon that dies here tells the other host to forget it.
@@ -225,11 +221,7 @@ impl Daemon {
 
 /// Takes a move that has not begun off the record.
 async fn unlist(volume: &Volume, handle: &JobHandle) {
-    let stored = volume.journal.update(|document| {
-        let mut document = document.clone();
-        document.job = None;
-        document
-    });
+    let stored = volume.journal.update(|document| document.job = None);
     if let Err(error) = stored.await {
         tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
     }

@@ -206,12 +206,10 @@ impl Daemon {
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
         device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
         let stored = volume.journal.update(|document| {
-            let mut document = document.clone();
             document.epoch = epoch;
             if let Some(arrival) = &mut document.arrival {
                 arrival.stage = ArrivalStage::Held { epoch };
             }
-            document
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(Incoming { held, .. }) = volume.incoming.lock().take() else { return Ok(()) };
@@ -304,11 +302,9 @@ async fn close_entrance(volume: &Volume) {
 
 async fn set_stage(volume: &Volume, stage: ArrivalStage) -> Result<()> {
     let stored = volume.journal.update(|document| {
-        let mut document = document.clone();
         if let Some(arrival) = &mut document.arrival {
             arrival.stage = stage;
         }
-        document
     });
     stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
 }

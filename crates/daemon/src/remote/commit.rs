@@ -72,7 +72,7 @@ impl TwoPhases {
         if verdict == Verdict::Abandoned {
             return Err(self.gone());
         }
-        self.journal.update(|document| change_job(document, |job| job.asked = true)).await
+        self.journal.update_job(|job| job.asked = true).await
     }
 
     fn gone(&self) -> block::Error {
@@ -87,12 +87,7 @@ impl TwoPhases {
 impl JobJournal for TwoPhases {
     fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
         // Nothing is in doubt where this is called, so nothing was asked, or it has been answered.
-        Box::pin(self.journal.update(move |document| {
-            change_job(document, |job| {
-                job.record.phase = phase;
-                job.asked = false;
-            })
-        }))
+        Box::pin(self.journal.update_job(move |job| (job.record.phase, job.asked) = (phase, false)))
     }
 
     /// What the guest was answered since the target's last flush is made durable there: that host may lose its power before
@@ -105,7 +100,7 @@ impl JobJournal for TwoPhases {
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
             if let Some(arbiter) = &self.arbiter {
-                let expected = Verdict::after(withdrawals(&self.journal));
+                let expected = Verdict::after(withdrawals(&self.journal.document()));
                 let decided = arbiter.decide(self.relay.place().job, expected, Verdict::Committed).await;
                 match decided {
                     Ok(Verdict::Committed) => {}
@@ -153,12 +148,12 @@ impl JobJournal for TwoPhases {
 async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> {
     let document = journal.document();
     let Some(remote) = super::departure::remote_of(&document) else { return Ok(false) };
-    let withdrawals = withdrawals(journal);
-    let verdict = arbiter.decide(remote.job, Verdict::after(withdrawals), Verdict::after(withdrawals + 1)).await?;
+    let before = withdrawals(&document);
+    let verdict = arbiter.decide(remote.job, Verdict::after(before), Verdict::after(before + 1)).await?;
     let stored = match verdict {
-        Verdict::Committed => journal.update(VolumeDocument::after_commit).await,
-        Verdict::Open | Verdict::Abandoned => journal.update(|document| withdrawn(document, withdrawals)).await,
-        Verdict::Withdrawn(withdrawals) => journal.update(|document| withdrawn(document, withdrawals)).await,
+        Verdict::Committed => journal.update(VolumeDocument::commit).await,
+        Verdict::Open | Verdict::Abandoned => withdraw(journal, before).await,
+        Verdict::Withdrawn(withdrawals) => withdraw(journal, withdrawals).await,
     };
     stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
     Ok(verdict == Verdict::Committed)
@@ -172,23 +167,17 @@ pub(super) async fn forget_verdict(hosts: &dyn Hosts, job: uuid::Uuid) {
     }
 }
 
-fn withdrawn(document: &VolumeDocument, withdrawals: u32) -> VolumeDocument {
-    change_job(document, |job| {
+/// Has it on record that the commit does not count, and how many of them were taken back by now.
+async fn withdraw(journal: &VolumeJournal, withdrawals: u32) -> block::Result<()> {
+    let withdrawn = |job: &mut JobDocument| {
         job.record.phase = Phase::Reverting;
         (job.asked, job.withdrawals) = (false, withdrawals);
-    })
+    };
+    journal.update_job(withdrawn).await
 }
 
-fn withdrawals(journal: &VolumeJournal) -> u32 {
-    journal.document().job.as_ref().map_or(0, |job| job.withdrawals)
-}
-
-fn change_job(document: &VolumeDocument, change: impl FnOnce(&mut JobDocument)) -> VolumeDocument {
-    let mut document = document.clone();
-    if let Some(job) = &mut document.job {
-        change(job);
-    }
-    document
+fn withdrawals(document: &VolumeDocument) -> u32 {
+    document.job.as_ref().map_or(0, |job| job.withdrawals)
 }
 
 impl Daemon {

@@ -12,7 +12,7 @@ use super::commit::forget_verdict;
 use super::gate::of_wire;
 use super::relay::{Found, NoteTaken, Relay};
 use crate::daemon::Daemon;
-use crate::document::VolumeDocument;
+use crate::document::{JobDocument, VolumeDocument};
 use crate::held::Held;
 use crate::hosts::HostName;
 use crate::jobs::{JobHandle, random_uuid, volume_size};
@@ -101,14 +101,8 @@ impl Daemon {
                 if committed.is_none_or(|committed| committed.taken) {
                     return Ok(());
                 }
-                let taken = |document: &VolumeDocument| {
-                    let mut document = document.clone();
-                    if let Some(committed) = document.job.as_mut().and_then(|job| job.committed.as_mut()) {
-                        committed.taken = true;
-                    }
-                    document
-                };
-                journal.update(taken).await?;
+                let taken = |job: &mut JobDocument| _ = job.committed.as_mut().map(|committed| committed.taken = true);
+                journal.update_job(taken).await?;
                 // The guest does not wait for this.
                 env.spawn(Box::pin(async move { forget_verdict(&*hosts, job).await }));
                 Ok(())

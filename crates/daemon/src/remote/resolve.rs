@@ -113,11 +113,9 @@ impl Daemon {
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
         let relay = volume.relay();
         let stored = volume.journal.update(|document| {
-            let mut document = document.clone();
             document.backend = committed.source.clone();
             document.epoch += 1;
             document.job = None;
-            document
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         if let Some(relay) = relay {
