@@ -35,10 +35,11 @@
 use serde::{Deserialize, Serialize};
 
 /// Where a migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// The mirror is in the guest's path, nothing has been copied.
+    #[default]
     Preparing,
     /// Chunks are copied, the guest's writes mirrored.
     Copying,

@@ -158,28 +158,9 @@ pub(crate) fn check_target(source: &Device, target: &Device) -> Result<()> {
 
 fn first_progress(size: Bytes, resumed: Bytes) -> Progress {
     Progress {
-        phase: Phase::Preparing,
-        paused: false,
-        bytes_total: size.0,
-        bytes_done: resumed.0,
-        bytes_left: (size - resumed).0,
-        bytes_copied: 0,
-        bytes_zero: 0,
-        bytes_mirrored: 0,
-        bytes_buffered: 0,
-        throttled_us: 0,
-        bytes_verified: 0,
-        bytes_to_verify: 0,
-        rate: 0,
-        iteration: 0,
-        bytes_dirty: 0,
-        percent: 0.0,
-        eta_seconds: None,
-        eta_seconds_min: None,
-        eta_seconds_max: None,
-        stall_us_max: 0,
-        seconds: 0.0,
-        target_losses: 0,
-        error: None,
+        bytes_total: size.get(),
+        bytes_done: resumed.get(),
+        bytes_left: (size - resumed).get(),
+        ..Progress::default()
     }
 }

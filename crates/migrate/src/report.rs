@@ -23,7 +23,7 @@ impl From<&Error> for Failure {
 }
 
 /// Where a migration stands. Counts never go back; `bytes_done` neither, though chunks may have to be copied again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// What it does now.
     pub phase: Phase,

@@ -87,28 +87,11 @@ mod tests {
     fn progress(left: u64, rate: u64) -> Progress {
         Progress {
             phase: Phase::Copying,
-            paused: false,
             bytes_total: 1000 * MEGABYTE,
-            bytes_done: 0,
             bytes_left: left,
-            bytes_copied: 0,
-            bytes_zero: 0,
-            bytes_mirrored: 0,
-            bytes_buffered: 0,
-            throttled_us: 0,
-            bytes_verified: 0,
-            bytes_to_verify: 0,
             rate,
             iteration: 1,
-            bytes_dirty: 0,
-            percent: 0.0,
-            eta_seconds: None,
-            eta_seconds_min: None,
-            eta_seconds_max: None,
-            stall_us_max: 0,
-            seconds: 0.0,
-            target_losses: 0,
-            error: None,
+            ..Progress::default()
         }
     }
 

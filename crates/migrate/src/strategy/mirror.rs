@@ -30,6 +30,7 @@ pub(crate) mod patience;
 pub(crate) mod plan;
 pub(crate) mod scrutiny;
 pub(crate) mod session;
+pub(crate) mod target_work;
 pub(crate) mod tracker;
 
 pub(crate) use filter::Mirror;

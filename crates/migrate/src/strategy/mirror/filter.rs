@@ -2,7 +2,7 @@
 //! step, to both.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,12 +18,10 @@ use tokio::sync::Notify;
 
 use super::landing::Room;
 use super::patience::may_pass;
+use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use crate::control::Control;
 use crate::{MoveOptions, ProgressMap};
-
-/// A target operation that can outlive the guest's request that began it.
-type TargetWork<T = ()> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// A mirror over source and target. Clones are the same mirror: one is the guest's device, one the driver's.
 #[derive(Clone)]
@@ -514,41 +512,6 @@ pub(super) struct Finish<'a> {
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
         self.shared.tracker.lock().finish_write(self.plan, self.may_differ);
-    }
-}
-
-/// A flush of the target.
-fn flush_of(target: Device) -> TargetWork {
-    Box::pin(async move { target.flush().await })
-}
-
-/// Writes the parts of `mutation` to the target, all at once.
-pub(super) fn write_parts(target: Device, parts: &[Extent], mutation: &Mutation) -> TargetWork {
-    let limit = match mutation.kind() {
-        MutationKind::Data(_) => u64::from(target.geometry().transfer_bytes_max),
-        _ => u64::MAX,
-    };
-    match parts {
-        [part] if part.length.0 <= limit => {
-            let write = if *part == mutation.extent() { mutation.clone() } else { mutation.slice(*part) };
-            Box::pin(async move { target.write(write).await })
-        }
-        parts => {
-            // Aligned cuts: the limit of every device is at least a chunk, and a power of two times its alignment.
-            let unit = if limit == u64::MAX { limit } else { 1 << limit.max(1).ilog2() };
-            let writes: Vec<Mutation> = parts
-                .iter()
-                .flat_map(|part| match unit {
-                    u64::MAX => vec![*part],
-                    unit => part.split_at_multiples(unit).collect(),
-                })
-                .map(|part| mutation.slice(part))
-                .collect();
-            Box::pin(async move {
-                let all = writes.into_iter().map(|write| target.write(write));
-                futures::future::join_all(all).await.into_iter().collect()
-            })
-        }
     }
 }
 

@@ -11,7 +11,8 @@ use futures::stream::FuturesUnordered;
 use tokio::sync::Notify;
 
 use super::buffer::{BufferPlan, Buffered};
-use super::filter::{Finish, Shared, Writer, write_parts};
+use super::filter::{Finish, Shared, Writer};
+use super::target_work::write_parts;
 use super::tracker::Tracker;
 
 /// So many buffered writes are on their way to the target at once. As many as QEMU's NBD client has outstanding, so a far
