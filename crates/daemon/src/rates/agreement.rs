@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::PathRate;
 use env::Moment;
@@ -17,11 +18,14 @@ const MIRRORED_MIN: f64 = 256.0 * 1024.0;
 /// One look at everything.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Look {
+    /// When this host and the streams were looked at.
     pub(super) at: Moment,
     /// By their addresses: the interfaces of this host,
     pub(super) here: BTreeMap<IpAddr, LinkCounters>,
     /// and of the other one, as far as it has said so.
     pub(super) there: BTreeMap<IpAddr, LinkCounters>,
+    /// How long that took. When in that time it looked nobody knows.
+    pub(super) asked: Duration,
     /// The move's streams by their numbers; none for those that are not connected.
     pub(super) streams: Vec<Option<StreamLook>>,
     /// What a guest has written to both sides so far, in bytes.
@@ -182,19 +186,22 @@ impl Agreement {
         // A comparison reads the other host's copy: then the other direction is the one that is in short supply.
         let is_sending = sent >= received;
         let direction = |flow: Flow| if is_sending { flow.sent } else { flow.received };
+        let doubt = (before.asked + look.asked).as_secs_f64() / look.at.since(before.at).as_secs_f64();
         let mut ends = Vec::with_capacity(2);
         if let Some(StreamPath { here, there }) = using.addresses {
             let near = Seen::between(before.here.get(&here), look.here.get(&here));
             let far = Seen::between(before.there.get(&there), look.there.get(&there));
             let far_end = way.1.clone().map(|interface| End::There(self.host.clone(), interface));
-            let all = [(near, Some(End::Here(way.0.clone())), true), (far, far_end, false)];
-            for (seen, end, is_here) in all {
+            let all = [(near, Some(End::Here(way.0.clone())), 0.0), (far, far_end, doubt)];
+            for (seen, end, doubt) in all {
                 let (Some(seen), Some(end)) = (seen.filter(|seen| seen.capacity > 0), end) else { continue };
                 let (ours, sharers) = self.shares.of(&end);
                 // What this host sends the other one receives.
+                let is_here = matches!(end, End::Here(_));
                 let carried = if is_here == is_sending { seen.sent } else { seen.received };
                 let ours = direction(ours);
-                ends.push(EndUsage { capacity: seen.capacity, carried, ours, sharers: sharers.max(1) });
+                let uncertain = (ours as f64 * doubt) as u64;
+                ends.push(EndUsage { capacity: seen.capacity, carried, ours, uncertain, sharers: sharers.max(1) });
             }
         }
         let own = direction(using.flow);

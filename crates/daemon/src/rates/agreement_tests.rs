@@ -63,6 +63,7 @@ impl World {
             at: Moment(Duration::from_secs(self.second)),
             here: self.counters(1, capacity),
             there: self.counters(2, capacity),
+            asked: Duration::ZERO,
             streams: self.links.iter().enumerate().map(stream).collect(),
             mirrored: self.mirrored,
         }
@@ -161,6 +162,32 @@ fn two_moves_over_one_link_are_not_each_other_s_others() {
     drop(one);
     shares.leave(1);
     assert_eq!(shares.of(&End::Here("eth0".to_owned())).1, 1);
+}
+
+#[test]
+fn what_the_other_host_has_counted_while_it_was_asked_is_nobody_s() {
+    let limit_after_an_answer_of = |said: Duration| {
+        let mut world = World::new(1);
+        world.seconds(4, 0);
+        world.pass(GIGABIT, 0);
+        let mut look = world.look(GIGABIT);
+        world.second += 1;
+        world.links[0].carried += GIGABIT;
+        world.links[0].stream += (GIGABIT as f64 / FRAMES) as u64;
+        // It looks a fifth of a second late, at the end of as long a second of its own: what came meanwhile is there.
+        let late = LinkCounters {
+            received: world.links[0].carried + GIGABIT / 5,
+            ..world.counters(2, GIGABIT)[&address(2, 0)].clone()
+        };
+        let stream = look.streams[0].as_mut().expect("connected");
+        stream.sent = world.links[0].stream;
+        look.at = Moment(Duration::from_secs(world.second));
+        (look.here, look.asked) = (world.counters(1, GIGABIT), said);
+        look.there = BTreeMap::from([(address(2, 0), late)]);
+        world.agreement.step(look, 0).limit
+    };
+    assert_eq!(limit_after_an_answer_of(Duration::from_millis(250)), None);
+    assert!(limit_after_an_answer_of(Duration::ZERO).is_some(), "the test sees nothing");
 }
 
 #[test]

@@ -108,21 +108,24 @@ impl Keeper<'_> {
     }
 
     async fn take_look(&mut self, remote: &Remote, interfaces: &dyn Interfaces, progress: &Progress) -> Look {
-        let (paths, sent) = (remote.paths(), remote.statistics());
-        let connected = || paths.iter().flatten();
-        let here: BTreeSet<IpAddr> = connected().map(|path| path.here).collect();
-        let there: BTreeSet<IpAddr> = connected().map(|path| path.there).collect();
+        let there: BTreeSet<IpAddr> = remote.paths().iter().flatten().map(|path| path.there).collect();
         let there: Vec<IpAddr> = there.into_iter().collect();
+        let began = self.keeping.daemon.env.now();
         let answered = self.ask(remote, &there).await;
+        // In one moment: at a gigabyte a second every hundredth of a second between them would look like somebody else.
+        let at = self.keeping.daemon.env.now();
+        let (paths, sent) = (remote.paths(), remote.statistics());
+        let here: BTreeSet<IpAddr> = paths.iter().flatten().map(|path| path.here).collect();
         let here: Vec<IpAddr> = here.into_iter().collect();
         let streams = paths.iter().zip(&sent.streams).map(|(path, counts)| {
             let (sent, received) = (counts.bytes_sent, counts.bytes_received);
             path.map(|path| StreamLook { path, sent, received })
         });
         Look {
-            at: self.keeping.daemon.env.now(),
+            at,
             here: found(&here, interfaces.look(&here)),
             there: found(&there, answered),
+            asked: at.since(began),
             streams: streams.collect(),
             mirrored: progress.bytes_mirrored,
         }

@@ -44,15 +44,19 @@ pub struct EndUsage {
     pub carried: u64,
     /// What of that was of our migrations: payload, all of them together.
     pub ours: u64,
+    /// How much more of it may have been, payload as well: both are counted at other moments, and what is sent in between is
+    /// in one and not in the other.
+    pub uncertain: u64,
     /// How many of our migrations use the interface and share what others leave; at least 1.
     pub sharers: u32,
 }
 
 impl EndUsage {
-    /// What others have taken of it.
+    /// What others have taken of it, at least.
     #[must_use]
     pub fn others(&self) -> u64 {
-        (self.carried as f64 - self.ours as f64 * OVERHEAD).max(0.0) as u64
+        let ours = self.ours.saturating_add(self.uncertain) as f64 * OVERHEAD;
+        (self.carried as f64 - ours).max(0.0) as u64
     }
 }
 
@@ -168,7 +172,8 @@ mod tests {
             };
             let ours = ours_wanted.min(GIGABIT - others);
             let payload = (ours / OVERHEAD) as u64;
-            let end = EndUsage { capacity: GIGABIT as u64, carried: (others + ours) as u64, ours: payload, sharers: 1 };
+            let carried = (others + ours) as u64;
+            let end = EndUsage { capacity: GIGABIT as u64, carried, ours: payload, uncertain: 0, sharers: 1 };
             let mut path = [(self.spare.step(&[end], payload), end.capacity)];
             raise_to_reserve(&mut path, reserve);
             self.limit = path[0].0;
@@ -232,8 +237,8 @@ mod tests {
     #[test]
     fn the_end_with_least_left_decides() {
         let mut spare = SpareBandwidth::new();
-        let idle = EndUsage { capacity: 1_250_000_000, carried: 1_000_000, ours: 0, sharers: 1 };
-        let busy = EndUsage { capacity: 125_000_000, carried: 100_000_000, ours: 0, sharers: 1 };
+        let idle = EndUsage { capacity: 1_250_000_000, carried: 1_000_000, ours: 0, uncertain: 0, sharers: 1 };
+        let busy = EndUsage { capacity: 125_000_000, carried: 100_000_000, ours: 0, uncertain: 0, sharers: 1 };
         let limit = spare.step(&[idle, busy], 0).expect("others are there");
         assert!(limit < 25_000_000, "{limit}");
     }
@@ -241,7 +246,8 @@ mod tests {
     #[test]
     fn what_another_migration_of_ours_takes_is_shared_and_is_not_of_others() {
         let mut spare = SpareBandwidth::new();
-        let end = EndUsage { capacity: GIGABIT as u64, carried: 115_000_000, ours: 60_000_000, sharers: 2 };
+        let (carried, ours) = (115_000_000, 60_000_000);
+        let end = EndUsage { capacity: GIGABIT as u64, carried, ours, uncertain: 0, sharers: 2 };
         // Two looks: in the first, others are new.
         spare.step(&[end], 30_000_000);
         let limit = (0..4).filter_map(|_| spare.step(&[end], 30_000_000)).last().expect("others are there");
