@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use support::load::Load;
-use support::pair::{Pair, wait_until};
+use support::pair::{Pair, TAKES, wait_until};
 use support::same;
 use transhume_guest::Etcd;
 
@@ -55,7 +55,7 @@ impl Road {
     }
 
     fn config(&self) -> String {
-        format!("arbiter = [\"http://127.0.0.1:{}\"]\nincoming-dirs = [\"INCOMING\"]\n", self.port)
+        format!("{TAKES}arbiter = [\"http://127.0.0.1:{}\"]\n", self.port)
     }
 }
 
@@ -98,27 +98,20 @@ struct Court {
     load: Load,
     image: std::path::PathBuf,
     _etcd: Etcd,
+    _folder: tempfile::TempDir,
 }
 
 impl Court {
     fn new(number: u64) -> Self {
-        let mut pair = Pair::new();
-        let etcd = Etcd::start(pair.a.path(".").as_path()).expect("etcd runs");
+        let folder = tempfile::tempdir().expect("a folder");
+        let etcd = Etcd::start(folder.path()).expect("etcd runs");
         let roads = [Road::to(&etcd), Road::to(&etcd)];
-        for (world, road) in [(&mut pair.a, &roads[0]), (&mut pair.b, &roads[1])] {
-            world.kill();
-            let path = world.path("config.toml");
-            let before = std::fs::read_to_string(&path).expect("read");
-            let before =
-                before.lines().filter(|line| !line.starts_with("incoming-dirs")).collect::<Vec<_>>().join("\n");
-            let more = road.config().replace("INCOMING", &world.path("incoming").display().to_string());
-            std::fs::write(&path, format!("{before}\n{more}")).expect("written");
-            world.start();
-        }
+        let [a, b] = roads.each_ref().map(Road::config);
+        let (pair, _) = Pair::with([&a, &b]);
         let image = pair.a.image("disk.img", SIZE, 65536);
         let uri = pair.a.attach("x", &image);
         let load = Load::start(&uri, &image, number);
-        Self { pair, roads, load, image, _etcd: etcd }
+        Self { pair, roads, load, image, _etcd: etcd, _folder: folder }
     }
 
     fn begin_move(&self) {

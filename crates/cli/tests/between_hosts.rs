@@ -2,16 +2,11 @@
 
 mod support;
 
-use serde_json::Value;
 use support::load::Load;
-use support::pair::{Pair, host, wait_until};
+use support::pair::{Pair, host, is_over, wait_until};
 use support::{name_of, same, target};
 
 const SIZE: u64 = 48 << 20;
-
-fn is_over(job: &Value) -> bool {
-    ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over)
-}
 
 #[test]
 fn a_volume_moves_to_another_host_under_load_and_its_guest_goes_on_through_the_first() {

@@ -5,15 +5,10 @@ mod support;
 
 use std::path::PathBuf;
 
-use serde_json::Value;
 use support::load::Load;
-use support::pair::{Pair, wait_until};
+use support::pair::{Pair, is_over, wait_until};
 use support::qemu::Qemu;
 use support::{Mount, same};
-
-fn is_over(job: &Value) -> bool {
-    ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over)
-}
 
 /// A volume `x` of `a` under load, and its image.
 fn with_load(pair: &Pair, bytes: u64, number: u64) -> (Load, PathBuf) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use support::load::Load;
-use support::{HANG, Loop, Mount, World, same, signal, target, tool, wait};
+use support::{HANG, Loop, Mount, World, same, signal, target, wait};
 
 /// Begins a move by snapshots, not faster than `bandwidth`, and gives the job's number.
 fn begin(world: &World, to: &Path, bandwidth: &str) -> u64 {
@@ -159,18 +159,14 @@ fn a_read_only_volume_is_moved_by_snapshots_without_room_for_overlays() {
     let uri = format!("nbd+unix:///x?socket={}", world.text("x.sock"));
     let backend = format!("file:{}", image.display());
     world.json(&["volume", "attach", "x", "--backend", &backend, "--export", &uri, "--read-only"]);
-    let folder = world.path("small");
-    std::fs::create_dir(&folder).expect("created");
-    let shown = folder.display().to_string();
-    tool("mount", &["-t", "tmpfs", "-o", "size=8m", "none", &shown]);
+    let small = Mount::tmpfs(&world.path("small"), "8m");
     let expected = std::fs::read(&image).expect("read");
-    let to = folder.join("new.img");
+    let to = small.path.join("new.img");
     let output =
         world.run(&["move", "x", "--to", &target(&to), "--strategy", "snapshot", "--verify", "full", "--json"]);
     let moved = std::fs::read(&to);
     let volume = world.json(&["volume", "show", "x"]);
     world.json(&["volume", "detach", "x"]);
-    tool("umount", &["-l", &shown]);
     assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), world.log());
     assert!(moved.expect("it is there") == expected, "the copy is another");
     assert_eq!((&volume["backend"], &volume["read_only"]), (&target(&to).into(), &true.into()));

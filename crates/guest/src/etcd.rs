@@ -69,7 +69,11 @@ impl Drop for Etcd {
     }
 }
 
-fn free_port() -> anyhow::Result<u16> {
+/// A port of this machine that nobody listens on.
+///
+/// # Errors
+/// There is none.
+pub fn free_port() -> anyhow::Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
     Ok(listener.local_addr().context("asking for its number")?.port())
 }

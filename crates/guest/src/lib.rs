@@ -37,7 +37,7 @@ mod verified;
 
 pub use acceleration::Acceleration;
 pub use daemon::Daemon;
-pub use etcd::Etcd;
+pub use etcd::{Etcd, free_port};
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
 pub use qemu::Guest;

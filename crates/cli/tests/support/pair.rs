@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::{HANG, World};
 
 /// The configuration of a host that takes volumes.
-const TAKES: &str = "incoming-dirs = [\"INCOMING\"]\n";
+pub(crate) const TAKES: &str = "incoming-dirs = [\"INCOMING\"]\n";
 
 /// Two hosts; volumes move from `a` to `b`.
 pub(crate) struct Pair {
@@ -26,19 +26,21 @@ pub(crate) struct Pair {
 impl Pair {
     /// Two running daemons that trust each other; `b` takes volumes.
     pub(crate) fn new() -> Self {
-        Self::with("").0
+        Self::with(["", TAKES]).0
     }
 
     /// The same; `a` takes volumes, too.
     pub(crate) fn both_ways() -> Self {
-        let (pair, port) = Self::with(TAKES);
+        let (pair, port) = Self::with([TAKES, TAKES]);
         pair.b.json(&["trust", "--change", "a", "--address", &format!("127.0.0.1:{port}")]);
         pair
     }
 
-    fn with(more_of_a: &str) -> (Self, u16) {
+    /// The same with so much in each one's section `[hosts]`, where INCOMING is a folder of its own. Gives the port of `a`, too,
+    /// which `b` does not know.
+    pub(crate) fn with([more_of_a, more_of_b]: [&str; 2]) -> (Self, u16) {
         let (a, port_of_a) = host("a", more_of_a);
-        let (b, port) = host("b", TAKES);
+        let (b, port) = host("b", more_of_b);
         let code = b.json(&["trust", "--invite"])["code"].as_str().expect("a code").to_owned();
         a.json(&["trust", &format!("127.0.0.1:{port}"), &code]);
         let network = Network::to(port);
@@ -77,6 +79,11 @@ impl Pair {
     }
 }
 
+/// Whether a move is over, one way or the other.
+pub(crate) fn is_over(job: &Value) -> bool {
+    ["done", "failed", "cancelled"].iter().any(|over| job["state"] == *over)
+}
+
 /// Waits until `look` finds something.
 pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
@@ -92,7 +99,7 @@ pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 /// A running daemon that speaks to others, and its port.
 pub(crate) fn host(name: &str, more: &str) -> (World, u16) {
     let mut world = World::without_daemon();
-    let port = free_port();
+    let port = transhume_guest::free_port().expect("a port");
     let incoming = world.path("incoming");
     std::fs::create_dir(&incoming).expect("created");
     let more = more.replace("INCOMING", &incoming.display().to_string());
@@ -102,11 +109,6 @@ pub(crate) fn host(name: &str, more: &str) -> (World, u16) {
     world.daemon.arguments = vec!["--config".to_owned(), config.display().to_string()];
     world.start();
     (world, port)
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("it has one").port()
 }
 
 /// A network between two hosts: connections to its port are passed on, unless it is cut.
