@@ -97,7 +97,8 @@ pub(crate) enum Command {
     Trust(TrustArgs),
     /// Copy a disk that nobody uses, between files, block devices and NBD servers, without the daemon
     #[command(after_help = "Examples: transhume copy nbd://10.0.0.7:10809/web1 --to file:/vm/web1.img\n          \
-        transhume copy file:/vm/web1.img --to 'nbd+unix:///web1?socket=/run/nbdkit.sock' --verify full\n\n\
+        transhume copy file:/vm/web1.img --to 'nbd+unix:///web1?socket=/run/nbdkit.sock' --verify full\n          \
+        transhume copy 'nbds://far.example/web1?tls-certificates=/etc/pki/libnbd' --to file:/vm/web1.img\n\n\
         What is interrupted is begun again: a target that was created for the copy is removed, another needs --overwrite.")]
     Copy(CopyArgs),
     /// Bring a volume's export back from its journal alone, when the daemon cannot start
@@ -139,7 +140,8 @@ pub(crate) struct AttachArgs {
     /// What holds it: file:PATH[,format=raw][,cache=auto|direct|page]
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: String,
-    /// Where to serve it: nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME
+    /// Where to serve it: nbd+unix:///NAME?socket=PATH or nbd://HOST:PORT/NAME; encrypted, for clients that show a certificate,
+    /// nbds://HOST:PORT/NAME?tls-certificates=DIR
     #[arg(long, value_name = "URI")]
     pub(crate) export: String,
     /// Refuse writes
@@ -270,8 +272,8 @@ pub(crate) struct PlanArgs {
     /// The volume
     pub(crate) name: String,
     /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], HOST[:VOLUME] for another host's daemon, or the export of
-    /// any NBD server, nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH; with --all-disks {name} in it is each volume's
-    /// name, and a path that ends with a slash is a directory
+    /// any NBD server, nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH, with nbds instead of nbd for TLS; with --all-disks
+    /// {name} in it is each volume's name, and a path that ends with a slash is a directory
     #[arg(long, value_name = "PLACE")]
     pub(crate) to: String,
     /// All adopted disks of the VM that this volume is a disk of; if one fails or is cancelled, so are the others that are
@@ -387,7 +389,8 @@ pub(crate) struct TrustArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CopyArgs {
-    /// From where: file:PATH[,format=raw][,cache=auto|direct|page], nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH
+    /// From where: file:PATH[,format=raw][,cache=auto|direct|page], nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH, with
+    /// nbds instead of nbd for TLS
     #[arg(value_name = "SOURCE")]
     pub(crate) source: String,
     /// Where to, written alike; a file that is not there is created sparse

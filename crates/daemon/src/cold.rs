@@ -14,7 +14,7 @@ use migrate::{ColdOptions, ColdProgress, copy_cold};
 use nbd::NbdUri;
 use serde::Serialize;
 
-use crate::foreign::{inspect, is_uri, parse_uri};
+use crate::foreign::{inspect, parse_uri};
 use crate::ground::RealPlaces;
 use crate::held::{CLIENT_SECTOR, Held, HoldOptions, suited};
 use crate::jobs::{of_target, parse_backend};
@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// What is to be copied.
 #[derive(Clone, Debug, Default)]
 pub struct CopyRequest {
-    /// From where: `file:PATH[,...]`, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`.
+    /// From where: `file:PATH[,...]`, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`, or these with `nbds` for TLS.
     pub source: String,
     /// Where to, written alike.
     pub to: String,
@@ -154,7 +154,7 @@ enum Place {
 
 impl Place {
     fn parse(text: &str) -> Result<Self> {
-        match is_uri(text) {
+        match NbdUri::is_meant(text) {
             true => parse_uri(text).map(Self::Export),
             false => parse_backend(text, CacheMode::Auto).map(Self::File),
         }
@@ -221,7 +221,7 @@ impl Target {
         let target = match Place::parse(&request.to)? {
             Place::File(spec) => Self::open_file(request, spec, source, env).await?,
             Place::Export(uri) => {
-                if matches!(&source.place, Place::Export(from) if *from == uri) {
+                if matches!(&source.place, Place::Export(from) if from.is_same_export(&uri)) {
                     return Err(Error::new(ErrorCode::TargetSame, "source and target are one and the same export")
                         .with_hint("name another target"));
                 }

@@ -89,11 +89,12 @@ impl Daemon {
 
     /// Refuses what this daemon serves itself, the volume's own export above all: its copy would wait for itself.
     fn refuse_own(&self, volume: &Volume, uri: &NbdUri) -> Result<()> {
-        if matches!(&volume.document().backend, Location::Foreign(export) if export.nbd == uri.to_string()) {
+        let is_there = |export: &ForeignExport| export.uri().is_ok_and(|there| there.is_same_export(uri));
+        if matches!(&volume.document().backend, Location::Foreign(export) if is_there(export)) {
             let message = format!("{} is on {uri} already", volume.name);
             return Err(Error::new(ErrorCode::TargetSame, message).with_hint("name another target"));
         }
-        let own = self.volumes().into_iter().find(|other| other.uri().is_ok_and(|own| own == *uri));
+        let own = self.volumes().into_iter().find(|other| other.uri().is_ok_and(|own| own.is_same_export(uri)));
         match own {
             Some(own) => Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {} here", own.name))
                 .with_hint("name the file that is to hold the volume, or another server's export")),
@@ -189,24 +190,27 @@ fn refuse_unsuitable(uri: &NbdUri, guest: &Geometry, found: &Geometry, alignment
 
 /// An address of an export as a user writes it.
 pub(crate) fn parse_uri(text: &str) -> Result<NbdUri> {
-    text.parse::<NbdUri>()
-        .map_err(|error| invalid(error.to_string(), "write nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=/PATH"))
-}
-
-/// Whether `text` is meant as an address of an export.
-pub(crate) fn is_uri(text: &str) -> bool {
-    text.starts_with("nbd://") || text.starts_with("nbd+unix://")
+    text.parse::<NbdUri>().map_err(|error| {
+        invalid(
+            error.to_string(),
+            "write nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=/PATH; for TLS nbds, and ?tls-certificates=/DIR",
+        )
+    })
 }
 
 /// An error of such a server as a target, as users see it.
 pub(crate) fn of_server(error: &block::Error) -> Error {
     use block::ErrorKind;
+    let refused = of_backend(error, "the target");
+    if nbd::TlsError::of(error).is_some() {
+        return refused;
+    }
     let hint = match error.kind() {
         ErrorKind::NotFound => "check the address and the export's name; `nbdinfo --list URI` shows what a server has",
-        ErrorKind::PermissionDenied => "the server wants something that this client has not, TLS for instance",
+        ErrorKind::PermissionDenied => "the server does not let this client have it",
         _ => "see whether the server runs and can be reached from this host (`nbdinfo URI`)",
     };
-    of_backend(error, "the target").with_hint(hint)
+    refused.with_hint(hint)
 }
 
 /// What only a file or block device of this host can do.

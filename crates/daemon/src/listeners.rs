@@ -1,16 +1,17 @@
-//! The sockets on which volumes are served. Several volumes may share one, under different names.
+//! The sockets on which volumes are served. Several volumes may share one, under different names; then they are all encrypted,
+//! with the same certificates, or none is.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use env::EnvRef;
 use futures::future::BoxFuture;
-use nbd::server::{Export, Exports, Limits, serve_connection};
-use nbd::{NbdUri, Transport};
+use nbd::server::{End, Export, Exports, Limits};
+use nbd::{NbdUri, TlsServer, Transport, serve_connection, serve_encrypted};
 use parking_lot::RwLock;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
@@ -18,7 +19,7 @@ use tokio::task::AbortHandle;
 
 use crate::document::SocketOwner;
 use crate::ground::Network;
-use crate::problem::Result;
+use crate::problem::{Result, invalid, of_tls};
 use crate::sockets::{UnixSocket, listen_tcp, listen_unix};
 use crate::workers::Workers;
 
@@ -59,6 +60,8 @@ impl Find for BTreeMap<String, Arc<Export>> {
 
 struct Listener {
     offered: Arc<Offered>,
+    /// The certificates, if its connections are encrypted.
+    tls: Option<Arc<TlsServer>>,
     accepting: AbortHandle,
     socket: Option<UnixSocket>,
 }
@@ -87,8 +90,22 @@ impl Listeners {
         let mut listeners = self.listeners.lock().await;
         let listener = match listeners.entry(key(&uri.transport)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(self.acceptor.listen(&uri.transport, owner).await?),
+            Entry::Vacant(entry) => {
+                let tls = certificates_of(uri)?.map(|folder| TlsServer::new(folder, Arc::clone(&self.acceptor.env)));
+                let tls = tls.transpose().map_err(|error| of_tls(&error))?.map(Arc::new);
+                entry.insert(self.acceptor.listen(&uri.transport, tls, owner).await?)
+            }
         };
+        let there = listener.tls.as_ref().map(|tls| tls.folder());
+        if there != certificates_of(uri)? {
+            let message = match there {
+                Some(folder) => format!("that socket is encrypted, with the certificates in {}", folder.display()),
+                None => "that socket is not encrypted".to_owned(),
+            };
+            return Err(
+                Error::new(ErrorCode::SocketTaken, message).with_hint("choose another socket, or write it alike")
+            );
+        }
         match listener.offered.exports.write().entry(uri.export.clone()) {
             Entry::Occupied(_) => Err(Error::new(ErrorCode::AlreadyExists, format!("{uri} is served already"))
                 .with_hint("choose another name or socket")),
@@ -146,24 +163,29 @@ impl Network for Listeners {
 }
 
 impl Acceptor {
-    async fn listen(&self, transport: &Transport, owner: Option<SocketOwner>) -> Result<Listener> {
+    async fn listen(
+        &self,
+        transport: &Transport,
+        tls: Option<Arc<TlsServer>>,
+        owner: Option<SocketOwner>,
+    ) -> Result<Listener> {
         let offered = Arc::new(Offered::default());
         let acceptor = self.clone();
         match transport {
             Transport::Unix(path) => {
                 let (listener, socket) = listen_unix(&absolute(path), owner, &*self.env).await?;
-                let accepting = tokio::spawn(acceptor.accept_unix(listener, Arc::clone(&offered)));
-                Ok(Listener { offered, accepting: accepting.abort_handle(), socket: Some(socket) })
+                let accepting = tokio::spawn(acceptor.accept_unix(listener, tls.clone(), Arc::clone(&offered)));
+                Ok(Listener { offered, tls, accepting: accepting.abort_handle(), socket: Some(socket) })
             }
             Transport::Tcp(host, port) => {
                 let listener = listen_tcp(host, *port).await?;
-                let accepting = tokio::spawn(acceptor.accept_tcp(listener, Arc::clone(&offered)));
-                Ok(Listener { offered, accepting: accepting.abort_handle(), socket: None })
+                let accepting = tokio::spawn(acceptor.accept_tcp(listener, tls.clone(), Arc::clone(&offered)));
+                Ok(Listener { offered, tls, accepting: accepting.abort_handle(), socket: None })
             }
         }
     }
 
-    async fn accept_unix(self, listener: tokio::net::UnixListener, offered: Arc<Offered>) {
+    async fn accept_unix(self, listener: tokio::net::UnixListener, tls: Option<Arc<TlsServer>>, offered: Arc<Offered>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let stream = match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
@@ -175,11 +197,11 @@ impl Acceptor {
                 }
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            self.serve(place, Arc::clone(&offered), move || tokio::net::UnixStream::from_std(stream));
+            self.serve(place, tls.clone(), Arc::clone(&offered), move || tokio::net::UnixStream::from_std(stream));
         }
     }
 
-    async fn accept_tcp(self, listener: tokio::net::TcpListener, offered: Arc<Offered>) {
+    async fn accept_tcp(self, listener: tokio::net::TcpListener, tls: Option<Arc<TlsServer>>, offered: Arc<Offered>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let accepted = listener.accept().await.and_then(|(stream, _)| {
@@ -195,7 +217,7 @@ impl Acceptor {
                 }
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            self.serve(place, Arc::clone(&offered), move || tokio::net::TcpStream::from_std(stream));
+            self.serve(place, tls.clone(), Arc::clone(&offered), move || tokio::net::TcpStream::from_std(stream));
         }
     }
 
@@ -203,16 +225,26 @@ impl Acceptor {
     fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
         &self,
         place: OwnedSemaphorePermit,
+        tls: Option<Arc<TlsServer>>,
         offered: Arc<Offered>,
         register: impl FnOnce() -> std::io::Result<S> + Send + 'static,
     ) {
         let (env, limits) = (Arc::clone(&self.env), self.limits);
+        if let Some(Err(error)) = tls.as_ref().map(|tls| tls.renew()) {
+            tracing::warn!(%error, "the certificates of an export cannot be read any more; those from before are used");
+        }
         self.workers.next().spawn(async move {
             let _place = place;
             match register() {
                 Ok(stream) => {
-                    let summary = serve_connection(stream, offered, env, limits).await;
-                    tracing::debug!(?summary, "a client has gone");
+                    let summary = match tls {
+                        Some(tls) => serve_encrypted(stream, &tls, offered, env, limits).await,
+                        None => serve_connection(stream, offered, env, limits).await,
+                    };
+                    match summary.end {
+                        End::Tls(error) => tracing::warn!(%error, "a client of an encrypted export was not let in"),
+                        _ => tracing::debug!(?summary, "a client has gone"),
+                    }
                 }
                 Err(error) => tracing::warn!(%error, "a client could not be served"),
             }
@@ -220,7 +252,24 @@ impl Acceptor {
     }
 }
 
-fn absolute(path: &std::path::Path) -> PathBuf {
+/// Where the certificates of an export of ours are, if it is encrypted.
+///
+/// # Errors
+/// The address says too little, or what only a client can make something of.
+pub(crate) fn certificates_of(uri: &NbdUri) -> Result<Option<&Path>> {
+    let Some(tls) = &uri.tls else { return Ok(None) };
+    if tls.hostname.is_some() {
+        return Err(invalid("tls-hostname is for clients", "leave it out: the certificate says who this server is"));
+    }
+    tls.certificates.as_deref().map(Some).ok_or_else(|| {
+        invalid(
+            "an encrypted export names the directory of its certificates",
+            "add ?tls-certificates=DIR, with ca-cert.pem, server-cert.pem and server-key.pem in DIR",
+        )
+    })
+}
+
+fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 

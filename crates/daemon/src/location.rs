@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | a file or block device of this host | `file:PATH[,...]` | the same string |
 //! | a volume of another host's daemon | `HOST[:VOLUME]` | an object with `host` and `volume` |
-//! | an export of an NBD server that is not ours | `nbd://HOST:PORT/NAME`, `nbd+unix:///NAME?socket=PATH` | an object with `nbd` |
+//! | an export of an NBD server that is not ours | `nbd://HOST:PORT/NAME`, `nbd+unix:///NAME?socket=PATH`, `nbds` for TLS | an object with `nbd` |
 //!
 //! A further kind of place is a further variant here: the compiler then visits everybody who must know what it means.
 
@@ -16,7 +16,7 @@ use backends::{BackendSpec, CacheMode, PreparedTarget, TargetOrigin};
 use nbd::NbdUri;
 use serde::{Deserialize, Serialize};
 
-use crate::foreign::{ForeignExport, held_by_server, is_uri, parse_uri};
+use crate::foreign::{ForeignExport, held_by_server, parse_uri};
 use crate::problem::{Result, invalid};
 use crate::state_dir::check_name;
 
@@ -171,7 +171,7 @@ impl Destination {
     /// What `text` names: a backend with a scheme, or a host. A file is reached in the way of `cache` unless `text` says
     /// otherwise, and the volume is called `name` there unless it does.
     pub(crate) fn parse(text: &str, cache: CacheMode, name: &str) -> Result<Self> {
-        if is_uri(text) {
+        if NbdUri::is_meant(text) {
             return parse_uri(text).map(Self::Foreign);
         }
         let (host, volume) = match text.split_once(':') {
@@ -185,7 +185,7 @@ impl Destination {
             let message = format!("\"{text}\" names neither a backend nor a volume of a host");
             return Err(invalid(
                 message,
-                "write file:PATH[,format=raw][,cache=auto|direct|page], nbd://HOST:PORT/NAME, or HOST[:VOLUME]",
+                "write file:PATH[,format=raw][,cache=auto|direct|page], nbd[s]://HOST:PORT/NAME, or HOST[:VOLUME]",
             ));
         }
         Ok(Self::Host { host: host.to_owned(), volume: volume.to_owned() })
@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(parse("host2:db").expect("a volume"), host("db"));
         let uri = "nbd://host/x".parse().expect("an address");
         assert_eq!(parse("nbd://host/x").expect("an export"), Destination::Foreign(uri));
+        assert!(matches!(parse("nbds://host/x?tls-certificates=/c").expect("an export"), Destination::Foreign(_)));
         for wrong in
             ["", "/vm/a.img", "host2:", ":web1", "host2:a/b", "file:relative", "nbd:///x", "ssh://host/x", "a:b:c"]
         {

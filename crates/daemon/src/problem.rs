@@ -2,6 +2,7 @@
 
 use api::v1::{Error, ErrorCode};
 use block::ErrorKind;
+use nbd::TlsError;
 
 /// What an operation of the daemon gives.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -13,6 +14,9 @@ pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Er
 
 /// An error of a backend; `what` says which one, as in "the target".
 pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
+    if let Some(tls) = TlsError::of(error) {
+        return Error { message: format!("{what}: {}", error.chain()), ..of_tls(tls) };
+    }
     let (code, hint) = match error.kind() {
         ErrorKind::NoSpace => (ErrorCode::NoSpace, "free some space there, or choose another target"),
         ErrorKind::ReadOnly => (ErrorCode::ReadOnly, "mount it writable, or choose another place"),
@@ -34,6 +38,49 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
         _ => (ErrorCode::Internal, "see the daemon's log"),
     };
     Error::new(code, format!("{what}: {}", error.chain())).with_hint(hint)
+}
+
+/// An error of TLS under NBD, with what to do about it.
+pub(crate) fn of_tls(error: &TlsError) -> Error {
+    let (code, hint) = match error {
+        TlsError::File(..) => (
+            ErrorCode::CertificateInvalid,
+            "a client needs ca-cert.pem, and client-cert.pem with client-key.pem if the server asks for them; a server needs \
+             ca-cert.pem, server-cert.pem and server-key.pem, all in the directory that tls-certificates names",
+        ),
+        TlsError::NotSpoken(_) => (
+            ErrorCode::HostRefused,
+            "give the server its certificates (nbdkit --tls=require, qemu-nbd --tls-creds), or write nbd instead of nbds",
+        ),
+        TlsError::Required => (
+            ErrorCode::HostRefused,
+            "write nbds:// or nbds+unix://, with ?tls-certificates=DIR for the authority in DIR/ca-cert.pem",
+        ),
+        TlsError::Authority(_) => (
+            ErrorCode::HostIdentity,
+            "name the directory of the authority that has signed it with tls-certificates; if that is the one, somebody is in between",
+        ),
+        TlsError::Name(..) => (
+            ErrorCode::HostIdentity,
+            "use a name that the certificate is for, with tls-hostname=NAME if the server is not reached by it",
+        ),
+        TlsError::Expired(..) => (
+            ErrorCode::CertificateInvalid,
+            "give the server a new one; if it should be good still, set this machine's clock",
+        ),
+        TlsError::NotYet(..) => (ErrorCode::CertificateInvalid, "set the clock that is wrong"),
+        TlsError::Revoked => (ErrorCode::CertificateInvalid, "give the server a new one"),
+        TlsError::Refused(false, _) => (
+            ErrorCode::HostRefused,
+            "put client-cert.pem and client-key.pem, signed by the server's authority, into the directory that tls-certificates names",
+        ),
+        TlsError::Refused(true, _) => (
+            ErrorCode::HostRefused,
+            "see that client-cert.pem is signed by the authority that the server names, and has not expired",
+        ),
+        _ => (ErrorCode::HostRefused, "see what the server says about it, and that it speaks TLS 1.2 or 1.3"),
+    };
+    Error::new(code, error.to_string()).with_hint(hint)
 }
 
 /// An error of the operating system about the daemon's own files.

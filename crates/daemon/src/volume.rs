@@ -20,6 +20,7 @@ use crate::gauge::Gauge;
 use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
+use crate::listeners::certificates_of;
 use crate::overlays::{Footing, SharedSnapshots};
 use crate::problem::Result;
 use crate::refusing::refusing;
@@ -282,10 +283,13 @@ fn metered(name: &str, meter: &MeterState, slot: &Slot) -> Device {
     Device::new(name, meter.metered(slot.lane()))
 }
 
-/// An export's address as a user writes it.
+/// An address of an export of ours as a user writes it.
 pub(crate) fn parse_export(text: &str) -> Result<NbdUri> {
-    text.parse::<NbdUri>().map_err(|error| {
-        Error::new(ErrorCode::Invalid, format!("\"{text}\" is no address of an export: {error}"))
-            .with_hint("write nbd+unix:///NAME?socket=/PATH or nbd://HOST:PORT/NAME")
-    })
+    let uri = text.parse::<NbdUri>().map_err(|error| {
+        Error::new(ErrorCode::Invalid, format!("\"{text}\" is no address of an export: {error}")).with_hint(
+            "write nbd+unix:///NAME?socket=/PATH or nbd://HOST:PORT/NAME; for TLS nbds, and ?tls-certificates=/DIR",
+        )
+    })?;
+    certificates_of(&uri)?;
+    Ok(uri)
 }

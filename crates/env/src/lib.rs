@@ -5,6 +5,7 @@
 //! code. [`Files`] is the same for the files of the control plane. Other durable bytes go through `block::BlockDevice`, streams
 //! through generic readers and writers, so they need no seam of their own.
 
+mod calendar;
 mod files;
 mod real;
 #[cfg(feature = "testing")]
@@ -18,6 +19,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::{Either, select};
 
+pub use calendar::{civil, date, unix_seconds};
 pub use files::{Files, FilesRef, RealFiles, unless_missing};
 pub use real::RealEnv;
 

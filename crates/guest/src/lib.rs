@@ -22,6 +22,7 @@
 //! network of its own, with links in between that can be slowed down and cut.
 
 mod acceleration;
+mod authority;
 mod cpio;
 mod daemon;
 mod etcd;
@@ -36,6 +37,7 @@ mod verdict;
 mod verified;
 
 pub use acceleration::Acceleration;
+pub use authority::{Authority, GOOD_YEARS};
 pub use daemon::Daemon;
 pub use etcd::{Etcd, free_port};
 pub use event::{Event, Interval};

@@ -115,7 +115,7 @@ codes! {
     HostRefused = "host-refused", 52;
     /// Who answers, or joins, is not the host of that name that is trusted.
     HostIdentity = "host-identity", 53;
-    /// A certificate has expired or is not good yet, or a clock is wrong.
+    /// A certificate cannot be read, has expired, is not good yet or is revoked, or a clock is wrong.
     CertificateInvalid = "certificate-invalid", 54;
     /// The code that pairs two hosts is wrong, too old, used up, or none was given out.
     CodeWrong = "code-wrong", 55;

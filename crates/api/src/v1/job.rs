@@ -82,7 +82,7 @@ pub enum OnNoConverge {
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
     /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, `HOST[:VOLUME]` for another host's daemon, or the export of
-    /// an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`.
+    /// an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`, with `nbds` for TLS.
     pub to: String,
     /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
     #[serde(default)]

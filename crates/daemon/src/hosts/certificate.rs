@@ -1,9 +1,9 @@
 //! What is looked at in a certificate: its fingerprint, and from when until when it is good. Its names mean nothing.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::v1::{Error, ErrorCode};
+use env::date;
 use sha2::{Digest, Sha256};
 
 use crate::problem::Result;
@@ -104,48 +104,9 @@ pub(crate) fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Re
     Err(Error::new(ErrorCode::CertificateInvalid, message).with_hint(hint))
 }
 
-/// Seconds since 1970.
-pub(crate) fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// The year, month and day (UTC) of a second since 1970: the algorithm `civil_from_days` of Howard Hinnant.
-pub(crate) const fn civil(unix_seconds: u64) -> (u64, u8, u8) {
-    let days = unix_seconds / 86_400 + 719_468;
-    let era = days / 146_097;
-    let of_era = days % 146_097;
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + if month <= 2 { 1 } else { 0 };
-    (year, month as u8, day as u8)
-}
-
-/// The date (UTC) of a second since 1970.
-pub(crate) fn date(unix_seconds: u64) -> String {
-    let (year, month, day) = civil(unix_seconds);
-    format!("{year:04}-{month:02}-{day:02}")
-}
-
 #[cfg(test)]
 mod unit {
     use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (seconds, shown) in [
-            (0, "1970-01-01"),
-            (951_782_399, "2000-02-28"),
-            (951_782_400, "2000-02-29"),
-            (951_868_800, "2000-03-01"),
-            (1_795_305_600, "2026-11-22"),
-            (4_102_444_800, "2100-01-01"),
-        ] {
-            assert_eq!(date(seconds), shown);
-        }
-    }
 
     #[test]
     fn a_fingerprint_is_read_as_it_is_written_and_nothing_else_is() {

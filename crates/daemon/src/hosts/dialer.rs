@@ -158,7 +158,7 @@ pub(crate) async fn encrypted(
     whom: &str,
 ) -> Result<TlsStream<ReadAhead<TcpStream>>> {
     let identity = network.identity();
-    let now = certificate::unix_seconds(network.env.wall_clock());
+    let now = env::unix_seconds(network.env.wall_clock());
     certificate::check(identity.validity, now, "this host", true)?;
     let config = tls::client(&identity, &network.env, expected, protocol)?;
     let stream = reach(network, to, from, &whom).await?;

@@ -5,12 +5,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use api::v1::{Error, ErrorCode};
-use env::Env;
+use env::{Env, civil, unix_seconds};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::certificate::{Fingerprint, Validity, civil, unix_seconds};
+use super::certificate::{Fingerprint, Validity};
 use super::name::HostName;
 use crate::problem::{Result, of_state};
 

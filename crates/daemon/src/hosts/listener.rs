@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use env::unix_seconds;
 use migrate::stream::{BoxTransport, PeerName, Transport};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::ahead::ReadAhead;
-use super::certificate::{Fingerprint, Standing, Validity, unix_seconds};
+use super::certificate::{Fingerprint, Standing, Validity};
 use super::connect;
 use super::message::{Message, Refusal};
 use super::network::HostNetwork;

@@ -12,10 +12,9 @@
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 
 use api::v1::{Error, ErrorCode};
+use env::date;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-
-use super::certificate::date;
 
 /// The longest message that is read.
 const LENGTH_MAX: u16 = 4096;

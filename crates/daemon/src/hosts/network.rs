@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use api::v1::{self, Error, ErrorCode};
-use env::EnvRef;
+use env::{EnvRef, date, unix_seconds};
 use futures::future::BoxFuture;
 use migrate::stream::Dialer;
 use parking_lot::{Mutex, RwLock};
@@ -14,7 +14,7 @@ use rustls::ServerConfig;
 use tokio::task::AbortHandle;
 
 use super::address::{Address, DEFAULT_PORT};
-use super::certificate::{self, Fingerprint, date, unix_seconds};
+use super::certificate::{self, Fingerprint};
 use super::dialer::{self, HostDialer};
 use super::identity::Identity;
 use super::invitation::{Code, Invitations, LIFE, TRIES, Try};

@@ -1,4 +1,5 @@
-//! The client's side of the handshake: structured replies if there are any, `base:allocation` if there is any, GO.
+//! The client's side of the handshake: TLS if it is to be, structured replies if there are any, `base:allocation` if there is
+//! any, GO.
 
 use block::{Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -8,6 +9,7 @@ use crate::protocol::{
     OPTION_REPLY_HEADER_BYTES, OptionReplyHeader, handshake_flag, info, option, option_reply, parse_info,
     parse_meta_context, write_option,
 };
+use crate::tls::TlsError;
 
 /// Longer replies to options make no sense.
 const REPLY_BYTES_MAX: u32 = 64 << 10;
@@ -25,8 +27,8 @@ pub(super) struct Negotiated {
     pub(super) allocation: Option<u32>,
 }
 
-/// Chooses the export `name` of the server behind `stream`.
-pub(super) async fn run<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, name: &str) -> Result<Negotiated> {
+/// Meets the server behind `stream`.
+pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> Result<()> {
     let mut handshake = Handshake { stream };
     let mut greeting = [0; Greeting::BYTES];
     handshake.read(&mut greeting).await?;
@@ -35,8 +37,26 @@ pub(super) async fn run<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, name:
         return Err(Error::new(ErrorKind::Unsupported, "the NBD server is not fixed newstyle"));
     }
     let known = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
-    handshake.write(&u32::from(greeting.flags & known).to_be_bytes()).await?;
+    handshake.write(&u32::from(greeting.flags & known).to_be_bytes()).await
+}
 
+/// Asks the server, which was met, to go on with TLS. The next that is sent and received then is TLS's.
+pub(super) async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> Result<()> {
+    let mut handshake = Handshake { stream };
+    handshake.write(&write_option(option::STARTTLS, &[])).await?;
+    match handshake.reply(option::STARTTLS).await? {
+        (option_reply::ACK, data) if data.is_empty() => Ok(()),
+        (reply, words) if reply & option_reply::ERROR != 0 => {
+            let words = String::from_utf8_lossy(&words).into_owned();
+            Err(TlsError::NotSpoken(words).while_doing("encrypting"))
+        }
+        _ => Err(unexpected("TLS")),
+    }
+}
+
+/// Chooses the export `name` of the server, which was met.
+pub(super) async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, name: &str) -> Result<Negotiated> {
+    let mut handshake = Handshake { stream };
     handshake.write(&write_option(option::STRUCTURED_REPLY, &[])).await?;
     let is_structured = match handshake.reply(option::STRUCTURED_REPLY).await? {
         (option_reply::ACK, _) => true,
@@ -123,6 +143,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
         }
         let mut data = vec![0; header.length as usize];
         self.read(&mut data).await?;
+        if header.reply == option_reply::ERR_TLS_REQD {
+            return Err(TlsError::Required.while_doing("connecting without TLS"));
+        }
         Ok((header.reply, data))
     }
 

@@ -23,6 +23,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::oneshot;
 
 use crate::protocol::{Command, Request, allocation, command_flag, export_flag};
+use crate::tls::TlsClient;
 use crate::{NbdUri, Transport};
 use handshake::Negotiated;
 use pump::{Submitter, Wanted, disconnected, pump};
@@ -43,27 +44,47 @@ pub struct NbdDevice {
 }
 
 impl NbdDevice {
-    /// Connects to the export that `uri` names.
+    /// Connects to the export that `uri` names, through TLS if it says so, and never without it then.
     ///
     /// # Errors
-    /// If there is no server, no such export, or the server needs what this client has not.
+    /// If there is no server, no such export, or the server needs what this client has not. What is wrong with TLS says
+    /// [`crate::TlsError::of`].
     pub async fn connect(uri: &NbdUri, env: &EnvRef) -> Result<Self> {
         let failed = |error| Error::from_os(error, format!("connecting to {uri}"));
+        let host = match &uri.transport {
+            Transport::Unix(_) => None,
+            Transport::Tcp(host, _) => Some(host.as_str()),
+        };
+        let tls = uri.tls.as_ref().map(|tls| TlsClient::new(tls, host, env)).transpose();
+        let tls = tls.map_err(|error| error.while_doing(format!("connecting to {uri}")))?;
         let connecting = async {
             match &uri.transport {
                 Transport::Unix(path) => {
                     let stream = UnixStream::connect(path).await.map_err(failed)?;
-                    Self::over(stream, &uri.export, &**env).await
+                    Self::over_either(stream, uri, tls, &**env).await
                 }
                 Transport::Tcp(host, port) => {
                     let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
                     stream.set_nodelay(true).map_err(failed)?;
-                    Self::over(stream, &uri.export, &**env).await
+                    Self::over_either(stream, uri, tls, &**env).await
                 }
             }
         };
         let late = || Error::new(ErrorKind::TimedOut, format!("{uri} did not answer within {HANDSHAKE_TIMEOUT:?}"));
         env::timeout(&**env, HANDSHAKE_TIMEOUT, connecting).await.ok_or_else(late)?
+    }
+
+    async fn over_either<S>(stream: S, uri: &NbdUri, tls: Option<TlsClient>, env: &dyn Env) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        match tls {
+            None => Self::over(stream, &uri.export, env).await,
+            Some(tls) => {
+                let connecting = Box::pin(Self::over_tls(stream, &uri.export, &tls, env));
+                connecting.await.map_err(|error| error.wrap(format!("connecting to {uri}")))
+            }
+        }
     }
 
     /// Uses the export `name` of the server behind `stream`, without a limit in time.
@@ -74,7 +95,26 @@ impl NbdDevice {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let negotiated = handshake::run(&mut stream, name).await?;
+        handshake::greet(&mut stream).await?;
+        let negotiated = handshake::negotiate(&mut stream, name).await?;
+        Self::begin(stream, negotiated, env)
+    }
+
+    async fn over_tls<S>(mut stream: S, name: &str, tls: &TlsClient, env: &dyn Env) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        handshake::greet(&mut stream).await?;
+        handshake::start_tls(&mut stream).await?;
+        let mut stream = tls.connect(stream).await?;
+        let negotiated = handshake::negotiate(&mut stream, name).await.map_err(|error| tls.explain(error))?;
+        Self::begin(stream, negotiated, env)
+    }
+
+    fn begin<S>(stream: S, negotiated: Negotiated, env: &dyn Env) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Send + 'static,
+    {
         if negotiated.sizes.minimum > 4096 {
             let minimum = negotiated.sizes.minimum;
             return Err(Error::new(

@@ -104,6 +104,8 @@ pub mod option_reply {
     pub const ERR_POLICY: u32 = (1 << 31) + 2;
     /// Malformed option.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
+    /// Only after a change to TLS.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     /// The option's data is too long.

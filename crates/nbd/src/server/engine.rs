@@ -83,6 +83,7 @@ where
         turn: 0,
         end: None,
         is_deaf: false,
+        is_unflushed: false,
         counts: Counts::default(),
         linger: Linger::default(),
         begin: |request, payload| execute(context, request, payload),
@@ -171,6 +172,8 @@ struct Engine<'a, S, B, F> {
     end: Option<End>,
     /// Nobody receives what is sent.
     is_deaf: bool,
+    /// The stream may hold back what it was given, as TLS does.
+    is_unflushed: bool,
     counts: Counts,
     linger: Linger,
     begin: B,
@@ -192,7 +195,7 @@ where
             if self.end.is_some() && self.in_flight.is_empty() {
                 // Whatever the client still fetches, its requests are finished: a successor may enter.
                 self.member = None;
-                if self.outbox.is_empty() {
+                if self.outbox.is_empty() && !self.is_unflushed {
                     return Poll::Ready(());
                 }
             }
@@ -427,11 +430,19 @@ where
                     self.fail(error);
                     return true;
                 }
-                Poll::Pending => return has_moved,
+                Poll::Pending => {
+                    self.is_unflushed |= has_moved;
+                    return has_moved;
+                }
             }
         }
-        if has_moved && let Poll::Ready(Err(error)) = Pin::new(&mut self.stream).poll_flush(task) {
-            self.fail(error);
+        // What a full socket does not take now, nothing but a later look at it sends.
+        if has_moved || self.is_unflushed {
+            match Pin::new(&mut self.stream).poll_flush(task) {
+                Poll::Ready(Ok(())) => self.is_unflushed = false,
+                Poll::Ready(Err(error)) => self.fail(error),
+                Poll::Pending => self.is_unflushed = true,
+            }
         }
         has_moved
     }
@@ -482,6 +493,7 @@ where
 
     fn deafen(&mut self) {
         self.is_deaf = true;
+        self.is_unflushed = false;
         self.outbox.clear();
     }
 }

@@ -1,4 +1,9 @@
 //! The handshake: fixed newstyle. It ends with an export and what was negotiated for it, or without.
+//!
+//! ```text
+//!  greeting ──▶ options ──▶ export chosen               unencrypted
+//!  greeting ──▶ STARTTLS only ──▶ TLS ──▶ options ──▶ export chosen      encrypted: of what came before TLS only the flags stay
+//! ```
 
 use std::future::poll_fn;
 use std::io;
@@ -21,6 +26,9 @@ const OPTION_BYTES_MAX: u32 = 64 << 10;
 /// Options with more data than this are an attack, and end the connection.
 const OPTION_BYTES_SKIPPED_MAX: u32 = 1 << 20;
 
+/// What is said to an option that brings data where none belongs.
+const NO_DATA: &str = "this option has no data";
+
 /// How a handshake ended.
 pub(super) enum Outcome {
     /// The client chose an export.
@@ -34,10 +42,55 @@ pub(super) async fn run<S>(stream: &mut S, inbox: &mut Inbox, exports: &dyn Expo
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut handshake = Handshake { stream, inbox, exports, limits, is_structured: false, allocation_of: None };
-    match handshake.run().await {
-        Ok((export, context)) => Outcome::Transmission(export, context),
-        Err(end) => Outcome::Ended(end),
+    let mut handshake = Handshake::new(stream, inbox, exports, limits);
+    let outcome = async {
+        let flags = handshake.greet().await?;
+        handshake.choose(flags).await
+    };
+    Outcome::of(outcome.await)
+}
+
+/// Meets a client that is to ask for TLS before anything else; gives the flags that it has set when it has done so.
+pub(super) async fn until_tls<S>(
+    stream: &mut S,
+    inbox: &mut Inbox,
+    exports: &dyn Exports,
+    limits: &Limits,
+) -> Result<u16, End>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut handshake = Handshake::new(stream, inbox, exports, limits);
+    let flags = handshake.greet().await?;
+    handshake.wait_for_tls().await?;
+    match inbox.filled().is_empty() {
+        true => Ok(flags),
+        // Whoever put it there, it was not encrypted, and would be taken for something that was.
+        false => Err(End::Protocol("the client went on before TLS had begun")),
+    }
+}
+
+/// Carries out the rest of the handshake with a client that was met before TLS, and has set `flags` then.
+pub(super) async fn run_encrypted<S>(
+    stream: &mut S,
+    inbox: &mut Inbox,
+    flags: u16,
+    exports: &dyn Exports,
+    limits: &Limits,
+) -> Outcome
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut handshake = Handshake { is_encrypted: true, ..Handshake::new(stream, inbox, exports, limits) };
+    Outcome::of(handshake.choose(flags).await)
+}
+
+impl Outcome {
+    fn of(outcome: Result<(Arc<Export>, Context), End>) -> Self {
+        match outcome {
+            Ok((export, context)) => Self::Transmission(export, context),
+            Err(end) => Self::Ended(end),
+        }
     }
 }
 
@@ -46,6 +99,7 @@ struct Handshake<'a, S> {
     inbox: &'a mut Inbox,
     exports: &'a dyn Exports,
     limits: &'a Limits,
+    is_encrypted: bool,
     is_structured: bool,
     /// The export for which `base:allocation` was chosen.
     allocation_of: Option<String>,
@@ -68,17 +122,52 @@ impl From<io::Error> for End {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
-    async fn run(&mut self) -> Result<(Arc<Export>, Context), End> {
+impl<'a, S: AsyncRead + AsyncWrite + Unpin> Handshake<'a, S> {
+    fn new(stream: &'a mut S, inbox: &'a mut Inbox, exports: &'a dyn Exports, limits: &'a Limits) -> Self {
+        let (is_encrypted, is_structured, allocation_of) = (false, false, None);
+        Self { stream, inbox, exports, limits, is_encrypted, is_structured, allocation_of }
+    }
+
+    async fn greet(&mut self) -> Result<u16, End> {
         let offered = handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES;
         self.send(&Greeting { flags: offered }.to_bytes()).await?;
         let flags = self.receive::<4>().await?;
-        let flags = parse_client_flags(flags)
-            .map_err(|_| End::Protocol("the client set handshake flags that were not offered"))?;
+        parse_client_flags(flags).map_err(|_| End::Protocol("the client set handshake flags that were not offered"))
+    }
+
+    async fn option_header(&mut self) -> Result<OptionHeader, End> {
+        let header = self.receive::<OPTION_HEADER_BYTES>().await?;
+        OptionHeader::parse(&header).map_err(|_| End::Protocol("an option does not begin with IHAVEOPT"))
+    }
+
+    /// Refuses every option but the one that begins TLS.
+    async fn wait_for_tls(&mut self) -> Result<(), End> {
         for _ in 0..self.limits.options_max {
-            let header = self.receive::<OPTION_HEADER_BYTES>().await?;
-            let header =
-                OptionHeader::parse(&header).map_err(|_| End::Protocol("an option does not begin with IHAVEOPT"))?;
+            let header = self.option_header().await?;
+            if header.length > OPTION_BYTES_MAX {
+                self.refuse_long(header).await?;
+                continue;
+            }
+            let data = self.receive_vec(header.length as usize).await?;
+            let replies = OptionReplyWriter::new(header.option);
+            match header.option {
+                option::STARTTLS if data.is_empty() => return self.send(&replies.acknowledge()).await,
+                option::STARTTLS => self.send(&replies.refuse(option_reply::ERR_INVALID, NO_DATA)).await?,
+                // The client may have gone without waiting for the answer.
+                option::ABORT => {
+                    let _ = self.send(&replies.acknowledge()).await;
+                    return Err(End::Aborted);
+                }
+                option::EXPORT_NAME => return Err(End::Protocol("the client asked for an export before TLS")),
+                _ => self.send(&replies.refuse(option_reply::ERR_TLS_REQD, "TLS comes first here")).await?,
+            }
+        }
+        Err(End::Protocol("the client sent more options than anybody needs"))
+    }
+
+    async fn choose(&mut self, flags: u16) -> Result<(Arc<Export>, Context), End> {
+        for _ in 0..self.limits.options_max {
+            let header = self.option_header().await?;
             if flags & handshake_flag::FIXED_NEWSTYLE == 0 && header.option != option::EXPORT_NAME {
                 return Err(End::Protocol("a client that is not fixed newstyle may only name an export"));
             }
@@ -110,7 +199,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
             option::ABORT => Next::Last(replies.acknowledge(), End::Aborted),
             option::INFO | option::GO => self.go(option, data),
             option::LIST | option::STRUCTURED_REPLY | option::STARTTLS if !data.is_empty() => {
-                Next::Reply(replies.refuse(option_reply::ERR_INVALID, "this option has no data"))
+                Next::Reply(replies.refuse(option_reply::ERR_INVALID, NO_DATA))
             }
             option::LIST => {
                 self.exports.list().iter().for_each(|export| replies.server(export.name(), export.description()));
@@ -121,7 +210,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
                 Next::Reply(replies.acknowledge())
             }
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => Next::Reply(self.meta_context(option, data)),
-            option::STARTTLS => Next::Reply(replies.refuse(option_reply::ERR_UNSUP, "this server has no TLS")),
+            option::STARTTLS if self.is_encrypted => {
+                Next::Reply(replies.refuse(option_reply::ERR_INVALID, "this is TLS already"))
+            }
+            option::STARTTLS => Next::Reply(replies.refuse(option_reply::ERR_UNSUP, "this export has no TLS")),
             _ => Next::Reply(replies.refuse(option_reply::ERR_UNSUP, "this option is unknown to the server")),
         };
         Ok(next)

@@ -23,12 +23,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::Bytes;
-use env::EnvRef;
+use env::{Env, EnvRef};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 pub use export::{Export, Exports};
 use handshake::Outcome;
 use inbox::Inbox;
+
+use crate::tls::TlsServer;
 
 /// How much one read of the socket takes at most.
 const INBOX_BYTES: usize = 256 << 10;
@@ -77,6 +79,8 @@ pub enum End {
     HandshakeTimedOut,
     /// The client broke the protocol so that nothing further could be understood.
     Protocol(&'static str),
+    /// TLS did not come about, because of the client's certificate for instance.
+    Tls(std::io::Error),
     /// The stream failed.
     Stream(std::io::Error),
 }
@@ -112,13 +116,46 @@ where
 {
     let mut inbox = Inbox::new(INBOX_BYTES);
     let handshake = handshake::run(&mut stream, &mut inbox, &*exports, &limits);
-    let (export, context) = match env::timeout(&*env, limits.handshake_timeout, handshake).await {
-        Some(Outcome::Transmission(export, context)) => (export, context),
-        Some(Outcome::Ended(end)) => return Summary::without_export(end),
-        None => return Summary::without_export(End::HandshakeTimedOut),
+    let outcome = env::timeout(&*env, limits.handshake_timeout, handshake).await;
+    transmit(stream, inbox, outcome.unwrap_or(Outcome::Ended(End::HandshakeTimedOut)), &*env, &limits).await
+}
+
+/// As [`serve_connection`], through TLS only: a client that does not ask for it, or shows no certificate that `tls` takes, is
+/// shown nothing.
+pub async fn serve_encrypted<S>(
+    mut stream: S,
+    tls: &TlsServer,
+    exports: Arc<dyn Exports>,
+    env: EnvRef,
+    limits: Limits,
+) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let shaking = async {
+        let mut inbox = Inbox::new(INBOX_BYTES);
+        let flags = handshake::until_tls(&mut stream, &mut inbox, &*exports, &limits).await?;
+        let mut stream = tls.accept(stream).await.map_err(End::Tls)?;
+        let outcome = handshake::run_encrypted(&mut stream, &mut inbox, flags, &*exports, &limits).await;
+        Ok((stream, inbox, outcome))
+    };
+    match env::timeout(&*env, limits.handshake_timeout, Box::pin(shaking)).await {
+        Some(Ok((stream, inbox, outcome))) => transmit(stream, inbox, outcome, &*env, &limits).await,
+        Some(Err(end)) => Summary::without_export(end),
+        None => Summary::without_export(End::HandshakeTimedOut),
+    }
+}
+
+async fn transmit<S>(stream: S, inbox: Inbox, outcome: Outcome, env: &dyn Env, limits: &Limits) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    let (export, context) = match outcome {
+        Outcome::Transmission(export, context) => (export, context),
+        Outcome::Ended(end) => return Summary::without_export(end),
     };
     tracing::debug!(export = export.name(), structured = context.is_structured, "client entered transmission");
-    let summary = engine::serve(stream, inbox, &export, &context, &*env, &limits).await;
+    let summary = engine::serve(stream, inbox, &export, &context, env, limits).await;
     tracing::debug!(export = export.name(), ?summary, "client left");
     summary
 }
