@@ -24,6 +24,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("strace", "/usr/bin/strace"),
     ("xfsprogs", "/sbin/mkfs.xfs"),
     ("etcd-server", "/usr/bin/etcd"),
+    ("libfaketime", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
     ("libvirt-daemon", "/usr/sbin/libvirtd"),
     ("libvirt-daemon-driver-qemu", "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so"),
     ("libvirt-clients", "/usr/bin/virsh"),

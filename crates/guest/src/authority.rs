@@ -1,6 +1,8 @@
 //! Certificates for tests, signed by an authority of their own, in the files that libnbd, nbdkit and QEMU look for.
 
+use std::io::Write;
 use std::ops::Range;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use anyhow::Context;
@@ -92,6 +94,23 @@ impl Authority {
         write(folder, &format!("{side}-cert.pem"), &certificate.pem())?;
         write(folder, &format!("{side}-key.pem"), &key.serialize_pem())
     }
+}
+
+/// Writes an identity of a daemon that is good in `years` where that looks for its own: in the state directory `state`.
+///
+/// # Errors
+/// It cannot be made or written.
+pub fn write_identity(state: &Path, name: &str, years: Range<i32>) -> anyhow::Result<()> {
+    let folder = state.join("hosts");
+    for folder in [state, &folder] {
+        std::fs::DirBuilder::new().mode(0o700).recursive(true).create(folder)?;
+    }
+    let key = KeyPair::generate()?;
+    let certificate = parameters(&format!("transhume {name}"), &[], years)?.self_signed(&key)?;
+    let mut file =
+        std::fs::File::options().write(true).create_new(true).mode(0o600).open(folder.join("identity.pem"))?;
+    file.write_all(format!("{}{}", key.serialize_pem(), certificate.pem()).as_bytes())?;
+    Ok(())
 }
 
 fn parameters(name: &str, names: &[&str], years: Range<i32>) -> anyhow::Result<CertificateParams> {

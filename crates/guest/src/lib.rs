@@ -37,7 +37,7 @@ mod verdict;
 mod verified;
 
 pub use acceleration::Acceleration;
-pub use authority::{Authority, GOOD_YEARS};
+pub use authority::{Authority, GOOD_YEARS, write_identity};
 pub use daemon::Daemon;
 pub use etcd::{Etcd, free_port};
 pub use event::{Event, Interval};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
+use transhume_guest::write_identity;
 
 use super::{HANG, World};
 
@@ -36,11 +37,21 @@ impl Pair {
         pair
     }
 
+    /// The same; `b`'s identity was made in another program, good in these years.
+    pub(crate) fn with_identity_of_b(years: std::ops::Range<i32>) -> Self {
+        let make = |b: &World| write_identity(&b.daemon.state(), "b", years).expect("written");
+        let (pair, port) = Self::of(host("a", TAKES), host_before("b", TAKES, make));
+        pair.b.json(&["trust", "--change", "a", "--address", &format!("127.0.0.1:{port}")]);
+        pair
+    }
+
     /// The same with so much in each one's section `[hosts]`, where INCOMING is a folder of its own. Gives the port of `a`, too,
     /// which `b` does not know.
     pub(crate) fn with([more_of_a, more_of_b]: [&str; 2]) -> (Self, u16) {
-        let (a, port_of_a) = host("a", more_of_a);
-        let (b, port) = host("b", more_of_b);
+        Self::of(host("a", more_of_a), host("b", more_of_b))
+    }
+
+    fn of((a, port_of_a): (World, u16), (b, port): (World, u16)) -> (Self, u16) {
         let code = b.json(&["trust", "--invite"])["code"].as_str().expect("a code").to_owned();
         a.json(&["trust", &format!("127.0.0.1:{port}"), &code]);
         let network = Network::to(port);
@@ -98,6 +109,11 @@ pub(crate) fn wait_until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
 
 /// A running daemon that speaks to others, and its port.
 pub(crate) fn host(name: &str, more: &str) -> (World, u16) {
+    host_before(name, more, |_| {})
+}
+
+/// The same, after something was done to its directory.
+fn host_before(name: &str, more: &str, prepare: impl FnOnce(&World)) -> (World, u16) {
     let mut world = World::without_daemon();
     let port = transhume_guest::free_port().expect("a port");
     let incoming = world.path("incoming");
@@ -107,6 +123,7 @@ pub(crate) fn host(name: &str, more: &str) -> (World, u16) {
     let config = world.path("config.toml");
     std::fs::write(&config, text).expect("written");
     world.daemon.arguments = vec!["--config".to_owned(), config.display().to_string()];
+    prepare(&world);
     world.start();
     (world, port)
 }

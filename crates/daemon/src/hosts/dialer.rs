@@ -96,7 +96,7 @@ impl HostDialer {
 
 impl Dialer for HostDialer {
     fn dial(&self, stream: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
-        Box::pin(async move { self.dial_any(stream).await.map_err(|error| of_dialing(&error)) })
+        Box::pin(async move { self.dial_any(stream).await.map_err(of_dialing) })
     }
 
     fn path(&self, stream: u16) -> Option<StreamPath> {
@@ -188,15 +188,15 @@ fn pairs(local: &[Address], remote: &[Address]) -> Vec<(Option<IpAddr>, Address)
     (0..count).map(|turn| (from(turn), remote[turn % remote.len()].clone())).collect()
 }
 
-/// The error as a sender of streams sees it: its kind says whether to try again, its words say the rest.
-fn of_dialing(error: &Error) -> block::Error {
+/// The error as a sender of streams sees it: its kind says whether to try again, its cause says the rest.
+fn of_dialing(error: Error) -> block::Error {
     let kind = match error.code {
         ErrorCode::HostUnreachable => ErrorKind::Disconnected,
         ErrorCode::HostUnknown => ErrorKind::NotFound,
         ErrorCode::Internal => ErrorKind::Internal,
         _ => ErrorKind::PermissionDenied,
     };
-    block::Error::new(kind, error.to_string())
+    block::Error::new(kind, "connecting").with_source(error)
 }
 
 #[cfg(test)]

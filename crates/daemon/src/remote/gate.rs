@@ -132,6 +132,10 @@ pub(super) fn to_wire(error: &Error) -> block::Error {
 
 /// What another host, or the way to it, has answered, as users see it.
 pub(crate) fn of_wire(error: &block::Error, host: &str) -> Error {
+    // What this side has found while it dialled says it all.
+    if let Some(known) = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Error>()) {
+        return known.clone();
+    }
     let chain = error.chain();
     let (code, hint) = match error.kind() {
         ErrorKind::Disconnected | ErrorKind::TimedOut => (
@@ -141,7 +145,7 @@ pub(crate) fn of_wire(error: &block::Error, host: &str) -> Error {
         ErrorKind::Busy => (ErrorCode::TargetExists, "move it under another name: --to HOST:VOLUME"),
         ErrorKind::NoSpace => (ErrorCode::NoSpace, "free some space there, or choose another host"),
         ErrorKind::PermissionDenied => (ErrorCode::HostRefused, "see to the other host's configuration and trust"),
-        ErrorKind::Unsupported => (ErrorCode::VersionMismatch, "run versions on both hosts that speak with each other"),
+        ErrorKind::Unsupported => (ErrorCode::VersionMismatch, "install the same version of transhumed on both hosts"),
         ErrorKind::Fenced => (ErrorCode::WrongState, "`transhume resolve` says what both hosts have on record"),
         ErrorKind::ReadOnly => (ErrorCode::ReadOnly, "see to the directory for incoming volumes there"),
         ErrorKind::NotFound => (ErrorCode::BackendMissing, "see to the directory for incoming volumes there"),
