@@ -8,7 +8,7 @@ use api::v1::{OnNoConverge, Strategy, Verify};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::rate::{Rate, Size};
-use crate::span::Span;
+use crate::span::{Span, span_or_none};
 
 /// Moves the disks of running virtual machines while they work.
 #[derive(Debug, Parser)]
@@ -74,7 +74,7 @@ pub(crate) enum Command {
     #[command(after_help = "Example: transhume cancel web1")]
     Cancel(NameArgs),
     /// Change a move under way
-    #[command(after_help = "Example: transhume set web1 --bandwidth 50MiB/s")]
+    #[command(after_help = "Examples: transhume set web1 --bandwidth 50MiB/s; transhume set web1 --deadline 2h")]
     Set(SetArgs),
     /// Say what a move would cost, and whether it would be refused
     #[command(after_help = "Example: transhume plan web1 --to file:/mnt/new/web1.img --verify full")]
@@ -325,11 +325,14 @@ pub(crate) struct SetArgs {
     /// The volume
     pub(crate) name: String,
     /// Copy at most so much: 200MiB/s, 1Gbit/s; 0 for no limit
-    #[arg(long, value_name = "RATE", required_unless_present = "reserve")]
+    #[arg(long, value_name = "RATE", required_unless_present_any = ["reserve", "deadline"])]
     pub(crate) bandwidth: Option<Rate>,
     /// To another host: take so much of the network whatever others want there; 0 for what they leave
     #[arg(long, value_name = "RATE")]
     pub(crate) reserve: Option<Rate>,
+    /// Be over so long after the move's start: 10min, 2h; 0 for whenever it is
+    #[arg(long, value_name = "TIME", value_parser = span_or_none)]
+    pub(crate) deadline: Option<Span>,
 }
 
 #[derive(Debug, Args)]

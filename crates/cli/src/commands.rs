@@ -56,7 +56,8 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
         Command::Cancel(args) => steer(&client, &args.name, "cancel", json).await,
         Command::Set(args) => {
             let [bandwidth, reserve] = [args.bandwidth, args.reserve].map(|rate| rate.map(|rate| rate.0));
-            let job = client.set(&args.name, &SetRequest { bandwidth, reserve }).await?;
+            let deadline_ms = args.deadline.map(|span| span.0);
+            let job = client.set(&args.name, &SetRequest { bandwidth, reserve, deadline_ms }).await?;
             print(json, &job, || show::limits(&job))
         }
         Command::Plan(args) => {

@@ -31,7 +31,9 @@ pub(crate) fn limits(job: &Job) -> String {
         None => format!("{} is copied without a limit", job.volume),
     };
     let reserve = job.request.reserve.map(|reserve| format!(", and at {} whatever others want", rate(reserve as f64)));
-    most + &reserve.unwrap_or_default()
+    let deadline = job.request.deadline_ms.map(|deadline| deadline as f64 / 1e3);
+    let deadline = deadline.map(|deadline| format!(", and is to be over {} after its start", time(deadline)));
+    most + &reserve.unwrap_or_default() + &deadline.unwrap_or_default()
 }
 
 /// What others leave to a move that is under way; nothing where there are no others.

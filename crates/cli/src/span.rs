@@ -22,6 +22,11 @@ impl std::str::FromStr for Span {
     }
 }
 
+/// A span, or `0` for none.
+pub(crate) fn span_or_none(text: &str) -> Result<Span, String> {
+    if text.trim() == "0" { Ok(Span(0)) } else { text.parse() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -36,5 +41,7 @@ mod tests {
         for text in ["", "soon", "5", "0ms", "0s", "-5s", "1e9s", "3 fortnights"] {
             assert!(text.parse::<Span>().is_err(), "{text} was accepted");
         }
+        assert_eq!((span_or_none("0"), span_or_none("2h")), (Ok(Span(0)), Ok(Span(7_200_000))));
+        assert!(span_or_none("0s").is_err());
     }
 }

@@ -367,3 +367,36 @@ fn what_was_foretold_of_a_move_stays_with_its_job_and_is_held_against_what_it_to
     assert_eq!((&over["state"], &over["prediction"]["planned"]), (&"done".into(), &false.into()), "{over}");
     assert_eq!(over["prediction"]["seconds_error_percent"], Value::Null, "{over}");
 }
+
+#[test]
+fn a_deadline_is_given_changed_and_taken_away_under_way_and_outlives_the_daemon() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    let id =
+        world.json(&["move", "x", "--to", &to, "--bandwidth", "1MiB/s", "--detach"])["id"].as_u64().expect("a number");
+    let set = |world: &World, deadline: &str| {
+        world.json(&["set", "x", "--deadline", deadline])["request"]["deadline_ms"].clone()
+    };
+    assert_eq!(set(&world, "1s"), 1000);
+    let is_late = |job: &serde_json::Value| {
+        let rates = &job["progress"]["rates"];
+        rates["deadline_ms"] == 1000 && rates["notes"].to_string().contains("its deadline has passed")
+    };
+    world.wait_until_job("nobody looks after its deadline", is_late);
+    world.kill();
+    world.start();
+    world.wait_until_job("the deadline is forgotten", is_late);
+    assert_eq!(set(&world, "0"), serde_json::Value::Null);
+    world.wait_until_job("it still has one", |job| {
+        let rates = &job["progress"]["rates"];
+        rates["needed"].is_null() && rates["at_risk"] == false && !rates["notes"].to_string().contains("deadline")
+    });
+    world.refused(&["set", "x", "--reserve", "1MB/s"], 2, "give --bandwidth or --deadline");
+    assert_eq!(set(&world, "1h"), 3_600_000);
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    let rates = &over["report"]["rates"];
+    assert_eq!((&rates["deadline_ms"], &rates["deadline_kept"]), (&3_600_000.into(), &true.into()), "{over}");
+}

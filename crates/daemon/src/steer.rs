@@ -50,23 +50,28 @@ impl Daemon {
         let volume = self.volume(name)?;
         let job = volume.job().ok_or_else(|| no_job(name))?;
         if request == SetRequest::default() {
-            return Err(invalid("nothing is to be changed", "give --bandwidth or --reserve"));
+            return Err(invalid("nothing is to be changed", "give --bandwidth, --reserve or --deadline"));
         }
         let now = job.request();
         let wanted = |asked: Option<u64>, now| asked.map_or(now, |rate| Some(rate).filter(|rate| *rate > 0));
         let (bandwidth, reserve) = (wanted(request.bandwidth, now.bandwidth), wanted(request.reserve, now.reserve));
+        let deadline_ms = wanted(request.deadline_ms, now.deadline_ms);
         if reserve != now.reserve && !job.goes_to_host() {
             let message = format!("the move of {name} does not go to another host's daemon: it has no reserve");
-            return Err(invalid(message, "give --bandwidth"));
+            return Err(invalid(message, "give --bandwidth or --deadline"));
         }
         reserve.map_or(Ok(()), |reserve| refuse_reserve_above(reserve, bandwidth))?;
         if request.bandwidth.is_some() {
             job.set_bandwidth(bandwidth);
         }
         job.set_reserve(reserve);
+        if deadline_ms != now.deadline_ms {
+            job.set_deadline(deadline_ms);
+        }
         change(&volume, |job| {
             (job.request.bandwidth, job.request.reserve) = (bandwidth, reserve);
-            job.record.options.bandwidth = bandwidth;
+            job.request.deadline_ms = deadline_ms;
+            (job.record.options.bandwidth, job.record.options.deadline_ms) = (bandwidth, deadline_ms);
         })
         .await?;
         Ok(show_job(&volume).unwrap_or_else(|| job.show()))

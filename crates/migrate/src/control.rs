@@ -1,12 +1,13 @@
 //! The handle with which people and programs steer a migration, and where it publishes its progress.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Bytes, Device, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use crate::{Comparison, Digests, Progress};
+use crate::{Comparison, Digests, MoveOptions, Progress};
 
 /// Steers one migration. Clones steer the same one.
 #[derive(Clone)]
@@ -28,6 +29,7 @@ pub(crate) struct Wishes {
     pub(crate) cancel: bool,
     pub(crate) target: Option<TargetWish>,
     pub(crate) bandwidth: Option<u64>,
+    pub(crate) deadline: Option<Duration>,
 }
 
 /// With which target a migration that has lost its own goes on.
@@ -42,8 +44,9 @@ pub(crate) enum TargetWish {
 }
 
 impl Control {
-    pub(crate) fn new(progress: Progress, bandwidth: Option<u64>) -> Self {
-        let wishes = Wishes { bandwidth, ..Wishes::default() };
+    pub(crate) fn new(progress: Progress, options: &MoveOptions) -> Self {
+        let deadline = options.deadline_ms.map(Duration::from_millis);
+        let wishes = Wishes { bandwidth: options.bandwidth, deadline, ..Wishes::default() };
         let shared =
             Shared { wishes: Mutex::new(wishes), signal: Notify::new(), progress: watch::Sender::new(progress) };
         Self { shared: Arc::new(shared) }
@@ -98,6 +101,11 @@ impl Control {
     /// Limits copying to so many bytes a second, or lifts the limit. Mirrored writes do not count.
     pub fn set_bandwidth(&self, rate: Option<Bytes>) {
         self.wish(|wishes| wishes.bandwidth = rate.map(Bytes::get));
+    }
+
+    /// It shall be over so long after its start, or whenever it is. Of strategies that iterate the next decision knows it.
+    pub fn set_deadline(&self, deadline: Option<Duration>) {
+        self.wish(|wishes| wishes.deadline = deadline);
     }
 
     /// Where the migration stands.

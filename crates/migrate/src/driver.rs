@@ -233,6 +233,9 @@ impl Driver {
             self.machine.apply(if wishes.paused { Event::Pause } else { Event::Resume });
         }
         self.statistics.set_bandwidth(wishes.bandwidth, &self.bucket);
+        if let Some(tracking) = &mut self.tracking {
+            tracking.convergence.set_deadline(wishes.deadline);
+        }
         if self.source.size() != self.mirror.size && !self.machine.phase().is_committed() {
             let context = format!("the volume was resized from {} while it was moved", self.mirror.size);
             self.error = Some(Error::new(ErrorKind::Invalid, context));

@@ -70,7 +70,7 @@ impl Migration {
             }
         }
         let bytes_resumed = tracker.bytes_had();
-        let control = Control::new(first_progress(source.size(), bytes_resumed), options.bandwidth);
+        let control = Control::new(first_progress(source.size(), bytes_resumed), &options);
         if parts.phase == Phase::Cancelling {
             control.cancel()?;
         }

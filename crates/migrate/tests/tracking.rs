@@ -141,6 +141,30 @@ async fn a_deadline_ends_a_pass_in_its_middle() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_deadline_that_is_given_later_counts_and_one_that_is_taken_away_does_not() {
+    let world = World::new(4, SIZE).await;
+    let guest = world.guest(2);
+    let slow = MoveOptions { bandwidth: Some(100_000), ..tracked(Strategy::Dbt) };
+    let (control, work) = world.start(slow.clone()).await;
+    until(&control, |progress| progress.bytes_copied > 0).await;
+    control.set_deadline(Some(Duration::from_secs(1)));
+    let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
+    assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
+    let mut parts = world.parts();
+    parts.target_is_fresh = false;
+    let late = MoveOptions { deadline_ms: Some(2000), on_no_converge: OnNoConverge::Mirror, ..slow };
+    let (control, work) = world.start_with(parts, late).await;
+    until(&control, |progress| progress.bytes_copied > 0).await;
+    control.set_deadline(None);
+    until(&control, |progress| progress.seconds > 3.0).await;
+    control.set_bandwidth(None);
+    let report = switched(work).await;
+    assert!(!report.iterations.iter().any(|pass| pass.decision.contains("deadline")), "{report:?}");
+    world.stop_guest(guest).await;
+    world.assert_equal_at_commit();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_hold_that_takes_too_long_lets_the_guest_go() {
     let world = World::new(6, SIZE).await;
     let guest = world.guest(2);

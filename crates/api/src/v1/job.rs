@@ -224,6 +224,9 @@ pub struct SetRequest {
     /// How many bytes a second it may take of the network whatever others want there; 0 for what others leave.
     #[serde(default)]
     pub reserve: Option<u64>,
+    /// How long after its start it shall be over, in milliseconds; 0 for no deadline.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
 }
 
 /// Where a job stands.

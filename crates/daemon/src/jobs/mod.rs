@@ -26,7 +26,7 @@ use api::v1::{self, Error, ErrorCode, JobState};
 use backends::FileBackend;
 use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
 pub(crate) use foretell::Planned;
@@ -47,6 +47,8 @@ pub(crate) struct JobHandle {
     over: watch::Sender<bool>,
     /// Becomes true when it shall not begin, or end.
     cancel: watch::Sender<bool>,
+    /// It was given a deadline.
+    pressed: Notify,
 }
 
 struct Inner {
@@ -111,7 +113,8 @@ impl JobHandle {
         let inner =
             Inner { control: None, target: Goal::Plain, failure: None, paused, is_steered: paused, rates: None, job };
         let id = inner.job.id;
-        Self { id, inner: Mutex::new(inner), over: watch::Sender::new(false), cancel: watch::Sender::new(false) }
+        let (over, cancel) = (watch::Sender::new(false), watch::Sender::new(false));
+        Self { id, inner: Mutex::new(inner), over, cancel, pressed: Notify::new() }
     }
 
     /// How the API shows it.
@@ -283,6 +286,25 @@ impl JobHandle {
         self.inner.lock().job.request.reserve = reserve;
     }
 
+    /// It shall be over so long after its start, or whenever it is.
+    pub(crate) fn set_deadline(&self, deadline_ms: Option<u64>) {
+        let mut inner = self.inner.lock();
+        inner.job.request.deadline_ms = deadline_ms;
+        inner.is_steered = true;
+        if let Some(control) = &inner.control {
+            control.set_deadline(deadline_ms.map(Duration::from_millis));
+        }
+        drop(inner);
+        self.pressed.notify_one();
+    }
+
+    /// Waits until it has a deadline.
+    pub(crate) async fn pressed(&self) {
+        while self.request().deadline_ms.is_none() {
+            self.pressed.notified().await;
+        }
+    }
+
     /// What it may take now.
     pub(crate) fn agreed(&self, rates: v1::Rates) {
         self.inner.lock().rates = Some(rates);
@@ -296,8 +318,12 @@ impl JobHandle {
     /// It was switched over so long after its start.
     pub(crate) fn switched_after(&self, age: Duration) {
         let mut inner = self.inner.lock();
-        let Some(deadline) = inner.job.request.deadline_ms else { return };
+        let deadline_ms = inner.job.request.deadline_ms;
+        // The last look may have been before it was changed.
+        inner.rates.iter_mut().for_each(|rates| rates.deadline_ms = deadline_ms);
+        let Some(deadline) = deadline_ms else { return };
         let rates = inner.rates.get_or_insert_default();
+        rates.deadline_ms = deadline_ms;
         rates.deadline_kept = Some(age <= Duration::from_millis(deadline));
     }
 

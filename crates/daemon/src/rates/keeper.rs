@@ -39,32 +39,21 @@ pub(crate) struct Keeping<'a> {
 pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
     let Keeping { daemon, job, relay, .. } = keeping;
     let interfaces = relay.and_then(|_| daemon.hosts.interfaces());
-    let request = job.request();
-    let deadline = request.deadline_ms.map(Duration::from_millis);
-    if interfaces.is_none() && deadline.is_none() {
-        // There is nothing to look at.
-        return std::future::pending().await;
+    let began = daemon.env.now();
+    if interfaces.is_none() {
+        // There is nothing else to look at.
+        job.pressed().await;
     }
     let host = relay.map_or_else(String::new, |relay| relay.place().host.clone());
     let mut keeper = Keeper {
-        began: daemon.env.now(),
+        began,
         agreement: Agreement::new(host, job.id, Arc::clone(&daemon.shares)),
-        deadline: deadline.map(|limit| Deadline::new(limit, keeping.verify)),
-        rates: Rates { deadline_ms: request.deadline_ms, ..Rates::default() },
+        deadline: None,
+        rates: Rates::default(),
         noted: BTreeSet::new(),
         hurries: false,
         keeping,
     };
-    let foretold = job.show().prediction;
-    if let (Some(limit), Some(foretold)) = (deadline, foretold)
-        && foretold.seconds_min > limit.as_secs_f64()
-    {
-        keeper.note(format!(
-            "it was expected to take {:.0} s at least, which is longer than its deadline of {:.0} s",
-            foretold.seconds_min,
-            limit.as_secs_f64()
-        ));
-    }
     loop {
         keeper.look(interfaces.as_deref()).await;
         daemon.env.sleep(USAGE_INTERVAL).await;
@@ -86,6 +75,7 @@ impl Keeper<'_> {
         let Keeping { daemon, job, control, relay, age, .. } = self.keeping;
         let progress = control.snapshot();
         let age = age + daemon.env.now().since(self.began);
+        self.take_deadline();
         let outlook = self.deadline.as_mut().map(|deadline| deadline.look(age, &progress));
         let reserve = job.request().reserve.unwrap_or(0);
         let wanted = reserve.max(outlook.map_or(0, |outlook| outlook.needed));
@@ -101,10 +91,36 @@ impl Keeper<'_> {
             }
             _ => self.agreement.pause(),
         }
-        if let Some(outlook) = outlook {
-            self.see_to_deadline(outlook, &progress).await;
+        match outlook {
+            Some(outlook) => self.see_to_deadline(outlook, &progress).await,
+            None if self.hurries => self.hurry(false).await,
+            None => {}
         }
         job.agreed(self.rates.clone());
+    }
+
+    /// The deadline that it was given last. What was said of another one is no more.
+    fn take_deadline(&mut self) {
+        let Keeping { job, verify, .. } = self.keeping;
+        let deadline_ms = job.request().deadline_ms;
+        if deadline_ms == self.rates.deadline_ms {
+            return;
+        }
+        self.rates.deadline_ms = deadline_ms;
+        (self.rates.needed, self.rates.at_risk, self.rates.hurries) = (None, false, false);
+        self.noted.retain(|note| !note.contains("deadline"));
+        self.rates.notes.retain(|note| !note.contains("deadline"));
+        let limit = deadline_ms.map(Duration::from_millis);
+        self.deadline = limit.map(|limit| Deadline::new(limit, verify));
+        if let (Some(limit), Some(foretold)) = (limit, job.show().prediction)
+            && foretold.seconds_min > limit.as_secs_f64()
+        {
+            self.note(format!(
+                "it was expected to take {:.0} s at least, which is longer than its deadline of {:.0} s",
+                foretold.seconds_min,
+                limit.as_secs_f64()
+            ));
+        }
     }
 
     async fn take_look(&mut self, remote: &Remote, interfaces: &dyn Interfaces, progress: &Progress) -> Look {

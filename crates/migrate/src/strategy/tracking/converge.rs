@@ -123,6 +123,11 @@ impl Convergence {
         }
     }
 
+    /// The move was given another time, or any.
+    pub(crate) const fn set_deadline(&mut self, deadline: Option<Duration>) {
+        self.deadline = deadline;
+    }
+
     /// How long the guest may be held until its last copy is done and flushed: what the record takes comes after that.
     pub(crate) fn hold_limit(&self, forced: bool) -> Duration {
         self.limit(forced).saturating_sub(self.rates.record())
