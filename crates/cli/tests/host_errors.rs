@@ -91,6 +91,30 @@ fn a_target_without_room_ends_the_move_with_the_guest_where_it_was() {
 }
 
 #[test]
+fn a_move_that_ends_for_want_of_space_is_told_so_though_the_daemon_dies_while_it_is_undone() {
+    let mut pair = Pair::new();
+    let small = Mount::tmpfs(&pair.b.path("incoming"), "40m");
+    let (load, image) = with_load(&pair, 24 << 20, 57);
+    pair.a.json(&["move", "x", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    // The other host does not answer that it forgets the volume: the move is being undone for seconds.
+    pair.network.mute();
+    let fill = std::fs::write(small.path.join("other"), vec![1; 40 << 20]);
+    fill.expect_err("there is more room than was to be filled");
+    let is_undone = |job: &serde_json::Value| job["progress"]["phase"] == "cancelled" || is_over(job);
+    pair.wait_for_move("it is being undone", is_undone);
+    pair.a.kill();
+    pair.a.start();
+    let over = pair.wait_for_move("it is over", is_over);
+    assert_eq!((&over["state"], &over["error"]["code"]), (&"failed".into(), &"no-space".into()), "{over}");
+    load.goes_on();
+    std::fs::remove_file(small.path.join("other")).expect("removed");
+    pair.network.mend();
+    wait_until("b has forgotten it", || pair.volumes_at_b().is_empty().then_some(()));
+    same(&image, &load.finish());
+}
+
+#[test]
 fn a_network_that_is_slower_than_the_guest_writes_slows_the_guest_down_and_the_move_ends() {
     let pair = Pair::new();
     let (load, _) = with_load(&pair, 6 << 20, 53);

@@ -187,6 +187,9 @@ pub struct JobDocument {
     /// How many commits in doubt were taken back at the arbiter.
     #[serde(default)]
     pub withdrawals: u32,
+    /// Why it is being undone, if not because somebody has cancelled it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<api::v1::Error>,
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,

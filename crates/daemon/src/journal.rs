@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use api::v1::Error;
 use block::IoFuture;
 use env::Env;
 use migrate::{JobJournal, Journal, Phase};
@@ -19,6 +20,8 @@ pub(crate) struct VolumeJournal {
     forget_failed_sync: Box<dyn Fn() + Send + Sync>,
     places: Arc<dyn Places>,
     current: Mutex<Arc<VolumeDocument>>,
+    /// Why the job is being ended, if not because somebody wishes that: on record from when it is being undone.
+    failure: Mutex<Option<Error>>,
     /// Held over a whole change, so that no change is built on a document that another is about to replace.
     turn: tokio::sync::Mutex<()>,
 }
@@ -52,8 +55,40 @@ impl VolumeJournal {
         forget_failed_sync: Box<dyn Fn() + Send + Sync>,
         places: &Arc<dyn Places>,
     ) -> Self {
+        let failure = Mutex::new(document.job.as_ref().and_then(|job| job.failure.clone()));
         let (current, turn) = (Mutex::new(Arc::new(document)), tokio::sync::Mutex::default());
-        Self { journal, forget_failed_sync, places: Arc::clone(places), current, turn }
+        Self { journal, forget_failed_sync, places: Arc::clone(places), current, failure, turn }
+    }
+
+    /// A job begins: nothing has failed.
+    pub(crate) fn begin_job(&self) {
+        *self.failure.lock() = None;
+    }
+
+    /// The job ends because of `error`. The first one counts, and is on record before anything is undone.
+    pub(crate) fn fail_job(&self, error: Error) {
+        self.failure.lock().get_or_insert(error);
+    }
+
+    /// Why the job ends or has ended, if it was not cancelled by somebody.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.failure.lock().clone()
+    }
+
+    /// Records that the source holds the volume and its job is in `phase`, and whatever else `change` says.
+    pub(crate) async fn note_phase(
+        &self,
+        phase: Phase,
+        change: impl FnOnce(&mut JobDocument) + Send,
+    ) -> block::Result<()> {
+        let failure = self.failure().filter(|_| phase == Phase::Cancelling);
+        self.update_job(|job| {
+            job.record.phase = phase;
+            // Until then a daemon that comes after this one goes on with the job, and may see it end well.
+            job.failure = failure;
+            change(job);
+        })
+        .await
     }
 
     /// What was last stored.
@@ -101,7 +136,11 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
 /// The durable memory of a volume's job, as its migration uses it.
 impl JobJournal for VolumeJournal {
     fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
-        Box::pin(self.update_job(move |job| job.record.phase = phase))
+        Box::pin(self.note_phase(phase, |_| ()))
+    }
+
+    fn failed(&self, error: &block::Error, is_unequal: bool) {
+        self.fail_job(crate::jobs::of_migration(&self.document().name, error, is_unequal));
     }
 
     fn commit(&self) -> IoFuture<'_, ()> {

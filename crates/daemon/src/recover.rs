@@ -107,7 +107,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), &daemon.footing(), &hold).await?;
 
     let handle = document.job.as_ref().map(|job| {
-        let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused));
+        let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused, &volume.journal));
         volume.set_job(Some(Arc::clone(&handle)));
         handle
     });
@@ -176,7 +176,10 @@ impl Next {
                 jobs::drive(daemon, volume, handle, target, started).await;
             }
             Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
-            Self::Undo(error) => jobs::undo_without_target(&daemon, &volume, &handle, error).await,
+            Self::Undo(error) => {
+                let error = handle.failure().unwrap_or(error);
+                jobs::undo_without_target(&daemon, &volume, &handle, error).await;
+            }
         }
     }
 }

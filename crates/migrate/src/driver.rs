@@ -363,6 +363,9 @@ impl Driver {
     }
 
     async fn clean_up(&mut self) -> Event {
+        if let Some(error) = self.error.as_ref().filter(|_| self.machine.is_broken()) {
+            self.journal.failed(error, self.statistics.equal == Some(false));
+        }
         // Guest writes that could not be made safe against a crash wait for this record: it must be there.
         while let Err(error) = self.journal.record(Phase::Cancelling).await {
             tracing::warn!(error = error.chain(), "the end of the migration could not be recorded");

@@ -228,6 +228,12 @@ impl Machine {
         self.paused
     }
 
+    /// Whether it ends as failed, if it is undone.
+    #[must_use]
+    pub const fn is_broken(&self) -> bool {
+        self.broken
+    }
+
     /// Takes `event`; gives what is to be done for it. An event that means nothing in this phase does nothing.
     pub fn apply(&mut self, event: Event) -> Vec<Action> {
         use Phase as P;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{BufferPool, Device, IoFuture, Offload, Slot};
+use block::{BufferPool, Device, Error, IoFuture, Offload, Slot};
 use env::EnvRef;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,10 @@ pub struct Comparison {
 pub trait JobJournal: Send + Sync {
     /// Records durably that the *source* holds the volume and the job is in `phase`.
     fn record(&self, phase: Phase) -> IoFuture<'_, ()>;
+
+    /// Told that the migration ends because of `error`, or of a difference that a comparison found, before that is recorded by
+    /// [`Phase::Cancelling`]: whoever finds that record knows why with it.
+    fn failed(&self, _error: &Error, _is_unequal: bool) {}
 
     /// The commit point: records durably that the *target* holds the volume. The guest is held meanwhile, so this is
     /// one small durable write and nothing else. An error means in doubt, and that it is asked for again; one of the kind

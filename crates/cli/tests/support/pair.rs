@@ -137,6 +137,8 @@ pub(crate) struct Network {
 struct Shared {
     /// No connection comes about.
     is_closed: AtomicBool,
+    /// They come about, and nothing gets through.
+    is_mute: AtomicBool,
     /// How many bytes get through a second, each way of each connection; 0 for all.
     rate: AtomicU64,
     streams: Mutex<Vec<TcpStream>>,
@@ -146,11 +148,19 @@ impl Network {
     fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let own = listener.local_addr().expect("it has one").port();
-        let shared =
-            Arc::new(Shared { is_closed: AtomicBool::new(false), rate: AtomicU64::new(0), streams: Mutex::default() });
+        let shared = Arc::new(Shared {
+            is_closed: AtomicBool::new(false),
+            is_mute: AtomicBool::new(false),
+            rate: AtomicU64::new(0),
+            streams: Mutex::default(),
+        });
         let passing = Arc::clone(&shared);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                if passing.is_mute.load(Ordering::SeqCst) {
+                    passing.streams.lock().push(stream);
+                    continue;
+                }
                 let peer = TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port)));
                 if let (false, Ok(peer)) = (passing.is_closed.load(Ordering::SeqCst), peer) {
                     passing.pass(&stream, &peer);
@@ -174,9 +184,15 @@ impl Network {
         self.shared.is_closed.store(true, Ordering::SeqCst);
     }
 
+    /// Lets nothing through on connections that are new from now on; nobody is told.
+    pub(crate) fn mute(&self) {
+        self.shared.is_mute.store(true, Ordering::SeqCst);
+    }
+
     /// Lets connections through again.
     pub(crate) fn mend(&self) {
         self.shared.is_closed.store(false, Ordering::SeqCst);
+        self.shared.is_mute.store(false, Ordering::SeqCst);
     }
 
     /// Lets so many bytes through a second, each way of each connection.

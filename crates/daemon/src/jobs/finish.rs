@@ -56,24 +56,28 @@ pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandl
         }
         Ending::Failed(error, report) => {
             let is_unequal = report.as_ref().is_some_and(|report| report.equal == Some(false));
-            let code = match error.kind() {
-                _ if is_unequal => ErrorCode::NotEqual,
-                block::ErrorKind::NoSpace => ErrorCode::NoSpace,
-                block::ErrorKind::NoConvergence => ErrorCode::NoConvergence,
-                _ => ErrorCode::MoveFailed,
-            };
-            let hint = match code {
-                ErrorCode::NoConvergence => {
-                    "the guest is on the source and goes on; move it with `--strategy mirror`, which converges under any \
-                     load, or when it writes less"
-                }
-                _ => "the guest is on the source and goes on; remove the cause and move again",
-            };
-            let message = format!("the move of {} failed: {}", volume.name, error.chain());
-            let error = Error::new(code, message).with_hint(hint);
+            let error = of_migration(&volume.name, &error, is_unequal);
             undo(daemon, volume, job, target, (JobState::Failed, error), report.as_ref().map(convert)).await;
         }
     }
+}
+
+/// Why a migration has failed, as users see it; `is_unequal` says that a comparison found a difference.
+pub(crate) fn of_migration(volume: &str, error: &block::Error, is_unequal: bool) -> Error {
+    let code = match error.kind() {
+        _ if is_unequal => ErrorCode::NotEqual,
+        block::ErrorKind::NoSpace => ErrorCode::NoSpace,
+        block::ErrorKind::NoConvergence => ErrorCode::NoConvergence,
+        _ => ErrorCode::MoveFailed,
+    };
+    let hint = match code {
+        ErrorCode::NoConvergence => {
+            "the guest is on the source and goes on; move it with `--strategy mirror`, which converges under any load, or \
+             when it writes less"
+        }
+        _ => "the guest is on the source and goes on; remove the cause and move again",
+    };
+    Error::new(code, format!("the move of {volume} failed: {}", error.chain())).with_hint(hint)
 }
 
 /// The source holds the volume: nothing of the move stays behind.

@@ -28,13 +28,14 @@ use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
+pub(crate) use finish::{cannot_resume, clear_job, complete, end, of_migration, undo_without_target};
 pub(crate) use foretell::Planned;
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{of_target, parse_backend, random_uuid, refuse_reserve_above, show, volume_size};
 
 use crate::held::Held;
+use crate::journal::VolumeJournal;
 use crate::problem::Result;
 use crate::remote::Relay;
 use convert::to_options;
@@ -49,6 +50,8 @@ pub(crate) struct JobHandle {
     cancel: watch::Sender<bool>,
     /// It was given a deadline.
     pressed: Notify,
+    /// Remembers why the daemon itself ends it, for a daemon that comes after this one, too.
+    journal: Arc<VolumeJournal>,
 }
 
 struct Inner {
@@ -57,8 +60,6 @@ struct Inner {
     control: Option<Control>,
     /// Where to, while it runs.
     target: Goal,
-    /// Why the daemon itself cancelled it.
-    failure: Option<Error>,
     paused: bool,
     /// Somebody has changed how long it takes.
     is_steered: bool,
@@ -109,12 +110,16 @@ impl Inner {
 }
 
 impl JobHandle {
-    pub(crate) fn new(job: v1::Job, paused: bool) -> Self {
-        let inner =
-            Inner { control: None, target: Goal::Plain, failure: None, paused, is_steered: paused, rates: None, job };
-        let id = inner.job.id;
-        let (over, cancel) = (watch::Sender::new(false), watch::Sender::new(false));
-        Self { id, inner: Mutex::new(inner), over, cancel, pressed: Notify::new() }
+    pub(crate) fn new(job: v1::Job, paused: bool, journal: &Arc<VolumeJournal>) -> Self {
+        let inner = Inner { control: None, target: Goal::Plain, paused, is_steered: paused, rates: None, job };
+        Self {
+            id: inner.job.id,
+            inner: Mutex::new(inner),
+            over: watch::Sender::new(false),
+            cancel: watch::Sender::new(false),
+            pressed: Notify::new(),
+            journal: Arc::clone(journal),
+        }
     }
 
     /// How the API shows it.
@@ -252,14 +257,14 @@ impl JobHandle {
 
     /// Cancels it because of `error`, which it then ends with.
     pub(crate) fn fail(&self, error: Error) {
-        self.inner.lock().failure = Some(error);
+        self.journal.fail_job(error);
         // If it is too late for that, the commit has won and there is nothing to fail.
         let _ = self.cancel();
     }
 
-    /// Why the daemon cancelled it, if it did.
+    /// Why it ends or has ended, if nobody has cancelled it.
     pub(crate) fn failure(&self) -> Option<Error> {
-        self.inner.lock().failure.clone()
+        self.journal.failure()
     }
 
     pub(crate) fn set_bandwidth(&self, bandwidth: Option<u64>) {

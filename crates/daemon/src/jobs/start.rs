@@ -188,11 +188,13 @@ impl Daemon {
             overlays: Vec::new(),
             asked: false,
             withdrawals: 0,
+            failure: None,
             prediction: None,
             committed: None,
         };
         let job = show(volume, &document);
-        let handle = Arc::new(JobHandle::new(job.clone(), false));
+        volume.journal.begin_job();
+        let handle = Arc::new(JobHandle::new(job.clone(), false, &volume.journal));
         let stored = volume.journal.update(|volume| volume.job = Some(document));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));

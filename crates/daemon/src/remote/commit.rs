@@ -87,7 +87,11 @@ impl TwoPhases {
 impl JobJournal for TwoPhases {
     fn record(&self, phase: Phase) -> IoFuture<'_, ()> {
         // Nothing is in doubt where this is called, so nothing was asked, or it has been answered.
-        Box::pin(self.journal.update_job(move |job| (job.record.phase, job.asked) = (phase, false)))
+        Box::pin(self.journal.note_phase(phase, |job| job.asked = false))
+    }
+
+    fn failed(&self, error: &block::Error, is_unequal: bool) {
+        self.journal.failed(error, is_unequal);
     }
 
     /// What the guest was answered since the target's last flush is made durable there: that host may lose its power before
