@@ -1,10 +1,12 @@
 //! Guests: loads that know what they wrote and check what they read.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{BufferPool, Bytes, Extent, Mutation, Result};
+use env::Moment;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -97,9 +99,39 @@ struct Shared {
     /// Set once a disk that holds or held the volume may have failed a request.
     errors_allowed: AtomicBool,
     longest: Mutex<Duration>,
+    waits: Mutex<Waits>,
     /// A write was asked, or answered.
     wrote: Notify,
     workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Requests of the workers: those that are not answered, and those that took long.
+#[derive(Default)]
+struct Waits {
+    begun: u64,
+    ended: u64,
+    open: BTreeMap<u64, Moment>,
+    slow: Vec<(Moment, Duration)>,
+}
+
+/// A request that takes longer is remembered.
+const SLOW: Duration = Duration::from_millis(100);
+
+/// How far a guest's workers have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestProgress {
+    /// So many requests they have begun,
+    pub begun: u64,
+    /// and of those so many were answered.
+    pub ended: u64,
+}
+
+impl GuestProgress {
+    /// How many requests were waiting at `before` or begun since, and how many of those were answered.
+    #[must_use]
+    pub const fn since(&self, before: &Self) -> (u64, u64) {
+        (self.begun - before.ended, self.ended - before.ended)
+    }
 }
 
 /// What a guest has to say at the end.
@@ -131,6 +163,7 @@ impl Guest {
             cursor: AtomicU64::new(0),
             errors_allowed: AtomicBool::new(false),
             longest: Mutex::default(),
+            waits: Mutex::default(),
             wrote: Notify::new(),
             workers: Mutex::default(),
         };
@@ -179,7 +212,28 @@ impl Guest {
             // It was aborted.
             let _ = worker.await;
         }
+        // Nobody will answer those.
+        let mut waits = self.shared.waits.lock();
+        waits.ended = waits.begun;
+        waits.open.clear();
+        drop(waits);
         self.ledger().lose_power();
+    }
+
+    /// How far its workers have come.
+    #[must_use]
+    pub fn progress(&self) -> GuestProgress {
+        let waits = self.shared.waits.lock();
+        GuestProgress { begun: waits.begun, ended: waits.ended }
+    }
+
+    /// Requests of its workers that are not answered, and those that took more than 100 ms: when each was asked, and how long
+    /// it took.
+    #[must_use]
+    pub fn waits(&self) -> Vec<(Moment, Option<Duration>)> {
+        let waits = self.shared.waits.lock();
+        let slow = waits.slow.iter().map(|(asked, took)| (*asked, Some(*took)));
+        slow.chain(waits.open.values().map(|asked| (*asked, None))).collect()
     }
 
     /// Waits until a write of it is asked or answered.
@@ -239,6 +293,7 @@ impl Guest {
         while self.goes_on() {
             self.shared.world.sleep(dice.up_to(load.think)).await;
             let began = self.shared.world.now();
+            let number = self.begin_request(began);
             if dice.chance(load.flushes) {
                 self.flush().await;
             } else if dice.chance(load.reads) {
@@ -247,8 +302,26 @@ impl Guest {
                 self.write(self.choose()).await;
             }
             let took = self.shared.world.now() - began;
+            self.end_request(number, began, took);
             let mut longest = self.shared.longest.lock();
             *longest = took.max(*longest);
+        }
+    }
+
+    fn begin_request(&self, now: Moment) -> u64 {
+        let mut waits = self.shared.waits.lock();
+        waits.begun += 1;
+        let number = waits.begun;
+        waits.open.insert(number, now);
+        number
+    }
+
+    fn end_request(&self, number: u64, began: Moment, took: Duration) {
+        let mut waits = self.shared.waits.lock();
+        waits.ended += 1;
+        waits.open.remove(&number);
+        if took > SLOW {
+            waits.slow.push((began, took));
         }
     }
 

@@ -39,14 +39,22 @@ pub enum Happening {
     Cancel,
     /// Somebody changes the bandwidth.
     Bandwidth,
-    /// The daemon of the host that the volume moves to is killed, and starts again. (Between hosts, as the next two.)
+    /// The daemon of the host that the volume moves to is killed, and starts again. (Between hosts, as those that follow.)
     NeighbourCrash,
     /// That host loses its power, and comes back.
     NeighbourPowerLoss,
+    /// Its daemon is killed, and what it was being filled with is changed before it starts again.
+    NeighbourMeddled,
+    /// Its answers vanish on one of the connections; then it loses its power, and comes back.
+    NeighbourUnheard,
     /// The hosts cannot reach each other for a while.
     NeighbourTrouble,
+    /// Somebody asks it to hold the volume under an epoch that nobody was ever to have.
+    WrongEpoch,
     /// The arbiter of the hosts is hard to ask for a while.
     ArbiterTrouble,
+    /// What is committed there arrives late for a while.
+    ArbiterLate,
 }
 
 impl Happening {
@@ -72,8 +80,12 @@ impl Happening {
             Self::Bandwidth => "bandwidth",
             Self::NeighbourCrash => "neighbour-crash",
             Self::NeighbourPowerLoss => "neighbour-power-loss",
+            Self::NeighbourMeddled => "neighbour-meddled",
+            Self::NeighbourUnheard => "neighbour-unheard",
             Self::NeighbourTrouble => "neighbour-trouble",
+            Self::WrongEpoch => "wrong-epoch",
             Self::ArbiterTrouble => "arbiter-trouble",
+            Self::ArbiterLate => "arbiter-late",
         }
     }
 }

@@ -37,6 +37,7 @@ use crate::world::{Invariant, World};
 
 use estate::Estate;
 
+pub use estate::Outage;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
 /// Where the payloads of NBD connections live.

@@ -15,6 +15,8 @@
 //! | [`Link::cut`] | every connection ends with a reset on both sides; what was on its way is lost |
 //! | [`Link::set_up`] | while it is down nothing moves; afterwards all of it goes on (a flap, as TCP sees it) |
 //! | [`Link::silence`] | what one side of every present connection sends vanishes, its end and resets included: half open |
+//! | [`Link::silence_one`] | the same of one connection |
+//! | [`Link::with_late_resets`] | what a dead connection has on its way arrives when the link is up again, and is read |
 //! | [`LinkFaults::reorder`] | segments of different connections overtake each other; within one they never do |
 //! | [`LinkFaults::corrupt`] | a bit of a segment changes, as behind a checksum of 16 bits |
 //! | [`Link::set_rate`] | it becomes slower or faster |
@@ -118,6 +120,14 @@ impl Link {
         self.shared.state.lock().faults = faults;
     }
 
+    /// Has a side that is gone be known to the other only while the link is up. What was sent before may then arrive after the
+    /// sender has given the connection up and said the same on another one, as over TCP.
+    #[must_use]
+    pub fn with_late_resets(self) -> Self {
+        self.shared.state.lock().has_late_resets = true;
+        self
+    }
+
     /// Takes it down or up again.
     pub fn set_up(&self, is_up: bool) {
         if !is_up {
@@ -142,6 +152,13 @@ impl Link {
     pub fn silence(&self, side: Side) {
         self.shared.world.fault("half-open", format_args!("{}: the {side:?} is not heard", self.shared.name));
         self.shared.state.lock().silence(side);
+    }
+
+    /// The same of one connection that is alive, if there is one.
+    pub fn silence_one(&self, side: Side) {
+        let name = self.shared.name;
+        self.shared.world.fault("half-open", format_args!("{name}: the {side:?} of a connection is not heard"));
+        self.shared.state.lock().silence_one(side, &self.shared.dice);
     }
 
     /// Whether `side` of all connections reads what has arrived.

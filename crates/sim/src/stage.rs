@@ -13,7 +13,7 @@ use crate::dice::Dice;
 use crate::disk::{Disk, Faults, Limits, STUCK_MAX, Timing};
 use crate::guest::Guest;
 use crate::happening::{Event, Happening, When};
-use crate::host::{Disks, Host, Setup, Status};
+use crate::host::{Disks, Host, Outage, Setup, Status};
 use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
 use crate::pattern::Content;
@@ -204,7 +204,7 @@ impl<'a> Cast<'a> {
             self.deaths.set(self.deaths.get() + 1);
             if self.story.setup.neighbour_burns {
                 self.world.fuse().renew();
-                self.host.strike_neighbour(false, self.story.downtime).await;
+                self.host.strike_neighbour(Outage::Death, self.story.downtime).await;
                 continue;
             }
             let _outage = self.host.outage().await;
@@ -306,13 +306,18 @@ impl<'a> Cast<'a> {
             }
             Happening::Cancel => {
                 let Some(control) = self.host.control() else { return };
+                self.host.note_wish();
                 let taken = control.cancel().is_ok();
                 self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
             }
-            Happening::NeighbourCrash => self.host.strike_neighbour(false, self.story.downtime).await,
-            Happening::NeighbourPowerLoss => self.host.strike_neighbour(true, self.story.downtime).await,
+            Happening::NeighbourCrash => self.host.strike_neighbour(Outage::Death, self.story.downtime).await,
+            Happening::NeighbourPowerLoss => self.host.strike_neighbour(Outage::PowerLoss, self.story.downtime).await,
+            Happening::NeighbourMeddled => self.host.strike_neighbour(Outage::Meddling, self.story.downtime).await,
+            Happening::NeighbourUnheard => self.host.silence_and_strike_neighbour(self.story.downtime).await,
             Happening::NeighbourTrouble => self.host.trouble_with_neighbour(),
+            Happening::WrongEpoch => self.host.ask_under_wrong_epoch().await,
             Happening::ArbiterTrouble => self.host.trouble_with_arbiter(),
+            Happening::ArbiterLate => self.host.delay_arbiter(),
             Happening::Bandwidth => {
                 let Some(control) = self.host.control() else { return };
                 let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);

@@ -82,3 +82,10 @@ fn a_flush_that_fails_while_the_connection_is_cut_is_told_to_the_next() {
     let story = Story::new().volume(Bytes::mib(1)).without_move().and(writer).and(source().flush_errors(0.3));
     holds(&story.with(Happening::Reconnect, 12).with(Happening::PowerLoss, 2), 60);
 }
+
+#[test]
+fn a_move_between_hosts_that_ends_for_want_of_space_is_not_told_as_one_that_somebody_has_cancelled() {
+    // Only a part of the volume finds room, and the daemon dies when the move is being undone.
+    let story = Story::new().volume(Bytes::mib(1)).filled(1.0).and(guest().asks(200)).target_space(0.3).between_hosts();
+    holds(&story.and(process().killed_in(Phase::Cancelling)), 10);
+}

@@ -16,7 +16,7 @@ use migrate::stream::{
 use parking_lot::Mutex;
 use sim::clock;
 use sim::dice::Dice;
-use sim::disk::{Disk, Timing};
+use sim::disk::{Disk, Faults, Timing};
 use sim::link::{Link, LinkFaults, LinkFigures, Side};
 use sim::log::Keep;
 use sim::process::Process;
@@ -81,7 +81,7 @@ impl Pair {
         let volume = volume(&world);
         let names = ["link 0", "link 1", "link 2", "link 3"];
         Arc::new(Self {
-            links: names[..links].iter().map(|name| Link::new(&world, name, figures)).collect(),
+            links: names[..links].iter().map(|name| Link::new(&world, name, figures).with_late_resets()).collect(),
             life: Mutex::new(Self::life(&world, 1, &volume)),
             client: Process::bystander(&world, "sender", 1),
             volume,
@@ -330,13 +330,13 @@ fn tag_of(bytes: &[u8]) -> std::result::Result<u64, String> {
 }
 
 /// One of several who write and read the same blocks at once.
-async fn play(pair: Arc<Pair>, remote: Arc<Remote>, players: Arc<Players>, number: u64, rounds: u64) {
+async fn play(pair: Arc<Pair>, remote: Arc<Remote>, players: Arc<Players>, number: u64, act: Act) {
     let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
     let dice = pair.world.dice(&format!("player {number}"));
-    for _ in 0..rounds {
-        pair.world.sleep(Duration::from_micros(dice.within(1..=4000))).await;
+    for _ in 0..act.rounds {
+        pair.world.sleep(dice.up_to(act.think)).await;
         let count = if dice.chance(0.1) { dice.within(70..=200) } else { dice.within(1..=16) };
-        let first = dice.below(BLOCKS - count + 1);
+        let first = dice.below((BLOCKS - count + 1).min(act.places));
         let (offset, asked) = (Bytes(first * BLOCK as u64), pair.world.now());
         if dice.chance(0.4) {
             let read = device.read(offset, Buffer::unpooled(count as usize * BLOCK)).await;
@@ -441,28 +441,63 @@ struct Played {
     deaths: u64,
 }
 
-fn play_through(seed: u64, role: Role, waits_for_the_dead: bool, has_storm: bool) -> Played {
+/// What is played.
+#[derive(Clone, Copy)]
+struct Act {
+    role: Role,
+    /// The volume is not opened while a dead process has something on its way to it.
+    waits_for_the_dead: bool,
+    /// For how long links and processes are in trouble.
+    storm: Duration,
+    /// The receiving host's disk answers some requests after a minute, whoever still waits for that.
+    hangs: bool,
+    players: u64,
+    rounds: u64,
+    think: Duration,
+    /// Requests begin at one of so many blocks.
+    places: u64,
+}
+
+impl Act {
+    /// Players who meet seldom, and work fast.
+    const fn busy(role: Role) -> Self {
+        let (storm, think) = (Duration::from_secs(20), Duration::from_millis(4));
+        Self { role, waits_for_the_dead: true, storm, hangs: false, players: 6, rounds: 150, think, places: BLOCKS }
+    }
+
+    /// Players who meet often, and are there as long as the storm.
+    const fn crowded(role: Role) -> Self {
+        let (storm, think) = (Duration::from_secs(90), Duration::from_millis(200));
+        Self { storm, hangs: true, players: 20, rounds: 100, think, places: 24, ..Self::busy(role) }
+    }
+}
+
+fn play_through(seed: u64, act: Act) -> Played {
     clock::run(async move {
         let size = Bytes(BLOCKS * BLOCK as u64);
         let timing = if seed.is_multiple_of(2) { Timing::FLASH } else { Timing::SLOW };
         let pair = Pair::new(seed, 2, FIGURES, |world| {
-            Volume::Disk(Disk::new(world, "disk", size, 1, timing), waits_for_the_dead)
+            Volume::Disk(Disk::new(world, "disk", size, 1, timing), act.waits_for_the_dead)
         });
+        if let (true, Volume::Disk(disk, _)) = (act.hangs, &pair.volume) {
+            disk.set_faults(Faults { stuck: 0.01, ..Faults::default() });
+        }
         let compression = [Compression::Auto, Compression::Lz4, Compression::Zstd][seed as usize % 3];
-        let options = StreamOptions { compression, frame_bytes: 32 << 10, ..streams(3) };
-        let remote = pair.connect(role, size, options).await;
+        let patience = Duration::from_secs(3600);
+        let options = StreamOptions { compression, frame_bytes: 32 << 10, patience, ..streams(3) };
+        let remote = pair.connect(act.role, size, options).await;
         let players = Arc::new(Players {
-            role,
+            role: act.role,
             histories: Mutex::new(vec![History::default(); BLOCKS as usize]),
             next_tag: Mutex::new(0),
             recovering: tokio::sync::Mutex::new(()),
         });
-        let storming = has_storm.then(|| {
-            let until = pair.world.now() + Duration::from_secs(20);
+        let storming = (act.storm > Duration::ZERO).then(|| {
+            let until = pair.world.now() + act.storm;
             pair.world.spawn(storm(Arc::clone(&pair), until))
         });
-        let playing = (0..6).map(|number| {
-            let player = play(Arc::clone(&pair), Arc::clone(&remote), Arc::clone(&players), number, 150);
+        let playing = (0..act.players).map(|number| {
+            let player = play(Arc::clone(&pair), Arc::clone(&remote), Arc::clone(&players), number, act);
             pair.world.spawn(player)
         });
         let all = env::timeout(&*pair.client.env(), Duration::from_secs(7200), join_all(playing)).await;
@@ -499,7 +534,7 @@ fn play_through(seed: u64, role: Role, waits_for_the_dead: bool, has_storm: bool
 fn a_forwarded_guest_sees_a_disk_whatever_happens_between_the_hosts() {
     let (mut sessions, mut again, mut damaged, mut deaths) = (0, 0, 0, 0);
     for seed in 0..24 {
-        let played = play_through(seed, Role::Forward, true, true);
+        let played = play_through(seed, Act::busy(Role::Forward));
         assert_eq!(played.wrong, None, "seed {seed}");
         sessions += played.sessions - 1;
         again += played.again;
@@ -514,10 +549,22 @@ fn a_forwarded_guest_sees_a_disk_whatever_happens_between_the_hosts() {
 }
 
 #[test]
+fn what_hangs_at_the_other_host_never_lands_over_what_was_written_after_it() {
+    let (mut sessions, mut deaths) = (0, 0);
+    for seed in 300..324 {
+        let played = play_through(seed, Act::crowded(Role::Forward));
+        assert_eq!(played.wrong, None, "seed {seed}");
+        sessions += played.sessions - 1;
+        deaths += played.deaths;
+    }
+    assert!(sessions > 40 && deaths > 200, "{sessions} sessions, {deaths} deaths");
+}
+
+#[test]
 fn a_copy_never_loses_what_was_answered_and_nothing_late_lands_after_a_reconnect() {
     let (mut sessions, mut deaths) = (0, 0);
     for seed in 100..124 {
-        let played = play_through(seed, Role::Copy, true, true);
+        let played = play_through(seed, Act::busy(Role::Copy));
         assert_eq!(played.wrong, None, "seed {seed}");
         sessions += played.sessions - 1;
         deaths += played.deaths;
@@ -527,15 +574,16 @@ fn a_copy_never_loses_what_was_answered_and_nothing_late_lands_after_a_reconnect
 
 #[test]
 fn opening_the_volume_over_a_dead_processs_writes_would_be_seen() {
-    let seen = (0..60).any(|seed| play_through(2 * seed + 1, Role::Forward, false, true).wrong.is_some());
+    let hasty = Act { waits_for_the_dead: false, ..Act::busy(Role::Forward) };
+    let seen = (0..60).any(|seed| play_through(2 * seed + 1, hasty).wrong.is_some());
     assert!(seen, "no seed shows the mistake that the others are there to find");
 }
 
 #[test]
 fn a_seed_is_a_run() {
-    let play = |seed| play_through(seed, Role::Forward, true, true);
+    let play = |seed| play_through(seed, Act::busy(Role::Forward));
     assert_eq!(play(7), play(7));
     assert_ne!(play(7).log, play(8).log);
-    let calm = play_through(7, Role::Copy, true, false);
+    let calm = play_through(7, Act { storm: Duration::ZERO, ..Act::busy(Role::Copy) });
     assert_eq!((calm.wrong, calm.sessions, calm.deaths, calm.again), (None, 1, 0, 0));
 }

@@ -37,6 +37,7 @@ use crate::world::{Invariant, World};
 
 use court::Court;
 use neighbour::Neighbour;
+pub use neighbour::Outage;
 
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
@@ -53,6 +54,8 @@ pub(super) struct Estate {
     slots: Mutex<Slots>,
     /// The host that the volume moves to, if that is another one.
     neighbour: Option<Neighbour>,
+    /// Somebody has wished the move away.
+    is_unwanted: Mutex<bool>,
 }
 
 /// What may be found in the daemon's journal.
@@ -78,7 +81,8 @@ impl Estate {
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
         let neighbour = is_between_hosts.then(|| Neighbour::new(world, has_arbiter));
-        Self { files: SimFiles::new(world, map), places: Mutex::new(places), slots: Mutex::default(), neighbour }
+        let (files, places) = (SimFiles::new(world, map), Mutex::new(places));
+        Self { files, places, slots: Mutex::default(), neighbour, is_unwanted: Mutex::new(false) }
     }
 
     /// The process has died.
@@ -174,7 +178,23 @@ impl Host {
         if core.jobs().iter().any(|job| !is_over(job)) {
             *self.shared.wanted.lock() = false;
         } else if self.status() == Status::Running {
+            if let Some(job) = core.jobs().first() {
+                self.check_wished(job);
+            }
             self.settle("the process died");
+        }
+    }
+
+    /// Somebody has wished the move away.
+    pub fn note_wish(&self) {
+        *self.shared.estate.is_unwanted.lock() = true;
+    }
+
+    /// A move that nobody has cancelled does not end as if somebody had.
+    fn check_wished(&self, job: &Job) {
+        if job.state == JobState::Cancelled && !*self.shared.estate.is_unwanted.lock() {
+            let what = format!("job {} is told as cancelled, and nobody has cancelled it", job.id);
+            self.shared.world.violate(Invariant::CancelSafe, what);
         }
     }
 
@@ -182,6 +202,10 @@ impl Host {
     fn settle(&self, why: &str) {
         self.check_swept();
         let has_moved = self.holder() != *self.shared.from.lock();
+        if !has_moved && self.shared.estate.neighbour.as_ref().is_some_and(Neighbour::holds) {
+            let what = "the move is over, this host holds the volume, and so does the neighbour";
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
         self.set_status(if has_moved { Status::Switched(None) } else { Status::Failed(why.to_owned()) });
     }
 
@@ -223,7 +247,10 @@ impl Host {
             ..MoveRequest::default()
         };
         match core.start_move(VOLUME, request).await {
-            Ok(_) => *self.shared.wanted.lock() = false,
+            Ok(_) => {
+                *self.shared.wanted.lock() = false;
+                *self.shared.estate.is_unwanted.lock() = false;
+            }
             Err(error) => {
                 self.shared.world.event(format_args!("the move is refused: {error}"));
                 process.env().sleep(Duration::from_millis(20)).await;
@@ -262,6 +289,9 @@ impl Host {
         let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
         let why = ended.as_ref().and_then(|job| job.error.as_ref()).map_or_else(String::new, ToString::to_string);
         self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
+        if let Some(job) = &ended {
+            self.check_wished(job);
+        }
         if ended.is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
             self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
         }
@@ -294,11 +324,17 @@ impl Host {
                 self.shared.sides[target].stop_lying();
             }
             let is_lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
+            let is_back = progress.phase == Phase::Copying && last.phase == Phase::TargetLost;
+            if is_back && self.shared.estate.neighbour.as_ref().is_some_and(Neighbour::is_prepared) {
+                let what = "the neighbour is filled further, and says that it is ready to hold the volume";
+                self.shared.world.violate(Invariant::OneWriter, what);
+            }
             last = progress;
             if is_lost {
                 losses += 1;
                 process.env().sleep(self.shared.dice.up_to(Duration::from_millis(300))).await;
                 if losses > 20 || !self.shared.setup.resumes_lost_targets {
+                    self.note_wish();
                     // It may have ended meanwhile.
                     let _ = control.cancel();
                 } else if !self.shared.setup.is_between_hosts {
@@ -329,13 +365,19 @@ impl Host {
     /// Whether the journal may say that the other host is to hold the volume under `epoch`.
     fn has_given_up(&self, epoch: u64) -> bool {
         let court = self.shared.estate.neighbour.as_ref().and_then(Neighbour::court);
-        if court.is_some_and(Court::has_committed) {
-            return true;
-        }
+        court.is_some_and(Court::has_committed) || self.has_on_record(|document| document.epoch == epoch)
+    }
+
+    /// Whether the journal may say that the other host is to hold the volume.
+    fn has_given_up_on_record(&self) -> bool {
+        self.has_on_record(|_| true)
+    }
+
+    fn has_on_record(&self, is_meant: impl Fn(&VolumeDocument) -> bool) -> bool {
         let slots = self.shared.estate.slots.lock();
         slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
             let document = serde_json::from_slice::<VolumeDocument>(slot);
-            document.is_ok_and(|document| matches!(document.backend, Location::Remote(_)) && document.epoch == epoch)
+            document.is_ok_and(|document| matches!(document.backend, Location::Remote(_)) && is_meant(&document))
         })
     }
 

@@ -17,6 +17,8 @@ pub(super) struct State {
     pub(super) figures: LinkFigures,
     pub(super) faults: LinkFaults,
     pub(super) is_up: bool,
+    /// While it is down nobody hears that the other side has closed.
+    pub(super) has_late_resets: bool,
     /// Whether clients, and servers, read what has arrived.
     pub(super) reads: [bool; 2],
     pub(super) arrived: [u64; 2],
@@ -99,6 +101,7 @@ impl State {
             figures,
             faults: LinkFaults::default(),
             is_up: true,
+            has_late_resets: false,
             reads: [true; 2],
             arrived: [0; 2],
             flows: Vec::new(),
@@ -117,11 +120,12 @@ impl State {
 
     pub(super) fn write(&mut self, flow: usize, bytes: &[u8], waker: &Waker) -> Answer {
         let window = self.figures.window;
+        let is_told = self.is_up || !self.has_late_resets;
         let state = &mut self.flows[flow];
         if state.is_reset || state.ending.is_some() {
             return Answer::Reset;
         }
-        if state.is_deaf && !state.is_silent {
+        if state.is_deaf && !state.is_silent && is_told {
             // The other side has closed: TCP answers data with a reset.
             state.is_reset = true;
             state.wake();
@@ -206,6 +210,16 @@ impl State {
         self.reads[place] = reads;
         let readers = self.flows.iter_mut().skip(way).step_by(2).filter_map(|flow| flow.reader.take());
         readers.for_each(Waker::wake);
+    }
+
+    pub(super) fn silence_one(&mut self, side: Side, dice: &Dice) {
+        let first = if side == Side::Client { 0 } else { 1 };
+        let is_alive = |flow: &Flow| !flow.is_reset && !flow.is_silent && !flow.is_deaf && flow.ending.is_none();
+        let alive: Vec<usize> =
+            (first..self.flows.len()).step_by(2).filter(|flow| is_alive(&self.flows[*flow])).collect();
+        if !alive.is_empty() {
+            self.flows[dice.pick(&alive)].is_silent = true;
+        }
     }
 
     pub(super) fn silence(&mut self, side: Side) {

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use block::Bytes;
 use migrate::Phase;
 
-use super::{common, small};
+use super::{common, small, sparse};
 use crate::dice::Dice;
+use crate::guest::{Load, Pattern};
 use crate::happening::{Event, When};
 use crate::story::{Happening, Story};
 
@@ -29,20 +31,83 @@ pub(super) fn quiet(dice: &Dice) -> Story {
 
 pub(super) fn crashed(dice: &Dice) -> Story {
     let story = between(dice).with(Happening::Crash, dice.below(4)).with(Happening::NeighbourCrash, dice.below(4));
-    let story = around(dice, story, Happening::Crash);
+    let story = around(dice, story, Happening::Crash).with(Happening::WrongEpoch, dice.below(2));
     if dice.chance(0.6) { around(dice, story, Happening::NeighbourCrash) } else { story }
 }
 
 pub(super) fn cut(dice: &Dice) -> Story {
     let story = between(dice).with(Happening::NeighbourTrouble, dice.within(1..=6));
-    let story = around(dice, story, Happening::NeighbourTrouble);
+    let story = around(dice, story, Happening::NeighbourTrouble).with(Happening::WrongEpoch, dice.below(2));
     if dice.chance(0.5) { around(dice, story, Happening::Crash) } else { story }
+}
+
+/// A guest that works for longer than the hosts are apart, and a copy that takes long.
+pub(super) fn cut_beside_guest(dice: &Dice) -> Story {
+    let load = Load {
+        requests: 6000,
+        outstanding: dice.pick(&[2, 4, 8]),
+        reads: dice.pick(&[0.2, 0.5]),
+        sectors_max: 16,
+        think: Duration::from_millis(dice.pick(&[4, 10])),
+        ..Load::default()
+    };
+    let rate = dice.pick(&[200 << 10, 600 << 10]);
+    between(dice)
+        .volume(Bytes::mib(3))
+        .filled(1.0)
+        .guest(load)
+        .options(|options| options.bandwidth = Some(rate))
+        .within(Duration::from_secs(3))
+        .with(Happening::NeighbourTrouble, dice.within(1..=3))
+}
+
+/// What the other host was given is not there any more as it was, and nobody was told. The copy takes so long, and the guest
+/// writes so little, that much is known to be there.
+pub(super) fn meddled(dice: &Dice) -> Story {
+    let story = between(dice)
+        .volume(Bytes::mib(dice.pick(&[6, 9])))
+        .filled(0.8)
+        .guest(sparse(dice))
+        .options(|options| options.bandwidth = Some(dice.pick(&[400 << 10, 600 << 10])))
+        .within(Duration::from_secs(15))
+        .with(Happening::NeighbourMeddled, dice.within(1..=2));
+    let story = story.at(When::After(Duration::from_millis(dice.within(5500..=9000))), Happening::NeighbourMeddled);
+    if dice.chance(0.6) { story.at(When::In(Phase::TargetLost), Happening::Crash) } else { story }
+}
+
+/// The other host's file system fills up, and the source's daemon dies while the move is undone.
+pub(super) fn full(dice: &Dice) -> Story {
+    let story = between(dice).filled(0.8).target_space(dice.fraction());
+    let story = story.at(When::In(Phase::Cancelling), Happening::Crash).with(Happening::Crash, dice.below(2));
+    if dice.chance(0.3) { story.with(Happening::Cancel, 1) } else { story }
+}
+
+/// Requests meet at a few sectors, and some writes are carried out long before their answers come.
+pub(super) fn unheard(dice: &Dice) -> Story {
+    let load = Load {
+        requests: 8000,
+        outstanding: 16,
+        reads: 0.6,
+        flushes: 0.002,
+        fua: 0.0,
+        zeroes: 0.0,
+        discards: 0.0,
+        sectors_max: 4,
+        pattern: Pattern::Hot(dice.pick(&[4, 16])),
+        think: Duration::from_micros(dice.pick(&[300, 800])),
+        ..Load::default()
+    };
+    let story = common(dice).volume(Bytes::kib(256)).guest(load).between_hosts().within(Duration::from_millis(250));
+    let story = story.options(|options| options.bandwidth = None).with(Happening::NeighbourUnheard, 2);
+    story.at(When::In(Phase::Done), Happening::NeighbourUnheard)
 }
 
 pub(super) fn powerless(dice: &Dice) -> Story {
     let story =
         between(dice).with(Happening::PowerLoss, dice.below(2)).with(Happening::NeighbourPowerLoss, dice.within(1..=3));
-    around(dice, story, Happening::NeighbourPowerLoss)
+    let story = around(dice, story, Happening::NeighbourPowerLoss);
+    // What the daemon before has passed on, and nobody has flushed, whoever comes after it must see to.
+    if dice.chance(0.4) { around(dice, story, Happening::Crash) } else { story }
 }
 
 pub(super) fn undone(dice: &Dice) -> Story {
@@ -92,4 +157,11 @@ pub(super) fn judged_dying(dice: &Dice) -> Story {
     let story = dying_at(dice, 300).with_arbiter();
     let story = around(dice, story, Happening::ArbiterTrouble);
     if dice.chance(0.3) { story.neighbour_dies() } else { story }
+}
+
+/// A commit is decided late, after another life of the source has taken it back and gone on.
+pub(super) fn judged_late(dice: &Dice) -> Story {
+    let story = between(dice).with_arbiter().at(When::In(Phase::PreSwitch), Happening::ArbiterLate);
+    let story = story.at(When::In(Phase::InDoubt), Happening::Crash).with(Happening::ArbiterLate, dice.below(2));
+    if dice.chance(0.3) { story.at(When::In(Phase::Committing), Happening::NeighbourTrouble) } else { story }
 }

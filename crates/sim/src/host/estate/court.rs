@@ -25,6 +25,20 @@ const LATE_MAX: Duration = Duration::from_secs(20);
 /// How long the trouble with it lasts at most: less than a switchover, or long enough that everybody notices.
 const TROUBLES_MS: [u64; 4] = [5, 300, 3000, 15_000];
 
+/// How long what is decided arrives late.
+const DELAYS_MS: [u64; 3] = [20, 1000, 30_000];
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    /// That a move be committed.
+    Commit,
+    /// That a commit be taken back, or a move forgotten.
+    Withdraw,
+    /// What was decided.
+    Verdict,
+}
+
 /// What happens to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
@@ -49,12 +63,20 @@ struct Shared {
     verdicts: Mutex<BTreeMap<Uuid, Verdict>>,
     /// How many causes there are why it is hard to ask.
     troubles: Mutex<u32>,
+    /// The same of why commits arrive late.
+    delays: Mutex<u32>,
 }
 
 impl Court {
     pub(super) fn new(world: &World) -> Self {
-        let (verdicts, troubles) = (Mutex::default(), Mutex::new(0));
-        Self { shared: Arc::new(Shared { world: world.clone(), dice: world.dice("arbiter"), verdicts, troubles }) }
+        let shared = Shared {
+            world: world.clone(),
+            dice: world.dice("arbiter"),
+            verdicts: Mutex::default(),
+            troubles: Mutex::new(0),
+            delays: Mutex::new(0),
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Whether a move was committed.
@@ -75,7 +97,27 @@ impl Court {
         });
     }
 
-    fn fate(&self) -> Fate {
+    /// Commits arrive late for a while, and questions get lost. What is taken back is so at once.
+    pub(super) fn delay(&self) {
+        let Shared { world, dice, delays, .. } = &*self.shared;
+        let span = dice.up_to(Duration::from_millis(dice.pick(&DELAYS_MS)));
+        *delays.lock() += 1;
+        world.fault("arbiter-late", format_args!("what is committed at the arbiter arrives late for {span:?}"));
+        let (court, sleeper) = (self.clone(), world.clone());
+        world.spawn(async move {
+            sleeper.sleep(span).await;
+            *court.shared.delays.lock() -= 1;
+        });
+    }
+
+    fn fate(&self, question: Question) -> Fate {
+        if *self.shared.delays.lock() > 0 {
+            return match question {
+                Question::Commit => self.shared.dice.pick(&[Fate::Late, Fate::Late, Fate::Answered]),
+                Question::Verdict => self.shared.dice.pick(&[Fate::Lost, Fate::Lost, Fate::Answered]),
+                Question::Withdraw => Fate::Answered,
+            };
+        }
         match *self.shared.troubles.lock() {
             0 => Fate::Answered,
             _ => self.shared.dice.pick(&[Fate::Lost, Fate::Lost, Fate::Unheard, Fate::Late, Fate::Answered]),
@@ -85,6 +127,7 @@ impl Court {
     /// Carries out `act`, as it may happen to what is asked of it.
     async fn ask<T>(
         &self,
+        question: Question,
         what: String,
         act: impl FnOnce(&mut BTreeMap<Uuid, Verdict>) -> T + Send + 'static,
     ) -> Result<T, Error>
@@ -93,7 +136,7 @@ impl Court {
     {
         let Shared { world, dice, .. } = &*self.shared;
         world.sleep(dice.up_to(ANSWER_MAX)).await;
-        let fate = self.fate();
+        let fate = self.fate(question);
         let carry_out = move |court: &Self| {
             let outcome = act(&mut court.shared.verdicts.lock());
             court.shared.world.event(format_args!("the arbiter: {what}: {outcome:?}"));
@@ -123,7 +166,8 @@ impl Court {
 impl Arbiter for Court {
     fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict, Error>> {
         let what = format!("{wanted:?} after {expected:?}");
-        Box::pin(self.ask(what, move |verdicts| {
+        let question = if wanted == Verdict::Committed { Question::Commit } else { Question::Withdraw };
+        Box::pin(self.ask(question, what, move |verdicts| {
             let verdict = verdicts.entry(job).or_insert(Verdict::Open);
             if *verdict == expected {
                 *verdict = wanted;
@@ -133,13 +177,13 @@ impl Arbiter for Court {
     }
 
     fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict, Error>> {
-        Box::pin(
-            self.ask("what is it?".to_owned(), move |verdicts| verdicts.get(&job).copied().unwrap_or(Verdict::Open)),
-        )
+        Box::pin(self.ask(Question::Verdict, "what is it?".to_owned(), move |verdicts| {
+            verdicts.get(&job).copied().unwrap_or(Verdict::Open)
+        }))
     }
 
     fn forget(&self, job: Uuid) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(self.ask("forget it".to_owned(), move |verdicts| {
+        Box::pin(self.ask(Question::Withdraw, "forget it".to_owned(), move |verdicts| {
             verdicts.remove(&job);
         }))
     }

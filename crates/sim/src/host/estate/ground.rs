@@ -147,7 +147,7 @@ impl Places for Life {
                 _ => device,
             };
             let device = match &self.host.shared.estate.neighbour {
-                Some(neighbour) if self.is_far => neighbour.counted(device),
+                Some(neighbour) if self.is_far => neighbour.counted(&self.host, device),
                 _ => device,
             };
             Ok(Held::over(spec.clone(), device))
@@ -282,9 +282,21 @@ impl Network for Life {
         export: Arc<Export>,
         _: Option<SocketOwner>,
     ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
-        // Nobody comes to the neighbour's export: its guest is still at the first host.
-        if !self.is_far {
-            self.host.shared.port.offer(&self.process, export);
+        let neighbour = self.host.shared.estate.neighbour.as_ref();
+        match neighbour {
+            // Nobody comes to the neighbour's export: its guest is still at the first host.
+            Some(neighbour) if self.is_far => {
+                if !neighbour.holds() {
+                    let what = "the neighbour serves the volume, and has not durably taken it";
+                    self.host.shared.world.violate(Invariant::OneWriter, what);
+                }
+            }
+            _ => {
+                self.host.shared.port.offer(&self.process, export);
+                if let Some(neighbour) = neighbour {
+                    neighbour.note_served(self.host.shared.guest.report().answered);
+                }
+            }
         }
         Box::pin(std::future::ready(Ok(())))
     }

@@ -5,7 +5,12 @@
 //!
 //! One thing is not tried: that the source's daemon dies and this host loses its power before the next flush. Then writes
 //! that were answered and not flushed are lost, and the guest, whose machine still runs, is not told (docs/reliability.md).
-//! Whatever brings one of the two about waits for that flush after the other.
+//! Whatever brings one of the two about waits for that flush after the other, or until the guest was answered again: what it
+//! is told from then on it may believe.
+
+mod blows;
+mod stranger;
+mod vigil;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,18 +30,13 @@ use crate::dice::Dice;
 use crate::disk::{Disk, Timing};
 use crate::files::SimFiles;
 use crate::host::Host;
-use crate::link::{Link, LinkFigures, Side};
+use crate::link::{Link, LinkFigures};
 use crate::process::Process;
 use crate::world::{Invariant, World};
+pub use blows::Outage;
 
 /// What the two hosts call each other.
 const NAMES: [&str; 2] = ["a", "b"];
-
-/// How long the hosts are in trouble with each other at once: less than anybody notices, or long enough that everybody does.
-const TROUBLES_MS: [u64; 5] = [1, 20, 300, 3000, 12_000];
-
-/// How long an outage of one host waits for what one of the other has left to be settled.
-const SETTLING_MAX: Duration = Duration::from_secs(30);
 
 /// The other host. Clones are the same.
 #[derive(Clone)]
@@ -58,11 +58,16 @@ struct Shared {
     receptions: Mutex<[Option<Reachable>; 2]>,
     /// How many causes there are why nobody can connect.
     cuts: Mutex<u32>,
+    /// How often the hosts were in trouble with each other.
+    troubles: Mutex<u64>,
     process: Mutex<Option<Process>>,
     lives: Mutex<u32>,
     boots: Mutex<u8>,
     /// What may be found in its journal.
     slots: Mutex<Slots>,
+    /// It has durably taken the volume; and the first host's guest may use it there.
+    is_held: Mutex<bool>,
+    is_used: Mutex<bool>,
     flushes: Mutex<Flushes>,
     /// Whoever decides while the two cannot reach each other.
     court: Option<Court>,
@@ -79,6 +84,8 @@ struct Flushes {
     after_death: u64,
     /// Which one covers what was written again after this host had lost its power.
     after_power_loss: u64,
+    /// How many answers the guest had got when a new daemon of the source began to serve it.
+    served_from: Option<u64>,
 }
 
 impl Neighbour {
@@ -94,10 +101,13 @@ impl Neighbour {
             link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
             receptions: Mutex::default(),
             cuts: Mutex::new(0),
+            troubles: Mutex::new(0),
             process: Mutex::default(),
             lives: Mutex::new(0),
             boots: Mutex::new(128),
             slots: Mutex::default(),
+            is_held: Mutex::new(false),
+            is_used: Mutex::new(false),
             flushes: Mutex::default(),
             court: has_arbiter.then(|| Court::new(world)),
             outage: tokio::sync::Mutex::default(),
@@ -125,8 +135,8 @@ impl Neighbour {
     }
 
     /// The place of the target as this host's daemon opens it.
-    pub(super) fn counted(&self, lower: Device) -> Device {
-        Device::new("target", Counted { lower, neighbour: self.clone() })
+    pub(super) fn counted(&self, host: &Host, lower: Device) -> Device {
+        Device::new("target", Counted { lower, host: host.clone(), neighbour: self.clone() })
     }
 
     /// The other daemons as host number `own` sees them from `process`.
@@ -141,11 +151,26 @@ impl Neighbour {
 
     /// Whether it has durably taken the volume.
     pub(super) fn holds(&self) -> bool {
-        matches!(self.stage(), Some(ArrivalStage::Held { .. }))
+        *self.shared.is_held.lock()
+    }
+
+    /// Whether it says durably that it is ready, and does not have it.
+    pub(super) fn is_prepared(&self) -> bool {
+        matches!(self.stage(), Some(ArrivalStage::Prepared { .. }))
     }
 
     fn stage(&self) -> Option<ArrivalStage> {
-        self.shared.slots.lock().acknowledged.as_deref().and_then(stage_of)
+        self.document().and_then(|document| document.arrival).map(|arrival| arrival.stage)
+    }
+
+    /// Whether nothing else may be on record than what is.
+    fn is_certain(&self) -> bool {
+        self.shared.slots.lock().doubtful.is_empty()
+    }
+
+    /// What it has durably on record of the volume.
+    fn document(&self) -> Option<VolumeDocument> {
+        self.shared.slots.lock().acknowledged.as_deref().and_then(|slot| serde_json::from_slice(slot).ok())
     }
 
     /// The arbiter, if there is one.
@@ -156,13 +181,13 @@ impl Neighbour {
     /// The source's daemon has died.
     pub(super) fn note_death(&self) {
         let mut flushes = self.shared.flushes.lock();
-        flushes.after_death = flushes.begun + 1;
+        (flushes.after_death, flushes.served_from) = (flushes.begun + 1, None);
     }
-}
 
-fn stage_of(document: &[u8]) -> Option<ArrivalStage> {
-    let document: VolumeDocument = serde_json::from_slice(document).ok()?;
-    document.arrival.map(|arrival| arrival.stage)
+    /// A new daemon of the source serves the guest, which has got so many answers until now.
+    pub(super) fn note_served(&self, answered: u64) {
+        self.shared.flushes.lock().served_from.get_or_insert(answered);
+    }
 }
 
 impl Host {
@@ -215,99 +240,6 @@ impl Host {
                 host.boot_neighbour();
             }
         });
-    }
-
-    /// The process of the other host is killed, and starts again within `downtime`; with `has_no_power` the host is without
-    /// power meanwhile.
-    pub async fn strike_neighbour(&self, has_no_power: bool, downtime: Duration) {
-        let Some(neighbour) = &self.shared.estate.neighbour else { return };
-        let _outage = neighbour.shared.outage.lock().await;
-        if has_no_power && !self.is_settled(|flushes| flushes.after_death).await {
-            return;
-        }
-        self.crash_neighbour().await;
-        if has_no_power {
-            let Shared { files, journal, map, boots, flushes, .. } = &*neighbour.shared;
-            [journal, map, &self.shared.sides[1]].into_iter().for_each(Disk::lose_power);
-            files.lose_power();
-            *boots.lock() += 1;
-            let mut flushes = flushes.lock();
-            flushes.after_power_loss = flushes.begun + 1;
-            drop(flushes);
-            self.shared.world.fault("neighbour-power-loss", format_args!("the neighbour has no power"));
-        }
-        self.shared.world.sleep(neighbour.shared.dice.up_to(downtime)).await;
-        self.boot_neighbour();
-    }
-
-    async fn crash_neighbour(&self) {
-        let Some(neighbour) = &self.shared.estate.neighbour else { return };
-        let process = neighbour.shared.process.lock().take();
-        self.shared.world.fault("neighbour-crash", format_args!("the neighbour is killed"));
-        if let Some(process) = process {
-            process.kill().await;
-        }
-    }
-
-    /// Waits until a death of this host's daemon loses nothing that was passed on.
-    pub async fn may_die(&self) -> bool {
-        self.is_settled(|flushes| flushes.after_power_loss).await
-    }
-
-    async fn is_settled(&self, needed: impl Fn(&Flushes) -> u64) -> bool {
-        let Some(neighbour) = &self.shared.estate.neighbour else { return true };
-        let until = self.shared.world.now() + SETTLING_MAX;
-        loop {
-            let is_settled = {
-                let flushes = neighbour.shared.flushes.lock();
-                flushes.done >= needed(&flushes)
-            };
-            let is_moved = self.holder() == 1 || neighbour.court().is_some_and(Court::has_committed);
-            if is_settled || !is_moved {
-                return true;
-            }
-            if self.shared.world.now() >= until {
-                return false;
-            }
-            self.shared.world.sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    /// The hosts cannot reach each other for a while, in one of the ways there are.
-    pub fn trouble_with_neighbour(&self) {
-        let Some(neighbour) = self.shared.estate.neighbour.clone() else { return };
-        let Shared { world, dice, link, cuts, .. } = &*neighbour.shared;
-        let span = dice.up_to(Duration::from_millis(dice.pick(&TROUBLES_MS)));
-        match dice.below(6) {
-            // The connections there are, in one direction; others work.
-            0 => link.silence(dice.pick(&[Side::Client, Side::Server])),
-            // Nothing moves, and nobody is told.
-            1 | 2 => {
-                link.set_up(false);
-                let (link, sleeper) = (link.clone(), world.clone());
-                world.spawn(async move {
-                    sleeper.sleep(span).await;
-                    link.set_up(true);
-                });
-            }
-            // Both are told at once, and nobody gets through.
-            _ => {
-                *cuts.lock() += 1;
-                link.cut();
-                let (neighbour, sleeper) = (neighbour.clone(), world.clone());
-                world.spawn(async move {
-                    sleeper.sleep(span).await;
-                    *neighbour.shared.cuts.lock() -= 1;
-                });
-            }
-        }
-    }
-
-    /// The arbiter is hard to ask for a while.
-    pub fn trouble_with_arbiter(&self) {
-        if let Some(court) = self.shared.estate.neighbour.as_ref().and_then(Neighbour::court) {
-            court.trouble();
-        }
     }
 
     /// Waits until nothing is left on either host of moves that were undone.
@@ -384,6 +316,7 @@ impl Filter for Watched {
             world.event(format_args!("the neighbour's journal {word}: {stage:?}"));
             if stored.is_ok() {
                 *slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
+                *self.neighbour.shared.is_held.lock() = matches!(stage, Some(ArrivalStage::Held { .. }));
             }
             stored
         })
@@ -393,12 +326,27 @@ impl Filter for Watched {
 /// The place of the target as the other daemon has it.
 struct Counted {
     lower: Device,
+    host: Host,
     neighbour: Neighbour,
 }
 
 impl Filter for Counted {
     fn lower(&self) -> &Device {
         &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        // Whoever uses the volume there is the first host's guest, and that comes when this host has given it up on record.
+        let is_used = || {
+            let mut is_used = self.neighbour.shared.is_used.lock();
+            *is_used = *is_used || self.host.has_given_up_on_record();
+            *is_used
+        };
+        if self.neighbour.holds() && !is_used() {
+            let what = format!("{} is written by the copy, and the neighbour has taken the volume", mutation.extent());
+            self.neighbour.shared.world.violate(Invariant::OneWriter, what);
+        }
+        Box::pin(self.lower.write(mutation))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
