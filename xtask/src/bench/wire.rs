@@ -2,6 +2,7 @@
 //! are network namespaces of this machine, joined by links that are as fast as is said. See docs/benchmarks.md.
 
 mod guests;
+mod machines;
 mod pair;
 mod peers;
 mod quiet;
@@ -17,7 +18,7 @@ use super::private_folder;
 /// Arguments of `cargo xtask bench-wire`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: throughput, nbdcopy, links, cores, mirror-slow, mirror-fast, reduce, cut, beside. May be given again.
+    /// Only these groups: throughput, nbdcopy, links, cores, mirror-slow, mirror-fast, reduce, cut, beside, guests. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. The network is cut twice as often.
@@ -63,6 +64,7 @@ const GROUPS: &Groups<WireBench> = &[
     ("reduce", quiet::reduce),
     ("cut", guests::cut),
     ("beside", quiet::beside),
+    ("guests", machines::guests),
 ];
 
 /// Measures, prints a table and writes JSON.
