@@ -206,7 +206,8 @@ impl Extent {
             if next >= self.end() {
                 return None;
             }
-            let end = (next.align_down(unit) + Bytes(unit)).min(self.end());
+            // The last multiple may be the last that there is.
+            let end = Bytes(next.align_down(unit).0.saturating_add(unit)).min(self.end());
             let piece = Self::between(next, end);
             next = end;
             Some(piece)
@@ -321,6 +322,9 @@ mod tests {
         assert_eq!(a.intersection(Extent::new(Bytes(20), Bytes(5))), None);
         let pieces: Vec<_> = a.split_at_multiples(8).map(|piece| (piece.offset.0, piece.length.0)).collect();
         assert_eq!(pieces, [(10, 6), (16, 4)]);
+        let last = Extent::new(Bytes(u64::MAX - 300), Bytes(300));
+        let pieces: Vec<_> = last.split_at_multiples(256).map(|piece| piece.length.0).collect();
+        assert_eq!(pieces, [45, 255]);
     }
 
     #[test]

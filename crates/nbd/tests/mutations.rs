@@ -14,8 +14,10 @@ use common::{env, memory};
 use env::{Env, EnvRef, Moment, RealEnv, Task};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use transhume_guest::{Authority, GOOD_YEARS};
 use transhume_nbd::protocol::{Command, GoRequest, MetaContextRequest, Request, option, write_option};
-use transhume_nbd::{Export, Exports, Limits, NbdDevice, serve_connection};
+use transhume_nbd::server::End;
+use transhume_nbd::{Export, Exports, Limits, NbdDevice, TlsServer, serve_connection, serve_encrypted};
 
 /// A peer that says what is written down, in pieces of any size, and then leaves; and a record of what it heard.
 struct Script {
@@ -158,6 +160,39 @@ async fn the_server_survives_every_mutation_of_an_honest_client() {
         assert_eq!(export.connections(), 0, "seed {seed}: a connection stays in the gate");
     }
     assert!(entered > 2000, "only {entered} sessions came to a request: the mutations are too wild to test anything");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_server_survives_every_mutation_of_what_comes_before_tls_and_shows_nothing() {
+    let folder = tempfile::tempdir().expect("a scratch directory");
+    let authority = Authority::new("an authority").expect("made");
+    authority.write(folder.path()).expect("written");
+    authority.write_server(folder.path(), &["localhost"], GOOD_YEARS, 1).expect("written");
+    let tls = TlsServer::new(folder.path(), env()).expect("good certificates");
+    let mut begun = 0;
+    for seed in 0..3000 {
+        let mut random = Random::new(seed);
+        // A client that asks for this and that, then for TLS, and then leaves, or says what is no TLS.
+        let mut messages = honest(&mut random);
+        messages.truncate(1 + random.below(4) as usize);
+        messages.push(write_option(option::STARTTLS, &[]));
+        if random.below(3) == 0 {
+            messages.push((0..64).map(|_| random.below(256) as u8).collect());
+        }
+        let export = Arc::new(common::export_of(memory(Bytes::mib(1))));
+        let exports: Arc<dyn Exports> = Arc::new(vec![Arc::clone(&export)]);
+        let script = Script::new(mutate(messages, &mut random), seed);
+        let serving = serve_encrypted(script, &tls, exports, env(), Limits::default());
+        let summary = tokio::time::timeout(std::time::Duration::from_secs(600), serving).await;
+        let summary = summary.unwrap_or_else(|_| panic!("seed {seed}: the server hangs"));
+        begun += u64::from(matches!(summary.end, End::Tls(_)));
+        assert!(
+            summary.export.is_none() && summary.requests == 0,
+            "seed {seed}: it was served without TLS: {summary:?}"
+        );
+        assert_eq!(export.connections(), 0, "seed {seed}: a connection stays in the gate");
+    }
+    assert!(begun > 100, "only {begun} sessions came to TLS: the mutations are too wild to test anything");
 }
 
 /// The real environment, which remembers the tasks it started so that a panic in one is seen.

@@ -99,6 +99,9 @@ async fn every_bad_request_has_its_answer_and_the_connection_goes_on() {
         (Command::Trim, none, SIZE, 512, Errno::Invalid),
         (Command::Trim, none, 0, 0, Errno::Invalid),
         (Command::Cache, none, SIZE, 512, Errno::Invalid),
+        // Its end is the last number that there is.
+        (Command::Cache, none, u64::MAX - 1023, 1023, Errno::Invalid),
+        (Command::Cache, none, u64::MAX - 511, 511, Errno::Invalid),
         (Command::WriteZeroes, none, SIZE - 512, 1024, Errno::NoSpace),
         (Command::WriteZeroes, none, u64::MAX, u32::MAX, Errno::NoSpace),
         (Command::BlockStatus, none, SIZE, 512, Errno::Invalid),
