@@ -88,6 +88,12 @@ pub trait BlockDevice: Send + Sync {
     /// Describes `extent` from its start: pieces in order without gaps, at least one, and perhaps ending before the
     /// extent does (then the caller asks again from there).
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>>;
+
+    /// Whether it compares what is written with its [checks](Mutation::with_checks), where it has any, at the end of its way:
+    /// then nobody need do that before. This is no verb, and whoever says nothing does not.
+    fn compares_checks(&self) -> bool {
+        false
+    }
 }
 
 /// The checked handle of a device: the contract between two layers is enforced and traced here, once.
@@ -125,6 +131,12 @@ impl Device {
     #[must_use]
     pub fn size(&self) -> Bytes {
         self.geometry().size
+    }
+
+    /// Whether it compares what is written with its checks, see [`BlockDevice::compares_checks`].
+    #[must_use]
+    pub fn compares_checks(&self) -> bool {
+        self.inner.compares_checks()
     }
 
     /// Whether both are handles of one device.

@@ -31,7 +31,7 @@ pub use device::{BlockDevice, Device, ExtentState, ExtentStatus, Geometry, IoFut
 pub use error::{Error, ErrorKind, Result};
 pub use filter::Filter;
 pub use mem::MemDevice;
-pub use mutation::{Mutation, MutationKind};
+pub use mutation::{Checks, Mutation, MutationKind};
 pub use offload::Offload;
 pub use range_lock::{RangeGuard, RangeLock, RangeWait};
 pub use range_queue::{RangeMode, RangeQueue, Ticket};

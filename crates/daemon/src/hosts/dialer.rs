@@ -10,19 +10,20 @@ use block::ErrorKind;
 use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, Dialer, StreamPath};
 use parking_lot::Mutex;
+use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::address::Address;
-use super::ahead::ReadAhead;
 use super::connect::connect;
 use super::message::Message;
 use super::name::HostName;
 use super::network::HostNetwork;
+use super::sealed::{self, Sealed};
 use super::store::Trusted;
-use super::tls::{self, ALPN_WIRE, Expected, SEALED_BYTES_MAX, SERVER_NAME};
+use super::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected, SERVER_NAME};
 use super::{certificate, listener};
 use crate::problem::Result;
 
@@ -85,11 +86,9 @@ impl HostDialer {
             let path = path_of(&stream);
             return Ok((Box::new(stream), path));
         }
-        let expected = Expected::Host(host.name.to_string(), host.fingerprint);
-        let mut stream = encrypted(network, (to, from), (expected, ALPN_WIRE), self.name.as_str()).await?;
-        stream.get_mut().1.set_buffer_limit(Some(SEALED_BYTES_MAX));
+        let mut stream = sealed(network, host, to, from).await?;
         welcome(network, &mut stream, (&self.name, to)).await?;
-        let path = path_of(stream.get_ref().0.inner());
+        let path = path_of(stream.inner());
         Ok((Box::new(stream), path))
     }
 }
@@ -150,26 +149,53 @@ async fn reach(
     })
 }
 
-/// A TLS connection to `whom`, who is `expected`.
-pub(crate) async fn encrypted(
+/// A TLS connection to `host` that carries a stream.
+async fn sealed(
     network: &HostNetwork,
-    (to, from): (&Address, Option<IpAddr>),
-    (expected, protocol): (Expected, &[u8]),
-    whom: &str,
-) -> Result<TlsStream<ReadAhead<TcpStream>>> {
+    host: &Trusted,
+    to: &Address,
+    from: Option<IpAddr>,
+) -> Result<Sealed<TcpStream>> {
+    let expected = Expected::Host(host.name.to_string(), host.fingerprint);
+    let config = config(network, expected, ALPN_WIRE)?;
+    let stream = reach(network, to, from, &host.name).await?;
+    let handshake = sealed::connect(config, server_name(), stream);
+    let shaken = env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await;
+    let stream = shaken_hands(shaken, &host.name, to)?;
+    let speaks = stream.protocol() == Some(ALPN_WIRE);
+    if speaks { Ok(stream) } else { Err(lost(&host.name, to, &NOBODY_SPEAKS)) }
+}
+
+/// A TLS connection to `whom`, whoever that is, for pairing.
+pub(crate) async fn encrypted(network: &HostNetwork, to: &Address, whom: &str) -> Result<TlsStream<TcpStream>> {
+    let config = config(network, Expected::Anybody, ALPN_TRUST)?;
+    let stream = reach(network, to, None, &whom).await?;
+    let handshake = TlsConnector::from(config).connect(server_name(), stream);
+    let shaken = env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await;
+    let stream = shaken_hands(shaken, &whom, to)?;
+    let speaks = stream.get_ref().1.alpn_protocol() == Some(ALPN_TRUST);
+    if speaks { Ok(stream) } else { Err(lost(&whom, to, &NOBODY_SPEAKS)) }
+}
+
+const NOBODY_SPEAKS: &str = "no transhumed that speaks to other hosts listens there";
+
+/// How `expected` is connected to, if this host's own certificate is good now.
+fn config(network: &HostNetwork, expected: Expected, protocol: &[u8]) -> Result<Arc<ClientConfig>> {
     let identity = network.identity();
     let now = env::unix_seconds(network.env.wall_clock());
     certificate::check(identity.validity, now, "this host", true)?;
-    let config = tls::client(&identity, &network.env, expected, protocol)?;
-    let stream = reach(network, to, from, &whom).await?;
-    let name = ServerName::try_from(SERVER_NAME).expect("a constant that is a name");
-    let handshake = TlsConnector::from(config).connect(name, ReadAhead::new(stream));
-    match env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await {
-        Some(Ok(stream)) if stream.get_ref().1.alpn_protocol() == Some(protocol) => Ok(stream),
-        Some(Ok(_)) => Err(lost(&whom, to, &"no transhumed that speaks to other hosts listens there")),
-        Some(Err(error)) => Err(tls::rejection(&error).cloned().unwrap_or_else(|| lost(&whom, to, &error))),
-        None => Err(lost(&whom, to, &format_args!("no handshake within {} s", listener::HANDSHAKE_LIMIT.as_secs()))),
-    }
+    tls::client(&identity, &network.env, expected, protocol)
+}
+
+fn server_name() -> ServerName<'static> {
+    ServerName::try_from(SERVER_NAME).expect("a constant that is a name")
+}
+
+/// What came of a handshake with `whom`, which may have taken too long.
+fn shaken_hands<T>(outcome: Option<std::io::Result<T>>, whom: &impl std::fmt::Display, to: &Address) -> Result<T> {
+    let late = || format!("no handshake within {} s", listener::HANDSHAKE_LIMIT.as_secs());
+    let outcome = outcome.ok_or_else(|| lost(whom, to, &late()))?;
+    outcome.map_err(|error| tls::rejection(&error).cloned().unwrap_or_else(|| lost(whom, to, &error)))
 }
 
 fn lost(whom: &impl std::fmt::Display, to: &Address, why: &dyn std::fmt::Display) -> Error {

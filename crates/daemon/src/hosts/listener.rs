@@ -1,7 +1,7 @@
 //! Connections from other hosts: who comes, whether that is trusted, and on to whoever serves it.
 //!
 //! ```text
-//!   accept ─▶ worker ─▶ first byte ─┬─ TLS ─▶ handshake ─▶ ALPN ─┬─ transhume-trust/1 ─▶ pairing
+//!   accept ─▶ worker ─▶ first byte ─┬─ TLS ─▶ ALPN ─▶ handshake ─┬─ transhume-trust/1 ─▶ pairing
 //!                                   │                             └─ transhume/1 ─▶ trusted? ─▶ welcome ─▶ served
 //!                                   └─ plaintext, if both sides say so ─▶ claim ─▶ trusted? ─▶ welcome ─▶ served
 //! ```
@@ -19,15 +19,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::ahead::ReadAhead;
 use super::certificate::{Fingerprint, Standing, Validity};
 use super::connect;
 use super::message::{Message, Refusal};
 use super::network::HostNetwork;
 use super::pairing::{self, Channel, EXPORTER_LABEL};
+use super::replay::Replay;
+use super::sealed::{self, Greeting};
 use super::stage::Reception;
 use super::store::Trusted;
-use super::tls::{ALPN_TRUST, ALPN_WIRE, SEALED_BYTES_MAX};
+use super::tls::{ALPN_TRUST, ALPN_WIRE};
 
 /// How long a handshake, or any step before a connection is a stream, may take.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -124,9 +125,37 @@ impl Arrival {
         }
     }
 
-    async fn serve_encrypted(self, stream: TcpStream) {
+    async fn serve_encrypted(self, mut stream: TcpStream) {
         let network = Arc::clone(&self.network);
-        let handshake = TlsAcceptor::from(network.tls()).accept(ReadAhead::new(stream));
+        match env::timeout(&*network.env, HANDSHAKE_LIMIT, sealed::greeted(&mut stream)).await {
+            Some(Ok(greeting)) if greeting.protocols.iter().any(|protocol| protocol == ALPN_WIRE) => {
+                self.serve_wire(stream, greeting).await;
+            }
+            // What wants neither is refused by the library.
+            Some(Ok(greeting)) => self.serve_trust(Replay::new(stream, greeting.bytes)).await,
+            Some(Err(error)) => network.counters.refuse(self.from, &error),
+            None => network.counters.refuse(self.from, &"its handshake takes too long"),
+        }
+    }
+
+    async fn serve_wire(self, stream: TcpStream, greeting: Greeting) {
+        let network = Arc::clone(&self.network);
+        let handshake = sealed::accept(network.tls(), stream, greeting.bytes);
+        let stream = match env::timeout(&*network.env, HANDSHAKE_LIMIT, handshake).await {
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => return network.counters.refuse(self.from, &error),
+            None => return network.counters.refuse(self.from, &"its handshake takes too long"),
+        };
+        let Some(certificate) = stream.certificate() else {
+            return network.counters.refuse(self.from, &"it shows no certificate");
+        };
+        let trusted = self.trusted(Fingerprint::of(certificate), Some(certificate));
+        self.admit(stream, trusted).await;
+    }
+
+    async fn serve_trust(self, stream: Replay<TcpStream>) {
+        let network = Arc::clone(&self.network);
+        let handshake = TlsAcceptor::from(network.tls()).accept(stream);
         let stream = match env::timeout(&*network.env, HANDSHAKE_LIMIT, handshake).await {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => return network.counters.refuse(self.from, &error),
@@ -138,12 +167,6 @@ impl Arrival {
             return network.counters.refuse(self.from, &"it shows no certificate");
         };
         match connection.alpn_protocol() {
-            Some(ALPN_WIRE) => {
-                let trusted = self.trusted(Fingerprint::of(&certificate), Some(&certificate));
-                let mut stream = stream;
-                stream.get_mut().1.set_buffer_limit(Some(SEALED_BYTES_MAX));
-                self.admit(stream, trusted).await;
-            }
             Some(ALPN_TRUST) => self.pair(stream, &certificate).await,
             _ => network.counters.refuse(self.from, &"it does not say what it wants"),
         }
@@ -212,7 +235,7 @@ impl Arrival {
         serve_stream(&network, Box::new(stream), &host, reception).await;
     }
 
-    async fn pair(self, mut stream: TlsStream<ReadAhead<TcpStream>>, certificate: &[u8]) {
+    async fn pair(self, mut stream: TlsStream<Replay<TcpStream>>, certificate: &[u8]) {
         let network = Arc::clone(&self.network);
         let joining = Fingerprint::of(certificate);
         let mut exported = [0; 32];

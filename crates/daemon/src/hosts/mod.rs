@@ -17,7 +17,6 @@
 //! `docs/hosts.md` is the page for those who run it.
 
 mod address;
-mod ahead;
 mod certificate;
 mod connect;
 mod dialer;
@@ -28,6 +27,8 @@ mod message;
 mod name;
 mod network;
 mod pairing;
+mod replay;
+mod sealed;
 mod stage;
 mod store;
 #[cfg(test)]

@@ -24,7 +24,7 @@ use super::name::HostName;
 use super::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
 use super::stage::Reception;
 use super::store::{TrustStore, Trusted};
-use super::tls::{self, ALPN_TRUST, Expected};
+use super::tls;
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
@@ -234,7 +234,7 @@ impl HostNetwork {
                 .with_hint("type it as `transhume trust --invite` on the other host has printed it"));
         }
         let whom = address.to_string();
-        let mut stream = dialer::encrypted(self, (&address, None), (Expected::Anybody, ALPN_TRUST), &whom).await?;
+        let mut stream = dialer::encrypted(self, &address, &whom).await?;
         let connection = stream.get_ref().1;
         let certificate = connection.peer_certificates().and_then(|chain| chain.first());
         let certificate = certificate.map(|certificate| certificate.clone().into_owned());

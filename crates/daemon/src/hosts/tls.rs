@@ -25,9 +25,6 @@ pub(crate) const ALPN_WIRE: &[u8] = b"transhume/1";
 /// Pairing.
 pub(crate) const ALPN_TRUST: &[u8] = b"transhume-trust/1";
 
-/// How much may be encrypted and wait for the kernel: what goes with one call.
-pub(crate) const SEALED_BYTES_MAX: usize = 128 << 10;
-
 /// The name that clients ask for: it says nothing, but TLS wants one.
 pub(crate) const SERVER_NAME: &str = "transhume";
 
@@ -55,6 +52,8 @@ pub(crate) fn server(identity: &Identity, env: &EnvRef) -> Result<Arc<ServerConf
     config.alpn_protocols = vec![ALPN_WIRE.to_vec(), ALPN_TRUST.to_vec()];
     // Every connection is looked at anew: a host that is trusted no more comes in by no ticket.
     config.send_tls13_tickets = 0;
+    // Who carries a stream makes its records, see `sealed`.
+    config.enable_secret_extraction = true;
     Ok(Arc::new(config))
 }
 
@@ -85,6 +84,7 @@ pub(crate) fn client(
         .map_err(of_library)?;
     config.alpn_protocols = vec![protocol.to_vec()];
     config.resumption = Resumption::disabled();
+    config.enable_secret_extraction = true;
     Ok(Arc::new(config))
 }
 

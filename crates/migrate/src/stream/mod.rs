@@ -34,6 +34,7 @@ mod spare;
 mod statistics;
 mod transport;
 
+pub(crate) use options::FRAME_BYTES;
 pub use options::{Compression, ReceiverLimits, StreamOptions};
 pub use protocol::{Answer, Ask, LinkCounters, MapSummary, Role, SessionRequest, Standing};
 pub use receiver::{Gate, Opened, PeerName, Receiver};

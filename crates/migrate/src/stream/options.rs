@@ -19,6 +19,9 @@ pub enum Compression {
     Zstd,
 }
 
+/// The usual frame. Copies make their checksums by parts of this size, so that the wire need not make them again.
+pub(crate) const FRAME_BYTES: u32 = 256 << 10;
+
 /// How the sender works. The default suits hosts within a rack.
 #[derive(Clone)]
 pub struct StreamOptions {
@@ -91,7 +94,7 @@ impl Default for StreamOptions {
     fn default() -> Self {
         Self {
             streams: 1,
-            frame_bytes: 256 << 10,
+            frame_bytes: FRAME_BYTES,
             stream_bytes_max: Bytes::mib(8),
             stream_requests_max: 256,
             compression: Compression::Auto,

@@ -4,9 +4,11 @@
 //! lock but the source.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::checksum::checksum_of;
-use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, Mutation, Result};
+use crate::stream::FRAME_BYTES;
+use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, Mutation, Result};
 
 use super::filter::Shared;
 use super::tracker::Session;
@@ -73,35 +75,42 @@ impl Shared {
         }
         let source = self.source.read(extent.offset, buffer).await;
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
-        let checksum = checksum_of(&data);
+        let pieces = self.pieces_of(extent, data);
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
         claim.written = true;
         let guard = hold.then_some(guard);
-        let copied = self.write_copy(extent, &data, checksum, &session).await?;
+        let copied = self.write_copy(extent, pieces, &session).await?;
         self.end_copy(claim, &session, copied);
         drop(guard);
         Ok(copied)
     }
 
-    /// Writes what was read of `extent`, and had `checksum` then, to the target of `session`.
+    /// What was read of `extent`, as it is to be written: by runs of chunks that are all zeroes and runs that are not, those with
+    /// their checksums. To be asked right after the read.
+    pub(in crate::strategy) fn pieces_of(&self, extent: Extent, data: Data) -> Vec<Piece> {
+        let cut = |(piece, is_zero): (Extent, bool)| {
+            let start = (piece.offset - extent.offset).as_usize();
+            let data = (!is_zero).then(|| data.slice(start..start + piece.length.as_usize()));
+            Piece { extent: piece, data: data.map(|data| (checks_of(piece, &data), data)) }
+        };
+        runs_of(extent, &data, self.chunk.bytes()).into_iter().map(cut).collect()
+    }
+
+    /// Writes what was read of `extent` to the target of `session`.
     pub(in crate::strategy) async fn write_copy(
         &self,
         extent: Extent,
-        data: &Data,
-        checksum: u64,
+        pieces: Vec<Piece>,
         session: &Session,
     ) -> Result<Copied, CopyError> {
         // Where both devices answer at once, this is half of the copy's time: others on this worker get their turn.
         crate::pace::yield_now().await;
         let mut copied = Copied::default();
-        let mut pieces = Vec::new();
-        for (piece, is_zero) in pieces_of(extent, data, self.chunk.bytes()) {
-            let start = (piece.offset - extent.offset).as_usize();
-            let write = (!is_zero).then(|| data.slice(start..start + piece.length.as_usize()));
-            *(if is_zero { &mut copied.zero } else { &mut copied.data }) += piece.length.0;
-            pieces.push((piece, write));
+        for piece in &pieces {
+            *(if piece.data.is_none() { &mut copied.zero } else { &mut copied.data }) += piece.extent.length.0;
         }
-        if checksum_of(data) != checksum {
+        // A target that compares finds what was changed later, too, and says so.
+        if !session.target.compares_checks() && !pieces.iter().all(Piece::is_whole) {
             let context = format!("{extent} changed in memory between the source's read and the target's write");
             return Err(CopyError::Source(Error::new(ErrorKind::Corrupt, context)));
         }
@@ -148,7 +157,7 @@ impl Shared {
         claim.written = true;
         self.tracker(|tracker| tracker.begin_writing(zeroes.clone()));
         let guard = hold.then_some(guard);
-        let writes = Box::pin(write_pieces(session.clone(), vec![(extent, None)]));
+        let writes = Box::pin(write_pieces(session.clone(), vec![Piece { extent, data: None }]));
         self.finish_target(writes, session.number).await.map_err(failed)?;
         self.end_copy(claim, &session, copied);
         drop(guard);
@@ -224,18 +233,45 @@ impl Drop for Claim<'_> {
     }
 }
 
+/// A part of a copy as it is written.
+pub(in crate::strategy) struct Piece {
+    extent: Extent,
+    /// `None`: zeroes.
+    data: Option<(Arc<Checks>, Data)>,
+}
+
+impl Piece {
+    /// Whether its data is what it was when its checksums were made.
+    fn is_whole(&self) -> bool {
+        let Some((checks, data)) = &self.data else { return true };
+        checks.parts().iter().all(|(part, check)| {
+            let start = (part.offset - self.extent.offset).as_usize();
+            checksum_of(&data[start..start + part.length.as_usize()]) == *check
+        })
+    }
+}
+
+/// The checksums of data, by the parts that go to another host in a frame each.
+fn checks_of(extent: Extent, data: &[u8]) -> Arc<Checks> {
+    let check = |part: Extent| {
+        let start = (part.offset - extent.offset).as_usize();
+        (part, checksum_of(&data[start..start + part.length.as_usize()]))
+    };
+    Arc::new(Checks::new(extent.split_at_multiples(FRAME_BYTES.into()).map(check).collect()))
+}
+
 /// `extent` cut into runs of chunks that are all zeroes and runs that are not.
-fn pieces_of(extent: Extent, data: &[u8], chunk: u64) -> Vec<(Extent, bool)> {
-    let mut pieces: Vec<(Extent, bool)> = Vec::new();
+fn runs_of(extent: Extent, data: &[u8], chunk: u64) -> Vec<(Extent, bool)> {
+    let mut runs: Vec<(Extent, bool)> = Vec::new();
     for piece in extent.split_at_multiples(chunk) {
         let start = (piece.offset - extent.offset).as_usize();
         let is_zero = is_zero(&data[start..start + piece.length.as_usize()]);
-        match pieces.last_mut() {
+        match runs.last_mut() {
             Some((last, zero)) if *zero == is_zero => last.length += piece.length,
-            _ => pieces.push((piece, is_zero)),
+            _ => runs.push((piece, is_zero)),
         }
     }
-    pieces
+    runs
 }
 
 /// Whether all bytes are zero.
@@ -270,15 +306,15 @@ async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
 }
 
 /// Writes pieces to the target: data, or zeroes where there is none.
-async fn write_pieces(session: Session, pieces: Vec<(Extent, Option<Data>)>) -> Result<()> {
+async fn write_pieces(session: Session, pieces: Vec<Piece>) -> Result<()> {
     let target = &session.target;
     let limit = u64::from(target.geometry().transfer_bytes_max);
-    for (extent, data) in pieces {
-        let Some(data) = data else {
+    for Piece { extent, data } in pieces {
+        let Some((checks, data)) = data else {
             write_zeroes(&session, extent).await?;
             continue;
         };
-        let write = Mutation::data(extent.offset, data);
+        let write = Mutation::data(extent.offset, data).with_checks(checks);
         if extent.length.0 <= limit {
             session.require()?;
             target.write(write).await?;

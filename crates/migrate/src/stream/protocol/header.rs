@@ -193,12 +193,14 @@ impl Header {
     /// The same, with `payload` behind it as it is.
     #[must_use]
     pub fn with_payload(self, payload: &[u8]) -> Self {
-        Self {
-            payload_bytes: payload.len() as u32,
-            length: payload.len() as u64,
-            payload_check: if payload.is_empty() { 0 } else { checksum_of(payload) },
-            ..self
-        }
+        let check = if payload.is_empty() { 0 } else { checksum_of(payload) };
+        self.with_checked_payload(payload.len(), check)
+    }
+
+    /// The same with a payload of so many bytes whose checksum is known.
+    #[must_use]
+    pub const fn with_checked_payload(self, length: usize, check: u64) -> Self {
+        Self { payload_bytes: length as u32, length: length as u64, payload_check: check, ..self }
     }
 
     /// Its bytes.

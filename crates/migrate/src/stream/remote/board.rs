@@ -37,7 +37,8 @@ const FORGOTTEN: &str = "the other host was started again and has forgotten writ
 pub(super) enum Request {
     /// The buffer is away while an answer is being received into it.
     Read(Bytes, Option<Buffer>),
-    Write(Bytes, Data),
+    /// With the data's checksum, if it is known from when the data came to be.
+    Write(Bytes, Data, Option<u64>),
     Zeroes(Extent, bool),
     Discard(Extent),
     Flush,
@@ -66,7 +67,7 @@ impl Request {
     pub(super) fn cost(&self) -> usize {
         match self {
             Self::Read(_, buffer) => buffer.as_ref().map_or(0, |buffer| buffer.len()),
-            Self::Write(_, data) => data.len(),
+            Self::Write(_, data, _) => data.len(),
             Self::Control(bytes) => bytes.len(),
             _ => 0,
         }

@@ -27,7 +27,7 @@ impl Bell {
 }
 
 fn write(length: usize) -> Request {
-    Request::Write(Bytes(0), Data::copy_of(&vec![1; length]))
+    Request::Write(Bytes(0), Data::copy_of(&vec![1; length]), None)
 }
 
 fn place(session: u64, stream: u16, generation: u32) -> Place {

@@ -291,7 +291,8 @@ impl Shared {
                 .split_at_multiples(self.frame_bytes(self.options.frame_bytes))
                 .map(|piece| {
                     let start = (piece.offset - extent.offset).as_usize();
-                    Request::Write(piece.offset, data.slice(start..start + piece.length.as_usize()))
+                    let check = mutation.checks().and_then(|checks| checks.of(piece));
+                    Request::Write(piece.offset, data.slice(start..start + piece.length.as_usize()), check)
                 })
                 .collect(),
         };
@@ -351,6 +352,11 @@ impl BlockDevice for Remote {
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
         Box::pin(self.shared.mutate(mutation))
+    }
+
+    /// The other end does, and asks for what came damaged again.
+    fn compares_checks(&self) -> bool {
+        true
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {

@@ -247,9 +247,9 @@ impl Engine {
                 let length = buffer.as_ref().map_or(0, |buffer| buffer.len());
                 (at(Extent::new(*offset, length.into())), Body::None)
             }
-            Request::Write(offset, data) => {
+            Request::Write(offset, data, check) => {
                 let extent = Extent::new(*offset, data.len().into());
-                self.write_frame(Header { flags: again | fua, ..at(extent) }, data)
+                self.write_frame(Header { flags: again | fua, ..at(extent) }, data, *check)
             }
             Request::Zeroes(extent, may_unmap) => {
                 let unmap = if *may_unmap { flag::MAY_UNMAP } else { 0 };
@@ -268,7 +268,7 @@ impl Engine {
         }
     }
 
-    fn write_frame(&mut self, header: Header, data: &Data) -> (Header, Body) {
+    fn write_frame(&mut self, header: Header, data: &Data, check: Option<u64>) -> (Header, Body) {
         let counters = &self.shared.counters;
         let raw = data.len() as u64;
         add(&counters.bytes_raw, raw);
@@ -279,7 +279,10 @@ impl Engine {
             add(&counters.bytes_zero, raw);
             return (Header { kind: Kind::Zeroes, ..header }, Body::None);
         }
-        let header = header.with_payload(data);
+        let header = match check {
+            Some(check) => header.with_checked_payload(data.len(), check),
+            None => header.with_payload(data),
+        };
         let coding = match self.decider.plan(data.len()) {
             Plan::Raw => Coding::Raw,
             Plan::Probe => {
