@@ -28,7 +28,7 @@ use rustls::client::ClientConnectionData;
 use rustls::kernel::KernelConnection;
 use rustls::pki_types::CertificateDer;
 use rustls::server::ServerConnectionData;
-use rustls::{ConnectionTrafficSecrets, ExtractedSecrets, SupportedCipherSuite};
+use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 pub(crate) use handshake::{Greeting, accept, connect, greeted};
@@ -75,9 +75,8 @@ impl Keeper {
             Self::Client(connection) => connection.negotiated_cipher_suite(),
             Self::Server(connection) => connection.negotiated_cipher_suite(),
         };
-        match suite {
-            SupportedCipherSuite::Tls13(suite) => suite.common.confidentiality_limit,
-        }
+        // Nothing older is spoken here.
+        suite.tls13().map_or(0, |suite| suite.common.confidentiality_limit)
     }
 }
 
