@@ -142,10 +142,10 @@ impl Driver {
     /// Drives the migration to its end.
     pub(crate) async fn run(mut self) -> Outcome {
         let mirror = Arc::clone(&self.mirror);
-        // Neither the upkeep nor the landing ends by itself.
-        let beside = futures::future::join(mirror.keep_up(), mirror.land_buffered());
+        // Neither the upkeep nor the landing nor the hearing ends by itself.
+        let beside = futures::future::join3(mirror.keep_up(), mirror.land_buffered(), mirror.hear_left());
         match select(pin!(self.work()), pin!(beside)).await {
-            Either::Left(((), _)) | Either::Right((((), ()), _)) => {}
+            Either::Left(((), _)) | Either::Right((((), (), ()), _)) => {}
         }
         self.outcome()
     }

@@ -178,6 +178,12 @@ pub struct MoveOptions {
     /// How long a write to the target may take once the source has answered, before the target counts as lost, in
     /// milliseconds.
     pub target_ms: u64,
+    /// How long a guest's write waits for a target that answers nothing at all before it is left to the source, in milliseconds;
+    /// `None` for as long as the target has for an answer.
+    pub silence_ms: Option<u64>,
+    /// How often the target is flushed while it is filled, in milliseconds: what was not flushed is copied again if it is lost.
+    /// Between 250 and 5,000; less often where flushes take more than a twentieth of the time.
+    pub flush_ms: u64,
     /// How many chunks `sample` draws at random.
     pub sample_chunks: u64,
     /// How copy and guest writes come together.
@@ -213,6 +219,8 @@ impl Default for MoveOptions {
             quiesce_ms: 100,
             commit_ms: 500,
             target_ms: 30_000,
+            silence_ms: None,
+            flush_ms: 5_000,
             sample_chunks: 256,
             strategy: Strategy::default(),
             hot_blocks: false,
@@ -286,6 +294,16 @@ impl MoveOptions {
 
     pub(crate) const fn commit_limit(&self) -> Duration {
         Duration::from_millis(self.commit_ms)
+    }
+
+    /// Writes are left chunk by chunk, which the paper's mirror does not have, nor one that has answered the guest already.
+    pub(crate) fn silence_limit(&self) -> Option<Duration> {
+        let is_able = !matches!(self.strategy, Strategy::MirrorPaper | Strategy::MirrorAsync);
+        self.silence_ms.filter(|_| is_able).map(Duration::from_millis)
+    }
+
+    pub(crate) const fn flush_interval(&self) -> Duration {
+        Duration::from_millis(self.flush_ms)
     }
 
     pub(crate) const fn target_limit(&self) -> Duration {

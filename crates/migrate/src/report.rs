@@ -37,6 +37,8 @@ pub struct Progress {
     pub bytes_left: u64,
     /// Data copied, everything that was copied again included.
     pub bytes_copied: u64,
+    /// Of that, what was copied again because the target was lost before a flush, or failed a request.
+    pub bytes_again: u64,
     /// Holes and zeroes, which are not copied as data.
     pub bytes_zero: u64,
     /// What the guest wrote to both sides.
@@ -196,6 +198,9 @@ pub struct Report {
     /// What of that was not there any more, and was copied again.
     #[serde(default)]
     pub bytes_different: u64,
+    /// What the target had been written, or may have been, and got again: it was lost before a flush, or has failed a request.
+    #[serde(default)]
+    pub bytes_again: u64,
     /// The longest guest request around the switchover, in microseconds.
     pub stall_us_max: u64,
     /// Whether the comparison that was asked for was carried out to its end (never with `off`).

@@ -10,8 +10,10 @@ use crate::strategy::mirror::filter::Shared;
 const LOOK: Duration = Duration::from_millis(250);
 /// Flush after so much has been copied.
 const UNFLUSHED_BYTES_MAX: u64 = 1 << 30;
-/// Flush after so many looks, if there is anything to flush.
+/// The progress map follows after so many looks.
 const LOOKS_MAX: u32 = 20;
+/// Flushes take no more than one of so many parts of the time, unless they are that far apart.
+const FLUSH_PART: u32 = 20;
 
 impl Shared {
     /// Flushes the target. Done means that all that was answered there before is durable.
@@ -61,20 +63,30 @@ impl Shared {
 
     /// Flushes and writes down, for as long as it is polled.
     pub(crate) async fn keep_up(&self) {
-        let mut looks = 0;
+        let looks_between =
+            |span: Duration| (span.as_millis() / LOOK.as_millis()).clamp(1, u128::from(LOOKS_MAX)) as u32;
+        let (mut looks, mut unsynced, mut wanted) = (0, 0, looks_between(self.flush_interval));
         loop {
             self.env.sleep(LOOK).await;
             looks += 1;
+            unsynced += 1;
             let (unflushed, any, mode) = self.tracker(|tracker| {
                 (tracker.counts.unflushed, tracker.has_unflushed() && tracker.session().is_some(), tracker.mode())
             });
-            if unflushed < UNFLUSHED_BYTES_MAX && looks < LOOKS_MAX {
+            let is_much = unflushed >= UNFLUSHED_BYTES_MAX;
+            if !is_much && looks < wanted {
                 continue;
             }
             looks = 0;
+            let began = self.env.now();
             // A failure has been noted where the driver looks; without one the map may follow.
             let flushed =
                 !any || mode == crate::strategy::mirror::tracker::Mode::InDoubt || self.flush_target().await.is_ok();
+            wanted = looks_between((self.env.now().since(began) * FLUSH_PART).max(self.flush_interval));
+            if !is_much && unsynced < LOOKS_MAX {
+                continue;
+            }
+            unsynced = 0;
             if flushed && let Err(error) = self.sync_map().await {
                 self.fail_map(error);
             }

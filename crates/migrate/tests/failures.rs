@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
 use common::{Disk, Fate, World, map_device, map_on, options, outcome, switched, until};
-use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Verify};
+use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
 
 /// Waits until a migration has lost its target or is over.
 async fn lost(control: &Control) -> bool {
@@ -125,6 +125,8 @@ async fn what_was_not_flushed_is_copied_again_after_a_flush_that_failed() {
         let report = switched(work).await;
         world.assert_equal_at_commit();
         assert_eq!(report.target_losses, 1);
+        assert!(report.bytes_again > 0, "nothing is said to have been copied twice");
+        assert!(report.bytes_again <= report.bytes_copied, "{report:?}");
         world.stop_guest(guest).await;
     }
 }
@@ -145,6 +147,61 @@ async fn a_target_that_hangs_does_not_hang_the_guest_and_late_writes_do_not_land
     switched(work).await;
     world.assert_equal_at_commit();
     world.stop_guest(guest).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_is_silent_for_a_moment_is_kept_and_the_guest_does_not_wait_for_it_nor_is_a_late_write_newer() {
+    for (seed, strategy) in [(1, Strategy::Mirror), (2, Strategy::Auto), (3, Strategy::Mirror), (4, Strategy::Auto)] {
+        let world = World::new(seed, 400_000).await;
+        // Everything is copied soon, and then all that the guest writes is mirrored.
+        let guest = world.guest(8);
+        let chosen = MoveOptions { silence_ms: Some(60), strategy, bandwidth: Some(1_500_000), ..options() };
+        let (control, work) = world.start(chosen).await;
+        until(&control, |progress| progress.bytes_copied > 150_000).await;
+        world.target.manners.lock().hung = true;
+        world.env.sleep(Duration::from_millis(200)).await;
+        // Whoever waits for the target now waits until it answers.
+        let lane = world.lane();
+        for turn in 0..60 {
+            let began = world.env.now();
+            let offset = Bytes(200_000 + turn * 7919 % 190_000);
+            let write = Mutation::data(offset, Data::copy_of(&[turn as u8; 4096]));
+            lane.device.write(write).await.expect("the source takes it");
+            let took = world.env.now() - began;
+            assert!(
+                took < Duration::from_millis(100),
+                "a write of the guest's took {took:?} while the target was silent"
+            );
+        }
+        assert_eq!(control.snapshot().phase, Phase::Copying);
+        mend(&world.target);
+        control.set_bandwidth(None);
+        let report = switched(work).await;
+        world.assert_equal_at_commit();
+        world.stop_guest(guest).await;
+        assert_eq!(report.target_losses, 0, "{report:?}");
+        assert!(report.missed_writes > 0, "no write was under way when the target fell silent");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_stays_silent_is_lost_after_its_time() {
+    let world = World::new(5, 400_000).await;
+    let guest = world.guest(3);
+    let chosen = MoveOptions { silence_ms: Some(60), target_ms: 3_000, bandwidth: Some(1_000_000), ..options() };
+    let (control, work) = world.start(chosen).await;
+    until(&control, |progress| progress.bytes_copied > 100_000).await;
+    world.target.manners.lock().hung = true;
+    let began = world.env.now();
+    assert!(lost(&control).await);
+    assert!(world.env.now() - began < Duration::from_secs(4));
+    control.set_bandwidth(None);
+    control.resume();
+    mend(&world.target);
+    let report = switched(work).await;
+    world.assert_equal_at_commit();
+    world.stop_guest(guest).await;
+    assert_eq!(report.target_losses, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -396,7 +396,8 @@ pub struct StreamReport {
     pub bytes_zero: u64,
     /// Of the writes, what went compressed.
     pub bytes_compressed: u64,
-    /// Of the writes, what was sent twice or more, because a connection was lost or something came damaged.
+    /// Of the writes, what was sent twice or more, because a connection was lost or something came damaged, or because the
+    /// other host was lost before it had flushed it.
     pub bytes_again: u64,
     /// All bytes that were given to the connections.
     pub bytes_sent: u64,

@@ -18,7 +18,7 @@ use super::address::Address;
 /// How long a connection may take to come about.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long after one attempt the next one begins.
-const ATTEMPT_DISTANCE: Duration = Duration::from_millis(500);
+const ATTEMPT_DISTANCE: Duration = Duration::from_millis(200);
 /// How long what was sent may stay unanswered before the connection counts as lost.
 const UNANSWERED: Duration = Duration::from_secs(20);
 /// How long nothing may come before the other side is asked whether it is there, and how often in what distance.

@@ -105,7 +105,8 @@ pub(crate) fn to_api_progress(progress: &migrate::Progress) -> v1::Progress {
     }
 }
 
-pub(crate) fn to_api_stream(sent: &StreamStatistics) -> v1::StreamReport {
+/// `again` is what was copied again because it was lost with a session.
+pub(crate) fn to_api_stream(sent: &StreamStatistics, again: u64) -> v1::StreamReport {
     v1::StreamReport {
         streams: sent.streams.len() as u64,
         sessions: sent.sessions,
@@ -113,7 +114,7 @@ pub(crate) fn to_api_stream(sent: &StreamStatistics) -> v1::StreamReport {
         bytes_payload: sent.bytes_payload,
         bytes_zero: sent.bytes_zero,
         bytes_compressed: sent.bytes_compressed,
-        bytes_again: sent.bytes_again,
+        bytes_again: sent.bytes_again + again,
         bytes_sent: sent.streams.iter().map(|stream| stream.bytes_sent).sum(),
         streams_lost: sent.streams.iter().map(|stream| stream.deaths).sum(),
         damaged: sent.damaged,

@@ -38,8 +38,9 @@ pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandl
             let relay = target.relay().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
             drop(volume.replace_held(target));
+            let again = report.bytes_again;
             let mut report = convert(&report);
-            report.stream = relay.map(|relay| convert::to_api_stream(&relay.statistics()));
+            report.stream = relay.map(|relay| convert::to_api_stream(&relay.statistics(), again));
             note_report(volume, report).await;
             complete(daemon, volume, job).await;
         }

@@ -90,9 +90,10 @@ impl Goal {
 
 impl Inner {
     fn progress(&self, control: &Control) -> v1::Progress {
-        let mut progress = convert::to_api_progress(&control.snapshot());
+        let snapshot = control.snapshot();
+        let mut progress = convert::to_api_progress(&snapshot);
         if let Goal::Remote(relay) = &self.target {
-            progress.stream = Some(convert::to_api_stream(&relay.statistics()));
+            progress.stream = Some(convert::to_api_stream(&relay.statistics(), snapshot.bytes_again));
             progress.last_error = relay.problem().or(progress.last_error);
         }
         progress.rates = self.rates.clone();

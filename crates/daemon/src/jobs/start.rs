@@ -23,6 +23,8 @@ use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
 const HOST_PATH_DEPTH: u32 = 4;
+/// How often another host is asked to flush: what it was sent since is sent again when the way to it was cut.
+const HOST_FLUSH_MS: u64 = 500;
 
 impl Daemon {
     /// Starts or queues a move. When this returns an error, nothing was left behind.
@@ -67,7 +69,7 @@ impl Daemon {
             Destination::Host { host, volume: name } => {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
-                let options = MoveOptions { path_depth: HOST_PATH_DEPTH, ..options };
+                let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
                 return Ok(Ready { request, options, target: JobTarget::Remote(target) });
             }
             Destination::Foreign(uri) => {

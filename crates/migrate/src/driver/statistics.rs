@@ -187,6 +187,7 @@ impl Driver {
             bytes_done: statistics.bytes_done,
             bytes_left: statistics.size.0.saturating_sub(had),
             bytes_copied: counts.copied,
+            bytes_again: counts.again,
             bytes_zero: counts.zero,
             bytes_mirrored: counts.mirrored,
             bytes_buffered: buffered.0,
@@ -232,6 +233,7 @@ impl Driver {
             bytes_resumed: statistics.bytes_resumed.0,
             bytes_rechecked: statistics.bytes_rechecked,
             bytes_different: statistics.bytes_different,
+            bytes_again: counts.again,
             stall_us_max: statistics.stall.as_micros() as u64,
             verified: match statistics.verification.mode {
                 Verify::Off => false,

@@ -16,7 +16,8 @@
 //! the range lock. While the copy writes, the guest's write goes to the source, marks the chunk for a redo and is
 //! answered: mirrored now it could be overtaken by the slower copy. After two redos the copy keeps the lock and the
 //! guest waits. A write to a chunk that is had goes to both sides; if the target fails it and may do better the next time,
-//! the source answers the guest and the chunk is absent again. [`patience`] says how often that is borne.
+//! the source answers the guest and the chunk is absent again. [`patience`] says how often that is borne, and [`silence`] what
+//! becomes of a write to a target that answers nothing at all.
 //!
 //! An asynchronous mirror answers when the source has the write, and the target gets it later, in order: [`buffer`] and
 //! [`landing`].
@@ -30,6 +31,7 @@ pub(crate) mod patience;
 pub(crate) mod plan;
 pub(crate) mod scrutiny;
 pub(crate) mod session;
+pub(crate) mod silence;
 pub(crate) mod target_work;
 pub(crate) mod tracker;
 

@@ -37,7 +37,7 @@ pub trait Dialer: Send + Sync {
 }
 
 /// Between which addresses a connection runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamPath {
     /// This end's address.
     pub here: IpAddr,

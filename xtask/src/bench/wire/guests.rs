@@ -8,6 +8,7 @@ use super::pair::{Content, Pair};
 use super::{GBIT, WireBench, limited, mib, peers};
 use crate::bench::figures::{Goal, Row, Samples};
 use crate::bench::load::{NbdLoad, Offer};
+use crate::bench::reserve::Reserve;
 use crate::bench::server::Endpoint;
 
 /// Requests a second of the guest whose volume moves.
@@ -59,7 +60,8 @@ impl Loaded {
         migrate: impl FnOnce() -> anyhow::Result<f64>,
     ) -> anyhow::Result<()> {
         let mut load = NbdLoad::start(&bench.programs, endpoint, Offer::Rate(GUEST_RATE))?;
-        pair.warm()?;
+        // A move over a slow link lasts longer than what is merely free stays at hand.
+        let _reserve = Reserve::create(bench.memory.path(), pair.bytes * 5 / 4)?;
         std::thread::sleep(Duration::from_millis(500));
         load.mark()?;
         let seconds = migrate()?;

@@ -57,7 +57,7 @@ impl Shared {
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         // Of a chunk that is claimed nothing more is buffered before its copy is written.
         self.landed(extent).await;
-        let Some(guard) = self.lock_for_copy(extent).await else {
+        let Some(guard) = self.lock_for_copy_alone(extent).await else {
             claim.nothing_happened();
             return Ok(Copied::default());
         };
@@ -127,7 +127,7 @@ impl Shared {
         claim.nothing_happened();
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         self.landed(extent).await;
-        let Some(guard) = self.lock_for_copy(extent).await else { return Ok(0) };
+        let Some(guard) = self.lock_for_copy_alone(extent).await else { return Ok(0) };
         let _turn = self.turn_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else { return Ok(0) };

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use super::landing::Room;
 use super::patience::may_pass;
+use super::silence::{AtTarget, Late, LeftWrites};
 use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use crate::control::Control;
@@ -48,7 +49,11 @@ pub(crate) struct Shared {
     changes: Notify,
     /// Writes to a target that was given up while they were under way.
     late: Arc<AtomicUsize>,
-    target_limit: Duration,
+    /// Those that were left to the source although their target goes on.
+    pub(super) left: LeftWrites,
+    pub(super) target_limit: Duration,
+    /// How often the target is flushed.
+    pub(crate) flush_interval: Duration,
     /// One flush of the target by the driver at a time.
     pub(crate) flushing: tokio::sync::Mutex<()>,
     /// What the target or the progress map has failed with, until the driver takes it.
@@ -89,7 +94,9 @@ impl Mirror {
             tracks,
             changes: Notify::new(),
             late: Arc::default(),
+            left: LeftWrites::new(options.silence_limit()),
             target_limit: options.target_limit(),
+            flush_interval: options.flush_interval(),
             flushing: tokio::sync::Mutex::default(),
             failures: Mutex::default(),
             has_map_failed: AtomicBool::new(false),
@@ -143,7 +150,7 @@ impl Shared {
         self.announce();
     }
 
-    fn announce(&self) {
+    pub(super) fn announce(&self) {
         self.changes.notify_waiters();
         if let Some(room) = &self.room {
             room.announce();
@@ -154,6 +161,16 @@ impl Shared {
     /// What has failed since this was last asked.
     pub(crate) fn take_failures(&self) -> Failures {
         std::mem::take(&mut *self.failures.lock())
+    }
+
+    /// Ends with the next change of mode or session.
+    pub(super) fn changed(&self) -> impl Future<Output = ()> + '_ {
+        self.changes.notified()
+    }
+
+    /// Counts a write as late for as long as what this gives lives.
+    pub(super) fn count_late(&self) -> Late {
+        Late::new(&self.late)
     }
 
     /// Whether writes to a target that was given up are still under way.
@@ -286,10 +303,13 @@ impl Shared {
         }
         let force = mutation.fua && plan.force_target;
         let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
-        let (source, mut target) = self.write_both(&mutation, target, session.number, began).await;
-        // A forced write that fails may be a flush that failed, and is never borne.
-        let missed = target.as_ref().err().filter(|error| !force && self.bears_failure(session.number, error));
-        let missed = missed.is_some();
+        let (source, at_target) = self.write_both((&mutation, extent), (target, force), session.number, began).await;
+        let (missed, mut target) = match at_target {
+            AtTarget::Left => (true, Err(super::session::given_up())),
+            AtTarget::Answered(Ok(())) => (false, Ok(())),
+            // A forced write that fails may be a flush that failed, and is never borne.
+            AtTarget::Answered(Err(error)) => (!force && self.bears_failure(session.number, &error), Err(error)),
+        };
         finish.may_differ = source.is_err() || target.is_err();
         // Noted before the guest is answered, and while nobody else can reach the extent.
         drop(finish);
@@ -408,21 +428,28 @@ impl Shared {
         }
     }
 
-    /// Writes to both sides, and tells how long that has taken if it `began` at a moment that matters.
+    /// Writes to both sides, and tells how long that has taken if it `began` at a moment that matters. The target's part must end
+    /// if it is forced, or else may be left when the target is silent.
     async fn write_both(
         &self,
-        mutation: &Mutation,
-        target: TargetWork,
+        (mutation, extent): (&Mutation, Extent),
+        (target, is_forced): (TargetWork, bool),
         session: u64,
         began: Option<Moment>,
-    ) -> (Result<()>, Result<()>) {
+    ) -> (Result<()>, AtTarget) {
         let mut source_took = None;
         let source = async {
             let answer = self.source.write(mutation.clone()).await;
             source_took = began.map(|began| self.env.now().since(began));
             answer
         };
-        let answers = self.both(source, target, session).await;
+        let answers = match select(pin!(source), target).await {
+            Either::Left((source, target)) => (source, self.finish_at_target(target, session, extent, is_forced).await),
+            Either::Right((target, source)) => {
+                self.note_answer(session, &target);
+                (source.await, AtTarget::Answered(target))
+            }
+        };
         if let (Some(began), Some(source_took)) = (began, source_took) {
             let both_took = self.env.now().since(began);
             self.tracker(|tracker| tracker.weigh(source_took, both_took));
@@ -440,13 +467,17 @@ impl Shared {
     ) -> (Result<()>, Result<()>) {
         match select(pin!(source), target).await {
             Either::Left((source, target)) => (source, self.finish_target(target, session).await),
-            Either::Right((target, source)) => (source.await, target),
+            Either::Right((target, source)) => {
+                self.note_answer(session, &target);
+                (source.await, target)
+            }
         }
     }
 
     /// The source has answered; gives the target its time.
     pub(crate) async fn finish_target<T: Send + 'static>(&self, mut target: TargetWork<T>, session: u64) -> Result<T> {
         if let std::task::Poll::Ready(outcome) = futures::poll!(&mut target) {
+            self.note_answer(session, &outcome);
             return outcome;
         }
         let gone = |tracker: &Tracker| !tracker.is_current(session) && tracker.mode() != Mode::TargetHolds;
@@ -461,10 +492,13 @@ impl Shared {
             select(pin!(slow), pin!(self.wait_until(gone))).await;
         };
         match select(&mut target, pin!(given_up)).await {
-            Either::Left((outcome, _)) => return outcome,
+            Either::Left((outcome, _)) => {
+                self.note_answer(session, &outcome);
+                return outcome;
+            }
             Either::Right(_) => {}
         }
-        let late = Late::new(&self.late);
+        let late = self.count_late();
         self.env.spawn(Box::pin(async move {
             let _late = late;
             // Whatever it says is too late to matter: its session is over and its chunks will be copied again.
@@ -485,22 +519,6 @@ pub(super) enum Writer {
 
 /// What a copy holds while it reads: its extent, or nothing where writes meanwhile are seen by their marks.
 pub(crate) struct CopyGuard(#[expect(dead_code, reason = "held until it is dropped")] Option<RangeGuard>);
-
-/// Counts one late write while it lives.
-struct Late(Arc<AtomicUsize>);
-
-impl Late {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Late {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
 
 /// Ends a guest write in the tracker, however the write ends.
 pub(super) struct Finish<'a> {

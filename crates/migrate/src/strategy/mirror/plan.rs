@@ -52,6 +52,8 @@ pub(crate) struct Counts {
     /// Mirrored writes that the target failed and the guest did not notice.
     pub(crate) missed: u64,
     pub(crate) unflushed: u64,
+    /// What the target had been written, or may have been, and gets again: it was lost before a flush, or has failed.
+    pub(crate) again: u64,
     /// How long guest writes have waited for room in the buffer, all together.
     pub(crate) throttled: Duration,
 }

@@ -12,6 +12,7 @@ use super::patience::Patience;
 pub(crate) use super::plan::{Activity, Counts, WritePlan};
 use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
+use super::silence::Silence;
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 use crate::strategy::auto::Auto;
 use crate::strategy::mirror_paper::offsets::Offsets;
@@ -105,10 +106,14 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
     sessions: u64,
+    /// Bytes that the last session's target had been written and that are to be copied again.
+    lost: u64,
     /// Copies to the session's target below us.
     offload: Option<Arc<dyn Offload>>,
     /// With the session's target.
     patience: Patience,
+    /// The session's target's.
+    pub(super) silence: Silence,
     mode: Mode,
     /// Chunks in `writing` that the guest has written to.
     pub(in crate::strategy) redo: BTreeSet<u64>,
@@ -139,8 +144,10 @@ impl Tracker {
             compare_from: 0,
             session: Some(Session::new(1, target, is_fresh)),
             sessions: 1,
+            lost: 0,
             offload: None,
             patience: Patience::default(),
+            silence: Silence::default(),
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
             redone: BTreeMap::new(),
@@ -202,7 +209,8 @@ impl Tracker {
             }
         }
         self.sessions += 1;
-        self.patience = Patience::default();
+        self.counts.again += std::mem::take(&mut self.lost);
+        (self.patience, self.silence) = (Patience::default(), Silence::default());
         self.session = Some(Session::new(self.sessions, target, empty));
     }
 
@@ -228,6 +236,7 @@ impl Tracker {
                 for index in run.clone() {
                     if self.life.get(index) == Life::Had {
                         self.scrutiny.set(index, Scrutiny::Wanted);
+                        self.count_again(index..index + 1);
                         self.lose(index);
                     }
                 }
@@ -235,6 +244,12 @@ impl Tracker {
             }
         }
         buffered
+    }
+
+    /// The target gets these chunks again, although the guest has not asked for that, or will when there is one again.
+    fn count_again(&mut self, run: Range<u64>) {
+        let bytes = self.run_extent(&run).length.0;
+        *(if self.session.is_some() { &mut self.counts.again } else { &mut self.lost }) += bytes;
     }
 
     /// A chunk that was had must be copied again.
@@ -257,6 +272,7 @@ impl Tracker {
         let is_new = self.is_in_step(index);
         if is_new {
             self.scrutiny.set(index, Scrutiny::Wanted);
+            self.count_again(index..index + 1);
             self.lose(index);
         }
         is_new
@@ -297,7 +313,7 @@ impl Tracker {
             match self.life.get(index) {
                 Life::Absent | Life::Reading => {}
                 Life::Writing => _ = self.redo.insert(index),
-                Life::Had if self.session.is_none() || self.leaves(index) => {
+                Life::Had if self.session.is_none() || self.is_left_in_silence() || self.leaves(index) => {
                     self.lose(index);
                     lost = true;
                 }
@@ -313,6 +329,11 @@ impl Tracker {
         }
         let active = lost || !parts.is_empty();
         (parts, active)
+    }
+
+    /// Whether the guest's writes are left to the source because the target is silent.
+    fn is_left_in_silence(&self) -> bool {
+        self.silence.since().is_some() && self.mode == Mode::SourceHolds
     }
 
     /// The activity log has these extents now.
@@ -350,6 +371,7 @@ impl Tracker {
                     // source, the mirror is dropped and with it everything that was written since the last flush.
                     let may_be_lost = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
                     if may_be_lost && self.life.get(index) == Life::Had {
+                        self.count_again(index..index + 1);
                         self.lose(index);
                     }
                 }
@@ -417,6 +439,9 @@ impl Tracker {
     /// Gives up again claimed chunks of which the target may have got something. What it got may be lost by a flush that
     /// fails, also if it reads as if nothing had to be written there.
     pub(crate) fn give_up_written(&mut self, run: Range<u64>) {
+        if !run.is_empty() {
+            self.count_again(run.clone());
+        }
         run.clone().for_each(|index| self.touch_target(index));
         self.give_up(run, true);
     }

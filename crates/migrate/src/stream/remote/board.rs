@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use crate::stream::protocol::Kind;
 
 /// Requests up to this size do not wait behind larger ones.
-const SHORT_BYTES_MAX: usize = 32 << 10;
+pub(super) const SHORT_BYTES_MAX: usize = 32 << 10;
 
 /// After so many short requests a large one has its turn.
 const SHORT_STREAK_MAX: u32 = 16;
@@ -127,12 +127,30 @@ enum Wants {
     Anything,
 }
 
+/// What a stream has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    Anything,
+    /// Short requests only, by what it has itself.
+    Short,
+    /// Short requests only, by what all streams of the path with this number have under way.
+    ShortOnPath(usize),
+}
+
 struct Seat {
     generation: u32,
     is_up: bool,
     waker: Option<Waker>,
     wants: Wants,
+    /// It would take a large one if the path with this number were free.
+    waits_for_path: Option<usize>,
     load: usize,
+}
+
+impl Seat {
+    const fn new(generation: u32, is_up: bool) -> Self {
+        Self { generation, is_up, waker: None, wants: Wants::Nothing, waits_for_path: None, load: 0 }
+    }
 }
 
 /// What there is for a stream.
@@ -295,10 +313,11 @@ impl Board {
 
     /// The next request for a stream that has `load` bytes unanswered, and room for large ones or not. If there is none,
     /// `waker` is woken when there is.
-    pub(super) fn take(&mut self, place: Place, load: usize, has_room: bool, waker: &Waker) -> Taken {
+    pub(super) fn take(&mut self, place: Place, load: usize, room: Room, waker: &Waker) -> Taken {
         if !self.is_here(place) {
             return Taken::Over;
         }
+        let has_room = room == Room::Anything;
         let large_is_due = self.streak >= SHORT_STREAK_MAX && has_room && !self.large.is_empty();
         let short = if large_is_due { None } else { self.short.pop_front() };
         self.streak = if short.is_some() { self.streak + 1 } else { 0 };
@@ -310,9 +329,10 @@ impl Board {
         }
         let Some(operation) = operation else {
             seat.wants = if has_room { Wants::Anything } else { Wants::Short };
+            seat.waits_for_path = if let Room::ShortOnPath(path) = room { Some(path) } else { None };
             return Taken::Nothing;
         };
-        seat.wants = Wants::Nothing;
+        (seat.wants, seat.waits_for_path) = (Wants::Nothing, None);
         seat.load += operation.request.cost();
         // Whoever else would take something takes the next.
         if !self.short.is_empty() {
@@ -330,11 +350,25 @@ impl Board {
         }
         let seat = &mut self.seats[usize::from(place.stream)];
         seat.load = load;
-        seat.wants = Wants::Nothing;
+        (seat.wants, seat.waits_for_path) = (Wants::Nothing, None);
         if seat.waker.as_ref().is_none_or(|own| !own.will_wake(waker)) {
             seat.waker = Some(waker.clone());
         }
         Taken::Nothing
+    }
+
+    /// A path has room again: a stream that has waited for that is woken, if there is something for it.
+    pub(super) fn path_is_free(&mut self, path: usize) {
+        if self.large.is_empty() {
+            return;
+        }
+        let waiting = self.seats.iter_mut().filter(|seat| seat.is_up && seat.waits_for_path == Some(path));
+        if let Some(seat) = waiting.min_by_key(|seat| seat.load) {
+            seat.waits_for_path = None;
+            if let Some(waker) = &seat.waker {
+                waker.wake_by_ref();
+            }
+        }
     }
 
     /// A request was answered.
@@ -384,7 +418,7 @@ impl Board {
         let is_here = self.is_here(place);
         if is_here {
             let seat = &mut self.seats[usize::from(place.stream)];
-            *seat = Seat { generation: place.generation, is_up: true, waker: None, wants: Wants::Nothing, load: 0 };
+            *seat = Seat::new(place.generation, true);
         }
         is_here
     }
@@ -414,14 +448,7 @@ impl Board {
             self.short = others;
             failed.operations = Vec::from_iter::<VecDeque<_>>(flushes);
         }
-        let seat = |stream| Seat {
-            generation: u32::from(stream == 0),
-            is_up: false,
-            waker: None,
-            wants: Wants::Nothing,
-            load: 0,
-        };
-        self.seats = (0..streams).map(seat).collect();
+        self.seats = (0..streams).map(|stream| Seat::new(u32::from(stream == 0), false)).collect();
         self.life = Life::Live;
         Some(failed)
     }
@@ -436,10 +463,7 @@ impl Board {
             }
             return (Failed { operations: sent, kind: self.kind(), why: self.why() }, false);
         }
-        let seat = &mut self.seats[usize::from(place.stream)];
-        seat.is_up = false;
-        seat.wants = Wants::Nothing;
-        seat.waker = None;
+        self.seats[usize::from(place.stream)] = Seat::new(place.generation, false);
         if self.seats.iter().any(|seat| seat.is_up) {
             let (again, orphans): (Vec<_>, Vec<_>) =
                 sent.into_iter().partition(|operation| operation.request.changes_nothing());

@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 use block::{Bytes, Data, Error, ErrorKind, Extent, Result};
 use tokio::sync::oneshot;
 
-use super::board::{Answered, Board, Operation, Place, Request, Taken};
+use super::board::{Answered, Board, Operation, Place, Request, Room, Taken};
 use crate::stream::protocol::Kind;
 
 /// Counts how often it is woken.
@@ -53,7 +53,8 @@ fn open(board: &mut Board, streams: u16) -> u64 {
 }
 
 fn take(board: &mut Board, place: Place, has_room: bool) -> Option<Operation> {
-    match board.take(place, 0, has_room, Waker::noop()) {
+    let room = if has_room { Room::Anything } else { Room::Short };
+    match board.take(place, 0, room, Waker::noop()) {
         Taken::Operation(operation) => Some(*operation),
         Taken::Nothing => None,
         Taken::Over => panic!("the session of {place:?} is over"),
@@ -102,7 +103,8 @@ fn the_least_loaded_stream_that_would_take_a_request_is_woken_and_only_that_one(
     let loads = [(5000, true), (100, false), (9000, true)];
     for (stream, (load, has_room)) in (0..3).zip(loads) {
         let waker = Waker::from(Arc::clone(&bells[usize::from(stream)]));
-        assert!(matches!(board.take(place(1, stream, 1), load, has_room, &waker), Taken::Nothing));
+        let room = if has_room { Room::Anything } else { Room::Short };
+        assert!(matches!(board.take(place(1, stream, 1), load, room, &waker), Taken::Nothing));
     }
     let rings = || [bells[0].rings(), bells[1].rings(), bells[2].rings()];
     let _first = ask(&mut board, write(4096));
@@ -177,11 +179,32 @@ fn a_connection_of_an_old_session_takes_nothing_and_its_copies_fail() {
     let old = place(1, 1, 1);
     let sent = take(&mut board, old, true).expect("a write");
     open(&mut board, 2);
-    assert!(matches!(board.take(old, 0, true, Waker::noop()), Taken::Over));
+    assert!(matches!(board.take(old, 0, Room::Anything, Waker::noop()), Taken::Over));
     let _new = ask(&mut board, Request::Flush);
     let (failed, is_over) = board.end(old, vec![sent], &gone());
     failed.answer();
     assert!(!is_over, "the new session does not end with the old one's streams");
     assert_eq!(error_of(&mut answer), ErrorKind::Disconnected);
     assert!(!board.enter(old) && board.dials(1, 0).is_none());
+}
+
+#[test]
+fn a_path_that_is_free_again_wakes_one_stream_that_has_waited_for_it_and_none_of_another_path() {
+    let mut board = live(3, false);
+    let _answers = [ask(&mut board, write(256 << 10)), ask(&mut board, write(256 << 10))];
+    let bells: Vec<Arc<Bell>> = (0..3).map(|_| Arc::default()).collect();
+    for (stream, path) in [(0, 7), (1, 8), (2, 8)] {
+        let waker = Waker::from(Arc::clone(&bells[usize::from(stream)]));
+        let taken = board.take(place(1, stream, 1), 1000, Room::ShortOnPath(path), &waker);
+        assert!(matches!(taken, Taken::Nothing), "a large request was taken without room");
+    }
+    let rings = || bells.iter().map(|bell| bell.rings()).collect::<Vec<_>>();
+    board.path_is_free(9);
+    assert_eq!(rings(), [0, 0, 0]);
+    board.path_is_free(8);
+    assert_eq!(rings(), [0, 1, 0]);
+    board.path_is_free(8);
+    assert_eq!(rings(), [0, 1, 1]);
+    board.path_is_free(8);
+    assert_eq!(rings(), [0, 1, 1]);
 }

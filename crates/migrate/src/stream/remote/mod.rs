@@ -15,10 +15,12 @@
 mod board;
 #[cfg(test)]
 mod board_tests;
+mod flight;
 mod pace;
 mod session;
 mod stream;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -40,7 +42,8 @@ use super::protocol::{
 };
 use super::statistics::Counters;
 use super::{Dialer, StreamOptions, StreamPath, StreamStatistics};
-use board::{Answered, Board, Request};
+use board::{Answered, Board, Request, SHORT_BYTES_MAX};
+use flight::NumberedFlight;
 
 /// What reads that are larger than a frame are put together from.
 const PIECES_POOL: Bytes = Bytes::mib(16);
@@ -90,6 +93,8 @@ struct Shared {
     counters: Counters,
     /// What each stream's network card has left for it.
     rates: Vec<TokenBucket>,
+    /// What is under way on each path. Streams of which nobody says where they run share one.
+    flights: Mutex<BTreeMap<Option<StreamPath>, NumberedFlight>>,
     /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
     ranges: RangeLock,
     pieces: BufferPool,
@@ -120,6 +125,7 @@ impl Remote {
             board: Mutex::new(Board::new(waits(request.role, &options))),
             counters: Counters::new(options.streams),
             rates: (0..options.streams).map(|_| TokenBucket::new(env.clone(), None)).collect(),
+            flights: Mutex::default(),
             env,
             dialer,
             request,
@@ -267,6 +273,35 @@ impl Shared {
         1 << bytes.ilog2()
     }
 
+    /// What is under way on the path of `stream`.
+    fn flight_of(&self, stream: u16) -> NumberedFlight {
+        let mut flights = self.flights.lock();
+        let number = flights.len();
+        flights.entry(self.dialer.path(stream)).or_insert_with(|| (number, Arc::default())).clone()
+    }
+
+    /// The largest frame that no path takes long for while a guest writes.
+    fn frame_bytes_now(&self) -> u32 {
+        let now = self.now();
+        let flights = self.flights.lock();
+        let sizes = flights.values().filter_map(|(_, flight)| flight.lock().frame_bytes(now));
+        sizes.min().unwrap_or(PAYLOAD_BYTES_MAX)
+    }
+
+    /// Into which frames a write of `length` is cut. A short one beside a copy is the guest's: from now on copies leave it room.
+    fn frame_bytes_of(&self, length: usize) -> u64 {
+        let limit = match self.request.role {
+            Role::Copy if length <= SHORT_BYTES_MAX => {
+                let now = self.now();
+                self.flights.lock().values().for_each(|(_, flight)| flight.lock().guest_writes(now));
+                self.options.frame_bytes
+            }
+            Role::Copy => self.options.frame_bytes.min(self.frame_bytes_now()),
+            Role::Forward => self.options.frame_bytes,
+        };
+        self.frame_bytes(limit)
+    }
+
     fn submit(
         &self,
         request: Request,
@@ -288,7 +323,7 @@ impl Shared {
             MutationKind::Zeroes { may_unmap } => vec![Request::Zeroes(extent, *may_unmap)],
             MutationKind::Discard => vec![Request::Discard(extent)],
             MutationKind::Data(data) => extent
-                .split_at_multiples(self.frame_bytes(self.options.frame_bytes))
+                .split_at_multiples(self.frame_bytes_of(data.len()))
                 .map(|piece| {
                     let start = (piece.offset - extent.offset).as_usize();
                     let check = mutation.checks().and_then(|checks| checks.of(piece));
@@ -318,7 +353,7 @@ impl Shared {
     }
 
     async fn read(&self, offset: Bytes, mut buffer: Buffer) -> Result<Buffer> {
-        let unit = self.frame_bytes(PAYLOAD_BYTES_MAX);
+        let unit = self.frame_bytes(self.frame_bytes_now());
         if buffer.len() as u64 <= unit {
             return self.fetch(offset, buffer).await;
         }

@@ -22,7 +22,8 @@ use futures::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::Shared;
-use super::board::{Answered, Operation, Place, Request, Taken};
+use super::board::{Answered, Operation, Place, Request, Room, Taken};
+use super::flight::Share;
 use super::pace::Pace;
 use super::session::Connected;
 use crate::strategy::mirror::copy::is_zero;
@@ -81,6 +82,8 @@ pub(super) struct Engine {
     is_unflushed: bool,
     sent: BTreeMap<u64, Sent>,
     load: usize,
+    /// What is on its way over the stream's path.
+    share: Share,
     pace: Pace,
     compressor: Compressor,
     decider: Decider,
@@ -100,6 +103,7 @@ impl Engine {
         let now = shared.now();
         let tick = shared.env.sleep(shared.options.beat / 2);
         let decider = Decider::new(shared.options.compression, connected.choice.features);
+        let share = Share::new(shared.flight_of(place.stream));
         Self {
             shared,
             place,
@@ -110,6 +114,7 @@ impl Engine {
             is_unflushed: false,
             sent: BTreeMap::new(),
             load: 0,
+            share,
             pace: Pace::new(now),
             compressor: Compressor::default(),
             decider,
@@ -196,17 +201,17 @@ impl Engine {
     /// Takes requests as far as there is room.
     fn take(&mut self, task: &mut Context<'_>) -> Result<bool> {
         let mut has_moved = false;
-        let options = &self.shared.options;
-        let (bytes_max, requests_max) = (options.stream_bytes_max.as_usize(), options.stream_requests_max);
+        let requests_max = self.shared.options.stream_requests_max;
         loop {
             let has_place = self.outbox.bytes() < OUTBOX_BYTES && self.sent.len() < requests_max;
             if has_moved && !has_place {
                 return Ok(true);
             }
-            let has_room =
-                has_place && (self.load == 0 || self.load < bytes_max) && self.pace.is_ready(&*self.shared.env, task);
             let taken = match has_place {
-                true => self.shared.board.lock().take(self.place, self.load, has_room, task.waker()),
+                true => {
+                    let room = self.room(task);
+                    self.shared.board.lock().take(self.place, self.load, room, task.waker())
+                }
                 false => self.shared.board.lock().look(self.place, self.load, task.waker()),
             };
             match taken {
@@ -215,6 +220,18 @@ impl Engine {
                 Taken::Over => return Err(Error::new(ErrorKind::Disconnected, "the session is over")),
             }
             has_moved = true;
+        }
+    }
+
+    /// What may be taken besides short requests.
+    fn room(&mut self, task: &mut Context<'_>) -> Room {
+        let bytes_max = self.shared.options.stream_bytes_max.as_usize();
+        if self.load > 0 && self.load >= bytes_max || !self.pace.is_ready(&*self.shared.env, task) {
+            return Room::Short;
+        }
+        match self.share.has_room(self.shared.now()) {
+            true => Room::Anything,
+            false => Room::ShortOnPath(self.share.path()),
         }
     }
 
@@ -233,6 +250,7 @@ impl Engine {
         self.outbox.push(&header, body, 0);
         self.pace.take(&self.shared.rates[usize::from(self.place.stream)], &*self.shared.env, wire);
         self.load += cost;
+        self.share.sent(wire);
         self.sent.insert(operation.id, Sent { operation, kind, at: now, cost, wire });
     }
 
@@ -452,14 +470,17 @@ impl Engine {
     fn complete(&mut self, header: Header, sent: Sent, target: Target) {
         let now = self.shared.now();
         self.load -= sent.cost;
-        if self.sent.is_empty() {
+        let took =
+            (header.kind.is_mutation() || header.kind == Kind::Read).then(|| Duration::from_nanos(header.offset));
+        let is_free = self.share.answered(now, sent.at, sent.wire, took);
+        // A stream that has nothing because its path is full is not idle.
+        if self.sent.is_empty() && is_free {
             self.meter.idle(now);
         }
-        if header.kind.is_mutation() || header.kind == Kind::Read {
-            let took = Duration::from_nanos(header.offset);
-            if let Some(reading) = self.meter.answered(now, sent.at, sent.wire, took) {
-                self.decider.note_link(reading);
-            }
+        if let Some(took) = took
+            && let Some(reading) = self.meter.answered(now, sent.at, sent.wire, took)
+        {
+            self.decider.note_link(reading);
         }
         let is_whole = header.payload_bytes == 0 || checksum_of(target.slice()) == header.payload_check;
         let words = |target: &Target| match is_whole {
@@ -481,7 +502,12 @@ impl Engine {
                 return self.damaged(operation);
             }
         };
-        let finished = self.shared.board.lock().finish(sent.operation, outcome);
+        let mut board = self.shared.board.lock();
+        let finished = board.finish(sent.operation, outcome);
+        if is_free {
+            board.path_is_free(self.share.path());
+        }
+        drop(board);
         finished.answer();
     }
 
