@@ -320,10 +320,8 @@ impl Act {
                 ensure!(!file.exists(), "the old disk is where it was");
             }
             "cancelled" | "failed" => {
-                // A daemon that dies while it undoes a move for want of space knows afterwards only that it is undone.
-                let is_undone = job["error"]["code"] == "no-space" || state == "cancelled";
-                let is_excused = outcome.was_cancelled || (outcome.was_filled && is_undone);
-                ensure!(is_excused, "nobody wanted that: {job}");
+                let had_no_room = outcome.was_filled && job["error"]["code"] == "no-space";
+                ensure!(outcome.was_cancelled || had_no_room, "nobody wanted that: {job}");
                 ensure!(here["backend"].as_str().is_some_and(|text| text.contains("file:")), "it is elsewhere: {here}");
                 let end = Instant::now() + PATIENCE;
                 // A host that could not be told is told later.
