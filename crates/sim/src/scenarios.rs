@@ -13,7 +13,7 @@ mod undone;
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::{Phase, Verify};
+use migrate::{Phase, Strategy, Verify};
 
 use stores::{in_doubt, journal_errors, journal_torn, map_stuck, store_full};
 
@@ -61,6 +61,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("failed-flush", "a long move under writes to a target whose flushes fail", failed_flush),
     scenario("target-lost", "the target goes away and comes back", target_lost),
     scenario("target-stuck", "the target answers after a minute", target_stuck),
+    scenario("target-silent", "the target answers nothing for a while, and the guest does not wait", target_silent),
     scenario(
         "target-given-up",
         "copies hang, the move is cancelled, and they are answered after it",
@@ -323,6 +324,26 @@ fn target_lost(dice: &Dice) -> Story {
 
 fn target_stuck(dice: &Dice) -> Story {
     common(dice).target(Faults { stuck: rate(dice), slow: rate(dice), ..Faults::default() })
+}
+
+/// Writes that nobody waits for any more land late, beside copies of what the guest has written since.
+fn target_silent(dice: &Dice) -> Story {
+    let faults = Faults {
+        stuck: dice.pick(&[0.0, 0.002, 0.01]),
+        slow: dice.pick(&[0.002, 0.01, 0.05]),
+        write_errors: dice.pick(&[0.0, 0.0, 0.002]),
+        ..Faults::default()
+    };
+    let timing = if dice.chance(0.5) { Timing::SLOW } else { Timing::FLASH };
+    let (silence, strategy) =
+        (dice.pick(&[1, 3, 10, 50]), dice.pick(&[Strategy::Mirror, Strategy::Mirror, Strategy::Auto]));
+    common(dice)
+        .timings(Timing::FLASH, timing)
+        .target(faults)
+        .options(|options| (options.silence_ms, options.strategy) = (Some(silence), strategy))
+        .with(Happening::TargetLost, dice.below(2))
+        .with(Happening::Crash, dice.below(2))
+        .with(Happening::Cancel, dice.below(2))
 }
 
 fn no_space(dice: &Dice) -> Story {

@@ -25,6 +25,8 @@ use crate::volume::Volume;
 const HOST_PATH_DEPTH: u32 = 4;
 /// How often another host is asked to flush: what it was sent since is sent again when the way to it was cut.
 const HOST_FLUSH_MS: u64 = 500;
+/// A guest does not wait longer for another host of which nothing is heard.
+const HOST_SILENCE_MS: u64 = 250;
 
 impl Daemon {
     /// Starts or queues a move. When this returns an error, nothing was left behind.
@@ -69,7 +71,12 @@ impl Daemon {
             Destination::Host { host, volume: name } => {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
-                let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
+                let options = MoveOptions {
+                    path_depth: HOST_PATH_DEPTH,
+                    flush_ms: HOST_FLUSH_MS,
+                    silence_ms: Some(HOST_SILENCE_MS),
+                    ..options
+                };
                 return Ok(Ready { request, options, target: JobTarget::Remote(target) });
             }
             Destination::Foreign(uri) => {

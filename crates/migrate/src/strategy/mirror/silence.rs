@@ -15,8 +15,8 @@
 //! reads the extent before, and a chunk that is absent is mirrored to by nobody, so nothing newer is ever there for it to land on.
 //! A copy looks for turns when it has the extent's lock, which whoever takes one holds, too.
 //!
-//! While any of them is under way the target is not called silent anew. A slow target answers something all the time. One that stays silent is lost after its time for an answer, or as soon as
-//! a request to it fails, as without this.
+//! While any of them is under way the target is not called silent anew. A slow target answers something all the time. One that
+//! stays silent is lost after its time for an answer, or as soon as a request to it fails, as without this.
 
 use std::collections::VecDeque;
 use std::pin::pin;
