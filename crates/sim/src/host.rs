@@ -256,6 +256,11 @@ impl Host {
         self.shared.status.lock().clone()
     }
 
+    /// The story is over: nobody is served any more.
+    pub(crate) fn close(&self) {
+        self.shared.estate.close();
+    }
+
     /// Waits until a move has ended.
     pub async fn ended(&self) -> Status {
         loop {

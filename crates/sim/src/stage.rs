@@ -53,6 +53,12 @@ pub(crate) struct Cast<'a> {
     deaths: Cell<u64>,
 }
 
+impl Drop for Cast<'_> {
+    fn drop(&mut self) {
+        self.host.close();
+    }
+}
+
 impl<'a> Cast<'a> {
     pub(crate) fn assemble(story: &'a Story, world: &World) -> Self {
         let dice = world.dice("story");

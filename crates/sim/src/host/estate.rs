@@ -91,6 +91,13 @@ impl Estate {
             neighbour.note_death();
         }
     }
+
+    /// The story is over.
+    pub(super) fn close(&self) {
+        if let Some(neighbour) = &self.neighbour {
+            neighbour.close();
+        }
+    }
 }
 
 /// The path of the place of that number.

@@ -184,6 +184,12 @@ impl Neighbour {
         (flushes.after_death, flushes.served_from) = (flushes.begun + 1, None);
     }
 
+    /// The story is over. Each daemon is held by who reaches it and holds the way to the other one: without this, both would stay.
+    pub(super) fn close(&self) {
+        let receptions = std::mem::take(&mut *self.shared.receptions.lock());
+        drop(receptions);
+    }
+
     /// A new daemon of the source serves the guest, which has got so many answers until now.
     pub(super) fn note_served(&self, answered: u64) {
         self.shared.flushes.lock().served_from.get_or_insert(answered);
