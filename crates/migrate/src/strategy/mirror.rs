@@ -32,6 +32,7 @@ pub(crate) mod plan;
 pub(crate) mod scrutiny;
 pub(crate) mod session;
 pub(crate) mod silence;
+pub(crate) mod states;
 pub(crate) mod target_work;
 pub(crate) mod tracker;
 

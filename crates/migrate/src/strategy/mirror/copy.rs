@@ -243,11 +243,7 @@ pub(in crate::strategy) struct Piece {
 impl Piece {
     /// Whether its data is what it was when its checksums were made.
     fn is_whole(&self) -> bool {
-        let Some((checks, data)) = &self.data else { return true };
-        checks.parts().iter().all(|(part, check)| {
-            let start = (part.offset - self.extent.offset).as_usize();
-            checksum_of(&data[start..start + part.length.as_usize()]) == *check
-        })
+        self.data.as_ref().is_none_or(|(checks, data)| checks_of(self.extent, data) == *checks)
     }
 }
 

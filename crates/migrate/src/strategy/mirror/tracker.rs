@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload, PackedState};
+use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload};
 use env::Moment;
 
 use super::buffer::{Buffered, Queue};
@@ -13,6 +13,7 @@ pub(crate) use super::plan::{Activity, Counts, WritePlan};
 use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
 use super::silence::Silence;
+pub(crate) use super::states::{Durability, Life, Mode};
 use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
 use crate::strategy::auto::Auto;
 use crate::strategy::mirror_paper::offsets::Offsets;
@@ -23,67 +24,6 @@ use crate::strategy::tracking::hot::Hot;
 const REDOS_MAX: u8 = 2;
 /// Write generations are kept for so many groups of chunks.
 const GENERATIONS: u64 = 1024;
-
-/// Where a chunk is on its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
-    Absent,
-    Reading,
-    Writing,
-    Had,
-}
-
-impl PackedState for Life {
-    fn to_bits(self) -> u8 {
-        self as u8
-    }
-    fn from_bits(bits: u8) -> Self {
-        [Self::Absent, Self::Reading, Self::Writing, Self::Had][usize::from(bits)]
-    }
-}
-
-/// What a flush of the target would make durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durability {
-    /// Nothing was written since a flush that succeeded.
-    Clean,
-    /// Written since the last flush began.
-    Unflushed,
-    /// Written before the flush that is under way.
-    Flushing,
-    /// Both.
-    FlushingAndUnflushed,
-}
-
-impl PackedState for Durability {
-    fn to_bits(self) -> u8 {
-        self as u8
-    }
-    fn from_bits(bits: u8) -> Self {
-        [Self::Clean, Self::Unflushed, Self::Flushing, Self::FlushingAndUnflushed][usize::from(bits)]
-    }
-}
-
-/// Who answers the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// The filter does nothing any more.
-    Detached,
-    /// The source answers; its flushes and forced writes are the source's alone.
-    SourceHolds,
-    /// The source answers; flushes and forced writes go to both sides.
-    FlushBoth,
-    /// Nobody knows which side holds the volume: only both together answer.
-    InDoubt,
-    /// The target answers.
-    TargetHolds,
-}
-
-impl Mode {
-    pub(crate) const fn flushes_both(self) -> bool {
-        matches!(self, Self::FlushBoth | Self::InDoubt | Self::TargetHolds)
-    }
-}
 
 /// The state of a mirror.
 pub(crate) struct Tracker {
