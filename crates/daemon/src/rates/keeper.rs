@@ -50,7 +50,7 @@ pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
         agreement: Agreement::new(host, job.id, Arc::clone(&daemon.shares)),
         deadline: None,
         rates: Rates::default(),
-        noted: BTreeSet::new(),
+        notes: Vec::new(),
         hurries: false,
         keeping,
     };
@@ -66,7 +66,7 @@ struct Keeper<'a> {
     agreement: Agreement,
     deadline: Option<Deadline>,
     rates: Rates,
-    noted: BTreeSet<String>,
+    notes: Vec<(About, String)>,
     hurries: bool,
 }
 
@@ -96,6 +96,7 @@ impl Keeper<'_> {
             None if self.hurries => self.hurry(false).await,
             None => {}
         }
+        self.rates.notes = self.notes.iter().map(|(_, note)| note.clone()).collect();
         job.agreed(self.rates.clone());
     }
 
@@ -108,18 +109,20 @@ impl Keeper<'_> {
         }
         self.rates.deadline_ms = deadline_ms;
         (self.rates.needed, self.rates.at_risk, self.rates.hurries) = (None, false, false);
-        self.noted.retain(|note| !note.contains("deadline"));
-        self.rates.notes.retain(|note| !note.contains("deadline"));
+        self.notes.retain(|(about, _)| !about.is_deadline());
         let limit = deadline_ms.map(Duration::from_millis);
         self.deadline = limit.map(|limit| Deadline::new(limit, verify));
         if let (Some(limit), Some(foretold)) = (limit, job.show().prediction)
             && foretold.seconds_min > limit.as_secs_f64()
         {
-            self.note(format!(
-                "it was expected to take {:.0} s at least, which is longer than its deadline of {:.0} s",
-                foretold.seconds_min,
-                limit.as_secs_f64()
-            ));
+            self.note(
+                About::Foretold,
+                format!(
+                    "it was expected to take {:.0} s at least, which is longer than its deadline of {:.0} s",
+                    foretold.seconds_min,
+                    limit.as_secs_f64()
+                ),
+            );
         }
     }
 
@@ -154,7 +157,10 @@ impl Keeper<'_> {
             Some(Ok(Some(answered))) => answered,
             Some(Ok(None)) => {
                 let host = self.keeping.relay.map_or("the other host", |relay| &relay.place().host);
-                self.note(format!("{host} does not say what its network carries: only this host's is looked at"));
+                self.note(
+                    About::Network,
+                    format!("{host} does not say what its network carries: only this host's is looked at"),
+                );
                 Vec::new()
             }
             // The session is lost, or slow: there is another look in a second.
@@ -167,7 +173,7 @@ impl Keeper<'_> {
             return;
         }
         for interface in agreed.unknown {
-            self.note(format!(
+            self.note(About::Network, format!(
                 "the speed of {interface} is not known: nothing is left to others there; say it in the configuration \
                  (`interface-speeds-mbit` in [hosts]), or use --bandwidth"
             ));
@@ -179,14 +185,14 @@ impl Keeper<'_> {
         self.rates.needed = Some(outlook.needed);
         self.rates.at_risk = outlook.at_risk;
         if outlook.has_passed {
-            self.note("its deadline has passed; it goes on".to_owned());
+            self.note(About::Passed, "its deadline has passed; it goes on".to_owned());
         } else {
             self.say_what_is_in_the_way(outlook.least, progress);
         }
         if self.hurries != outlook.at_risk {
             self.hurry(outlook.at_risk).await;
         }
-        self.rates.hurries = self.hurries && !self.noted.iter().any(|note| note.starts_with(NOT_ALLOWED));
+        self.rates.hurries = self.hurries && !self.has_said(About::Processor);
     }
 
     /// Why it cannot be in time, as far as that is known.
@@ -197,9 +203,10 @@ impl Keeper<'_> {
         if let Some(bandwidth) = self.keeping.job.request().bandwidth.filter(|bandwidth| *bandwidth < least) {
             let [needed, bandwidth] = [least, bandwidth].map(block::Bytes);
             self.note_once(
-                "the deadline cannot be kept with this bandwidth",
-                &format!(
-                    "{needed}/s are needed, and it may take {bandwidth}/s; `transhume set --bandwidth` changes that"
+                About::Bandwidth,
+                format!(
+                    "the deadline cannot be kept with this bandwidth: {needed}/s are needed, and it may take {bandwidth}/s; \
+                     `transhume set --bandwidth` changes that"
                 ),
             );
         }
@@ -207,8 +214,10 @@ impl Keeper<'_> {
         if let Some(capacity) = capacities.filter(|capacity| (1..least).contains(capacity)) {
             let [needed, capacity] = [least, capacity].map(block::Bytes);
             self.note_once(
-                "the deadline cannot be kept over this network",
-                &format!("{needed}/s are needed, and it carries {capacity}/s"),
+                About::Capacity,
+                format!(
+                    "the deadline cannot be kept over this network: {needed}/s are needed, and it carries {capacity}/s"
+                ),
             );
         }
     }
@@ -218,30 +227,56 @@ impl Keeper<'_> {
         let Keeping { daemon, job, worker, .. } = self.keeping;
         let is_allowed = worker.give_way(!hurries).await.unwrap_or(true);
         if !is_allowed {
-            self.note(format!("{NOT_ALLOWED}: CAP_SYS_NICE is missing"));
+            let note = "the daemon may not take more of the processor: CAP_SYS_NICE is missing";
+            self.note(About::Processor, note.to_owned());
         }
         tracing::info!(job = job.id, hurries, is_allowed, "the deadline decides how much processor the move gets");
         self.hurries = hurries;
         daemon.hurry(hurries);
     }
 
-    fn note(&mut self, note: String) {
-        if self.noted.insert(note.clone()) {
+    fn note(&mut self, about: About, note: String) {
+        if self.notes.iter().all(|(_, said)| *said != note) {
             tracing::warn!(job = self.keeping.job.id, "{note}");
-            self.rates.notes.push(note);
+            self.notes.push((about, note));
         }
     }
 
-    /// Says `what` with figures, once whatever these are.
-    fn note_once(&mut self, what: &str, figures: &str) {
-        if !self.noted.iter().any(|note| note.starts_with(what)) {
-            self.note(format!("{what}: {figures}"));
+    /// The same, once whatever its figures are.
+    fn note_once(&mut self, about: About, note: String) {
+        if !self.has_said(about) {
+            self.note(about, note);
         }
+    }
+
+    fn has_said(&self, about: About) -> bool {
+        self.notes.iter().any(|(said, _)| *said == about)
     }
 }
 
-/// What is said when the kernel refuses more of the processor.
-const NOT_ALLOWED: &str = "the daemon may not take more of the processor";
+/// What a note is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    /// What is not known of the network.
+    Network,
+    /// The kernel refuses more of the processor.
+    Processor,
+    /// It was expected to be late.
+    Foretold,
+    /// It may not take what it needs,
+    Bandwidth,
+    /// or cannot.
+    Capacity,
+    /// It is late.
+    Passed,
+}
+
+impl About {
+    /// Whether another deadline makes it untrue.
+    const fn is_deadline(self) -> bool {
+        matches!(self, Self::Foretold | Self::Bandwidth | Self::Capacity | Self::Passed)
+    }
+}
 
 impl Drop for Keeper<'_> {
     fn drop(&mut self) {
