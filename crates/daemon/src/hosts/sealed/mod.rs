@@ -12,7 +12,7 @@
 //!    └───────────────────╯
 //! ```
 //! Who has sent so much that a key should not be used any more sends `key_update` and goes on with the next one; the other
-//! side may ask for that, too.
+//! side may ask for that, too, and is answered before the next data.
 
 mod handshake;
 mod records;
@@ -127,6 +127,9 @@ pub(crate) struct Sealed<S> {
     unopened: Range<usize>,
     /// Content that was opened where it lay.
     open: Range<usize>,
+    /// The other side wants the next record under the next key. It gets that with the next data: who asks again and again,
+    /// and takes no answer, does not fill this side's memory.
+    is_key_wanted: bool,
     /// The other side has said that nothing more comes.
     has_ended: bool,
     /// This one has.
@@ -182,6 +185,7 @@ impl<S> Sealed<S> {
             incoming,
             unopened: 0..rest.len(),
             open: 0..0,
+            is_key_wanted: false,
             has_ended: false,
             is_closed: false,
         })
@@ -254,9 +258,7 @@ impl<S> Sealed<S> {
             Said::NextKey(is_wanted) => {
                 let next = self.keeper.next_opening().map_err(of_library)?;
                 self.opening = Key::new(&next)?;
-                if is_wanted && !self.is_closed {
-                    self.update_key()?;
-                }
+                self.is_key_wanted |= is_wanted;
             }
         }
         Ok(())
@@ -275,6 +277,7 @@ impl<S> Sealed<S> {
         self.say(Content::Handshake, &KEY_UPDATE)?;
         let next = self.keeper.next_sealing().map_err(of_library)?;
         self.sealing = Key::new(&next)?;
+        self.is_key_wanted = false;
         Ok(())
     }
 
@@ -288,7 +291,7 @@ impl<S> Sealed<S> {
             if next.is_empty() || free < next.len().min(CONTENT_BYTES_MAX) + RECORD_EXTRA_BYTES {
                 return Ok(count);
             }
-            if self.sealing.sequence() >= self.records_max {
+            if self.is_key_wanted || self.sealing.sequence() >= self.records_max {
                 self.update_key()?;
             }
             let (sealed, length) = if next.len() < CONTENT_BYTES_MAX {

@@ -143,6 +143,26 @@ async fn keys_are_changed_in_time_by_either_side_and_when_the_library_does() {
 }
 
 #[tokio::test]
+async fn who_asks_for_other_keys_again_and_again_is_answered_once_and_before_the_next_data() {
+    let (mut near, mut far) = pair().await;
+    for _ in 0..1000 {
+        near.say(Content::Handshake, &[24, 0, 0, 1, 1]).expect("sealed");
+        near.sealing = Key::new(&near.keeper.next_sealing().expect("a secret")).expect("a key");
+    }
+    let sent = noise(100_000);
+    cross(&mut near, &mut far, &sent).await;
+    assert_eq!(far.outgoing.memory.len(), 0, "answers wait that nobody may ever take");
+    let before = near.opening.sequence();
+    far.write_all(b"one").await.expect("sent");
+    assert_eq!((before, far.sealing.sequence()), (0, 1), "the data is the first record under its key");
+    assert!(!far.is_key_wanted);
+    far.write_all(b"two").await.expect("sent");
+    assert_eq!(far.sealing.sequence(), 2, "it was answered before");
+    far.shutdown().await.expect("ended");
+    assert_eq!(receive_all(&mut near).await, b"onetwo");
+}
+
+#[tokio::test]
 async fn a_connection_that_is_cut_is_not_taken_for_one_that_has_ended() {
     let (near, mut far) = pair().await;
     drop(near);
