@@ -23,7 +23,6 @@ use crate::journal::VolumeJournal;
 use crate::location::{Location, RemoteVolume};
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
-use crate::rates::Shares;
 use crate::remote::Undone;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
@@ -64,8 +63,6 @@ pub(crate) struct Daemon {
     pub(crate) undone: Undone,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) payers: parking_lot::Mutex<BTreeSet<String>>,
-    /// What moves take of network interfaces.
-    pub(crate) shares: Arc<Shares>,
     /// How many moves may be late and do not give way.
     hurrying: parking_lot::Mutex<usize>,
 }
@@ -102,7 +99,6 @@ impl Daemon {
             membership: tokio::sync::Mutex::default(),
             host_network: None,
             owing: parking_lot::Mutex::default(),
-            shares: Arc::default(),
             hurrying: parking_lot::Mutex::default(),
             payers: parking_lot::Mutex::default(),
             undone: Undone::default(),

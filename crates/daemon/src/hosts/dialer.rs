@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use api::v1::{Error, ErrorCode};
 use block::ErrorKind;
 use futures::future::BoxFuture;
-use migrate::stream::{BoxTransport, Dialer, StreamPath};
+use migrate::stream::{BoxTransport, Dialer, SessionRequest, StreamPath};
 use parking_lot::Mutex;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
@@ -26,18 +26,26 @@ use super::store::Trusted;
 use super::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected, SERVER_NAME};
 use super::{certificate, listener};
 use crate::problem::Result;
+use crate::rates::{Counted, Meter};
 
 /// Dials one host.
 pub(crate) struct HostDialer {
     network: Arc<HostNetwork>,
     name: HostName,
-    /// Where the newest connection of each stream runs.
-    paths: Mutex<BTreeMap<u16, StreamPath>>,
+    /// The newest connection of each stream.
+    newest: Mutex<BTreeMap<u16, Dialled>>,
+}
+
+/// A connection that was made.
+struct Dialled {
+    path: StreamPath,
+    /// What it counts with, as long as it is there.
+    meter: Weak<Meter>,
 }
 
 impl HostDialer {
     pub(crate) const fn new(network: Arc<HostNetwork>, name: HostName) -> Self {
-        Self { network, name, paths: Mutex::new(BTreeMap::new()) }
+        Self { network, name, newest: Mutex::new(BTreeMap::new()) }
     }
 
     async fn dial_any(&self, stream: u16) -> Result<BoxTransport> {
@@ -48,11 +56,8 @@ impl HostDialer {
         for turn in 0..pairs.len() {
             let (from, to) = &pairs[(usize::from(stream) + turn) % pairs.len()];
             match self.dial_one(&host, to, *from).await {
-                Ok((transport, path)) => {
-                    let mut paths = self.paths.lock();
-                    paths.remove(&stream);
-                    paths.extend(path.map(|path| (stream, path)));
-                    drop(paths);
+                Ok((transport, dialled)) => {
+                    self.newest.lock().insert(stream, dialled);
                     return Ok(transport);
                 }
                 // Another way to the same host changes nothing about what it says.
@@ -66,15 +71,10 @@ impl HostDialer {
         }))
     }
 
-    async fn dial_one(
-        &self,
-        host: &Trusted,
-        to: &Address,
-        from: Option<IpAddr>,
-    ) -> Result<(BoxTransport, Option<StreamPath>)> {
+    async fn dial_one(&self, host: &Trusted, to: &Address, from: Option<IpAddr>) -> Result<(BoxTransport, Dialled)> {
         let network = &self.network;
         if network.is_plaintext() {
-            let mut stream = reach(network, to, from, &self.name).await?;
+            let (mut stream, dialled) = counted(network, to, from, &self.name).await?;
             let claim =
                 Message::Claim { from: network.identity().fingerprint.to_string(), to: host.fingerprint.to_string() };
             let said = async {
@@ -83,13 +83,11 @@ impl HostDialer {
             };
             said.await.map_err(|error| lost(&self.name, to, &error))?;
             welcome(network, &mut stream, (&self.name, to)).await?;
-            let path = path_of(&stream);
-            return Ok((Box::new(stream), path));
+            return Ok((Box::new(stream), dialled));
         }
-        let mut stream = sealed(network, host, to, from).await?;
+        let (mut stream, dialled) = sealed(network, host, to, from).await?;
         welcome(network, &mut stream, (&self.name, to)).await?;
-        let path = path_of(stream.inner());
-        Ok((Box::new(stream), path))
+        Ok((Box::new(stream), dialled))
     }
 }
 
@@ -98,8 +96,15 @@ impl Dialer for HostDialer {
         Box::pin(async move { self.dial_any(stream).await.map_err(of_dialing) })
     }
 
+    fn opened(&self, stream: u16, request: &SessionRequest) {
+        let meter = self.newest.lock().get(&stream).and_then(|dialled| dialled.meter.upgrade());
+        if let Some(meter) = meter {
+            self.network.carried.opened(&meter, request);
+        }
+    }
+
     fn path(&self, stream: u16) -> Option<StreamPath> {
-        self.paths.lock().get(&stream).copied()
+        self.newest.lock().get(&stream).map(|dialled| dialled.path)
     }
 
     fn pairs(&self) -> usize {
@@ -109,10 +114,12 @@ impl Dialer for HostDialer {
     }
 }
 
-/// Where a connection runs.
-fn path_of(stream: &TcpStream) -> Option<StreamPath> {
-    let (here, there) = (stream.local_addr().ok()?, stream.peer_addr().ok()?);
-    Some(StreamPath { here: here.ip().to_canonical(), there: there.ip().to_canonical() })
+impl Dialled {
+    fn of(stream: &Counted) -> std::io::Result<Self> {
+        let (here, there) = (stream.inner().local_addr()?, stream.inner().peer_addr()?);
+        let path = StreamPath { here: here.ip().to_canonical(), there: there.ip().to_canonical() };
+        Ok(Self { path, meter: Arc::downgrade(stream.meter()) })
+    }
 }
 
 /// Waits until the other side lets the connection be a stream.
@@ -149,21 +156,34 @@ async fn reach(
     })
 }
 
+/// A TCP connection to `whom` that counts what it carries.
+async fn counted(
+    network: &HostNetwork,
+    to: &Address,
+    from: Option<IpAddr>,
+    whom: &HostName,
+) -> Result<(Counted, Dialled)> {
+    let stream = reach(network, to, from, whom).await?;
+    let counted = network.carried.count(stream);
+    let counted = counted.and_then(|stream| Dialled::of(&stream).map(|dialled| (stream, dialled)));
+    counted.map_err(|error| lost(whom, to, &error))
+}
+
 /// A TLS connection to `host` that carries a stream.
 async fn sealed(
     network: &HostNetwork,
     host: &Trusted,
     to: &Address,
     from: Option<IpAddr>,
-) -> Result<Sealed<TcpStream>> {
+) -> Result<(Sealed<Counted>, Dialled)> {
     let expected = Expected::Host(host.name.to_string(), host.fingerprint);
     let config = config(network, expected, ALPN_WIRE)?;
-    let stream = reach(network, to, from, &host.name).await?;
+    let (stream, dialled) = counted(network, to, from, &host.name).await?;
     let handshake = sealed::connect(config, server_name(), stream);
     let shaken = env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await;
     let stream = shaken_hands(shaken, &host.name, to)?;
     let speaks = stream.protocol() == Some(ALPN_WIRE);
-    if speaks { Ok(stream) } else { Err(lost(&host.name, to, &NOBODY_SPEAKS)) }
+    if speaks { Ok((stream, dialled)) } else { Err(lost(&host.name, to, &NOBODY_SPEAKS)) }
 }
 
 /// A TLS connection to `whom`, whoever that is, for pairing.

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use env::unix_seconds;
-use migrate::stream::{BoxTransport, PeerName, Transport};
+use futures::future::BoxFuture;
+use migrate::stream::{PeerName, SessionRequest, Transport};
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -26,9 +27,9 @@ use super::network::HostNetwork;
 use super::pairing::{self, Channel, EXPORTER_LABEL};
 use super::replay::Replay;
 use super::sealed::{self, Greeting};
-use super::stage::Reception;
 use super::store::Trusted;
 use super::tls::{ALPN_TRUST, ALPN_WIRE};
+use crate::rates::{Counted, Meter};
 
 /// How long a handshake, or any step before a connection is a stream, may take.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -140,6 +141,7 @@ impl Arrival {
 
     async fn serve_wire(self, stream: TcpStream, greeting: Greeting) {
         let network = Arc::clone(&self.network);
+        let Some(stream) = self.counted(stream) else { return };
         let handshake = sealed::accept(network.tls(), stream, greeting.bytes);
         let stream = match env::timeout(&*network.env, HANDSHAKE_LIMIT, handshake).await {
             Some(Ok(stream)) => stream,
@@ -150,7 +152,14 @@ impl Arrival {
             return network.counters.refuse(self.from, &"it shows no certificate");
         };
         let trusted = self.trusted(Fingerprint::of(certificate), Some(certificate));
-        self.admit(stream, trusted).await;
+        let meter = Arc::clone(stream.inner().meter());
+        self.admit(stream, meter, trusted).await;
+    }
+
+    /// The same connection, which counts what it carries.
+    fn counted(&self, stream: TcpStream) -> Option<Counted> {
+        let counted = self.network.carried.count(stream);
+        counted.map_err(|error| self.network.counters.refuse(self.from, &error)).ok()
     }
 
     async fn serve_trust(self, stream: Replay<TcpStream>) {
@@ -191,8 +200,9 @@ impl Arrival {
         }
     }
 
-    async fn serve_plaintext(self, mut stream: TcpStream) {
+    async fn serve_plaintext(self, stream: TcpStream) {
         let network = Arc::clone(&self.network);
+        let Some(mut stream) = self.counted(stream) else { return };
         let claim = async {
             let mut magic = [0; PLAINTEXT_MAGIC.len()];
             stream.read_exact(&mut magic).await?;
@@ -212,11 +222,12 @@ impl Arrival {
         if let Ok(host) = &trusted {
             tracing::warn!(host = %host.name, from = %self.from, "a stream without encryption, from whoever says so");
         }
-        self.admit(stream, trusted).await;
+        let meter = Arc::clone(stream.meter());
+        self.admit(stream, meter, trusted).await;
     }
 
     /// Lets the connection be a stream, or says why not, and serves it for as long as its host is trusted.
-    async fn admit(self, mut stream: impl Transport + 'static, trusted: Result<Trusted, Refusal>) {
+    async fn admit(self, mut stream: impl Transport + 'static, meter: Arc<Meter>, trusted: Result<Trusted, Refusal>) {
         let Self { network, from, place: (_place, handshake) } = self;
         let admitted = trusted.and_then(|host| Ok((host, network.reception().ok_or(Refusal::NotReady)?)));
         let answer = match &admitted {
@@ -232,7 +243,10 @@ impl Arrival {
         };
         network.counters.accepted.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(host = %host.name, %from, "a stream begins");
-        serve_stream(&network, Box::new(stream), &host, reception).await;
+        let carried = Arc::clone(&network.carried);
+        let opened = Box::new(move |request: &SessionRequest| carried.opened(&meter, request));
+        let served = reception.serve(Box::new(stream), PeerName(host.name.to_string()), opened);
+        serve_stream(&network, served, &host).await;
     }
 
     async fn pair(self, mut stream: TlsStream<Replay<TcpStream>>, certificate: &[u8]) {
@@ -263,8 +277,7 @@ impl Arrival {
 }
 
 /// Serves a stream until it ends or its host is trusted no more.
-async fn serve_stream(network: &HostNetwork, transport: BoxTransport, host: &Trusted, reception: Arc<dyn Reception>) {
-    let served = reception.serve(transport, PeerName(host.name.to_string()));
+async fn serve_stream(network: &HostNetwork, served: BoxFuture<'static, block::Result<()>>, host: &Trusted) {
     tokio::select! {
         outcome = served => match outcome {
             Ok(()) => tracing::debug!(host = %host.name, "a stream has ended"),

@@ -30,7 +30,7 @@ use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
 use crate::ground::{Hosts, Interfaces};
 use crate::problem::{Result, invalid, of_state};
-use crate::rates::KernelInterfaces;
+use crate::rates::{Carried, KernelInterfaces};
 use crate::sockets::listen_tcp;
 use crate::state_dir::Layout;
 use crate::workers::Workers;
@@ -47,6 +47,8 @@ pub(crate) struct HostNetwork {
     pub(crate) store: TrustStore,
     pub(crate) invitations: Invitations,
     pub(crate) counters: Counters,
+    /// What moves carry over each of its addresses.
+    pub(crate) carried: Arc<Carried>,
     name: HostName,
     addresses: Vec<Address>,
     plaintext: bool,
@@ -95,6 +97,7 @@ impl HostNetwork {
             store: TrustStore::open(layout.clone())?,
             invitations: Invitations::default(),
             counters: Counters::new(),
+            carried: Carried::new(&env),
             name,
             addresses: Address::parse_all(&config.addresses)?,
             plaintext: config.plaintext,
@@ -388,7 +391,9 @@ impl Hosts for RealHosts {
     }
 
     fn interfaces(&self) -> Option<Arc<dyn Interfaces>> {
-        Some(Arc::new(KernelInterfaces::new(Arc::clone(&self.0.env), self.0.speeds.clone())))
+        let network = &self.0;
+        let (env, carried) = (Arc::clone(&network.env), Arc::clone(&network.carried));
+        Some(Arc::new(KernelInterfaces::new(env, carried, network.speeds.clone())))
     }
 
     fn give_way(&self, gives_way: bool) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
-use migrate::stream::{BoxTransport, Dialer, PeerName, Receiver};
+use migrate::stream::{BoxTransport, Dialer, OnOpened, PeerName, Receiver};
 
 use super::HostName;
 use crate::ground::Hosts;
@@ -11,13 +11,23 @@ use crate::problem::{Result, invalid};
 
 /// Whoever serves the connections of trusted hosts.
 pub trait Reception: Send + Sync {
-    /// Serves one connection of `peer`, who is trusted under that name, to its end.
-    fn serve(self: Arc<Self>, transport: BoxTransport, peer: PeerName) -> BoxFuture<'static, block::Result<()>>;
+    /// Serves one connection of `peer`, who is trusted under that name, to its end, and tells `opened` what it is for.
+    fn serve(
+        self: Arc<Self>,
+        transport: BoxTransport,
+        peer: PeerName,
+        opened: OnOpened,
+    ) -> BoxFuture<'static, block::Result<()>>;
 }
 
 impl Reception for Receiver {
-    fn serve(self: Arc<Self>, transport: BoxTransport, peer: PeerName) -> BoxFuture<'static, block::Result<()>> {
-        Box::pin(async move { Self::serve(&self, transport, peer).await })
+    fn serve(
+        self: Arc<Self>,
+        transport: BoxTransport,
+        peer: PeerName,
+        opened: OnOpened,
+    ) -> BoxFuture<'static, block::Result<()>> {
+        Box::pin(async move { self.serve_telling(transport, peer, opened).await })
     }
 }
 

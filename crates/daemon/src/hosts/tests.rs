@@ -8,7 +8,7 @@ use api::v1::{self, Error, ErrorCode};
 use block::ErrorKind;
 use env::{Env, EnvRef, Moment, RealEnv, RealFiles, Task};
 use futures::future::BoxFuture;
-use migrate::stream::{BoxTransport, Dialer, PeerName};
+use migrate::stream::{BoxTransport, Dialer, OnOpened, PeerName};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -58,7 +58,12 @@ impl Env for SetEnv {
 struct Echo;
 
 impl Reception for Echo {
-    fn serve(self: Arc<Self>, mut transport: BoxTransport, peer: PeerName) -> BoxFuture<'static, block::Result<()>> {
+    fn serve(
+        self: Arc<Self>,
+        mut transport: BoxTransport,
+        peer: PeerName,
+        _: OnOpened,
+    ) -> BoxFuture<'static, block::Result<()>> {
         Box::pin(async move {
             let broken = |error| block::Error::from_os(error, "echoing");
             transport.write_all(format!("{peer}:").as_bytes()).await.map_err(broken)?;

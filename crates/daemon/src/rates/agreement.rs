@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
 
 use api::v1::PathRate;
 use env::Moment;
 use migrate::stream::{EndUsage, LinkCounters, SpareBandwidth, StreamPath, raise_to_reserve};
-use parking_lot::Mutex;
 
 /// A guest's mirrored writes go over the same streams and are not slowed down to what others leave: so many times of what they
 /// took of late is let through in any case, and this many bytes a second more.
@@ -24,8 +21,6 @@ pub(super) struct Look {
     pub(super) here: BTreeMap<IpAddr, LinkCounters>,
     /// and of the other one, as far as it has said so.
     pub(super) there: BTreeMap<IpAddr, LinkCounters>,
-    /// How long that took. When in that time it looked nobody knows.
-    pub(super) asked: Duration,
     /// The move's streams by their numbers; none for those that are not connected.
     pub(super) streams: Vec<Option<StreamLook>>,
     /// What a guest has written to both sides so far, in bytes.
@@ -59,41 +54,6 @@ struct Flow {
     received: u64,
 }
 
-/// An interface that moves of this host use.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum End {
-    Here(String),
-    /// Of a host.
-    There(String, String),
-}
-
-/// What each move of this host takes of each interface.
-#[derive(Default)]
-pub(crate) struct Shares(Mutex<BTreeMap<(End, u64), Flow>>);
-
-impl Shares {
-    /// `job` takes this, and nothing else.
-    fn publish(&self, job: u64, flows: BTreeMap<End, Flow>) {
-        let mut shares = self.0.lock();
-        shares.retain(|(_, other), _| *other != job);
-        shares.extend(flows.into_iter().map(|(end, flow)| ((end, job), flow)));
-    }
-
-    /// `job` takes nothing any more.
-    pub(super) fn leave(&self, job: u64) {
-        self.publish(job, BTreeMap::new());
-    }
-
-    /// What all moves take of `end`, and how many they are.
-    fn of(&self, end: &End) -> (Flow, u32) {
-        let shares = self.0.lock();
-        let all = shares.iter().filter(|((other, _), _)| other == end);
-        all.fold((Flow::default(), 0), |(sum, count), (_, flow)| {
-            (Flow { sent: sum.sent + flow.sent, received: sum.received + flow.received }, count + 1)
-        })
-    }
-}
-
 /// The way from an interface of this host to one of the other, as far as they are known.
 type Way = (String, Option<String>);
 
@@ -113,23 +73,16 @@ struct Use {
 }
 
 /// What one move has agreed on with the other host.
+#[derive(Default)]
 pub(super) struct Agreement {
-    host: String,
-    job: u64,
-    shares: Arc<Shares>,
     before: Option<Look>,
     ways: BTreeMap<Way, WayState>,
 }
 
 impl Agreement {
-    pub(super) const fn new(host: String, job: u64, shares: Arc<Shares>) -> Self {
-        Self { host, job, shares, before: None, ways: BTreeMap::new() }
-    }
-
     /// There is no session: what comes later is compared with nothing before.
     pub(super) fn pause(&mut self) {
         self.before = None;
-        self.shares.leave(self.job);
     }
 
     /// Takes the next look and what the move may always have, in bytes a second.
@@ -141,7 +94,6 @@ impl Agreement {
         }
         let mirrored = look.mirrored.saturating_sub(before.mirrored) as f64 / seconds;
         let uses = uses(&look, &before, seconds);
-        self.publish(&uses);
         let mut found: Vec<(PathRate, Vec<usize>)> = Vec::with_capacity(uses.len());
         for (way, using) in uses {
             let path = self.step_way(&way, &using, (&look, &before));
@@ -168,43 +120,20 @@ impl Agreement {
         agreed
     }
 
-    fn publish(&self, uses: &BTreeMap<Way, Use>) {
-        let mut flows: BTreeMap<End, Flow> = BTreeMap::new();
-        for ((here, there), using) in uses {
-            let ends = [Some(End::Here(here.clone())), there.clone().map(|there| End::There(self.host.clone(), there))];
-            for end in ends.into_iter().flatten() {
-                let flow = flows.entry(end).or_default();
-                flow.sent += using.flow.sent;
-                flow.received += using.flow.received;
-            }
-        }
-        self.shares.publish(self.job, flows);
-    }
-
     fn step_way(&mut self, way: &Way, using: &Use, (look, before): (&Look, &Look)) -> PathRate {
         let Flow { sent, received } = using.flow;
         // A comparison reads the other host's copy: then the other direction is the one that is in short supply.
         let is_sending = sent >= received;
-        let direction = |flow: Flow| if is_sending { flow.sent } else { flow.received };
-        let doubt = (before.asked + look.asked).as_secs_f64() / look.at.since(before.at).as_secs_f64();
+        let own = if is_sending { sent } else { received };
         let mut ends = Vec::with_capacity(2);
         if let Some(StreamPath { here, there }) = using.addresses {
             let near = Seen::between(before.here.get(&here), look.here.get(&here));
             let far = Seen::between(before.there.get(&there), look.there.get(&there));
-            let far_end = way.1.clone().map(|interface| End::There(self.host.clone(), interface));
-            let all = [(near, Some(End::Here(way.0.clone())), 0.0), (far, far_end, doubt)];
-            for (seen, end, doubt) in all {
-                let (Some(seen), Some(end)) = (seen.filter(|seen| seen.capacity > 0), end) else { continue };
-                let (ours, sharers) = self.shares.of(&end);
-                // What this host sends the other one receives.
-                let is_here = matches!(end, End::Here(_));
-                let carried = if is_here == is_sending { seen.sent } else { seen.received };
-                let ours = direction(ours);
-                let uncertain = (ours as f64 * doubt) as u64;
-                ends.push(EndUsage { capacity: seen.capacity, carried, ours, uncertain, sharers: sharers.max(1) });
-            }
+            // What this host sends the other one receives.
+            ends.extend(near.map(|seen| seen.usage(is_sending)));
+            ends.extend(far.map(|seen| seen.usage(!is_sending)));
+            ends.retain(|end| end.capacity > 0);
         }
-        let own = direction(using.flow);
         let others = ends.iter().map(EndUsage::others).max().unwrap_or(0);
         let state = self.ways.entry(way.clone()).or_default();
         let limit = state.spare.step(&ends, own);
@@ -243,11 +172,12 @@ fn uses(look: &Look, before: &Look, seconds: f64) -> BTreeMap<Way, Use> {
     uses
 }
 
-/// What an interface has carried between two looks, in bytes a second.
+/// What an interface has carried between two looks, in bytes a second, and what of that was of moves.
 struct Seen {
-    sent: u64,
-    received: u64,
-    capacity: u64,
+    all: Flow,
+    moves: Flow,
+    /// Its last look.
+    now: LinkCounters,
 }
 
 impl Seen {
@@ -259,11 +189,20 @@ impl Seen {
             return None;
         }
         let rate = |now: u64, before: u64| now.checked_sub(before).map(|bytes| (bytes as f64 / seconds) as u64);
+        let (then, moves) = (&before.migrations, &now.migrations);
         Some(Self {
-            sent: rate(now.sent, before.sent)?,
-            received: rate(now.received, before.received)?,
-            capacity: now.capacity,
+            all: Flow { sent: rate(now.sent, before.sent)?, received: rate(now.received, before.received)? },
+            moves: Flow { sent: rate(moves.sent, then.sent)?, received: rate(moves.received, then.received)? },
+            now: now.clone(),
         })
+    }
+
+    /// In one direction.
+    fn usage(&self, is_sending: bool) -> EndUsage {
+        let rate = |flow: Flow| if is_sending { flow.sent } else { flow.received };
+        let LinkCounters { capacity, migrations, .. } = self.now;
+        let sharers = if is_sending { migrations.outgoing } else { migrations.incoming };
+        EndUsage { capacity, carried: rate(self.all), ours: rate(self.moves), sharers }
     }
 }
 

@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use env::EnvRef;
 use migrate::stream::LinkCounters;
 
+use super::Carried;
 use crate::ground::Interfaces;
 
 /// The kernel's interfaces, and what the configuration says of their speed.
 pub(crate) struct KernelInterfaces {
     env: EnvRef,
+    carried: Arc<Carried>,
     folder: PathBuf,
     /// In bytes a second; counts more than what the kernel says.
     speeds: BTreeMap<String, u64>,
@@ -19,15 +22,18 @@ pub(crate) struct KernelInterfaces {
 
 impl KernelInterfaces {
     /// The interfaces of this process's network namespace.
-    pub(crate) fn new(env: EnvRef, speeds: BTreeMap<String, u64>) -> Self {
-        Self { env, folder: PathBuf::from("/sys/class/net"), speeds }
+    pub(crate) fn new(env: EnvRef, carried: Arc<Carried>, speeds: BTreeMap<String, u64>) -> Self {
+        Self { env, carried, folder: PathBuf::from("/sys/class/net"), speeds }
     }
 
-    fn read(&self, interface: &str) -> Option<LinkCounters> {
+    fn read(&self, interface: &str, addresses: &[IpAddr]) -> Option<LinkCounters> {
         let at_ns = self.env.now().0.as_nanos() as u64;
         let received = self.number(interface, "statistics/rx_bytes")?;
         let sent = self.number(interface, "statistics/tx_bytes")?;
-        Some(LinkCounters { interface: interface.to_owned(), at_ns, received, sent, capacity: self.speed(interface) })
+        // In one moment with the kernel's, and behind them: what comes between is nobody else's.
+        let migrations = self.carried.over(addresses);
+        let capacity = self.speed(interface);
+        Some(LinkCounters { interface: interface.to_owned(), at_ns, received, sent, capacity, migrations })
     }
 
     /// In bytes a second; 0 if nobody knows.
@@ -45,7 +51,11 @@ impl KernelInterfaces {
 impl Interfaces for KernelInterfaces {
     fn look(&self, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>> {
         let names = names();
-        let counters = |address: &IpAddr| self.read(names.get(&address.to_canonical())?);
+        let counters = |address: &IpAddr| {
+            let interface = names.get(&address.to_canonical())?;
+            let own = names.iter().filter(|(_, name)| *name == interface);
+            self.read(interface, &own.map(|(address, _)| *address).collect::<Vec<_>>())
+        };
         addresses.iter().map(counters).collect()
     }
 }
@@ -67,13 +77,16 @@ fn names() -> BTreeMap<IpAddr, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
+
+    fn interfaces(speeds: BTreeMap<String, u64>) -> KernelInterfaces {
+        let env: EnvRef = Arc::new(env::RealEnv::new());
+        KernelInterfaces::new(Arc::clone(&env), Carried::new(&env), speeds)
+    }
 
     #[test]
     fn the_machine_s_own_loop_is_found_by_its_address_and_counts() {
-        let interfaces = KernelInterfaces::new(Arc::new(env::RealEnv::new()), BTreeMap::new());
+        let interfaces = interfaces(BTreeMap::new());
         let addresses = ["127.0.0.1", "::ffff:127.0.0.1", "192.0.2.77"].map(|text| text.parse().expect("an address"));
         let found = interfaces.look(&addresses);
         let [Some(first), Some(mapped), None] = &*found else { panic!("{found:?}") };
@@ -93,11 +106,8 @@ mod tests {
             std::fs::write(statistics.join("tx_bytes"), "4\n").expect("written");
         }
         let speeds = BTreeMap::from([("eth1".to_owned(), 7)]);
-        let interfaces = KernelInterfaces {
-            folder: folder.path().to_owned(),
-            ..KernelInterfaces::new(Arc::new(env::RealEnv::new()), speeds)
-        };
-        let read = |name| interfaces.read(name).map(|link| (link.received, link.sent, link.capacity));
+        let interfaces = KernelInterfaces { folder: folder.path().to_owned(), ..interfaces(speeds) };
+        let read = |name| interfaces.read(name, &[]).map(|link| (link.received, link.sent, link.capacity));
         assert_eq!(read("eth0"), Some((17, 4, 125_000_000)));
         assert_eq!(read("eth1"), Some((17, 4, 7)));
         assert_eq!(read("veth0"), Some((17, 4, 0)));

@@ -44,10 +44,9 @@ pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
         // There is nothing else to look at.
         job.pressed().await;
     }
-    let host = relay.map_or_else(String::new, |relay| relay.place().host.clone());
     let mut keeper = Keeper {
         began,
-        agreement: Agreement::new(host, job.id, Arc::clone(&daemon.shares)),
+        agreement: Agreement::default(),
         deadline: None,
         rates: Rates::default(),
         notes: Vec::new(),
@@ -129,9 +128,7 @@ impl Keeper<'_> {
     async fn take_look(&mut self, remote: &Remote, interfaces: &dyn Interfaces, progress: &Progress) -> Look {
         let there: BTreeSet<IpAddr> = remote.paths().iter().flatten().map(|path| path.there).collect();
         let there: Vec<IpAddr> = there.into_iter().collect();
-        let began = self.keeping.daemon.env.now();
         let answered = self.ask(remote, &there).await;
-        // In one moment: at a gigabyte a second every hundredth of a second between them would look like somebody else.
         let at = self.keeping.daemon.env.now();
         let (paths, sent) = (remote.paths(), remote.statistics());
         let here: BTreeSet<IpAddr> = paths.iter().flatten().map(|path| path.here).collect();
@@ -144,7 +141,6 @@ impl Keeper<'_> {
             at,
             here: found(&here, interfaces.look(&here)),
             there: found(&there, answered),
-            asked: at.since(began),
             streams: streams.collect(),
             mirrored: progress.bytes_mirrored,
         }
@@ -280,7 +276,6 @@ impl About {
 
 impl Drop for Keeper<'_> {
     fn drop(&mut self) {
-        self.keeping.daemon.shares.leave(self.keeping.job.id);
         if self.hurries {
             self.keeping.daemon.hurry(false);
         }

@@ -446,6 +446,10 @@ impl Dialer for Noting {
         self.dialer.pairs()
     }
 
+    fn opened(&self, stream: u16, request: &SessionRequest) {
+        self.dialer.opened(stream, request);
+    }
+
     fn path(&self, stream: u16) -> Option<StreamPath> {
         self.dialer.path(stream)
     }

@@ -36,9 +36,9 @@ mod transport;
 
 pub(crate) use options::FRAME_BYTES;
 pub use options::{Compression, ReceiverLimits, StreamOptions};
-pub use protocol::{Answer, Ask, LinkCounters, MapSummary, Role, SessionRequest, Standing};
+pub use protocol::{Answer, Ask, LinkCounters, MapSummary, MigrationCounters, Role, SessionRequest, Standing};
 pub use receiver::{Gate, Opened, PeerName, Receiver};
 pub use remote::{Remote, SessionInfo};
 pub use spare::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
 pub use statistics::{StreamCounts, StreamStatistics};
-pub use transport::{BoxTransport, Dialer, StreamPath, Transport};
+pub use transport::{BoxTransport, Dialer, OnOpened, StreamPath, Transport};

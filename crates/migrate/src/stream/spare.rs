@@ -1,7 +1,7 @@
 //! How much of a network path a migration may take: what others leave of it (PMigrate, section 3.2).
 //!
-//! Once a second each end says what its interface has carried. What is not ours is the others'; what they leave, less some
-//! headroom, is ours.
+//! Once a second each end says what its interface has carried, and what of that migrations were, whichever hosts these are
+//! between. The rest is the others'; what they leave, less some headroom, is the migrations'.
 //!
 //! ```text
 //!             others are seen                            they rose, or the path is full
@@ -10,7 +10,8 @@
 //!     └──────────────────────────────┘ nobody for some seconds
 //! ```
 //!
-//! Several migrations of one host share what others leave of an interface, in equal parts.
+//! The migrations that use an interface share what others leave of it, in equal parts. They need not know of each other: each is
+//! told by the interface's own host how many they are.
 //!
 //! The headroom is what makes the others visible: on a path that is full nobody can tell what they would take. TCP gives
 //! each connection a share, so whoever comes to a path that we fill still gets enough to be seen.
@@ -28,7 +29,8 @@ const NOBODY: f64 = 0.03;
 const QUIET_INTERVALS: u32 = 3;
 /// A path that carries this part of its capacity is full.
 const FULL: f64 = 0.95;
-/// A limit rises by this part of the capacity an interval at most, so that others who pause find room again.
+/// The limits of all migrations together rise by this part of the capacity an interval at most, so that others who pause find
+/// room again.
 const RISE: f64 = 0.125;
 /// What frames, addresses and acknowledgements add to a stream's bytes on Ethernet: 1448 bytes of payload in 1538.
 const OVERHEAD: f64 = 1538.0 / 1448.0;
@@ -42,12 +44,9 @@ pub struct EndUsage {
     pub capacity: u64,
     /// What it has carried in this direction, by the kernel's counters.
     pub carried: u64,
-    /// What of that was of our migrations: payload, all of them together.
+    /// What of that was of migrations: payload, all of them together, by the end's own count of the same moment.
     pub ours: u64,
-    /// How much more of it may have been, payload as well: both are counted at other moments, and what is sent in between is
-    /// in one and not in the other.
-    pub uncertain: u64,
-    /// How many of our migrations use the interface and share what others leave; at least 1.
+    /// How many migrations use the interface in this direction and share what others leave; 0 is as 1.
     pub sharers: u32,
 }
 
@@ -55,8 +54,7 @@ impl EndUsage {
     /// What others have taken of it, at least.
     #[must_use]
     pub fn others(&self) -> u64 {
-        let ours = self.ours.saturating_add(self.uncertain) as f64 * OVERHEAD;
-        (self.carried as f64 - ours).max(0.0) as u64
+        (self.carried as f64 - self.ours as f64 * OVERHEAD).max(0.0) as u64
     }
 }
 
@@ -98,7 +96,7 @@ impl SpareBandwidth {
         let spare = tightest.spare;
         let limit = match self.limit {
             _ if tightest.is_full || rose => spare.min(own / 2.0),
-            Some(before) => spare.min(before + tightest.capacity * RISE),
+            Some(before) => spare.min(before + tightest.capacity * RISE / tightest.sharers),
             None => spare,
         };
         let limit = limit.max(RATE_MIN);
@@ -107,10 +105,11 @@ impl SpareBandwidth {
     }
 }
 
-/// What is left at one end for one of us, less the headroom.
+/// What is left at one end for one migration, less the headroom.
 struct Room {
     capacity: f64,
     others: f64,
+    sharers: f64,
     spare: f64,
     is_full: bool,
 }
@@ -118,8 +117,9 @@ struct Room {
 impl Room {
     fn of(end: EndUsage) -> Self {
         let (capacity, carried, others) = (end.capacity as f64, end.carried as f64, end.others() as f64);
-        let spare = (capacity * (1.0 - HEADROOM) - others) / f64::from(end.sharers.max(1));
-        Self { capacity, others, spare, is_full: carried >= capacity * FULL && others > 0.0 }
+        let sharers = f64::from(end.sharers.max(1));
+        let spare = (capacity * (1.0 - HEADROOM) - others) / sharers;
+        Self { capacity, others, sharers, spare, is_full: carried >= capacity * FULL && others > 0.0 }
     }
 }
 
@@ -173,7 +173,7 @@ mod tests {
             let ours = ours_wanted.min(GIGABIT - others);
             let payload = (ours / OVERHEAD) as u64;
             let carried = (others + ours) as u64;
-            let end = EndUsage { capacity: GIGABIT as u64, carried, ours: payload, uncertain: 0, sharers: 1 };
+            let end = EndUsage { capacity: GIGABIT as u64, carried, ours: payload, sharers: 1 };
             let mut path = [(self.spare.step(&[end], payload), end.capacity)];
             raise_to_reserve(&mut path, reserve);
             self.limit = path[0].0;
@@ -237,17 +237,17 @@ mod tests {
     #[test]
     fn the_end_with_least_left_decides() {
         let mut spare = SpareBandwidth::new();
-        let idle = EndUsage { capacity: 1_250_000_000, carried: 1_000_000, ours: 0, uncertain: 0, sharers: 1 };
-        let busy = EndUsage { capacity: 125_000_000, carried: 100_000_000, ours: 0, uncertain: 0, sharers: 1 };
+        let idle = EndUsage { capacity: 1_250_000_000, carried: 1_000_000, ours: 0, sharers: 1 };
+        let busy = EndUsage { capacity: 125_000_000, carried: 100_000_000, ours: 0, sharers: 1 };
         let limit = spare.step(&[idle, busy], 0).expect("others are there");
         assert!(limit < 25_000_000, "{limit}");
     }
 
     #[test]
-    fn what_another_migration_of_ours_takes_is_shared_and_is_not_of_others() {
+    fn what_another_migration_takes_is_shared_and_is_not_of_others() {
         let mut spare = SpareBandwidth::new();
         let (carried, ours) = (115_000_000, 60_000_000);
-        let end = EndUsage { capacity: GIGABIT as u64, carried, ours, uncertain: 0, sharers: 2 };
+        let end = EndUsage { capacity: GIGABIT as u64, carried, ours, sharers: 2 };
         // Two looks: in the first, others are new.
         spare.step(&[end], 30_000_000);
         let limit = (0..4).filter_map(|_| spare.step(&[end], 30_000_000)).last().expect("others are there");

@@ -6,6 +6,8 @@ use block::Result;
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use super::SessionRequest;
+
 /// A connection in both directions: TCP with TLS, a simulated link, two pipes.
 pub trait Transport: AsyncRead + AsyncWrite + Unpin + Send {}
 
@@ -13,6 +15,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Transport for T {}
 
 /// Any connection.
 pub type BoxTransport = Box<dyn Transport>;
+
+/// Told what a connection is for that the receiver was given, once it is a stream of a session.
+pub type OnOpened = Box<dyn FnOnce(&SessionRequest) + Send>;
 
 /// How the sender gets its connections.
 ///
@@ -29,6 +34,9 @@ pub trait Dialer: Send + Sync {
     fn pairs(&self) -> usize {
         1
     }
+
+    /// The newest connection of `stream` has become a stream of a session about `request`.
+    fn opened(&self, _stream: u16, _request: &SessionRequest) {}
 
     /// Between which addresses the newest connection of `stream` runs, if there are any.
     fn path(&self, _stream: u16) -> Option<StreamPath> {

@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, ReadHalf, WriteHalf};
 use tokio::task::JoinHandle;
 use transhume_migrate::stream::{
-    Answer, Ask, BoxTransport, Dialer, Gate, LinkCounters, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
-    SessionRequest, Standing, StreamOptions,
+    Answer, Ask, BoxTransport, Dialer, Gate, LinkCounters, MigrationCounters, Opened, PeerName, Receiver,
+    ReceiverLimits, Remote, Role, SessionRequest, Standing, StreamOptions,
 };
 use uuid::Uuid;
 
@@ -36,7 +36,14 @@ pub(crate) struct OneVolume {
 
 /// What the interface with `address` is said to have carried.
 pub(crate) fn usage(address: &IpAddr) -> LinkCounters {
-    LinkCounters { interface: format!("of {address}"), at_ns: 7, received: 1 << 40, sent: 3, capacity: 125_000_000 }
+    LinkCounters {
+        interface: format!("of {address}"),
+        at_ns: 7,
+        received: 1 << 40,
+        sent: 3,
+        capacity: 125_000_000,
+        migrations: MigrationCounters { received: 1 << 39, sent: 2, incoming: 20, outgoing: 1 },
+    }
 }
 
 impl Gate for OneVolume {
@@ -136,6 +143,9 @@ impl AsyncWrite for Reluctant {
     }
 }
 
+/// Which end was told that a stream is one, and what for.
+pub(crate) type Told = (&'static str, u16, Role);
+
 /// Connects to a receiver in the same runtime.
 pub(crate) struct Lines {
     pub(crate) receiver: Mutex<Arc<Receiver>>,
@@ -148,6 +158,7 @@ pub(crate) struct Lines {
     pub(crate) keeps_back: Mutex<bool>,
     pub(crate) ends: Arc<Mutex<Vec<Result<()>>>>,
     pub(crate) dials: Mutex<Vec<u16>>,
+    pub(crate) told: Arc<Mutex<Vec<Told>>>,
 }
 
 impl Lines {
@@ -222,12 +233,18 @@ impl Dialer for Lines {
                 true => (Reluctant::boxed(near), Reluctant::boxed(far)),
                 false => (Box::new(near) as BoxTransport, Box::new(far) as BoxTransport),
             };
+            let told = Arc::clone(&self.told);
+            let opened = Box::new(move |request: &SessionRequest| told.lock().push(("receiver", stream, request.role)));
             tokio::spawn(async move {
-                let end = receiver.serve(far, PeerName("north".to_owned())).await;
+                let end = receiver.serve_telling(far, PeerName("north".to_owned()), opened).await;
                 ends.lock().push(end);
             });
             Ok(near)
         })
+    }
+
+    fn opened(&self, stream: u16, request: &SessionRequest) {
+        self.told.lock().push(("sender", stream, request.role));
     }
 }
 
@@ -261,6 +278,7 @@ impl Pair {
             keeps_back: Mutex::new(false),
             ends: Arc::default(),
             dials: Mutex::default(),
+            told: Arc::default(),
         };
         Self { env, gate, lines: Arc::new(lines) }
     }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use block::{Bytes, Device, MemDevice, Mutation};
+use block::{Bytes, Device, ErrorKind, MemDevice, Mutation};
 use transhume_migrate::stream::protocol::feature;
-use transhume_migrate::stream::{Answer, Ask, Role};
+use transhume_migrate::stream::{Answer, Ask, Role, StreamOptions};
 
 use crate::ground::{Pair, noise, usage, write};
 
@@ -62,4 +62,22 @@ async fn the_other_end_says_what_the_interfaces_have_carried_through_which_it_is
     assert_eq!(remote.usage(&addresses[..1]).await.expect("it is answered"), Some(vec![Some(usage(&addresses[0]))]));
     assert_eq!(answer, Answer::Usage(vec![Some(usage(&addresses[0])), None, Some(usage(&addresses[2]))]));
     assert_eq!(remote.paths(), [None], "a pipe has no addresses");
+}
+
+#[tokio::test(start_paused = true)]
+async fn both_ends_are_told_what_a_connection_is_for_once_it_is_a_stream() {
+    let pair = Pair::new(4, Device::new("memory", MemDevice::new(Bytes::mib(1))));
+    *pair.gate.refusal.lock() = Some(ErrorKind::Busy);
+    pair.connect(Role::Copy, StreamOptions::default()).await.err().expect("it is refused");
+    assert_eq!(*pair.lines.told.lock(), [], "who was refused carries nothing");
+    *pair.gate.refusal.lock() = None;
+    let (copy, _) = pair.device(Role::Copy, 2).await;
+    pair.settle().await;
+    let mut told = std::mem::take(&mut *pair.lines.told.lock());
+    told.sort_by_key(|(side, stream, _)| (*side, *stream));
+    let of = |side, role| [(side, 0, role), (side, 1, role)];
+    assert_eq!(told, [of("receiver", Role::Copy), of("sender", Role::Copy)].concat());
+    drop(copy);
+    let (_forward, _) = pair.device(Role::Forward, 1).await;
+    assert!(pair.lines.told.lock().contains(&("receiver", 0, Role::Forward)));
 }

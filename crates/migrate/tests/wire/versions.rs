@@ -118,6 +118,14 @@ async fn an_older_receiver_with_fewer_features_is_used_with_those() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_receiver_that_would_count_its_interfaces_without_its_migrations_is_not_asked() {
+    let remote = connect_to(&[VERSION], feature::DIGESTS | 4).await.expect("both speak version 1");
+    assert_eq!(remote.session().features, feature::DIGESTS);
+    let addresses = ["127.0.0.1".parse().expect("an address")];
+    assert_eq!(remote.usage(&addresses).await.expect("nothing is asked"), None, "its answer would make no sense");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_receiver_of_another_age_is_an_error_that_says_so() {
     let error = connect_to(&[VERSION + 1], feature::KNOWN).await.err().expect("there is no common version");
     assert_eq!(error.kind(), ErrorKind::Unsupported);

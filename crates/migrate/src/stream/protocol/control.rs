@@ -165,6 +165,22 @@ pub struct LinkCounters {
     pub sent: u64,
     /// What it can carry in either direction, in bytes a second; 0 if nobody knows.
     pub capacity: u64,
+    /// What of it all was of migrations.
+    pub migrations: MigrationCounters,
+}
+
+/// What the streams that fill volumes have carried over an interface, to and from whatever hosts: all of its machine's
+/// migrations, as it counts them itself, read together with the kernel's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationCounters {
+    /// Bytes that came in, without what the network adds to them.
+    pub received: u64,
+    /// The same that went out.
+    pub sent: u64,
+    /// How many migrations are carried now of which more comes in than goes out,
+    pub incoming: u32,
+    /// and of which more goes out.
+    pub outgoing: u32,
 }
 
 /// The answer to an [`Ask`].

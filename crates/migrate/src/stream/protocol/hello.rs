@@ -34,12 +34,13 @@ pub mod feature {
     pub const LZ4: u64 = 1;
     /// Payloads of writes may be zstd frames.
     pub const ZSTD: u64 = 2;
-    /// The receiver answers what its network interfaces have carried: [`Ask::Usage`](crate::stream::Ask::Usage).
-    pub const USAGE: u64 = 4;
     /// The receiver answers what it holds by digests: [`Ask::Digests`](crate::stream::Ask::Digests).
     pub const DIGESTS: u64 = 8;
+    /// The receiver answers what its network interfaces have carried, and what of that was of migrations:
+    /// [`Ask::Usage`](crate::stream::Ask::Usage). 4 was that without the migrations, and is not used again.
+    pub const USAGE: u64 = 16;
     /// All that this implementation knows.
-    pub const KNOWN: u64 = LZ4 | ZSTD | USAGE | DIGESTS;
+    pub const KNOWN: u64 = LZ4 | ZSTD | DIGESTS | USAGE;
 }
 
 /// What the sender offers.

@@ -22,8 +22,9 @@ mod status;
 use std::fmt;
 
 pub use control::{
-    Answer, Ask, DIGEST_BYTES_MAX, DIGEST_EXTENTS_MAX, EXTENT_PIECES_MAX, LinkCounters, MapSummary, Opening, Role,
-    SessionRequest, Standing, USAGE_ADDRESSES_MAX, Welcome, decode, encode, encode_extents, parse_extents,
+    Answer, Ask, DIGEST_BYTES_MAX, DIGEST_EXTENTS_MAX, EXTENT_PIECES_MAX, LinkCounters, MapSummary, MigrationCounters,
+    Opening, Role, SessionRequest, Standing, USAGE_ADDRESSES_MAX, Welcome, decode, encode, encode_extents,
+    parse_extents,
 };
 pub use header::{Coding, HEADER_BYTES, Header, Kind, flag};
 pub use hello::{CHOICE_BYTES, Choice, HELLO_BYTES, Hello, choose, feature};

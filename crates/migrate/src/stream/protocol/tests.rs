@@ -100,6 +100,16 @@ fn messages_survive_their_bytes_and_none_is_followed_by_anything() {
     assert!(encode(&long).is_err(), "a message beyond the limit was encoded");
 }
 
+#[test]
+fn counters_are_drawn_as_the_documentation_draws_them() {
+    let migrations = MigrationCounters { received: 5, sent: 6, incoming: 7, outgoing: 8 };
+    let counters = LinkCounters { interface: "e0".to_owned(), at_ns: 1, received: 2, sent: 3, capacity: 4, migrations };
+    let answer = Answer::Usage(vec![None, Some(counters)]);
+    let bytes = encode(&answer).expect("it is short");
+    assert_eq!(bytes, [3, 2, 0, 1, 2, b'e', b'0', 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(decode(&bytes), Ok(answer));
+}
+
 fn opening_request() -> SessionRequest {
     opening().request
 }

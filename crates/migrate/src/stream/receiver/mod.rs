@@ -29,7 +29,7 @@ use super::protocol::{
     Answer, Ask, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Malformed, MapSummary, Opening, SessionRequest,
     Status, VERSION, Welcome, choose, clip, decode, encode, feature,
 };
-use super::{BoxTransport, ReceiverLimits};
+use super::{BoxTransport, OnOpened, ReceiverLimits};
 use connection::Engine;
 use session::{Membership, Session};
 
@@ -138,7 +138,20 @@ impl Receiver {
     ///
     /// # Errors
     /// It could not be opened, it broke the protocol, or it was lost. An orderly end is none.
-    pub async fn serve(self: &Arc<Self>, mut transport: BoxTransport, peer: PeerName) -> Result<()> {
+    pub async fn serve(self: &Arc<Self>, transport: BoxTransport, peer: PeerName) -> Result<()> {
+        self.serve_telling(transport, peer, Box::new(|_| ())).await
+    }
+
+    /// The same, and tells `opened` what the connection is for.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    pub async fn serve_telling(
+        self: &Arc<Self>,
+        mut transport: BoxTransport,
+        peer: PeerName,
+        opened: OnOpened,
+    ) -> Result<()> {
         let shared = &self.shared;
         let limits = &shared.limits;
         let before = shared.connections.fetch_add(1, Ordering::Relaxed);
@@ -158,6 +171,7 @@ impl Receiver {
                 return Err(error.wrap(format!("{peer} was refused")));
             }
         };
+        opened(&session.request);
         tracing::info!(%peer, volume = session.request.volume, stream = opening.stream, "a stream of another host");
         let engine = Engine::new(transport, shared, &session, &membership, features);
         let outcome = engine.run().await;

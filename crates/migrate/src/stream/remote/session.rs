@@ -187,6 +187,7 @@ impl Shared {
         };
         let welcome = env::timeout(&*self.env, open_max, open(&mut transport, &opening)).await;
         let welcome = welcome.ok_or_else(|| late("opening the volume at the other host", open_max))??;
+        self.dialer.opened(place.stream, &self.request);
         Ok(Connected { transport, choice, welcome })
     }
 

@@ -416,7 +416,7 @@ impl Dialer for Way {
                 let peer = PeerName(NAMES[self.own].to_owned());
                 process.env().spawn(Box::pin(async move {
                     // How it ended, both daemons log.
-                    let _ = reception.serve(Box::new(far), peer).await;
+                    let _ = reception.serve(Box::new(far), peer, Box::new(|_| ())).await;
                 }));
                 Ok(Box::new(near) as BoxTransport)
             }
