@@ -1,4 +1,5 @@
-//! Moves beside others who use the same network: two hosts in network namespaces, joined by a link of a limited rate.
+//! Moves beside others who use the same network, and beside each other: hosts in network namespaces, joined by links of a limited
+//! rate.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
-use transhume_guest::{Side, TwoHosts, TwoHostsSpec};
+use transhume_guest::{Daemon, Side, SwitchedHosts, TwoHosts, TwoHostsSpec};
 
 const MEBIBYTE: u64 = 1 << 20;
 const HANG: Duration = Duration::from_secs(120);
@@ -32,17 +33,21 @@ fn two_hosts(megabits: u64) -> (TwoHosts, tempfile::TempDir) {
 
 /// A volume at `a` that nothing makes shorter.
 fn attach(hosts: &TwoHosts, folder: &Path, size: u64) {
-    let image = folder.join("a/disk.img");
+    attach_at(hosts.daemon(Side::A), &folder.join("a"), "x", size);
+}
+
+/// A volume `name` of the daemon in `folder`.
+fn attach_at(daemon: &Daemon, folder: &Path, name: &str, size: u64) {
+    let image = folder.join("disk.img");
     let mut bytes = vec![0; size as usize];
     rand_chacha::ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut bytes);
     std::fs::write(&image, bytes).expect("written");
-    let (backend, export) =
-        (format!("file:{}", image.display()), format!("nbd+unix:///x?socket={}", folder.join("a/x.sock").display()));
-    let arguments = ["volume", "attach", "x", "--backend", &backend, "--export", &export];
-    hosts.daemon(Side::A).json(&arguments).expect("attached");
+    let backend = format!("file:{}", image.display());
+    let export = format!("nbd+unix:///{name}?socket={}", folder.join("x.sock").display());
+    daemon.json(&["volume", "attach", name, "--backend", &backend, "--export", &export]).expect("attached");
 }
 
-/// Somebody else's traffic from `a` to `b`: one connection that wants a rate, as an application has it.
+/// Somebody else's traffic from one host to another: one connection that wants a rate, as an application has it.
 struct Others {
     arrived: Arc<AtomicU64>,
     is_over: Arc<AtomicBool>,
@@ -51,14 +56,24 @@ struct Others {
 
 impl Others {
     fn start(hosts: &TwoHosts, bytes_per_second: u64) -> Self {
+        let enter = |side| hosts.enter(side).expect("entered");
+        Self::between(|| enter(Side::A), || enter(Side::B), hosts.machine(Side::B, 0), bytes_per_second)
+    }
+
+    /// From where `enter_sender` brings a thread to where `enter_receiver` does, which has the address `to`.
+    fn between(
+        enter_sender: impl FnOnce() + Send,
+        enter_receiver: impl FnOnce() + Send,
+        to: String,
+        bytes_per_second: u64,
+    ) -> Self {
         let (arrived, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let to = hosts.machine(Side::B, 0);
         let threads = std::thread::scope(|scope| {
             let (ready, is_ready) = std::sync::mpsc::channel();
             let receiver = scope.spawn({
                 let (arrived, to) = (Arc::clone(&arrived), to.clone());
                 move || {
-                    hosts.enter(Side::B).expect("entered");
+                    enter_receiver();
                     let listener = TcpListener::bind((to.as_str(), PORT)).expect("bound");
                     ready.send(()).expect("somebody waits");
                     let mut stream = listener.accept().expect("accepted").0;
@@ -73,7 +88,7 @@ impl Others {
             let sender = scope.spawn({
                 let is_over = Arc::clone(&is_over);
                 move || {
-                    hosts.enter(Side::A).expect("entered");
+                    enter_sender();
                     is_ready.recv().expect("somebody listens");
                     let stream = TcpStream::connect((to.as_str(), PORT)).expect("connected");
                     std::thread::spawn(move || send(stream, bytes_per_second, &is_over))
@@ -206,4 +221,59 @@ fn a_reserve_that_makes_no_sense_is_refused() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(2) && said.contains(part), "{arguments:?}: {said}");
     }
+}
+
+/// Two hosts with a volume each, that are paired with a third one.
+fn drained(megabits: u64, size: u64) -> (SwitchedHosts, tempfile::TempDir) {
+    let folder = tempfile::Builder::new().prefix("tr").tempdir().expect("a temporary directory");
+    let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+    let hosts = SwitchedHosts::start(programs, folder.path(), 3, megabits * 1_000_000, "streams = 4\n");
+    let hosts = hosts.expect("three networks; run `make setup`, as root");
+    for source in [1, 2] {
+        hosts.pair(0, source).expect("paired");
+        attach_at(hosts.daemon(source), hosts.folder(source), &format!("x{source}"), size);
+    }
+    (hosts, folder)
+}
+
+fn begin(hosts: &SwitchedHosts, source: usize) {
+    let move_it = ["move", &format!("x{source}"), "--to", "h0", "--verify", "off", "--detach"];
+    hosts.daemon(source).json(&move_it).expect("it begins");
+}
+
+/// What the moves of both sources copy within `span`, and how they stand at its end.
+fn copied(hosts: &SwitchedHosts, span: Duration) -> ([u64; 2], [Value; 2]) {
+    let jobs = || [1, 2].map(|source| hosts.daemon(source).json(&["jobs", "--all"]).expect("listed")[0].clone());
+    let count = |job: &Value| job["progress"]["bytes_copied"].as_u64().unwrap_or(0);
+    let before = jobs();
+    std::thread::sleep(span);
+    let after = jobs();
+    ([0, 1].map(|number| count(&after[number]) - count(&before[number])), after)
+}
+
+#[test]
+fn moves_from_two_hosts_into_one_share_its_link_and_what_others_leave_of_it() {
+    let (hosts, _folder) = drained(160, 420 * MEBIBYTE);
+    begin(&hosts, 1);
+    std::thread::sleep(Duration::from_secs(5));
+    begin(&hosts, 2);
+    std::thread::sleep(Duration::from_secs(4));
+    // Whoever comes late is none of the others to whoever was first, nor the other way round.
+    let ([first, late], jobs) = copied(&hosts, Duration::from_secs(6));
+    let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
+    assert!(first.min(late) * 10 > first.max(late) * 3, "{first} and {late}: {rates:?}");
+    assert!(first + late > 6 * 16_000_000, "the link carries 20 MB/s: {first} and {late}: {rates:?}");
+    assert!(jobs.iter().all(|job| job["progress"]["rates"]["limit"].is_null()), "nobody else is there: {rates:?}");
+
+    let enter = |number| hosts.enter(number).expect("entered");
+    let others = Others::between(|| enter(1), || enter(0), hosts.machine(0), 8_000_000);
+    std::thread::sleep(Duration::from_secs(5));
+    let arrived = others.arrived.load(Ordering::Relaxed);
+    let ([first, late], jobs) = copied(&hosts, Duration::from_secs(6));
+    let arrived = others.arrived.load(Ordering::Relaxed) - arrived;
+    let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
+    assert!(first.min(late) * 10 > first.max(late) * 3, "{first} and {late}: {rates:?}");
+    assert!(arrived > 6 * 6_400_000, "others got {arrived}: {rates:?}");
+    assert!(first + late > 6 * 6_000_000, "{first} and {late}: {rates:?}");
+    others.stop();
 }

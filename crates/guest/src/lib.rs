@@ -19,7 +19,8 @@
 //!
 //! A booted guest never outlives its handle, nor the process that booted it. [`Daemon`] is the other half of such a
 //! test: our own daemon in a folder of its own, started, killed and started again; [`TwoHosts`] are two of them, each in a
-//! network of its own, with links in between that can be slowed down and cut.
+//! network of its own, with links in between that can be slowed down and cut, and [`SwitchedHosts`] are more than two around a
+//! switch.
 
 mod acceleration;
 mod authority;
@@ -32,6 +33,7 @@ pub mod pattern;
 mod qemu;
 mod qmp;
 mod spec;
+mod switched;
 mod two_hosts;
 mod verdict;
 mod verified;
@@ -45,6 +47,7 @@ pub use initramfs::kernel;
 pub use qemu::Guest;
 pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
+pub use switched::SwitchedHosts;
 pub use two_hosts::{Side, TwoHosts, TwoHostsSpec};
 pub use verdict::Verdict;
 pub use verified::{check_filled, create_filled};

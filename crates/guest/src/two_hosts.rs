@@ -16,8 +16,8 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::Daemon;
 
-/// The port on which both listen.
-const PORT: u16 = 10810;
+/// The port on which they listen.
+pub(crate) const PORT: u16 = 10810;
 
 /// One of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,14 +147,8 @@ impl TwoHosts {
     /// # Errors
     /// The kernel does not do it.
     pub fn limit(&self, bits_per_second: u64) -> anyhow::Result<()> {
-        // What flows in 4 ms, and at least two of the largest packets that the kernel makes: a smaller bucket cannot be
-        // filled and emptied in time at these rates.
-        let burst = (bits_per_second / 8 / 250).max(128 << 10);
         for namespace in &self.namespaces {
-            for link in 0..self.links {
-                let rate = format!("rate {bits_per_second}bit burst {burst} latency 20ms");
-                run("tc", &format!("-n {namespace} qdisc replace dev {} root tbf {rate}", device(link)))?;
-            }
+            (0..self.links).try_for_each(|link| limit(namespace, &device(link), bits_per_second))?;
         }
         Ok(())
     }
@@ -219,9 +213,7 @@ impl TwoHosts {
     /// # Errors
     /// The kernel does not do it.
     pub fn enter(&self, side: Side) -> anyhow::Result<()> {
-        let path = Path::new("/run/netns").join(&self.namespaces[side.number()]);
-        let namespace = std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
-        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).context("entering a network")
+        enter(&self.namespaces[side.number()])
     }
 
     /// Cuts one link: nothing comes through, and nobody is told.
@@ -271,11 +263,27 @@ fn device(link: usize) -> String {
     format!("wire{link}")
 }
 
-fn words(text: &str) -> Vec<String> {
+/// Makes a device send at most so many bits a second.
+pub(crate) fn limit(namespace: &str, device: &str, bits_per_second: u64) -> anyhow::Result<()> {
+    // What flows in 4 ms, and at least two of the largest packets that the kernel makes: a smaller bucket cannot be filled and
+    // emptied in time at these rates.
+    let burst = (bits_per_second / 8 / 250).max(128 << 10);
+    let rate = format!("rate {bits_per_second}bit burst {burst} latency 20ms");
+    run("tc", &format!("-n {namespace} qdisc replace dev {device} root tbf {rate}"))
+}
+
+/// Moves the calling thread into a namespace, for good.
+pub(crate) fn enter(namespace: &str) -> anyhow::Result<()> {
+    let path = Path::new("/run/netns").join(namespace);
+    let namespace = std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).context("entering a network")
+}
+
+pub(crate) fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
 
-fn ip(arguments: &str) -> anyhow::Result<()> {
+pub(crate) fn ip(arguments: &str) -> anyhow::Result<()> {
     run("ip", arguments)
 }
 
