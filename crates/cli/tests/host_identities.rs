@@ -1,5 +1,5 @@
 //! What two daemons say to each other's users when a certificate is over, a clock is wrong, or the other host's daemon is of
-//! another version.
+//! another version; and what somebody is told who has a host's key and does not know what that host knows.
 
 mod support;
 
@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use migrate::stream::protocol::{CHOICE_BYTES, Choice, HELLO_BYTES, Hello, choose, feature};
+use migrate::stream::protocol::{
+    CHOICE_BYTES, Choice, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Opening, Status, choose, encode, feature,
+};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
@@ -220,9 +222,8 @@ fn a_host_of_another_version_is_told_with_both_versions_and_what_to_do_and_a_mov
     same(&pair.arrived("x"), &load.finish());
 }
 
-#[test]
-fn a_sender_of_another_version_is_told_which_ones_are_spoken_and_the_log_says_who_it_was() {
-    let pair = Pair::new();
+/// A stream to `b` of somebody who has the key of `a`, when it is welcome there.
+fn welcome_stream(pair: &Pair) -> StreamOwned<ClientConnection, TcpStream> {
     let listens = pair.b.json(&["host"])["listen"][0].as_str().expect("an address").to_owned();
     let (chain, key) = identity(&pair.a);
     let config = ClientConfig::builder_with_provider(provider())
@@ -239,6 +240,13 @@ fn a_sender_of_another_version_is_told_which_ones_are_spoken_and_the_log_says_wh
     let mut welcome = vec![0; usize::from(u16::from_be_bytes(length))];
     stream.read_exact(&mut welcome).expect("an answer");
     assert_eq!(serde_json::from_slice::<Value>(&welcome).expect("it is JSON")["say"], "welcome");
+    stream
+}
+
+#[test]
+fn a_sender_of_another_version_is_told_which_ones_are_spoken_and_the_log_says_who_it_was() {
+    let pair = Pair::new();
+    let mut stream = welcome_stream(&pair);
     let hello = Hello { versions: vec![9, 8], required: 0, optional: 0 };
     stream.write_all(&hello.to_bytes()).expect("sent");
     let mut choice = [0; CHOICE_BYTES];
@@ -250,6 +258,56 @@ fn a_sender_of_another_version_is_told_which_ones_are_spoken_and_the_log_says_wh
     wait_until("the log says so", || {
         pair.b.log().lines().any(|line| line.contains(words) && line.contains("host=a")).then_some(())
     });
+}
+
+#[test]
+fn who_asks_under_an_epoch_that_is_none_is_refused_and_the_move_under_way_does_not_notice() {
+    let pair = Pair::new();
+    let (load, _) = with_load(&pair, 12 << 20, 63);
+    pair.a.json(&["move", "x", "--to", "b", "--bandwidth", "2MiB/s", "--detach"]);
+    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    let arrival = pair.at_b("x")["arrival"].clone();
+    let own = arrival["epoch"].as_u64().expect("an epoch");
+    let size = 12_u64 << 20;
+    let asks = [
+        ("Forward", own, size, "x was not prepared for epoch"),
+        ("Forward", own + 1, size, "x was not prepared for epoch"),
+        ("Copy", own + 7, size, "x comes under epoch"),
+        ("Copy", own, size / 2, "x has 12582912 bytes here"),
+    ];
+    for (role, epoch, size, words) in asks {
+        let request = serde_json::json!({
+            "volume": "x", "job": arrival["job"], "role": role, "epoch": epoch, "size": size, "request_alignment": 512,
+            "origin": "x",
+        });
+        let request = serde_json::from_value(request).expect("a request");
+        let opening = Opening { sender: [7; 16], session: 1, stream: 0, generation: 1, joins: false, request };
+        let said = refusal_of(welcome_stream(&pair), &opening);
+        assert!(said.contains(words), "{said}");
+    }
+    load.goes_on();
+    pair.a.json(&["set", "x", "--bandwidth", "0"]);
+    let over = pair.wait_for_move("it goes on", |job| job["state"] == "done");
+    let stream = &over["report"]["stream"];
+    assert_eq!((stream["sessions"].as_u64(), stream["streams_lost"].as_u64()), (Some(1), Some(0)), "{over}");
+    load.goes_on();
+    same(&pair.arrived("x"), &load.finish());
+}
+
+/// What `b` says to `opening`, which it refuses.
+fn refusal_of(mut stream: impl Read + Write, opening: &Opening) -> String {
+    stream.write_all(&Hello::default().to_bytes()).expect("sent");
+    stream.read_exact(&mut [0; CHOICE_BYTES]).expect("an answer");
+    let message = encode(opening).expect("it is short");
+    let header = Header::request(Kind::Open, 0).with_payload(&message);
+    stream.write_all(&[&header.to_bytes()[..], &message].concat()).expect("sent");
+    let mut bytes = [0; HEADER_BYTES];
+    stream.read_exact(&mut bytes).expect("an answer");
+    let header = Header::parse(&bytes).expect("a header");
+    assert!(matches!(header.status, Status::Failed(_)), "{header:?}");
+    let mut words = vec![0; header.payload_bytes as usize];
+    stream.read_exact(&mut words).expect("an answer");
+    String::from_utf8(words).expect("words")
 }
 
 /// Believes whoever answers.

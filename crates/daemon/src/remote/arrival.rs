@@ -34,6 +34,21 @@ impl Incoming {
 }
 
 impl Daemon {
+    /// Whether [`open_arrival`](Self::open_arrival) would find on record what it needs. Changes nothing, and waits for nobody.
+    pub(super) fn may_open_arrival(&self, host: &str, request: &SessionRequest) -> Result<()> {
+        match self.volume(&request.volume) {
+            Ok(volume) => may_fill(&volume.name, &arrival_of(&volume, host, request)?, request),
+            Err(error) if error.code == ErrorCode::NotFound => self.may_arrive(request).map(drop),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same of [`open_forward`](Self::open_forward).
+    pub(super) fn may_open_forward(&self, host: &str, request: &SessionRequest) -> Result<()> {
+        let volume = self.volume(&request.volume)?;
+        may_take(&volume.name, &arrival_of(&volume, host, request)?, request.epoch)
+    }
+
     /// A way for a session of `host` that fills a volume, and whether there is anything of it from before. What an earlier
     /// session has under way is over then.
     pub(super) async fn open_arrival(&self, host: &str, request: &SessionRequest) -> Result<(Device, bool)> {
@@ -44,22 +59,10 @@ impl Daemon {
         };
         let _operation = volume.operation.lock().await;
         let arrival = arrival_of(&volume, host, request)?;
-        match arrival.stage {
-            ArrivalStage::Held { epoch } => {
-                let message = format!("this host holds {} under epoch {epoch}: it is filled no more", volume.name);
-                return Err(fenced(message));
-            }
-            _ if arrival.epoch != request.epoch => {
-                let message = format!("{} comes under epoch {}, not {}", volume.name, arrival.epoch, request.epoch);
-                return Err(fenced(message));
-            }
-            _ if arrival.size != request.size.get() => {
-                let message = format!("{} has {} bytes here, not {}", volume.name, arrival.size, request.size.get());
-                return Err(invalid(message, "cancel that move and begin another"));
-            }
+        may_fill(&volume.name, &arrival, request)?;
+        if let ArrivalStage::Prepared { .. } = arrival.stage {
             // Whoever fills it holds it: what was prepared is not what it will be.
-            ArrivalStage::Prepared { .. } => set_stage(&volume, ArrivalStage::Filling).await?,
-            ArrivalStage::Filling => {}
+            set_stage(&volume, ArrivalStage::Filling).await?;
         }
         close_entrance(&volume).await;
         let mut incoming = volume.incoming.lock();
@@ -79,21 +82,26 @@ impl Daemon {
     /// Makes a place for a volume of `host`, durably.
     async fn make_arrival(&self, host: &str, request: &SessionRequest) -> Result<Arc<Volume>> {
         let name = &request.volume;
-        check_name(name)?;
         let _membership = self.membership.lock().await;
-        if self.undone.has(request.job) {
-            return Err(fenced(format!("the move of {name} was undone")));
-        }
+        let spec = self.may_arrive(request)?;
         if self.volume(name).is_ok() {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }
-        let spec = self.place_for_arrival(name)?;
         let noted = self.note_making(name, &spec)?;
         let made = self.make_noted_arrival(host, request, spec).await;
         if let Some(noted) = noted {
             self.made(&noted);
         }
         made
+    }
+
+    /// Where a volume that is not here is to be put, if it may come.
+    fn may_arrive(&self, request: &SessionRequest) -> Result<BackendSpec> {
+        check_name(&request.volume)?;
+        if self.undone.has(request.job) {
+            return Err(fenced(format!("the move of {} was undone", request.volume)));
+        }
+        self.place_for_arrival(&request.volume)
     }
 
     async fn make_noted_arrival(&self, host: &str, request: &SessionRequest, spec: BackendSpec) -> Result<Arc<Volume>> {
@@ -194,10 +202,9 @@ impl Daemon {
 
     /// Holds the volume under `epoch`, durably, and serves it.
     pub(super) async fn take_arrival(&self, volume: &Arc<Volume>, arrival: &ArrivalDocument, epoch: u64) -> Result<()> {
-        match arrival.stage {
-            ArrivalStage::Held { epoch: held } if held == epoch => return Ok(()),
-            ArrivalStage::Prepared { epoch: prepared } if prepared == epoch => {}
-            _ => return Err(fenced(format!("{} was not prepared for epoch {epoch}", volume.name))),
+        may_take(&volume.name, arrival, epoch)?;
+        if let ArrivalStage::Held { .. } = arrival.stage {
+            return Ok(());
         }
         // Nothing of the copy lands from here on.
         close_entrance(volume).await;
@@ -290,6 +297,31 @@ pub(super) fn arrival_of(volume: &Volume, host: &str, request: &SessionRequest) 
     };
     let message = format!("a volume {} {what} from {} already, as {} there", volume.name, arrival.host, arrival.origin);
     Err(Error::new(code, message).with_hint("move it under another name: --to HOST:VOLUME"))
+}
+
+/// Whether what is on record of a volume lets a session fill it.
+fn may_fill(name: &str, arrival: &ArrivalDocument, request: &SessionRequest) -> Result<()> {
+    match arrival.stage {
+        ArrivalStage::Held { epoch } => {
+            Err(fenced(format!("this host holds {name} under epoch {epoch}: it is filled no more")))
+        }
+        _ if arrival.epoch != request.epoch => {
+            Err(fenced(format!("{name} comes under epoch {}, not {}", arrival.epoch, request.epoch)))
+        }
+        _ if arrival.size != request.size.get() => {
+            let message = format!("{name} has {} bytes here, not {}", arrival.size, request.size.get());
+            Err(invalid(message, "cancel that move and begin another"))
+        }
+        ArrivalStage::Prepared { .. } | ArrivalStage::Filling => Ok(()),
+    }
+}
+
+/// Whether it lets this host hold the volume under `epoch`, if it does not already.
+fn may_take(name: &str, arrival: &ArrivalDocument, epoch: u64) -> Result<()> {
+    match arrival.stage {
+        ArrivalStage::Held { epoch: ready } | ArrivalStage::Prepared { epoch: ready } if ready == epoch => Ok(()),
+        _ => Err(fenced(format!("{name} was not prepared for epoch {epoch}"))),
+    }
 }
 
 /// Lets nothing through any more of the session that fills the volume.

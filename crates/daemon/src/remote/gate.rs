@@ -38,6 +38,15 @@ impl Gatekeeper {
         Self { daemon: Arc::clone(daemon), instance }
     }
 
+    /// What [`admit`](Self::admit) refuses for what is on record.
+    fn may_admit(&self, peer: &str, request: &SessionRequest) -> Result<()> {
+        match request.role {
+            _ if request.epoch == ASKING_EPOCH => Ok(()),
+            Role::Copy => self.daemon.may_open_arrival(peer, request),
+            Role::Forward => self.daemon.may_open_forward(peer, request),
+        }
+    }
+
     async fn admit(&self, peer: &str, request: &SessionRequest) -> Result<Opened> {
         let (device, is_known) = match request.role {
             _ if request.epoch == ASKING_EPOCH => (without_bytes(request.size, request.request_alignment), false),
@@ -94,6 +103,10 @@ impl Gatekeeper {
 }
 
 impl Gate for Gatekeeper {
+    fn check(&self, peer: &PeerName, request: &SessionRequest) -> block::Result<()> {
+        self.may_admit(&peer.0, request).map_err(|error| to_wire(&error))
+    }
+
     fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
         let (peer, request) = (peer.clone(), request.clone());
         Box::pin(async move { self.admit(&peer.0, &request).await.map_err(|error| to_wire(&error)) })

@@ -47,12 +47,17 @@ pub(crate) fn usage(address: &IpAddr) -> LinkCounters {
 }
 
 impl Gate for OneVolume {
-    fn open(&self, _: &PeerName, request: &SessionRequest) -> BoxFuture<'_, Result<Opened>> {
-        let request = request.clone();
+    fn check(&self, _: &PeerName, request: &SessionRequest) -> Result<()> {
+        match *self.refusal.lock() {
+            Some(kind) => Err(Error::new(kind, format!("{} is not for you", request.volume))),
+            None => Ok(()),
+        }
+    }
+
+    fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, Result<Opened>> {
+        let (peer, request) = (peer.clone(), request.clone());
         Box::pin(async move {
-            if let Some(kind) = *self.refusal.lock() {
-                return Err(Error::new(kind, format!("{} is not for you", request.volume)));
-            }
+            self.check(&peer, &request)?;
             self.opened.lock().push(request);
             Ok(Opened { device: self.device.clone(), instance: [7; 16], boot: *self.boot.lock(), earlier: None })
         })

@@ -105,18 +105,24 @@ impl Raw {
     }
 
     async fn open_stream(pair: &Pair, stream: u16) -> Self {
+        let request = pair.request(Role::Copy);
+        let joins = stream > 0;
+        let opening = Opening { sender: [2; 16], session: 1, stream, generation: 1, joins, request };
+        let (raw, status) = Self::ask(pair, &opening).await;
+        assert_eq!(status, Status::Done);
+        raw
+    }
+
+    async fn ask(pair: &Pair, opening: &Opening) -> (Self, Status) {
         let mut raw = Self::connect(pair);
         raw.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
         let mut choice = [0; CHOICE_BYTES];
         raw.transport.read_exact(&mut choice).await.expect("it is answered");
-        let request = pair.request(Role::Copy);
-        let joins = stream > 0;
-        let opening = Opening { sender: [2; 16], session: 1, stream, generation: 1, joins, request };
-        let message = encode(&opening).expect("it is short");
+        let message = encode(opening).expect("it is short");
         raw.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
         let (header, _) = raw.hear().await;
-        assert_eq!((header.kind, header.status), (Kind::Open, Status::Done));
-        raw
+        assert_eq!(header.kind, Kind::Open);
+        (raw, header.status)
     }
 
     async fn say(&mut self, header: &Header, payload: &[u8]) {
@@ -238,6 +244,19 @@ async fn who_says_nothing_or_only_a_part_is_not_waited_for_for_ever() {
     let error = raw.end().await.expect_err("the rest never came");
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     assert_eq!(pair.receiver().pool_in_use(), Bytes::ZERO, "it still holds memory");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_there_cannot_be_ends_nobodys_session() {
+    let pair = memory_pair();
+    let mut first = Raw::open(&pair).await;
+    let request = pair.request(Role::Copy);
+    let beyond = Opening { sender: [3; 16], session: 1, stream: 64, generation: 1, joins: false, request };
+    let (_second, status) = Raw::ask(&pair, &beyond).await;
+    assert_eq!(status, Status::Failed(ErrorKind::Invalid));
+    first.say(&Header::request(Kind::Flush, 1), &[]).await;
+    let (header, _) = first.hear().await;
+    assert_eq!((header.kind, header.status, pair.receiver().sessions()), (Kind::Flush, Status::Done, 1));
 }
 
 #[tokio::test(start_paused = true)]

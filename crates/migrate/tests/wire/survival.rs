@@ -10,7 +10,7 @@ use block::{
 use env::EnvRef;
 use futures::future::join_all;
 use parking_lot::Mutex;
-use transhume_migrate::stream::{Ask, Role, StreamOptions};
+use transhume_migrate::stream::{Ask, Dialer, Remote, Role, SessionRequest, StreamOptions};
 
 use crate::ground::{OneVolume, Pair, Weather, noise, read, write};
 
@@ -377,11 +377,46 @@ async fn a_new_sender_of_the_job_ends_the_old_one_and_an_older_epoch_is_refused(
     assert_eq!(outcome.expect_err("its session was ended").kind(), ErrorKind::Disconnected);
     let mut older = pair.request(Role::Copy);
     older.epoch = 2;
-    let dialer = Arc::clone(&pair.lines) as Arc<dyn transhume_migrate::stream::Dialer>;
-    let refused = transhume_migrate::stream::Remote::connect(Arc::clone(&pair.env), dialer, older, quick()).await;
+    let dialer = Arc::clone(&pair.lines) as Arc<dyn Dialer>;
+    let refused = Remote::connect(Arc::clone(&pair.env), dialer, older, quick()).await;
     assert_eq!(refused.err().expect("an older epoch was let in").kind(), ErrorKind::Fenced);
     assert!(second.call(Ask::Status).await.is_ok(), "the refused one has done harm");
     assert_eq!(pair.receiver().sessions(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_ends_no_session_that_is_in_use() {
+    let (pair, state) = slow_pair(1, Duration::from_millis(500));
+    let (remote, device) = pair.device(Role::Copy, 2).await;
+    let (gate, own) = (&pair.gate, pair.request(Role::Copy));
+    let ask = |request| async {
+        let dialer = Arc::clone(&pair.lines) as Arc<dyn Dialer>;
+        let opened = Remote::connect(Arc::clone(&pair.env), dialer, request, quick()).await;
+        opened.err().expect("it was let in").kind()
+    };
+    let writing = device.write(write(0, &noise(1, 4096)));
+    let asking = async {
+        pair.env.sleep(Duration::from_millis(10)).await;
+        *gate.refusal.lock() = Some(ErrorKind::Fenced);
+        // Before anybody is asked, and by whoever holds the volume.
+        assert_eq!(ask(SessionRequest { volume: "other".to_owned(), ..own.clone() }).await, ErrorKind::Invalid);
+        assert_eq!(ask(SessionRequest { epoch: own.epoch - 1, ..own.clone() }).await, ErrorKind::Fenced);
+        assert_eq!(
+            ask(SessionRequest { epoch: own.epoch + 2, role: Role::Forward, ..own.clone() }).await,
+            ErrorKind::Fenced
+        );
+        assert_eq!(state.lock().under_way.len(), 1, "what is refused has waited for what is under way");
+    };
+    let (outcome, ()) = futures::join!(writing, asking);
+    outcome.expect("its session goes on");
+    device.flush().await.expect("its session goes on");
+    let statistics = remote.statistics();
+    assert_eq!(statistics.streams.iter().map(|stream| stream.deaths).sum::<u64>(), 0);
+    assert_eq!((statistics.sessions, remote.is_live(), gate.opened.lock().len()), (1, true, 1));
+    *gate.refusal.lock() = None;
+    let taking = pair.connect(Role::Forward, quick()).await.expect("it is let in");
+    assert_eq!(device.flush().await.expect_err("another took its place").kind(), ErrorKind::Disconnected);
+    assert!(taking.is_live());
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,9 @@
 //!                                                                                │
 //!                                     its sender leaves, or opens another, or has had no stream for `linger`
 //! ```
+//!
+//! The session before must be over before the volume is opened, and is gone if that fails. So whatever can be known of an
+//! opening without opening anything is asked first: one that is refused for that ends nobody's session.
 
 mod connection;
 mod execute;
@@ -25,6 +28,7 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 
+use super::options::STREAMS_MAX;
 use super::protocol::{
     Answer, Ask, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Malformed, MapSummary, Opening, SessionRequest,
     Status, VERSION, Welcome, choose, clip, decode, encode, feature,
@@ -60,6 +64,14 @@ pub struct Opened {
 
 /// What the receiver asks of whoever holds volumes.
 pub trait Gate: Send + Sync {
+    /// Whether a session may take the place of the one of `peer` and the same job that is in use, as far as that can be told
+    /// at once and without changing anything: what is refused here leaves that one as it is. What is not is asked for by
+    /// [`open`](Self::open) when that one is over, and may be refused even then.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open): told to the sender as they are.
+    fn check(&self, peer: &PeerName, request: &SessionRequest) -> Result<()>;
+
     /// Opens the volume for a session of `peer`; with [`Role::Forward`](super::Role::Forward) and an epoch that is
     /// prepared this takes the volume first. When it is called nothing of the job's session before is in flight, and the
     /// device of that one is dropped.
@@ -209,6 +221,9 @@ impl Shared {
         if opening.request.volume.len().max(opening.request.origin.len()) > 255 || opening.generation == 0 {
             return Err(Error::new(ErrorKind::Invalid, "the first frame makes no sense"));
         }
+        if opening.stream >= STREAMS_MAX {
+            return Err(Error::new(ErrorKind::Invalid, format!("there is no stream {}", opening.stream)));
+        }
         let session = loop {
             let seat = Arc::clone(self.seats.lock().entry(key.clone()).or_default());
             let mut current = seat.current.lock().await;
@@ -237,15 +252,8 @@ impl Shared {
         opening: &Opening,
     ) -> Result<Arc<Session>> {
         if let Some(old) = current.as_ref() {
-            if opening.request.epoch < old.request.epoch {
-                let context =
-                    format!("epoch {} is older than {}, which is in use", opening.request.epoch, old.request.epoch);
-                return Err(Error::new(ErrorKind::Fenced, context));
-            }
-            if opening.sender == old.sender && opening.session <= old.number {
-                let context = format!("session {} is not newer than {}", opening.session, old.number);
-                return Err(Error::new(ErrorKind::Invalid, context));
-            }
+            check_successor(old, opening)?;
+            self.gate.check(peer, &opening.request)?;
             old.end().await;
             *current = None;
         }
@@ -265,6 +273,24 @@ impl Shared {
             self.seats.lock().remove(key);
         }
     }
+}
+
+/// Whether what is asked for may take the place of a session of the same job.
+fn check_successor(old: &Session, opening: &Opening) -> Result<()> {
+    let (asked, own) = (&opening.request, &old.request);
+    if asked.epoch < own.epoch {
+        let context = format!("epoch {} is older than {}, which is in use", asked.epoch, own.epoch);
+        return Err(Error::new(ErrorKind::Fenced, context));
+    }
+    if asked.volume != own.volume {
+        let context = format!("the job's session is of volume {}, not {}", own.volume, asked.volume);
+        return Err(Error::new(ErrorKind::Invalid, context));
+    }
+    if opening.sender == old.sender && opening.session <= old.number {
+        let context = format!("session {} is not newer than {}", opening.session, old.number);
+        return Err(Error::new(ErrorKind::Invalid, context));
+    }
+    Ok(())
 }
 
 fn find(current: &Option<Arc<Session>>, opening: &Opening) -> Result<Arc<Session>> {

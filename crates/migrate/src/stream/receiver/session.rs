@@ -20,7 +20,6 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{Opened, PeerName, welcome};
-use crate::stream::options::STREAMS_MAX;
 use crate::stream::protocol::{Opening, SessionRequest};
 
 /// One session of one sender.
@@ -134,9 +133,6 @@ impl Session {
 
     /// Makes a connection a part of the session, when those of the same stream before it are gone.
     pub(super) async fn join(&self, stream: u16, generation: u32) -> Result<Membership> {
-        if stream >= STREAMS_MAX {
-            return Err(Error::new(ErrorKind::Invalid, format!("there is no stream {stream}")));
-        }
         self.retire(stream, generation - 1).await;
         let mut state = self.members.state.lock();
         let is_late = state.retired.get(&stream).is_some_and(|retired| *retired >= generation)
