@@ -39,6 +39,13 @@ fn start_with_clock(world: &mut World, ahead: &str) {
         ahead => launcher.into_iter().chain([format!("FAKETIME={ahead}")]).collect(),
     };
     world.start();
+    if !ahead.is_empty() {
+        // The library keeps what it has mapped; a process that is killed would leave the names behind for ever.
+        for name in ["faketime_shm", "sem.faketime_sem"] {
+            let path = format!("/dev/shm/{name}_{}", world.pid());
+            std::fs::remove_file(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        }
+    }
 }
 
 /// A volume `x` of `a` under load, and its image.
