@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::time::Duration;
+
 use support::load::Load;
 use support::{World, same, target};
 
@@ -196,4 +198,25 @@ fn a_plan_tells_passes_and_flags_of_another_strategy_are_refused() {
     support::check_refusal("hot blocks of a mirror", &output, 2, "mirror");
     let output = world.run(&["move", "x", "--to", &to, "--strategy", "dbt", "--downtime-limit", "soon"]);
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_time_that_a_move_in_passes_is_given_goes_on_while_no_daemon_runs() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 32 << 20, 65536);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    let how =
+        ["--strategy", "dbt", "--deadline", "6s", "--on-no-converge", "abort", "--bandwidth", "1MiB/s", "--detach"];
+    world.json(&[["move", "x", "--to", &to].as_slice(), &how].concat());
+    world.wait_until_job("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    world.kill();
+    std::thread::sleep(Duration::from_secs(6));
+    world.start();
+    let over = world.wait_until_job("it is over", |job| job["state"] == "failed");
+    assert!(
+        over["error"]["message"].as_str().is_some_and(|said| said.contains("the deadline of 6s has passed")),
+        "{over}"
+    );
+    assert!(over["report"]["seconds"].as_f64().is_some_and(|seconds| seconds < 3.0), "its time began anew: {over}");
 }

@@ -32,7 +32,7 @@ use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::tracker::Mode;
 use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
-use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase};
+use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase, UnderWay};
 
 pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
@@ -74,6 +74,7 @@ pub(crate) struct Driver {
     pub(crate) at_once: bool,
     pub(crate) bucket: TokenBucket,
     pub(crate) statistics: Statistics,
+    pub(crate) under_way: UnderWay,
     pub(crate) passes: Passes,
     /// Of the strategy that chooses for itself: what it has seen of the guest's writes.
     heeded: Heeded,
@@ -101,7 +102,7 @@ impl Driver {
         mirror: &Mirror,
         bytes_resumed: Bytes,
     ) -> Self {
-        let Parts { env, slot, source, target, comparison, journal, meter, pool, snapshots, .. } = parts;
+        let Parts { env, slot, source, target, under_way, comparison, journal, meter, pool, snapshots, .. } = parts;
         let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
@@ -113,6 +114,7 @@ impl Driver {
             at_once: false,
             bucket,
             statistics,
+            under_way,
             passes: Passes::default(),
             heeded: Heeded::default(),
             tracking,

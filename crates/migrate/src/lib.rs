@@ -38,7 +38,7 @@ pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};
 pub use migration::Migration;
 pub use options::{MoveOptions, OnNoConverge, Strategy, Verify};
-pub use parts::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, Parts};
+pub use parts::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, Parts, UnderWay};
 pub use probe::scattered;
 pub use progress_map::{MapIdentity, ProgressMap};
 pub use report::{Estimate, Failure, Iteration, Outcome, Progress, Report, Switchover, Verification};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{BufferPool, Device, Error, IoFuture, Offload, Slot};
-use env::EnvRef;
+use env::{EnvRef, Moment};
 use serde::{Deserialize, Serialize};
 
 use crate::{MoveOptions, Phase, ProgressMap, Snapshots};
@@ -27,6 +27,8 @@ pub struct Parts {
     /// What the job's record says when an earlier session has left it; [`Phase::Preparing`] for a new one. A move that was
     /// being undone ([`Phase::Cancelling`]) is undone: since then nobody has kept track of what the guest wrote.
     pub phase: Phase,
+    /// Since when the move has been under way, in whichever processes: its deadline counts from there.
+    pub under_way: UnderWay,
     /// Where the job's phase and the commit are made durable.
     pub journal: Arc<dyn JobJournal>,
     /// Which chunks are copied, for a restart within this boot. `None`: a restart begins anew.
@@ -44,6 +46,27 @@ pub struct Parts {
     /// When they are not empty, the slot's device is the highest of them. Whoever holds another handle may fold them
     /// back when the migration does not start.
     pub snapshots: Option<Arc<tokio::sync::Mutex<Snapshots>>>,
+}
+
+/// Since when a move has been under way, over restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnderWay {
+    before: Duration,
+    since: Moment,
+}
+
+impl UnderWay {
+    /// It has been under way for `age` now: zero for one that begins.
+    #[must_use]
+    pub const fn new(age: Duration, now: Moment) -> Self {
+        Self { before: age, since: now }
+    }
+
+    /// How long that is at `now`.
+    #[must_use]
+    pub const fn age(self, now: Moment) -> Duration {
+        self.before.saturating_add(now.since(self.since))
+    }
 }
 
 /// Devices over the same bytes as source and target that read past the page cache.

@@ -176,6 +176,9 @@ pub struct Report {
     pub strategy: Strategy,
     /// From its start to the switchover or whatever ended it.
     pub seconds: f64,
+    /// The same from when the move's turn came, over restarts: what its deadline is held against.
+    #[serde(default)]
+    pub age_seconds: f64,
     /// The size of the volume.
     pub bytes_total: u64,
     /// Data copied, everything that was copied again included.

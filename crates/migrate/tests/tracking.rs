@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, ErrorKind};
 use common::{Fate, World, killed_after, map_device, map_on, options, outcome, switched, until};
-use migrate::{MoveOptions, OnNoConverge, Outcome, Phase, Strategy, Verify};
+use migrate::{MoveOptions, OnNoConverge, Outcome, Parts, Phase, Strategy, UnderWay, Verify};
 
 const SIZE: u64 = 3_000_000;
 
@@ -138,6 +138,19 @@ async fn a_deadline_ends_a_pass_in_its_middle() {
     switched(work).await;
     world.stop_guest(guest).await;
     world.assert_equal_at_commit();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_counts_from_the_moves_start_and_not_from_its_last_session() {
+    let world = World::new(4, SIZE).await;
+    let late = MoveOptions { deadline_ms: Some(60_000), bandwidth: Some(10_000), ..tracked(Strategy::Dbt) };
+    let guest = world.guest(2);
+    let parts = Parts { under_way: UnderWay::new(Duration::from_secs(59), world.env.now()), ..world.parts() };
+    let (_, work) = world.start_with(parts, late).await;
+    let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
+    assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
+    assert!((report.age_seconds - report.seconds - 59.0).abs() < 0.1, "{} of {}", report.seconds, report.age_seconds);
+    world.stop_guest(guest).await;
 }
 
 #[tokio::test(start_paused = true)]

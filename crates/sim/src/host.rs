@@ -17,8 +17,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Result, Slot};
+use env::Moment;
 use filters::MeterState;
-use migrate::{Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, Snapshots};
+use migrate::{
+    Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, Snapshots, UnderWay,
+};
 use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -427,7 +430,8 @@ impl Host {
                     phase: Phase::Preparing,
                     options: self.shared.setup.options.clone(),
                     sessions: 0,
-                    started_unix_ms: 0,
+                    // When its turn comes, too, in the world's time.
+                    started_unix_ms: self.shared.world.now().0.as_millis() as u64,
                 },
                 target_is_fresh,
             )
@@ -473,6 +477,7 @@ impl Host {
             let below = target_disk.open_below(record.document().epoch);
             Arc::new(SimOffload { world, dice, source: source.clone(), target: below }) as _
         });
+        let (begun, now) = (Moment(Duration::from_millis(job.record.started_unix_ms)), process.env().now());
         let parts = Parts {
             env: process.env(),
             slot: serving.slot.clone(),
@@ -480,6 +485,7 @@ impl Host {
             target,
             target_is_fresh: job.target_is_fresh,
             phase: job.record.phase,
+            under_way: UnderWay::new(now.since(begun), now),
             journal: Arc::clone(record) as _,
             progress_map: Some(map),
             meter: Some(Arc::new(StallMeter::new(serving.meter.clone()))),

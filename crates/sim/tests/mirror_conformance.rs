@@ -2,11 +2,12 @@
 //! over real files, while the copy, the comparison and the switchover go on below it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::testing::conformance;
 use block::{BufferPool, Bytes, Device, IoFuture, Slot};
 use env::{EnvRef, RealEnv};
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Verify};
+use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, UnderWay, Verify};
 use parking_lot::Mutex;
 use sim::disk::{Disk, Timing};
 use sim::log::Keep;
@@ -40,6 +41,7 @@ async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Op
         target,
         target_is_fresh: true,
         phase: Phase::Preparing,
+        under_way: UnderWay::new(Duration::ZERO, env.now()),
         journal: Arc::new(Blank),
         progress_map: None,
         meter: None,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, IoFuture, Slot};
 use filters::MeterState;
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Verify, VolumeMeter};
+use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, UnderWay, Verify, VolumeMeter};
 use nbd::{Export, Exports, Limits, NbdDevice, serve_connection};
 use sim::clock;
 use sim::link::{Link, LinkFigures};
@@ -87,6 +87,7 @@ impl Scene {
             target: self.volumes[1].device(),
             target_is_fresh: true,
             phase: Phase::Preparing,
+            under_way: UnderWay::new(Duration::ZERO, self.host.env().now()),
             journal: Arc::new(Journal { world: self.world.clone(), sides: self.volumes.clone() }),
             progress_map: None,
             meter: Some(Arc::new(VolumeMeter::new(self.meter.clone()))),

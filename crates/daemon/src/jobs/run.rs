@@ -7,7 +7,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Prediction};
 use backends::FileOffload;
 use block::{BufferPool, Bytes};
-use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap};
+use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, UnderWay};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::finish::{Ending, finish};
@@ -29,6 +29,7 @@ const LOST_TARGET_RESTS: [Duration; 3] = [Duration::from_secs(1), Duration::from
 pub(crate) struct Started {
     control: Control,
     work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    under_way: UnderWay,
     /// Copies run on a worker of their own.
     worker: Worker,
 }
@@ -108,6 +109,7 @@ pub(crate) async fn start_migration(
         Some((source, target)) => FileOffload::between(source, target).await.map(|offload| Arc::new(offload) as _),
         None => None,
     };
+    let under_way = under_way(daemon, job);
     let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
     let parts = Parts {
         env: Arc::clone(&daemon.env),
@@ -117,6 +119,7 @@ pub(crate) async fn start_migration(
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
+        under_way,
         journal: crate::remote::job_journal(daemon, volume, target),
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
@@ -131,7 +134,7 @@ pub(crate) async fn start_migration(
         .hire(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
     let (control, work) = worker.run(async move { Migration::start(parts, options).await }).await?;
-    Ok(Started { control, work: Box::pin(work), worker })
+    Ok(Started { control, work: Box::pin(work), under_way, worker })
 }
 
 async fn comparison(
@@ -165,9 +168,8 @@ pub(crate) async fn drive(
     target: Held,
     started: Started,
 ) {
-    let Started { control, work, worker } = started;
+    let Started { control, work, under_way, worker } = started;
     job.begin(control.clone(), Goal::of(&target));
-    let age = age(&daemon, &volume);
     let verify = volume.document().job.as_ref().map_or_else(migrate::Verify::default, |job| job.record.options.verify);
     let mut driving = worker.spawn(work);
     let outcome = {
@@ -182,7 +184,7 @@ pub(crate) async fn drive(
                 control: &control,
                 relay: target.relay(),
                 worker: &worker,
-                age,
+                under_way,
                 verify,
             }) => match never {},
         }
@@ -196,7 +198,7 @@ pub(crate) async fn drive(
     };
     let ending = match outcome {
         Outcome::Switched(report) => {
-            job.switched_after(age + Duration::from_secs_f64(report.seconds.max(0.0)));
+            job.switched_after(Duration::from_secs_f64(report.age_seconds.max(0.0)));
             Ending::Switched(report)
         }
         Outcome::Cancelled(report) => Ending::Cancelled(Some(report)),
@@ -205,11 +207,11 @@ pub(crate) async fn drive(
     finish(&daemon, &volume, &job, ending, target).await;
 }
 
-/// How long the move had been under way when this process took it up.
-fn age(daemon: &Daemon, volume: &Volume) -> Duration {
-    let begun = volume.document().job.as_ref().and_then(|job| job.begun_unix_ms);
+/// Since when the move has been under way: its record says when its turn came.
+fn under_way(daemon: &Daemon, job: &JobDocument) -> UnderWay {
     let now = unix_ms(daemon.env.wall_clock());
-    Duration::from_millis(begun.map_or(0, |begun| now.saturating_sub(begun)))
+    let age = Duration::from_millis(job.begun_unix_ms.map_or(0, |begun| now.saturating_sub(begun)));
+    UnderWay::new(age, daemon.env.now())
 }
 
 /// Sees to a target that is lost: a full one ends the job, another one is tried again a few times.

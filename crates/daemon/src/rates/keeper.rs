@@ -7,9 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::Rates;
-use env::Moment;
 use migrate::stream::{LinkCounters, Remote, USAGE_INTERVAL};
-use migrate::{Control, Phase, Progress, Verify};
+use migrate::{Control, Phase, Progress, UnderWay, Verify};
 
 use super::agreement::{Agreed, Agreement, Look, StreamLook};
 use super::deadline::{Deadline, Outlook};
@@ -30,8 +29,7 @@ pub(crate) struct Keeping<'a> {
     pub(crate) relay: Option<&'a Arc<Relay>>,
     /// Where it copies.
     pub(crate) worker: &'a Worker,
-    /// How long it had been under way when this process took it up.
-    pub(crate) age: Duration,
+    pub(crate) under_way: UnderWay,
     pub(crate) verify: Verify,
 }
 
@@ -39,13 +37,11 @@ pub(crate) struct Keeping<'a> {
 pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
     let Keeping { daemon, job, relay, .. } = keeping;
     let interfaces = relay.and_then(|_| daemon.hosts.interfaces());
-    let began = daemon.env.now();
     if interfaces.is_none() {
         // There is nothing else to look at.
         job.pressed().await;
     }
     let mut keeper = Keeper {
-        began,
         agreement: Agreement::default(),
         deadline: None,
         rates: Rates::default(),
@@ -61,7 +57,6 @@ pub(crate) async fn keep(keeping: Keeping<'_>) -> Infallible {
 
 struct Keeper<'a> {
     keeping: Keeping<'a>,
-    began: Moment,
     agreement: Agreement,
     deadline: Option<Deadline>,
     rates: Rates,
@@ -71,9 +66,9 @@ struct Keeper<'a> {
 
 impl Keeper<'_> {
     async fn look(&mut self, interfaces: Option<&dyn Interfaces>) {
-        let Keeping { daemon, job, control, relay, age, .. } = self.keeping;
+        let Keeping { daemon, job, control, relay, under_way, .. } = self.keeping;
         let progress = control.snapshot();
-        let age = age + daemon.env.now().since(self.began);
+        let age = under_way.age(daemon.env.now());
         self.take_deadline();
         let outlook = self.deadline.as_mut().map(|deadline| deadline.look(age, &progress));
         let reserve = job.request().reserve.unwrap_or(0);

@@ -159,14 +159,14 @@ impl Driver {
 
     /// Whether the pass shall end before it is through: the time that the move was given is over.
     pub(super) fn is_too_late(&self) -> bool {
-        let age = self.statistics.age(self.env.now());
+        let age = self.under_way.age(self.env.now());
         self.tracking.as_ref().is_some_and(|tracking| tracking.convergence.is_too_late(age))
     }
 
     /// A pass has copied all that it was to copy, or its time is over. Says how the move goes on; `None` is with the next
     /// pass.
     pub(super) async fn decide(&mut self) -> Option<Event> {
-        let age = self.statistics.age(self.env.now());
+        let age = self.under_way.age(self.env.now());
         if self.mirror.tracker(|tracker| tracker.sweeps()) {
             return self.end_sweep().await;
         }

@@ -223,6 +223,7 @@ impl Driver {
             phase: self.machine.phase(),
             strategy: self.options.strategy,
             seconds: statistics.seconds(self.env.now()),
+            age_seconds: self.under_way.age(statistics.ended.unwrap_or_else(|| self.env.now())).as_secs_f64(),
             bytes_total: statistics.size.0,
             bytes_copied: counts.copied,
             bytes_zero: counts.zero,

@@ -12,7 +12,7 @@ use block::{
 };
 use env::EnvRef;
 use env::testing::PausedEnv;
-use migrate::{Control, JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap};
+use migrate::{Control, JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap, UnderWay};
 use parking_lot::Mutex;
 
 /// How a disk behaves.
@@ -321,6 +321,7 @@ impl World {
             target: self.target_device.clone(),
             target_is_fresh: true,
             phase: Phase::Preparing,
+            under_way: UnderWay::new(Duration::ZERO, self.env.now()),
             journal: Arc::clone(&self.journal) as _,
             progress_map: None,
             meter: None,

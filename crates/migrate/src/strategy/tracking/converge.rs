@@ -42,7 +42,7 @@ pub(crate) const LOOK_AT: f64 = 0.25;
 /// What a pass has come to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Passed {
-    /// Since the move began.
+    /// Since the move's turn came, over restarts.
     pub(crate) age: Duration,
     /// What must be copied again, what is put off included.
     pub(crate) dirty: u64,

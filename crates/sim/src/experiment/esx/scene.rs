@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, IoFuture, Offload, Result, Slot};
 use filters::MeterState;
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Report, Snapshots, Verify, VolumeMeter};
+use migrate::{
+    JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Report, Snapshots, UnderWay, Verify, VolumeMeter,
+};
 
 use super::load::Load;
 use super::shelf::Shelf;
@@ -226,6 +228,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         target: target.device(),
         target_is_fresh: true,
         phase: Phase::Preparing,
+        under_way: UnderWay::new(Duration::ZERO, process.env().now()),
         journal: Arc::new(Journal { world: world.clone(), sides: [source.clone(), target.clone()] }),
         progress_map: None,
         meter: Some(Arc::new(VolumeMeter::new(meter))),
