@@ -14,7 +14,7 @@ use super::records::broken;
 use super::{Keeper, Sealed, of_library};
 
 /// No handshake needs more at once.
-const INCOMING_BYTES_MAX: usize = 64 << 10;
+pub(super) const INCOMING_BYTES_MAX: usize = 64 << 10;
 
 /// What a client has said first.
 pub(crate) struct Greeting {
@@ -137,10 +137,9 @@ async fn shake_hands(
             Ok(Step::Receive) => receive(stream, incoming).await?,
             Ok(Step::Done) => return send(stream, &mut outgoing).await,
             Err(error) => {
-                // The other side learns why, as far as it listens.
-                while let (done, Ok(Step::Again)) = advance(incoming, &mut outgoing) {
-                    incoming.drain(..done);
-                }
+                // The other side learns why, as far as it listens. That is one message at most: whoever asks for more has what was
+                // wrong looked at again.
+                let _ = advance(incoming, &mut outgoing);
                 let _ = send(stream, &mut outgoing).await;
                 return Err(error);
             }

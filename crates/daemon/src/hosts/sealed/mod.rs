@@ -14,8 +14,14 @@
 //! Who has sent so much that a key should not be used any more sends `key_update` and goes on with the next one; the other
 //! side may ask for that, too, and is answered before the next data.
 
+#[cfg(test)]
+mod adversary_tests;
 mod handshake;
 mod records;
+#[cfg(test)]
+mod scripted;
+#[cfg(test)]
+mod stranger_tests;
 #[cfg(test)]
 mod tests;
 
@@ -134,6 +140,8 @@ pub(crate) struct Sealed<S> {
     has_ended: bool,
     /// This one has.
     is_closed: bool,
+    /// What was wrong in what has come: what was right before it is read, and nothing behind it ever.
+    failure: Option<(io::ErrorKind, String)>,
 }
 
 /// What a record that is no data says.
@@ -188,6 +196,7 @@ impl<S> Sealed<S> {
             is_key_wanted: false,
             has_ended: false,
             is_closed: false,
+            failure: None,
         })
     }
 
@@ -355,11 +364,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Sealed<S> {
     ) -> Poll<io::Result<()>> {
         let before = target.filled().len();
         loop {
-            self.open(target)?;
+            if let Some((kind, words)) = &self.failure {
+                return Poll::Ready(Err(io::Error::new(*kind, words.clone())));
+            }
+            if let Err(error) = self.open(target) {
+                self.failure = Some((error.kind(), error.to_string()));
+            }
             if target.filled().len() > before || target.remaining() == 0 || self.has_ended {
                 return Poll::Ready(Ok(()));
             }
-            ready!(self.poll_fill(context))?;
+            if self.failure.is_none() {
+                ready!(self.poll_fill(context))?;
+            }
         }
     }
 }

@@ -17,7 +17,9 @@ use crate::hosts::tls::{self, ALPN_WIRE, Expected, SERVER_NAME};
 /// Nothing here takes longer, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn configs() -> (Arc<ClientConfig>, Arc<ServerConfig>) {
+pub(super) type Configs = (Arc<ClientConfig>, Arc<ServerConfig>);
+
+pub(super) fn configs() -> Configs {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let env: EnvRef = Arc::new(RealEnv::new());
     let name = HostName::new("a").expect("a name");
@@ -27,7 +29,7 @@ fn configs() -> (Arc<ClientConfig>, Arc<ServerConfig>) {
     (client, tls::server(&identity, &env).expect("a server"))
 }
 
-fn name() -> ServerName<'static> {
+pub(super) fn name() -> ServerName<'static> {
     ServerName::try_from(SERVER_NAME).expect("a name")
 }
 
@@ -43,7 +45,7 @@ async fn pair() -> (Sealed<DuplexStream>, Sealed<DuplexStream>) {
     (near.expect("connected"), far)
 }
 
-fn noise(length: usize) -> Vec<u8> {
+pub(super) fn noise(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
         state ^= state << 13;
