@@ -209,6 +209,23 @@ fn a_deadline_that_its_own_bandwidth_does_not_allow_is_foretold_and_not_kept() {
 }
 
 #[test]
+fn a_move_over_a_slow_network_is_foretold_to_take_as_long_as_that_takes() {
+    let (hosts, folder) = two_hosts(80);
+    attach(&hosts, folder.path(), 40 * MEBIBYTE);
+    let daemon = hosts.daemon(Side::A);
+    let how = ["x", "--to", "b", "--verify", "off"];
+    let plan = daemon.json(&[&["plan"], &how[..]].concat()).expect("planned");
+    assert_eq!(plan["copy_bytes_per_second"], 10_000_000, "{plan}");
+    assert!(plan["notes"].to_string().contains("what the network to the other host carries"), "{plan}");
+    // Another move than the one that was planned is looked at for itself.
+    let how = ["x", "--to", "b:y", "--verify", "off"];
+    let report = daemon.json(&[&["move"], &how[..]].concat()).expect("it is moved");
+    let foretold = &report["prediction"];
+    let error = foretold["seconds_error_percent"].as_f64().expect("nothing has disturbed it");
+    assert!(foretold["planned"] == false && (-30.0..30.0).contains(&error), "{report}");
+}
+
+#[test]
 fn a_reserve_that_makes_no_sense_is_refused() {
     let (hosts, folder) = two_hosts(800);
     attach(&hosts, folder.path(), MEBIBYTE);

@@ -11,7 +11,9 @@ use migrate::{Forecast, Known, LOOKS, MoveOptions, Scattered};
 use super::JobHandle;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
+use crate::held::Held;
 use crate::problem::{Result, of_backend};
+use crate::rates::capacity;
 use crate::volume::Volume;
 
 /// In requests of this size the source is read to see how fast it is, as the copy does it.
@@ -67,7 +69,9 @@ pub(super) struct Foretold {
     pub(super) is_complete: bool,
     /// How fast the source was read, in bytes a second.
     pub(super) measured: u64,
-    /// How fast the copy goes: that, or the bandwidth that was asked for.
+    /// What the network to the other host carries at most, if it goes to one and that is known.
+    pub(super) carried: Option<u64>,
+    /// How fast the copy goes: the least of these and the bandwidth that was asked for.
     pub(super) rate: u64,
     /// What the guest writes, in bytes a second.
     pub(super) write_bytes: f64,
@@ -112,12 +116,14 @@ fn of_no_weight(request: &MoveRequest) -> MoveRequest {
 }
 
 impl Daemon {
-    /// Looks at `volume` and says what a move with `options` will take.
+    /// Looks at `volume` and says what a move with `options` will take; if it goes to another host, over a network that
+    /// carries so much.
     pub(super) async fn foretell(
         &self,
         volume: &Volume,
         request: &MoveRequest,
         options: &MoveOptions,
+        carried: Option<u64>,
         look: Look,
     ) -> Result<Foretold> {
         let source = volume.require_up()?.device();
@@ -127,7 +133,8 @@ impl Daemon {
         let (write_bytes, writes) = (guest.write.bytes as f64 / seconds, guest.write.requests() as f64 / seconds);
         let (data, is_complete) = self.count_data(&source, look.holes).await?;
         let measured = self.read_rate(&source, look).await?;
-        let rate = request.bandwidth.filter(|limit| *limit > 0).map_or(measured, |limit| limit.min(measured));
+        let limits = [Some(measured), carried, request.bandwidth.filter(|limit| *limit > 0)];
+        let rate = limits.into_iter().flatten().min().unwrap_or(measured);
         let compared = match request.verify {
             Verify::Full => data.get(),
             Verify::Sample | Verify::Off => 0,
@@ -149,7 +156,7 @@ impl Daemon {
         }
         let forecast = known.forecast(options);
         let has_seen_stall = stall_us.is_some();
-        Ok(Foretold { data, is_complete, measured, rate, write_bytes, has_seen_stall, forecast })
+        Ok(Foretold { data, is_complete, measured, carried, rate, write_bytes, has_seen_stall, forecast })
     }
 
     /// Keeps what a plan has said, for the move that may follow.
@@ -160,7 +167,7 @@ impl Daemon {
 
     /// What is expected of a move that is about to begin: what its plan has said a short while ago, or what is seen in a
     /// moment. Nothing if that cannot be told; no move fails for that.
-    pub(super) async fn predict(&self, volume: &Volume, job: &JobHandle) -> Option<Prediction> {
+    pub(super) async fn predict(&self, volume: &Volume, job: &JobHandle, target: &Held) -> Option<Prediction> {
         let document = volume.document();
         let document = document.job.as_ref()?;
         if document.prediction.is_some() || document.record.sessions > 0 {
@@ -176,7 +183,14 @@ impl Daemon {
         if let Some(planned) = planned.filter(is_of_it) {
             return Some(planned.prediction);
         }
-        let foretell = env::timeout(&*self.env, MOMENT, self.foretell(volume, request, options, Look::BRIEF));
+        let foretell = async {
+            let carried = match target.relay().and_then(|relay| relay.copying()) {
+                Some(remote) => capacity(self, &remote).await,
+                None => None,
+            };
+            self.foretell(volume, request, options, carried, Look::BRIEF).await
+        };
+        let foretell = env::timeout(&*self.env, MOMENT, foretell);
         let foretold = tokio::select! {
             biased;
             () = job.cancelled() => return None,

@@ -23,6 +23,10 @@ fn general_notes(foretold: &Foretold) -> Vec<String> {
         notes.push("the volume has too many holes to look at all of them: the rest counts as data".to_owned());
     }
     notes.push(match foretold.rate < foretold.measured {
+        true if foretold.carried == Some(foretold.rate) => format!(
+            "the time follows from what the network to the other host carries, {}/s, if nobody else uses it",
+            Bytes(foretold.rate)
+        ),
         true => "the time follows from the bandwidth that was given".to_owned(),
         false => format!(
             "the source was read at {}/s for a moment; a slower target makes the move slower",
@@ -91,7 +95,14 @@ impl Daemon {
         let to = destination(&volume, &request.to)?;
         let refusal = self.refusal(&volume, &request, &options, &to).await;
         let total = source.size();
-        let foretold = self.foretell(&volume, &request, &options, Look::CLOSE).await?;
+        let carried = match &to {
+            Destination::Host { host, volume: name } if refusal.is_none() => {
+                let target = self.remote_target(&volume, (host.clone(), name.clone()), &options, &request)?;
+                self.capacity_to(&target).await
+            }
+            _ => None,
+        };
+        let foretold = self.foretell(&volume, &request, &options, carried, Look::CLOSE).await?;
         self.keep_plan(&volume, &request, &foretold);
         let Foretold { data, rate, write_bytes, forecast, .. } = foretold;
         let mut notes = general_notes(&foretold);

@@ -45,7 +45,7 @@ pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHa
         Ok(place) => place,
         Err(ending) => return finish(&daemon, &volume, &job, ending, target).await,
     };
-    let prediction = daemon.predict(&volume, &job).await;
+    let prediction = daemon.predict(&volume, &job, &target).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
         Ok(started) => drive(daemon, volume, job, target, started).await,

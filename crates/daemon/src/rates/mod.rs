@@ -20,6 +20,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
+//! | `capacity` | what a way to another host carries at most, for what is foretold |
 //! | `carried` | what moves have carried by each address, and how many they are |
 //! | `interfaces` | which interface has an address, and what it has carried |
 //! | `agreement` | from both hosts' counters to rates of streams; pure |
@@ -27,11 +28,13 @@
 //! | `keeper` | looks and acts once a second |
 
 mod agreement;
+mod capacity;
 mod carried;
 mod deadline;
 mod interfaces;
 mod keeper;
 
+pub(crate) use capacity::capacity;
 pub(crate) use carried::{Carried, Counted, Meter};
 pub(crate) use interfaces::KernelInterfaces;
 pub(crate) use keeper::{Keeping, keep};

@@ -110,7 +110,7 @@ impl Daemon {
         })
     }
 
-    fn stream_options(&self, remote: &RemoteVolume) -> StreamOptions {
+    pub(super) fn stream_options(&self, remote: &RemoteVolume) -> StreamOptions {
         let hosts = self.config.hosts.clone().unwrap_or_default();
         let pairs = || self.dialer_of(remote).map_or(1, |dialer| dialer.pairs());
         let options = match hosts.streams {

@@ -16,9 +16,13 @@ use crate::hosts::HostName;
 use crate::jobs::random_uuid;
 use crate::location::RemoteVolume;
 use crate::problem::Result;
+use crate::rates::capacity;
 
 /// How long the end of a move waits for the other host's answer.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long the other streams of a session may take to be there, when the first one is, and how often somebody looks.
+const OTHERS_WAIT: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// How often a host that does not answer is told again, at first and at last.
 const REST_MIN: Duration = Duration::from_secs(1);
@@ -33,8 +37,8 @@ impl Daemon {
         HostName::new(&remote.host).and_then(|host| self.hosts.dialer(&host))
     }
 
-    /// Asks the daemon of another host about a volume, without using it.
-    pub(super) async fn ask_host(&self, remote: &RemoteVolume, ask: Ask) -> block::Result<Answer> {
+    /// A session with the daemon of another host that only asks about a volume.
+    async fn asking(&self, remote: &RemoteVolume, options: StreamOptions) -> block::Result<Arc<Remote>> {
         let dialer = self.dialer_of(remote);
         let dialer =
             dialer.map_err(|error| block::Error::new(block::ErrorKind::PermissionDenied, error.to_string()))?;
@@ -47,14 +51,31 @@ impl Daemon {
             request_alignment: remote.request_alignment,
             origin: remote.job.to_string(),
         };
+        Remote::connect(Arc::clone(&self.env), dialer, request, options).await
+    }
+
+    /// Asks the daemon of another host about a volume, without using it.
+    pub(super) async fn ask_host(&self, remote: &RemoteVolume, ask: Ask) -> block::Result<Answer> {
         let options = StreamOptions { streams: 1, ..StreamOptions::default() };
-        let asking = async {
-            let session = Remote::connect(Arc::clone(&self.env), dialer, request, options).await?;
-            session.call(ask).await
-        };
+        let asking = async { self.asking(remote, options).await?.call(ask).await };
         env::timeout(&*self.env, 2 * PATIENCE, asking).await.unwrap_or_else(|| {
             Err(block::Error::new(block::ErrorKind::TimedOut, format!("{} does not answer", remote.host)))
         })
+    }
+
+    /// What the network to another host carries at most, in bytes a second, over the streams that a move there would have.
+    /// Nothing if that is not known soon.
+    pub(crate) async fn capacity_to(&self, remote: &RemoteVolume) -> Option<u64> {
+        let looking = async {
+            let session = self.asking(remote, self.stream_options(remote)).await.ok()?;
+            // The other streams come soon after the first, or not at all.
+            let until = self.env.now() + OTHERS_WAIT;
+            while session.paths().iter().any(Option::is_none) && self.env.now() < until {
+                self.env.sleep(LOOK).await;
+            }
+            capacity(self, &session).await
+        };
+        env::timeout(&*self.env, PATIENCE, looking).await.flatten()
     }
 
     /// Where the volume stands on another host.
