@@ -69,7 +69,8 @@ struct Load {
     writes: u64,
     errors: u64,
     faults: u64,
-    payload: Vec<u8>,
+    /// What is written, but for a word that is new in each write: nothing makes it shorter.
+    noise: Vec<u64>,
 }
 
 fn main() {
@@ -108,7 +109,7 @@ fn run(options: Options) -> io::Result<()> {
         writes: 0,
         errors: 0,
         faults: 0,
-        payload: vec![0x5a; options.io_bytes as usize],
+        noise: noise(options.io_bytes as usize / size_of::<u64>()),
         connections,
         options,
     };
@@ -245,10 +246,10 @@ impl Load {
         }
         let io_bytes = self.options.io_bytes;
         let offset = slot as u64 * u64::from(io_bytes);
-        let (content, payload) = (self.contents.get(slot), &self.payload);
+        let (content, noise, random) = (self.contents.get(slot), &self.noise, &mut self.random);
         connection.request((command, flags), cookie, offset, io_bytes, |out| match (command, content) {
             (Command::Write, Some(content)) => append_slot(out, slot, io_bytes as usize, content.after_write()),
-            (Command::Write, None) => out.extend_from_slice(payload),
+            (Command::Write, None) => append_noise(out, noise, random.next()),
             _ => {}
         });
     }
@@ -437,13 +438,31 @@ impl Load {
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    const fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
-        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        ((u128::from(value) * u128::from(limit)) >> 64) as u64
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+/// Adds `noise` with every word changed by `mask`.
+fn append_noise(out: &mut Vec<u8>, noise: &[u64], mask: u64) {
+    let start = out.len();
+    out.resize(start + size_of_val(noise), 0);
+    for (place, word) in out[start..].as_chunks_mut().0.iter_mut().zip(noise) {
+        *place = (word ^ mask).to_le_bytes();
+    }
+}
+
+/// Words that nothing makes shorter.
+fn noise(words: usize) -> Vec<u64> {
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    (0..words).map(|_| random.next()).collect()
 }
 
 fn say(line: &str) {
