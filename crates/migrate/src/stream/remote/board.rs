@@ -24,11 +24,11 @@ use tokio::sync::oneshot;
 
 use crate::stream::protocol::Kind;
 
-/// Requests up to this size do not wait behind larger ones.
+/// Requests up to this size do not wait behind larger ones, nor behind the frames that larger ones were cut into.
 pub(super) const SHORT_BYTES_MAX: usize = 32 << 10;
 
 /// After so many short requests a large one has its turn.
-const SHORT_STREAK_MAX: u32 = 16;
+const SHORT_STREAK_MAX: u32 = 8;
 
 /// Why flushes fail for good after the other machine was started again.
 const FORGOTTEN: &str = "the other host was started again and has forgotten writes that were answered, but not flushed";
@@ -79,6 +79,22 @@ impl Request {
     }
 }
 
+/// A request and how it is to be sent.
+pub(super) struct Order {
+    pub(super) request: Request,
+    /// Whether all that was asked is short, and not only this frame of it.
+    pub(super) is_short: bool,
+    pub(super) fua: bool,
+    /// Keeps overlapping writes back until it is answered.
+    pub(super) lock: Option<Arc<RangeGuard>>,
+}
+
+impl From<Request> for Order {
+    fn from(request: Request) -> Self {
+        Self { is_short: request.cost() <= SHORT_BYTES_MAX, request, fua: false, lock: None }
+    }
+}
+
 /// What a request was answered with.
 pub(super) enum Answered {
     Done,
@@ -91,13 +107,13 @@ pub(super) struct Operation {
     pub(super) id: u64,
     pub(super) request: Request,
     pub(super) fua: bool,
+    is_short: bool,
     /// How often it, or its answer, came damaged.
     pub(super) damages: u8,
     /// Whether it has been sent before.
     pub(super) is_again: bool,
     /// Of a flush: the writes that had been answered when it was asked for.
     covers: u64,
-    /// Keeps overlapping writes back until this one is answered.
     _lock: Option<Arc<RangeGuard>>,
     answer: Option<oneshot::Sender<Result<Answered>>>,
 }
@@ -237,40 +253,31 @@ impl Board {
         }
     }
 
-    /// Takes a request; the receiver is told how it ended.
-    pub(super) fn submit(
-        &mut self,
-        request: Request,
-        fua: bool,
-        lock: Option<Arc<RangeGuard>>,
-    ) -> Result<oneshot::Receiver<Result<Answered>>> {
+    /// Takes an order; the receiver is told how it ended.
+    pub(super) fn submit(&mut self, order: impl Into<Order>) -> Result<oneshot::Receiver<Result<Answered>>> {
+        let order = order.into();
         if self.is_closed {
             return Err(Error::new(ErrorKind::Disconnected, "the connection to the other host was closed"));
         }
         if let Life::Lost(Lost { kind, why, waits: false, .. }) = &self.life {
             return Err(Error::new(*kind, why.clone()));
         }
-        if matches!(request, Request::Flush) && self.has_forgotten {
+        if matches!(order.request, Request::Flush) && self.has_forgotten {
             return Err(Error::new(ErrorKind::Io, FORGOTTEN));
         }
-        self.is_leaving |= matches!(request, Request::Leave);
+        self.is_leaving |= matches!(order.request, Request::Leave);
         let (answer, answered) = oneshot::channel();
-        self.queue(request, fua, lock, Some(answer));
+        self.queue(order, Some(answer));
         Ok(answered)
     }
 
-    fn queue(
-        &mut self,
-        request: Request,
-        fua: bool,
-        lock: Option<Arc<RangeGuard>>,
-        answer: Option<oneshot::Sender<Result<Answered>>>,
-    ) {
+    fn queue(&mut self, order: Order, answer: Option<oneshot::Sender<Result<Answered>>>) {
         let id = self.next_id;
         self.next_id += 1;
+        let Order { request, is_short, fua, lock } = order;
         let covers = self.answered;
-        let operation = Operation { id, request, fua, damages: 0, is_again: false, covers, _lock: lock, answer };
-        let is_short = operation.request.cost() <= SHORT_BYTES_MAX;
+        let operation =
+            Operation { id, request, is_short, fua, damages: 0, is_again: false, covers, _lock: lock, answer };
         if is_short { &mut self.short } else { &mut self.large }.push_back(operation);
         self.wake_one(is_short);
     }
@@ -280,7 +287,7 @@ impl Board {
         operations.sort_unstable_by_key(|operation| std::cmp::Reverse(operation.id));
         for mut operation in operations {
             operation.is_again = true;
-            let is_short = operation.request.cost() <= SHORT_BYTES_MAX;
+            let is_short = operation.is_short;
             if is_short { &mut self.short } else { &mut self.large }.push_front(operation);
             self.wake_one(is_short);
         }
@@ -470,7 +477,7 @@ impl Board {
             self.queue_again(again);
             if !orphans.is_empty() {
                 self.orphans.insert((place.stream, place.generation), orphans);
-                self.queue(Request::Retire(place.stream, place.generation), false, None, None);
+                self.queue(Request::Retire(place.stream, place.generation).into(), None);
             }
             return (Failed::nothing(), false);
         }

@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 use block::{Bytes, Data, Error, ErrorKind, Extent, Result};
 use tokio::sync::oneshot;
 
-use super::board::{Answered, Board, Operation, Place, Request, Room, Taken};
+use super::board::{Answered, Board, Operation, Order, Place, Request, Room, Taken};
 use crate::stream::protocol::Kind;
 
 /// Counts how often it is woken.
@@ -62,7 +62,7 @@ fn take(board: &mut Board, place: Place, has_room: bool) -> Option<Operation> {
 }
 
 fn ask(board: &mut Board, request: Request) -> oneshot::Receiver<Result<Answered>> {
-    board.submit(request, false, None).expect("the session is live")
+    board.submit(request).expect("the session is live")
 }
 
 fn error_of(answer: &mut oneshot::Receiver<Result<Answered>>) -> ErrorKind {
@@ -74,7 +74,7 @@ fn gone() -> Error {
 }
 
 #[test]
-fn short_requests_go_first_and_after_sixteen_of_them_a_large_one_has_its_turn() {
+fn short_requests_go_first_and_after_eight_of_them_a_large_one_has_its_turn() {
     let mut board = live(1, false);
     let mut answers = vec![ask(&mut board, write(256 << 10)), ask(&mut board, write(256 << 10))];
     answers.extend((0..40).map(|_| ask(&mut board, write(4096))));
@@ -82,7 +82,7 @@ fn short_requests_go_first_and_after_sixteen_of_them_a_large_one_has_its_turn() 
     let order: Vec<usize> =
         (0..42).map(|_| take(&mut board, here, true).expect("there is more").request.cost()).collect();
     let large: Vec<usize> = (0..42).filter(|index| order[*index] > 4096).collect();
-    assert_eq!(large, [16, 33]);
+    assert_eq!(large, [8, 17]);
     assert!(take(&mut board, here, true).is_none());
 }
 
@@ -94,6 +94,17 @@ fn a_stream_without_room_takes_short_requests_only() {
     assert_eq!(take(&mut board, here, false).expect("a flush is short").request.kind(), Kind::Flush);
     assert!(take(&mut board, here, false).is_none());
     assert!(take(&mut board, here, true).is_some());
+}
+
+#[test]
+fn a_short_frame_of_a_long_request_does_not_overtake() {
+    let mut board = live(1, false);
+    let frame = Order { is_short: false, ..write(4096).into() };
+    let _answers = [board.submit(frame).expect("the session is live"), ask(&mut board, write(8192))];
+    let here = place(1, 0, 1);
+    assert_eq!(take(&mut board, here, false).expect("it is short").request.cost(), 8192);
+    assert!(take(&mut board, here, false).is_none(), "a copy's frame was taken for a guest's write");
+    assert_eq!(take(&mut board, here, true).expect("there is room").request.cost(), 4096);
 }
 
 #[test]
@@ -154,7 +165,7 @@ fn a_copy_fails_with_its_last_stream_and_a_forward_waits_until_its_patience_ends
         assert!(is_over);
         if !waits {
             assert_eq!(answers.each_mut().map(error_of), [ErrorKind::Disconnected; 3]);
-            let refused = board.submit(Request::Flush, false, None);
+            let refused = board.submit(Request::Flush);
             assert_eq!(refused.err().expect("nobody is there").kind(), ErrorKind::Disconnected);
             continue;
         }
@@ -168,7 +179,7 @@ fn a_copy_fails_with_its_last_stream_and_a_forward_waits_until_its_patience_ends
         assert!(board.end(here, Vec::new(), &gone()).1 && board.is_lost_since(session));
         board.expire(ErrorKind::TimedOut, "too long").answer();
         assert_eq!(error_of(&mut late), ErrorKind::TimedOut);
-        assert!(board.submit(Request::Flush, false, None).is_err());
+        assert!(board.submit(Request::Flush).is_err());
     }
 }
 

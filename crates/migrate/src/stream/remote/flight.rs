@@ -24,18 +24,18 @@ use env::Moment;
 use parking_lot::Mutex;
 
 /// What is on its way beyond what keeps the path busy takes this long: so long a guest's write waits for it.
-const QUEUE: Duration = Duration::from_micros(500);
+const QUEUE: Duration = Duration::from_micros(300);
 /// Up to this rate, in bytes a second. Above it it is longer by more than the rate is higher,
 const QUEUE_RATE: f64 = 125e6;
-const QUEUE_POWER: f64 = 1.5;
+const QUEUE_POWER: f64 = 1.85;
 /// but no more than so many times.
-const QUEUE_FACTOR_MAX: f64 = 12.0;
+const QUEUE_FACTOR_MAX: f64 = 20.0;
 /// On a long path it is this part of the time to an answer, or a rate that has risen would not be found out for long.
 const GROWTH: f64 = 0.25;
 /// While nothing is known of the path.
 const BYTES_UNKNOWN: f64 = 512.0 * 1024.0;
 /// So much may be under way on the slowest path: the smallest frame of a copy, and the next one behind it.
-const BYTES_MIN: f64 = 96.0 * 1024.0;
+const BYTES_MIN: f64 = 48.0 * 1024.0;
 /// A guest that has written within so much time writes.
 const GUEST_SPAN: Duration = Duration::from_secs(1);
 /// The rate is that of so much time,
@@ -45,9 +45,9 @@ const SPAN: Duration = Duration::from_secs(4);
 /// How much of an estimate a new measurement replaces.
 const WEIGHT: f64 = 0.05;
 /// A large frame takes this long on the path at most,
-const FRAME: Duration = Duration::from_micros(550);
-/// but is no smaller than this: shorter requests are the guest's.
-pub(super) const FRAME_BYTES_MIN: u32 = 64 << 10;
+const FRAME: Duration = Duration::from_micros(500);
+/// but is no smaller than this: the work for each frame is the same.
+pub(super) const FRAME_BYTES_MIN: u32 = 32 << 10;
 
 /// What was best of late: in this span and in the one before.
 #[derive(Clone, Copy, Debug, Default)]
@@ -246,7 +246,7 @@ mod tests {
         for (rate, base) in [(119e6, 0.000_2), (119e6, 0.005), (119e6, 0.05), (30e6, 0.000_5)] {
             let (used, waited) = drive(rate, base, 0.000_05, true);
             assert!(used > 0.97, "{used} of {rate} bytes a second over {base} s is used");
-            let most = 0.001_8_f64.max(220e3 / rate).max(base * 0.5);
+            let most = 0.001_f64.max(120e3 / rate).max(base * 0.5);
             assert!(waited < most, "a guest's write waits {waited} s on {rate} bytes a second over {base} s");
         }
     }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use block::{
     BlockDevice, Buffer, BufferPool, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation,
-    MutationKind, RangeGuard, RangeLock, Result,
+    MutationKind, RangeLock, Result,
 };
 use env::EnvRef;
 use filters::TokenBucket;
@@ -42,7 +42,7 @@ use super::protocol::{
 };
 use super::statistics::Counters;
 use super::{Dialer, StreamOptions, StreamPath, StreamStatistics};
-use board::{Answered, Board, Request, SHORT_BYTES_MAX};
+use board::{Answered, Board, Order, Request, SHORT_BYTES_MAX};
 use flight::NumberedFlight;
 
 /// What reads that are larger than a frame are put together from.
@@ -172,7 +172,7 @@ impl Remote {
     /// What the other end says; `Disconnected` if nobody knows whether it was done.
     pub async fn call(&self, ask: Ask) -> Result<Answer> {
         let message = encode(&ask).map_err(|error| Error::new(ErrorKind::TooLarge, error.0))?;
-        match self.shared.carry_out(Request::Control(message), false, None).await? {
+        match self.shared.carry_out(Request::Control(message)).await? {
             Answered::Message(bytes) => decode(&bytes)
                 .map_err(|error| Error::new(ErrorKind::Invalid, "the answer of the other host").with_source(error)),
             Answered::Done | Answered::Bytes(_) => Err(wrong_answer()),
@@ -235,7 +235,7 @@ impl Remote {
     /// # Errors
     /// The other end could not be told; it finds out by itself.
     pub async fn close(&self) -> Result<()> {
-        let left = self.shared.carry_out(Request::Leave, false, None).await;
+        let left = self.shared.carry_out(Request::Leave).await;
         self.shared.board.lock().close().answer();
         left.map(|_| ())
     }
@@ -302,17 +302,12 @@ impl Shared {
         self.frame_bytes(limit)
     }
 
-    fn submit(
-        &self,
-        request: Request,
-        fua: bool,
-        lock: Option<Arc<RangeGuard>>,
-    ) -> Result<oneshot::Receiver<Result<Answered>>> {
-        self.board.lock().submit(request, fua, lock)
+    fn submit(&self, order: impl Into<Order>) -> Result<oneshot::Receiver<Result<Answered>>> {
+        self.board.lock().submit(order)
     }
 
-    async fn carry_out(&self, request: Request, fua: bool, lock: Option<Arc<RangeGuard>>) -> Result<Answered> {
-        self.submit(request, fua, lock)?.await.map_err(|_| gone())?
+    async fn carry_out(&self, order: impl Into<Order>) -> Result<Answered> {
+        self.submit(order)?.await.map_err(|_| gone())?
     }
 
     async fn mutate(&self, mutation: Mutation) -> Result<()> {
@@ -331,22 +326,19 @@ impl Shared {
                 })
                 .collect(),
         };
-        if frames.len() == 1 {
-            for frame in frames {
-                self.carry_out(frame, mutation.fua, Some(Arc::clone(&lock))).await?;
-            }
-            return Ok(());
-        }
-        let frames = frames.into_iter().map(|frame| self.submit(frame, mutation.fua, Some(Arc::clone(&lock))));
-        let answers = frames.collect::<Result<Vec<_>>>()?;
+        let is_short = frames.iter().map(Request::cost).sum::<usize>() <= SHORT_BYTES_MAX;
+        let fua = mutation.fua;
+        let orders = frames.into_iter().map(|request| Order { request, is_short, fua, lock: Some(Arc::clone(&lock)) });
+        let answers = orders.map(|order| self.submit(order)).collect::<Result<Vec<_>>>()?;
         drop(lock);
         // The first error counts, but it is not told before all of them have ended.
         let outcomes = join_all(answers).await;
         outcomes.into_iter().try_for_each(|outcome| outcome.map_err(|_| gone())?.map(|_| ()))
     }
 
-    async fn fetch(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
-        match self.carry_out(Request::Read(offset, Some(buffer)), false, None).await? {
+    async fn fetch(&self, offset: Bytes, buffer: Buffer, is_short: bool) -> Result<Buffer> {
+        let order = Order { is_short, ..Request::Read(offset, Some(buffer)).into() };
+        match self.carry_out(order).await? {
             Answered::Bytes(buffer) => Ok(buffer),
             Answered::Done | Answered::Message(_) => Err(wrong_answer()),
         }
@@ -355,7 +347,8 @@ impl Shared {
     async fn read(&self, offset: Bytes, mut buffer: Buffer) -> Result<Buffer> {
         let unit = self.frame_bytes(self.frame_bytes_now());
         if buffer.len() as u64 <= unit {
-            return self.fetch(offset, buffer).await;
+            let is_short = buffer.len() <= SHORT_BYTES_MAX;
+            return self.fetch(offset, buffer, is_short).await;
         }
         let whole = Extent::new(offset, buffer.len().into());
         let mut pieces: FuturesUnordered<_> = whole
@@ -363,7 +356,7 @@ impl Shared {
             .map(|piece| async move {
                 // Each holds its own buffer only: nobody waits for one while holding another.
                 let room = self.pieces.acquire(piece.length.as_usize()).await;
-                self.fetch(piece.offset, room).await.map(|read| (piece, read))
+                self.fetch(piece.offset, room, false).await.map(|read| (piece, read))
             })
             .collect();
         while let Some(outcome) = pieces.next().await {
@@ -395,12 +388,12 @@ impl BlockDevice for Remote {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async { self.shared.carry_out(Request::Flush, false, None).await.map(|_| ()) })
+        Box::pin(async { self.shared.carry_out(Request::Flush).await.map(|_| ()) })
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         Box::pin(async move {
-            match self.shared.carry_out(Request::Extents(extent), false, None).await? {
+            match self.shared.carry_out(Request::Extents(extent)).await? {
                 Answered::Message(bytes) => parse_extents(extent, &bytes)
                     .map_err(|error| Error::new(ErrorKind::Invalid, "the answer of the other host").with_source(error)),
                 Answered::Done | Answered::Bytes(_) => Err(wrong_answer()),
