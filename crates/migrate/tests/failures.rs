@@ -4,7 +4,8 @@ extern crate transhume_migrate as migrate;
 
 mod common;
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
@@ -306,6 +307,44 @@ async fn in_doubt_no_write_is_answered_by_one_side_alone() {
     control.resume();
     switched(work).await;
     assert_eq!(world.target.contents().await[5000..5512], [1; 512]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_fails_while_the_commit_is_stored_is_not_given_up_before_that_is_settled() {
+    for seed in 0..8 {
+        let world = World::new(seed, 1_000_000).await;
+        let answered = Arc::<AtomicU64>::default();
+        let guest = tokio::spawn({
+            let (lane, answered, env) = (world.lane(), Arc::clone(&answered), Arc::clone(&world.env));
+            async move {
+                loop {
+                    let write = Mutation::data(Bytes(5000), Data::copy_of(&[1; 512]));
+                    lane.device.write(write).await.expect("the source has it, or the guest waits");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    env.sleep(Duration::from_micros(100)).await;
+                }
+            }
+        });
+        world.journal.fates.lock().push_back(Fate::Late(Duration::from_secs(30)));
+        let (control, work) = world.start(MoveOptions { commit_ms: 10_000, ..options() }).await;
+        until(&control, |progress| progress.phase == Phase::Committing).await;
+        let before = answered.load(Ordering::Relaxed);
+        {
+            let mut manners = world.target.manners.lock();
+            (manners.writes_left, manners.flushes_left) = (Some(0), Some(0));
+        }
+        world.journal.records_fail.store(true, Ordering::Relaxed);
+        world.env.sleep(Duration::from_secs(60)).await;
+        assert_eq!(control.snapshot().phase, Phase::Reverting, "seed {seed}");
+        let since = answered.load(Ordering::Relaxed) - before;
+        assert_eq!(since, 0, "seed {seed}: the source alone has answered while the target may hold the volume");
+        world.journal.records_fail.store(false, Ordering::Relaxed);
+        assert!(lost(&control).await);
+        mend(&world.target);
+        control.resume();
+        switched(work).await;
+        guest.abort();
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ use futures::future::{Either, select};
 use std::pin::pin;
 
 use super::{Driver, TICK};
+use crate::strategy::mirror::tracker::Mode;
 use crate::{Event, Verify};
 
 /// How long to wait before the guest is held again; it doubles.
@@ -139,6 +140,9 @@ impl Driver {
     }
 
     pub(super) async fn commit(&mut self) -> Event {
+        // From here on the commit may count. A target that fails while it is stored must not be given up: when the guest is let
+        // go in doubt, what it writes belongs on both sides.
+        self.mirror.set_mode(Mode::InDoubt);
         let journal = Arc::clone(&self.journal);
         let mut store: futures::future::BoxFuture<'static, _> = Box::pin(async move { journal.commit().await });
         let began = self.env.now();
@@ -275,7 +279,7 @@ impl Driver {
         let now = self.env.now();
         self.statistics.switchover.window_us += micros(now.since(began));
         self.statistics.switched(now);
-        self.mirror.set_mode(crate::strategy::mirror::tracker::Mode::Detached);
+        self.mirror.set_mode(Mode::Detached);
         Event::Swapped
     }
 
