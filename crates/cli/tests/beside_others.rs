@@ -268,29 +268,49 @@ fn copied(hosts: &SwitchedHosts, span: Duration) -> ([u64; 2], [Value; 2]) {
     ([0, 1].map(|number| count(&after[number]) - count(&before[number])), after)
 }
 
+/// Looks until what is asked for is so, and then no more: what a loud machine spoils is so a little later. What does not
+/// come to be in `looks` of them is a failure.
+fn soon(looks: u32, mut look: impl FnMut() -> Result<(), String>) {
+    let mut why = String::new();
+    for _ in 0..looks {
+        match look() {
+            Ok(()) => return,
+            Err(error) => why = error,
+        }
+    }
+    panic!("{why}");
+}
+
 #[test]
 fn moves_from_two_hosts_into_one_share_its_link_and_what_others_leave_of_it() {
-    let (hosts, _folder) = drained(160, 420 * MEBIBYTE);
+    const SPAN: Duration = Duration::from_secs(5);
+    let (hosts, _folder) = drained(160, 640 * MEBIBYTE);
     begin(&hosts, 1);
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(SPAN);
     begin(&hosts, 2);
-    std::thread::sleep(Duration::from_secs(4));
+    let is_fair = |first: u64, late: u64| first.min(late) * 10 > first.max(late) * 3;
     // Whoever comes late is none of the others to whoever was first, nor the other way round.
-    let ([first, late], jobs) = copied(&hosts, Duration::from_secs(6));
-    let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
-    assert!(first.min(late) * 10 > first.max(late) * 3, "{first} and {late}: {rates:?}");
-    assert!(first + late > 6 * 16_000_000, "the link carries 20 MB/s: {first} and {late}: {rates:?}");
-    assert!(jobs.iter().all(|job| job["progress"]["rates"]["limit"].is_null()), "nobody else is there: {rates:?}");
+    soon(3, || {
+        let ([first, late], jobs) = copied(&hosts, SPAN);
+        let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
+        // The link carries 20 MB/s.
+        let is_full = first + late > SPAN.as_secs() * 16_000_000;
+        let is_free = jobs.iter().all(|job| job["progress"]["rates"]["limit"].is_null());
+        let why = || format!("{first} and {late}, nobody else is there: {rates:?}");
+        if is_fair(first, late) && is_full && is_free { Ok(()) } else { Err(why()) }
+    });
 
     let enter = |number| hosts.enter(number).expect("entered");
     let others = Others::between(|| enter(1), || enter(0), hosts.machine(0), 8_000_000);
-    std::thread::sleep(Duration::from_secs(5));
-    let arrived = others.arrived.load(Ordering::Relaxed);
-    let ([first, late], jobs) = copied(&hosts, Duration::from_secs(6));
-    let arrived = others.arrived.load(Ordering::Relaxed) - arrived;
-    let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
-    assert!(first.min(late) * 10 > first.max(late) * 3, "{first} and {late}: {rates:?}");
-    assert!(arrived > 6 * 6_400_000, "others got {arrived}: {rates:?}");
-    assert!(first + late > 6 * 6_000_000, "{first} and {late}: {rates:?}");
+    soon(5, || {
+        let before = others.arrived.load(Ordering::Relaxed);
+        let ([first, late], jobs) = copied(&hosts, SPAN);
+        let arrived = others.arrived.load(Ordering::Relaxed) - before;
+        let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
+        let is_left_to_others = arrived > SPAN.as_secs() * 6_400_000;
+        let is_used = first + late > SPAN.as_secs() * 6_000_000;
+        let why = || format!("{first} and {late}, and others {arrived}: {rates:?}");
+        if is_fair(first, late) && is_left_to_others && is_used { Ok(()) } else { Err(why()) }
+    });
     others.stop();
 }
