@@ -23,6 +23,13 @@ done
 : > "$1/no-kvm"
 chmod 000 "$1/no-kvm"
 [ ! -e /dev/kvm ] || mount --bind "$1/no-kvm" /dev/kvm
+# Debian's build looks for its own user before it reads that another one is to be used, and only libvirt-daemon-system makes it.
+for file in passwd group; do
+    cp "/etc/$file" "$1/$file"
+    mount --bind "$1/$file" "/etc/$file"
+done
+grep -q ^libvirt-qemu: /etc/passwd || echo 'libvirt-qemu:x:64055:64055::/nonexistent:/usr/sbin/nologin' >> /etc/passwd
+grep -q ^libvirt-qemu: /etc/group || echo 'libvirt-qemu:x:64055:' >> /etc/group
 cat > /etc/libvirt/libvirtd.conf <<END
 unix_sock_dir = "$1"
 auth_unix_rw = "none"
