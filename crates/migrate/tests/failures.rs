@@ -4,28 +4,12 @@ extern crate transhume_migrate as migrate;
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
-use common::{Disk, Fate, World, map_device, map_on, options, outcome, switched, until};
-use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
-
-/// Waits until a migration has lost its target or is over.
-async fn lost(control: &Control) -> bool {
-    until(control, |progress| progress.phase == Phase::TargetLost || progress.phase.is_final()).await.phase
-        == Phase::TargetLost
-}
-
-fn mend(disk: &Disk) {
-    let mut manners = disk.manners.lock();
-    manners.writes_left = None;
-    manners.every_nth_write_fails = None;
-    manners.flushes_left = None;
-    manners.reads_left = None;
-    manners.hung = false;
-}
+use common::{Disk, World, lost, map_device, map_on, options, outcome, switched, until};
+use migrate::{JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
 
 #[tokio::test(start_paused = true)]
 async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_sees_nothing() {
@@ -45,10 +29,10 @@ async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_s
             assert_eq!(control.snapshot().error.map(|error| error.kind), Some(kind.name().to_owned()));
             // The guest goes on alone for a while, and what it changes is tracked.
             world.env.sleep(Duration::from_millis(200)).await;
-            mend(&world.target);
+            world.target.mend();
             control.resume();
         }
-        mend(&world.target);
+        world.target.mend();
         let report = switched(work).await;
         world.assert_equal_at_commit();
         world.stop_guest(guest).await;
@@ -67,7 +51,7 @@ async fn a_target_that_fails_now_and_then_stays_the_target_and_what_it_missed_is
         let slowly = MoveOptions { sample_chunks: 1, bandwidth: Some(4_000_000), ..options() };
         let (control, work) = world.start(slowly).await;
         until(&control, |progress| progress.phase > Phase::Copying).await;
-        mend(&world.target);
+        world.target.mend();
         let report = switched(work).await;
         world.assert_equal_at_commit();
         world.stop_guest(guest).await;
@@ -101,7 +85,7 @@ async fn a_target_that_fails_for_good_is_lost_within_its_retries() {
     let (control, work) = world.start(options()).await;
     assert!(lost(&control).await);
     assert!(world.env.now() - began < Duration::from_secs(2));
-    mend(&world.target);
+    world.target.mend();
     control.resume();
     assert!(switched(work).await.retries <= 3 * 4, "many copies were tried again and again");
     world.assert_equal_at_commit();
@@ -121,7 +105,7 @@ async fn what_was_not_flushed_is_copied_again_after_a_flush_that_failed() {
                 world.target.put(chunk as u64 * 4096, &vec![0xdd; bytes.len()]).await;
             }
         }
-        mend(&world.target);
+        world.target.mend();
         control.resume();
         let report = switched(work).await;
         world.assert_equal_at_commit();
@@ -144,7 +128,7 @@ async fn a_target_that_hangs_does_not_hang_the_guest_and_late_writes_do_not_land
     control.resume();
     world.env.sleep(Duration::from_secs(5)).await;
     assert_eq!(control.snapshot().phase, Phase::TargetLost, "it went on beside writes that are still under way");
-    mend(&world.target);
+    world.target.mend();
     switched(work).await;
     world.assert_equal_at_commit();
     world.stop_guest(guest).await;
@@ -175,7 +159,7 @@ async fn a_target_that_is_silent_for_a_moment_is_kept_and_the_guest_does_not_wai
             );
         }
         assert_eq!(control.snapshot().phase, Phase::Copying);
-        mend(&world.target);
+        world.target.mend();
         control.set_bandwidth(None);
         let report = switched(work).await;
         world.assert_equal_at_commit();
@@ -198,7 +182,7 @@ async fn a_target_that_stays_silent_is_lost_after_its_time() {
     assert!(world.env.now() - began < Duration::from_secs(4));
     control.set_bandwidth(None);
     control.resume();
-    mend(&world.target);
+    world.target.mend();
     let report = switched(work).await;
     world.assert_equal_at_commit();
     world.stop_guest(guest).await;
@@ -237,113 +221,10 @@ async fn a_cancel_in_every_phase_leaves_the_guest_on_the_source() {
         assert!(!world.journal.committed.load(Ordering::Relaxed));
         world.stop_guest(guest).await;
         // Nothing stands in the way of the next try.
-        mend(&world.target);
+        world.target.mend();
         let (_, work) = world.start(options()).await;
         switched(work).await;
         world.assert_equal_at_commit();
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_commit_in_doubt_is_stored_again_while_the_guest_runs_on_both_sides() {
-    for fates in [
-        vec![Fate::Failed],
-        vec![Fate::Failed, Fate::Failed, Fate::Failed],
-        vec![Fate::Late(Duration::from_secs(3))],
-        vec![Fate::Late(Duration::from_secs(3)), Fate::Failed],
-    ] {
-        let world = World::new(6, 1_500_000).await;
-        let guest = world.guest(3);
-        world.journal.fates.lock().extend(fates.iter().copied());
-        let (control, work) = world.start(options()).await;
-        until(&control, |progress| progress.phase == Phase::InDoubt).await;
-        let lane = world.lane();
-        let flushes = world.target.flushes.load(Ordering::Relaxed);
-        lane.device.flush().await.expect("the guest's flush succeeds in doubt");
-        assert!(world.target.flushes.load(Ordering::Relaxed) > flushes, "a flush in doubt went to one side");
-        let report = switched(work).await;
-        world.assert_equal_at_commit();
-        assert_eq!(report.switchover.doubts, 1);
-        assert!(world.journal.committed.load(Ordering::Relaxed));
-        world.stop_guest(guest).await;
-        assert!(world.slot.device().is_same(&world.target_device));
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_commit_in_doubt_can_be_taken_back() {
-    let world = World::new(6, 1_000_000).await;
-    let guest = world.guest(2);
-    world.journal.fates.lock().extend([Fate::Failed; 100]);
-    let (control, work) = world.start(options()).await;
-    until(&control, |progress| progress.phase == Phase::InDoubt).await;
-    control.cancel().expect("it can still be cancelled");
-    assert!(matches!(outcome(work).await, Outcome::Cancelled(_)));
-    assert!(world.journal.recorded.lock().contains(&Phase::Reverting));
-    assert!(!world.journal.committed.load(Ordering::Relaxed));
-    world.stop_guest(guest).await;
-    assert!(world.slot.device().is_same(&world.source_device));
-}
-
-#[tokio::test(start_paused = true)]
-async fn in_doubt_no_write_is_answered_by_one_side_alone() {
-    let world = World::new(6, 1_000_000).await;
-    world.journal.fates.lock().extend([Fate::Failed; 100]);
-    let (control, work) = world.start(options()).await;
-    until(&control, |progress| progress.phase == Phase::InDoubt).await;
-    // The target fails, and the journal too: nobody can say which side counts.
-    world.target.manners.lock().writes_left = Some(0);
-    world.journal.records_fail.store(true, Ordering::Relaxed);
-    let guest = world.lane();
-    let write =
-        tokio::spawn(async move { guest.device.write(Mutation::data(Bytes(5000), Data::copy_of(&[1; 512]))).await });
-    world.env.sleep(Duration::from_secs(60)).await;
-    assert!(!write.is_finished(), "a write was answered by the source alone while the target may hold the volume");
-    world.journal.records_fail.store(false, Ordering::Relaxed);
-    write.await.expect("no panic").expect("the source holds the volume and has the write");
-    assert!(lost(&control).await);
-    mend(&world.target);
-    world.journal.fates.lock().clear();
-    control.resume();
-    switched(work).await;
-    assert_eq!(world.target.contents().await[5000..5512], [1; 512]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_target_that_fails_while_the_commit_is_stored_is_not_given_up_before_that_is_settled() {
-    for seed in 0..8 {
-        let world = World::new(seed, 1_000_000).await;
-        let answered = Arc::<AtomicU64>::default();
-        let guest = tokio::spawn({
-            let (lane, answered, env) = (world.lane(), Arc::clone(&answered), Arc::clone(&world.env));
-            async move {
-                loop {
-                    let write = Mutation::data(Bytes(5000), Data::copy_of(&[1; 512]));
-                    lane.device.write(write).await.expect("the source has it, or the guest waits");
-                    answered.fetch_add(1, Ordering::Relaxed);
-                    env.sleep(Duration::from_micros(100)).await;
-                }
-            }
-        });
-        world.journal.fates.lock().push_back(Fate::Late(Duration::from_secs(30)));
-        let (control, work) = world.start(MoveOptions { commit_ms: 10_000, ..options() }).await;
-        until(&control, |progress| progress.phase == Phase::Committing).await;
-        let before = answered.load(Ordering::Relaxed);
-        {
-            let mut manners = world.target.manners.lock();
-            (manners.writes_left, manners.flushes_left) = (Some(0), Some(0));
-        }
-        world.journal.records_fail.store(true, Ordering::Relaxed);
-        world.env.sleep(Duration::from_secs(60)).await;
-        assert_eq!(control.snapshot().phase, Phase::Reverting, "seed {seed}");
-        let since = answered.load(Ordering::Relaxed) - before;
-        assert_eq!(since, 0, "seed {seed}: the source alone has answered while the target may hold the volume");
-        world.journal.records_fail.store(false, Ordering::Relaxed);
-        assert!(lost(&control).await);
-        mend(&world.target);
-        control.resume();
-        switched(work).await;
-        guest.abort();
     }
 }
 
@@ -365,7 +246,7 @@ async fn a_read_error_that_passes_is_survived_and_its_chunks_are_compared() {
     let (control, work) = world.start(MoveOptions { sample_chunks: 1, ..options() }).await;
     let source = world.source.clone();
     world.env.sleep(Duration::from_millis(30)).await;
-    mend(&source);
+    source.mend();
     let report = switched(work).await;
     assert!(report.retries > 0 && report.verification.suspects > 1, "{report:?}");
     world.assert_equal_at_commit();
@@ -388,7 +269,7 @@ async fn a_guest_whose_requests_do_not_drain_is_let_go_and_held_again_later() {
     world.env.sleep(Duration::from_secs(20)).await;
     let reader = world.lane();
     reader.device.read(Bytes(1000), block::Buffer::unpooled(512)).await.expect("the guest was let go");
-    mend(&world.source);
+    world.source.mend();
     slow.await.expect("no panic").expect("the write succeeds");
     let report = switched(work).await;
     assert!(report.switchover.quiesce_retries > 1, "{:?}", report.switchover);
@@ -468,7 +349,7 @@ async fn a_guest_write_that_the_source_fails_is_the_guest_s_error_and_the_chunk_
     let guest = world.lane();
     let failed = guest.device.write(Mutation::data(Bytes(100), Data::copy_of(&[9; 512]))).await;
     assert_eq!(failed.expect_err("the source is full").kind(), ErrorKind::NoSpace);
-    mend(&world.source);
+    world.source.mend();
     let report = switched(work).await;
     assert_eq!(report.equal, Some(true));
     world.assert_equal_at_commit();
@@ -493,7 +374,7 @@ async fn a_mirror_that_a_cancel_had_to_leave_behind_is_in_nobodys_way() {
     assert!(matches!(outcome(work).await, Outcome::Cancelled(_)));
     let left = world.slot.device();
     assert!(!left.is_same(&world.source_device), "the mirror could be taken out: nothing is tested");
-    mend(&world.source);
+    world.source.mend();
     stuck.await.expect("no panic").expect("the guest's write succeeds");
 
     // The next move takes what it finds in the slot for its source.
@@ -518,7 +399,7 @@ async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
         let (control, work) = world.start_with(parts, options()).await;
         let is_lost = lost(&control).await;
         assert_eq!(is_lost, !is_fresh);
-        mend(&world.target);
+        world.target.mend();
         control.resume();
         switched(work).await;
     }
@@ -590,7 +471,7 @@ async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_
         world.target.put(1_000_001, &[0xee]).await;
         world.target.put(2 << 20, &[0xee; 65536]).await;
         world.env.sleep(Duration::from_millis(100)).await;
-        mend(&world.target);
+        world.target.mend();
         let held = Held::new(&world.target, false);
         control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
         let report = switched(work).await;
@@ -611,7 +492,7 @@ async fn a_comparison_that_cannot_be_made_keeps_nobody_from_going_on_and_is_not_
     world.target.manners.lock().writes_left = Some(40);
     let (control, work) = world.start(MoveOptions { bandwidth: Some(8_000_000), ..options() }).await;
     assert!(lost(&control).await);
-    mend(&world.target);
+    world.target.mend();
     let held = Held::new(&world.target, true);
     control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
     let report = switched(work).await;

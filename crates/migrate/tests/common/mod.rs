@@ -51,6 +51,13 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Nothing fails or hangs any more.
+    pub fn mend(&self) {
+        let mut manners = self.manners.lock();
+        let Manners { delay_ms, kind, blind, .. } = *manners;
+        *manners = Manners { delay_ms, kind, blind, ..Manners::default() };
+    }
+
     pub fn new(env: &EnvRef, size: Bytes) -> Self {
         Self {
             memory: Arc::new(MemDevice::new(size)),
@@ -458,6 +465,12 @@ impl Guest {
         }
         rounds
     }
+}
+
+/// Waits until a migration has lost its target or is over: whether it has lost it.
+pub async fn lost(control: &Control) -> bool {
+    until(control, |progress| progress.phase == Phase::TargetLost || progress.phase.is_final()).await.phase
+        == Phase::TargetLost
 }
 
 /// Waits until `is_reached` holds of the progress.
