@@ -185,6 +185,7 @@ impl Driver {
         if before != after {
             tracing::info!(from = %before, to = %after, ?event, "the migration goes on");
             self.statistics.enter(self.env.now(), before);
+            self.statistics.switchover.doubts += u64::from(after == Phase::InDoubt);
             if after == Phase::TargetLost {
                 // A wish from before the loss was for something else. It goes before anybody is told of the loss.
                 drop(self.control.take_target());
@@ -198,10 +199,7 @@ impl Driver {
                 Action::Record(phase) => self.record(phase).await,
                 Action::FlushBoth(true) => self.mirror.set_mode(Mode::FlushBoth),
                 Action::FlushBoth(false) => self.mirror.set_mode(Mode::SourceHolds),
-                Action::HoldDoubt => {
-                    self.statistics.switchover.doubts += 1;
-                    self.mirror.set_mode(Mode::InDoubt);
-                }
+                Action::HoldDoubt => self.mirror.set_mode(Mode::InDoubt),
                 Action::DropMirror => {
                     self.statistics.target_losses += 1;
                     self.mirror.drop_session();

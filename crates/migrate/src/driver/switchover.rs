@@ -140,9 +140,6 @@ impl Driver {
     }
 
     pub(super) async fn commit(&mut self) -> Event {
-        // From here on the commit may count. A target that fails while it is stored must not be given up: when the guest is let
-        // go in doubt, what it writes belongs on both sides.
-        self.mirror.set_mode(Mode::InDoubt);
         let journal = Arc::clone(&self.journal);
         let mut store: futures::future::BoxFuture<'static, _> = Box::pin(async move { journal.commit().await });
         let began = self.env.now();
