@@ -174,7 +174,7 @@ pub struct Report {
     pub phase: Phase,
     /// How copy and guest writes came together.
     pub strategy: Strategy,
-    /// From its start to the switchover or whatever ended it.
+    /// From the start of its last session, if the daemon was started again in between, to the switchover or whatever ended it.
     pub seconds: f64,
     /// The same from when the move's turn came, over restarts: what its deadline is held against.
     #[serde(default)]

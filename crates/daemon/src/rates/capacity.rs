@@ -1,11 +1,11 @@
 //! What the network to another host carries at most, as both hosts know their interfaces.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use migrate::stream::{LinkCounters, Remote};
 
+use super::addresses;
 use crate::daemon::Daemon;
 
 /// How long the other host may take to say what its interfaces are.
@@ -15,12 +15,7 @@ const ANSWER_MAX: Duration = Duration::from_millis(250);
 /// is less. Nothing if neither end knows.
 pub(crate) async fn capacity(daemon: &Daemon, remote: &Remote) -> Option<u64> {
     let interfaces = daemon.hosts.interfaces()?;
-    let (mut here, mut there) = (BTreeSet::<IpAddr>::new(), BTreeSet::<IpAddr>::new());
-    for path in remote.paths().into_iter().flatten() {
-        here.insert(path.here);
-        there.insert(path.there);
-    }
-    let [here, there] = [here, there].map(Vec::from_iter);
+    let [here, there] = addresses(&remote.paths());
     let answered = env::timeout(&*daemon.env, ANSWER_MAX, remote.usage(&there)).await;
     // A host that does not say, or is lost, says nothing of what it carries.
     let there = answered.and_then(Result::ok).flatten().unwrap_or_default();

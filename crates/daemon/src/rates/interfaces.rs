@@ -51,10 +51,13 @@ impl KernelInterfaces {
 impl Interfaces for KernelInterfaces {
     fn look(&self, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>> {
         let names = names();
+        let mut own: BTreeMap<&str, Vec<IpAddr>> = BTreeMap::new();
+        for (address, interface) in &names {
+            own.entry(interface).or_default().push(*address);
+        }
         let counters = |address: &IpAddr| {
             let interface = names.get(&address.to_canonical())?;
-            let own = names.iter().filter(|(_, name)| *name == interface);
-            self.read(interface, &own.map(|(address, _)| *address).collect::<Vec<_>>())
+            self.read(interface, &own[&**interface])
         };
         addresses.iter().map(counters).collect()
     }

@@ -1,6 +1,6 @@
 //! Looks once a second what there is for a move, and gives its streams and threads what they may have.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use api::v1::Rates;
 use migrate::stream::{LinkCounters, Remote, USAGE_INTERVAL};
 use migrate::{Control, Phase, Progress, UnderWay, Verify};
 
+use super::addresses;
 use super::agreement::{Agreed, Agreement, Look, StreamLook};
 use super::deadline::{Deadline, Outlook};
 use crate::daemon::Daemon;
@@ -121,13 +122,11 @@ impl Keeper<'_> {
     }
 
     async fn take_look(&mut self, remote: &Remote, interfaces: &dyn Interfaces, progress: &Progress) -> Look {
-        let there: BTreeSet<IpAddr> = remote.paths().iter().flatten().map(|path| path.there).collect();
-        let there: Vec<IpAddr> = there.into_iter().collect();
+        let [_, there] = addresses(&remote.paths());
         let answered = self.ask(remote, &there).await;
         let at = self.keeping.daemon.env.now();
         let (paths, sent) = (remote.paths(), remote.statistics());
-        let here: BTreeSet<IpAddr> = paths.iter().flatten().map(|path| path.here).collect();
-        let here: Vec<IpAddr> = here.into_iter().collect();
+        let [here, _] = addresses(&paths);
         let streams = paths.iter().zip(&sent.streams).map(|(path, counts)| {
             let (sent, received) = (counts.bytes_sent, counts.bytes_received);
             path.map(|path| StreamLook { path, sent, received })

@@ -14,8 +14,7 @@
 //! `carried` counts it in the connections.
 //!
 //! A move takes its part of what others leave of an interface, on both hosts; other moves are none, whatever hosts they are
-//! between. It may always take its reserve, and what it needs for its
-//! deadline. What a user allows at most (`--bandwidth`) is the migration's own matter and stays above all of this, and so does
+//! between. It may always take its reserve, and what it needs for its deadline. What a user allows at most (`--bandwidth`) is the migration's own matter and stays above all of this, and so does
 //! the guest: the migration's governor slows the copy down when the guest feels it, whatever it may take here.
 //!
 //! | module | what it is |
@@ -34,7 +33,18 @@ mod deadline;
 mod interfaces;
 mod keeper;
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use migrate::stream::StreamPath;
+
 pub(crate) use capacity::capacity;
 pub(crate) use carried::{Carried, Counted, Meter};
 pub(crate) use interfaces::KernelInterfaces;
 pub(crate) use keeper::{Keeping, keep};
+
+/// The addresses that streams run between, each once: this host's, and the other's.
+fn addresses(paths: &[Option<StreamPath>]) -> [Vec<IpAddr>; 2] {
+    let (here, there): (BTreeSet<_>, BTreeSet<_>) = paths.iter().flatten().map(|path| (path.here, path.there)).unzip();
+    [here, there].map(Vec::from_iter)
+}

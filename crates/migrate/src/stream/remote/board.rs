@@ -114,6 +114,7 @@ pub(super) struct Operation {
     pub(super) is_again: bool,
     /// Of a flush: the writes that had been answered when it was asked for.
     covers: u64,
+    /// Keeps overlapping writes back until this one is answered.
     _lock: Option<Arc<RangeGuard>>,
     answer: Option<oneshot::Sender<Result<Answered>>>,
 }
