@@ -86,8 +86,10 @@ pub(crate) enum Weather {
     Fair,
     /// Nothing gets through any more, and nobody is told.
     Frozen,
-    /// Only what the receiver says gets through.
+    /// Only what the receiver says gets through,
     HalfOpen,
+    /// or only what the sender says.
+    Unheard,
 }
 
 /// A connection between the two.
@@ -196,7 +198,13 @@ async fn pump(
     loop {
         let Ok(count) = from.read(&mut bytes).await else { return };
         let weather = *weather.lock();
-        if weather == Weather::Frozen || (weather == Weather::HalfOpen && corrupt.1 == 0) {
+        let is_lost = match weather {
+            Weather::Fair => false,
+            Weather::Frozen => true,
+            Weather::HalfOpen => corrupt.1 == 0,
+            Weather::Unheard => corrupt.1 == 1,
+        };
+        if is_lost {
             pending::<()>().await;
         }
         if count == 0 {

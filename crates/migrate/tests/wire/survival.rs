@@ -189,6 +189,35 @@ async fn overlapping_writes_land_in_the_order_in_which_they_were_asked_for_whate
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_write_that_is_repeated_never_lands_over_one_that_was_asked_for_after_it() {
+    for seed in 0..8 {
+        let (pair, state) = slow_pair(seed, Duration::ZERO);
+        let (_remote, device) = pair.device(Role::Copy, 4).await;
+        // What this stream carries is done, and nobody is told.
+        pair.lines.set_weather(Some(0), Weather::Unheard);
+        let mut places = (0..64_u64).map(|number| number << 16);
+        let (place, first) = loop {
+            let place = places.next().expect("each stream has its turn");
+            let (device, data) = (device.clone(), noise(place, 4096));
+            let writing = tokio::spawn(async move { device.write(write(place, &data)).await });
+            pair.env.sleep(Duration::from_millis(10)).await;
+            if !writing.is_finished() {
+                break (place, writing);
+            }
+        };
+        assert_eq!(state.lock().done, (place >> 16) + 1, "seed {seed}: it was not carried out: nothing is tried");
+        let newer = noise(seed + 1000, 4096);
+        device.write(write(place, &newer)).await.expect("the stream's death costs time and nothing else");
+        first.await.expect("no panic").expect("it is sent again");
+        assert!(state.lock().done > (place >> 16) + 2, "seed {seed}: nothing was sent again: nothing was tried");
+        assert!(
+            read(&device, place, 4096).await == newer[..],
+            "seed {seed}: the older write landed over the newer one"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_copy_whose_streams_are_all_lost_fails_at_once_until_it_is_connected_again() {
     let (pair, state) = slow_pair(1, Duration::from_millis(50));
     let (remote, device) = pair.device(Role::Copy, 3).await;
