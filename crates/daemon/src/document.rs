@@ -211,6 +211,9 @@ pub struct Committed {
     pub source: Location,
     /// The epoch that ended with it.
     pub epoch: u64,
+    /// How much of the source was the volume, if it was not all of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<u64>,
     /// Whether the VM's configuration was told of the new place.
     #[serde(default)]
     pub persisted: bool,
@@ -255,16 +258,26 @@ impl VolumeDocument {
     /// The commit of the job: the target holds the volume.
     ///
     /// # Panics
-    /// If there is no job.
+    /// If there is no job, or it is committed: what is known of the source would be lost.
     pub fn commit(&mut self) {
         let job = self.job.as_mut().expect("a commit belongs to a job");
+        assert!(job.committed.is_none(), "a move is committed once");
         let source = std::mem::replace(&mut self.backend, job.target.location());
-        job.committed = Some(Committed { source, epoch: self.epoch, persisted: false, taken: false, report: None });
+        let (epoch, size_limit) = (self.epoch, self.size_limit);
+        job.committed = Some(Committed { source, epoch, size_limit, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
         job.asked = false;
         let may_be_larger = job.target.may_be_larger();
         self.size_limit = job.size.filter(|_| may_be_larger);
         self.epoch += 1;
+    }
+
+    /// The commit in doubt does not count: the source holds the volume, as before. Its store may have ended well, which
+    /// nobody was told. Where it has not there is nothing to take back.
+    pub fn take_back(&mut self) {
+        let Some(committed) = self.job.as_mut().and_then(|job| job.committed.take()) else { return };
+        self.backend = committed.source;
+        (self.epoch, self.size_limit) = (committed.epoch, committed.size_limit);
     }
 }
 
@@ -293,6 +306,21 @@ mod tests {
         assert_eq!(written["backend"], "file:/vm/web1.img,cache=page");
         assert_eq!(written["job"]["target"]["spec"], "file:/new/web1.img");
         assert_eq!(written["job"]["target"]["identity"]["inode"], 2);
+    }
+
+    #[test]
+    fn a_commit_that_is_taken_back_leaves_everything_as_it_was() {
+        let mut before = old();
+        before.size_limit = Some(1 << 20);
+        before.job.as_mut().expect("a job").record.phase = Phase::Reverting;
+        let mut document = before.clone();
+        document.take_back();
+        assert_eq!(document, before, "nothing was stored: nothing is taken back");
+        document.commit();
+        assert_eq!((document.epoch, document.size_limit), (8, None));
+        document.take_back();
+        document.job.as_mut().expect("a job").record.phase = Phase::Reverting;
+        assert_eq!(document, before);
     }
 
     #[test]

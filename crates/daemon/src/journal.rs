@@ -82,7 +82,9 @@ impl VolumeJournal {
         change: impl FnOnce(&mut JobDocument) + Send,
     ) -> block::Result<()> {
         let failure = self.failure().filter(|_| phase == Phase::Cancelling);
-        self.update_job(|job| {
+        self.update(|document| {
+            document.take_back();
+            let Some(job) = &mut document.job else { return };
             job.record.phase = phase;
             // Until then a daemon that comes after this one goes on with the job, and may see it end well.
             job.failure = failure;

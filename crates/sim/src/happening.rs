@@ -33,6 +33,8 @@ pub enum Happening {
     StoreFull,
     /// The journal's disk fails most writes for a while, and any part of them may have landed.
     StoreFails,
+    /// The journal's disk takes a minute over most writes for a while, and does them.
+    StoreSlow,
     /// Somebody pauses the move, and resumes it later.
     Pause,
     /// Somebody cancels the move.
@@ -75,6 +77,7 @@ impl Happening {
             Self::Corruption => "corruption",
             Self::StoreFull => "store-full",
             Self::StoreFails => "store-fails",
+            Self::StoreSlow => "store-slow",
             Self::Pause => "pause",
             Self::Cancel => "cancel",
             Self::Bandwidth => "bandwidth",

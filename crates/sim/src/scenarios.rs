@@ -15,7 +15,7 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{Phase, Strategy, Verify};
 
-use stores::{in_doubt, journal_errors, journal_torn, map_stuck, store_full};
+use stores::{in_doubt, in_doubt_by_daemon, journal_errors, journal_torn, map_stuck, store_full};
 
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
@@ -108,6 +108,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("daemon-journal-torn", "the real daemon's host loses its power while the journal is written", |dice| {
         journal_torn(dice).by_daemon()
     }),
+    scenario(
+        "daemon-doubt",
+        "a commit of the real daemon's in doubt, and then a crash, a cancel, a lost target",
+        in_doubt_by_daemon,
+    ),
     scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
     scenario("daemon-async", "the real daemon is killed with writes in an asynchronous mirror's buffer", |dice| {
         asynchronous::crashed(dice).by_daemon()

@@ -298,7 +298,8 @@ impl<'a> Cast<'a> {
                 }
             }
             Happening::StoreFull => self.fill_store(),
-            Happening::StoreFails => self.fail_store(),
+            Happening::StoreFails => self.trouble_store(Faults { write_errors: 0.7, ..self.story.journal_faults }),
+            Happening::StoreSlow => self.trouble_store(Faults { stuck: 0.7, ..self.story.journal_faults }),
             Happening::Pause => {
                 let Some(control) = self.host.control() else { return };
                 self.world.event(format_args!("pause"));
@@ -346,9 +347,10 @@ impl<'a> Cast<'a> {
         });
     }
 
-    fn fail_store(&self) {
+    /// The journal's disk has these faults for a while.
+    fn trouble_store(&self, trouble: Faults) {
         let faults = self.story.journal_faults;
-        self.journal.set_faults(Faults { write_errors: 0.7, ..faults });
+        self.journal.set_faults(trouble);
         let (journal, world) = (self.journal.clone(), self.world.clone());
         let span = self.dice.up_to(Duration::from_millis(300));
         self.world.spawn(async move {

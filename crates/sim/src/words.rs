@@ -239,6 +239,13 @@ impl DiskWord {
         self
     }
 
+    /// Most of its writes take long for a while once the move is in `phase`. (The store.)
+    #[must_use]
+    pub fn slow_in(mut self, phase: Phase) -> Self {
+        self.events.push(Event { what: Happening::StoreSlow, when: When::In(phase) });
+        self
+    }
+
     /// It takes nothing for a while once the move is in `phase`. (The store.)
     #[must_use]
     pub fn full_in(mut self, phase: Phase) -> Self {

@@ -151,6 +151,10 @@ impl JobJournal for TwoPhases {
 /// The arbiter cannot be asked, or the outcome not stored: it is as unknown as before.
 async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> {
     let document = journal.document();
+    if document.job.as_ref().is_some_and(|job| job.committed.is_some()) {
+        // It has been heard and stored while nobody waited for it any more.
+        return Ok(true);
+    }
     let Some(remote) = super::departure::remote_of(&document) else { return Ok(false) };
     let before = withdrawals(&document);
     let verdict = arbiter.decide(remote.job, Verdict::after(before), Verdict::after(before + 1)).await?;

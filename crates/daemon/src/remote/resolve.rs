@@ -113,8 +113,9 @@ impl Daemon {
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
         let relay = volume.relay();
         let stored = volume.journal.update(|document| {
-            document.backend = committed.source.clone();
             document.epoch += 1;
+            document.backend = committed.source.clone();
+            document.size_limit = committed.size_limit;
             document.job = None;
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;

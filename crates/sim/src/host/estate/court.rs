@@ -1,7 +1,7 @@
 //! The arbiter of two hosts: a third party that never forgets, and that a host cannot always ask.
 //!
-//! What is asked of it may not arrive, arrive long after whoever has asked has given it up, or be carried out and not be
-//! answered. Whoever asks dies meanwhile as at any other moment.
+//! What is asked of it may not arrive, arrive long after whoever has asked has given it up, be carried out and not be
+//! answered, or be answered when the switchover waits for it no more. Whoever asks dies meanwhile as at any other moment.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,6 +43,8 @@ enum Question {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Answered,
+    /// The same, so slowly that the commit is in doubt meanwhile.
+    Slow,
     /// It does not arrive.
     Lost,
     /// It is carried out, and nobody hears of that.
@@ -113,14 +115,14 @@ impl Court {
     fn fate(&self, question: Question) -> Fate {
         if *self.shared.delays.lock() > 0 {
             return match question {
-                Question::Commit => self.shared.dice.pick(&[Fate::Late, Fate::Late, Fate::Answered]),
+                Question::Commit => self.shared.dice.pick(&[Fate::Late, Fate::Slow, Fate::Answered]),
                 Question::Verdict => self.shared.dice.pick(&[Fate::Lost, Fate::Lost, Fate::Answered]),
                 Question::Withdraw => Fate::Answered,
             };
         }
         match *self.shared.troubles.lock() {
             0 => Fate::Answered,
-            _ => self.shared.dice.pick(&[Fate::Lost, Fate::Lost, Fate::Unheard, Fate::Late, Fate::Answered]),
+            _ => self.shared.dice.pick(&[Fate::Lost, Fate::Slow, Fate::Unheard, Fate::Late, Fate::Answered]),
         }
     }
 
@@ -143,9 +145,10 @@ impl Court {
             outcome
         };
         match fate {
-            Fate::Answered => {
+            Fate::Answered | Fate::Slow => {
                 let outcome = carry_out(self);
-                world.sleep(dice.up_to(ANSWER_MAX)).await;
+                let until_answered = if fate == Fate::Slow { PATIENCE } else { ANSWER_MAX };
+                world.sleep(dice.up_to(until_answered)).await;
                 return Ok(outcome);
             }
             Fate::Lost => {}
