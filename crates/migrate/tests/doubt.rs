@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{Bytes, Data, Mutation};
-use common::{Fate, World, lost, options, outcome, switched, until};
-use migrate::{MoveOptions, Outcome, Phase};
+use common::{Disk, Fate, World, lost, map_device, map_on, options, outcome, switched, until};
+use migrate::{MoveOptions, Outcome, Parts, Phase};
 
 #[tokio::test(start_paused = true)]
 async fn a_commit_in_doubt_is_stored_again_while_the_guest_runs_on_both_sides() {
@@ -36,6 +36,26 @@ async fn a_commit_in_doubt_is_stored_again_while_the_guest_runs_on_both_sides() 
         world.stop_guest(guest).await;
         assert!(world.slot.device().is_same(&world.target_device));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_waits_for_a_progress_map_that_fails_in_doubt_is_answered_if_the_commit_counts() {
+    let size = 2_000_000;
+    let world = World::new(6, size).await;
+    let map = Disk::new(&world.env, map_device(size).size());
+    let parts = Parts { progress_map: Some(map_on(&map.device("map"), size, 1).await), ..world.parts() };
+    world.journal.fates.lock().extend([Fate::Failed; 100]);
+    world.journal.counts.store(true, Ordering::Relaxed);
+    let (control, work) = world.start_with(parts, options()).await;
+    until(&control, |progress| progress.phase == Phase::InDoubt).await;
+    map.manners.lock().writes_left = Some(0);
+    let guest = world.lane();
+    let write = Mutation::data(Bytes(5000), Data::copy_of(&[1; 512]));
+    let write = tokio::time::timeout(Duration::from_secs(600), guest.device.write(write));
+    write.await.expect("it is not forgotten").expect("the target has it");
+    assert!(control.snapshot().phase.is_committed(), "the map did not fail: nothing was tried");
+    switched(work).await;
+    assert_eq!(world.target.contents().await[5000..5512], [1; 512]);
 }
 
 #[tokio::test(start_paused = true)]

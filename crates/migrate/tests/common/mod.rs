@@ -208,6 +208,8 @@ pub struct TestJournal {
     pub fates: Mutex<VecDeque<Fate>>,
     /// Records fail while this is set.
     pub records_fail: AtomicBool,
+    /// Somebody else has decided that the commit counts: it cannot be taken back.
+    pub counts: AtomicBool,
     pub commits: AtomicU64,
     /// Whether the target holds the volume, as far as the journal knows.
     pub committed: AtomicBool,
@@ -226,6 +228,17 @@ impl JobJournal for TestJournal {
             self.recorded.lock().push(phase);
             self.committed.store(false, Ordering::Relaxed);
             Ok(())
+        })
+    }
+
+    fn revert(&self) -> IoFuture<'_, bool> {
+        Box::pin(async move {
+            let counts = self.counts.load(Ordering::Relaxed);
+            if !counts {
+                return self.record(Phase::Reverting).await.map(|()| true);
+            }
+            self.committed.store(true, Ordering::Relaxed);
+            Ok(false)
         })
     }
 
@@ -303,6 +316,7 @@ impl World {
             recorded: Mutex::default(),
             fates: Mutex::default(),
             records_fail: AtomicBool::new(false),
+            counts: AtomicBool::new(false),
             commits: AtomicU64::new(0),
             committed: AtomicBool::new(false),
             equal: Mutex::new(None),

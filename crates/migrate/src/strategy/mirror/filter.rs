@@ -355,8 +355,8 @@ impl Shared {
     }
 
     /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
-    /// what this write changes, so the guest's waits until the driver has ended the job on record, and the job's own,
-    /// which the driver waits for, is refused.
+    /// what this write changes, so the guest's waits until the driver has ended the job on record or the commit counts
+    /// after all, and the job's own, which the driver waits for, is refused.
     pub(super) async fn activate(&self, numbers: &[u64], writer: Writer) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let Err(error) = map.activate(numbers).await else {
@@ -368,7 +368,7 @@ impl Shared {
         if writer == Writer::Job {
             return Err(refusal);
         }
-        self.wait_until(|tracker| tracker.mode() == Mode::Detached).await;
+        self.wait_until(|tracker| matches!(tracker.mode(), Mode::Detached | Mode::TargetHolds)).await;
         Ok(())
     }
 
