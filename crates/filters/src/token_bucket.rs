@@ -5,6 +5,9 @@ use std::time::Duration;
 use env::{EnvRef, Moment};
 use parking_lot::Mutex;
 
+/// What a taker that does not wait may owe when the rate changes.
+const DEBT_SECONDS_MAX: f64 = 10.0;
+
 /// Lets a number of bytes (or anything that is counted) pass per second. A taker may go into debt and then waits until
 /// the debt is paid, so large takes need no large bucket and the rate holds over any span longer than a burst.
 pub struct TokenBucket {
@@ -32,14 +35,15 @@ impl TokenBucket {
         bucket
     }
 
-    /// Changes the rate from now on; debts shrink to what the new rate's burst allows.
+    /// Changes the rate from now on. A debt is paid at the new rate, and is what that pays in ten seconds at most.
     pub fn set_rate(&self, rate: Option<u64>) {
         let now = self.env.now();
         let mut state = self.state.lock();
         state.refill(now);
         state.rate = rate.map(|rate| rate.max(1) as f64);
         state.burst = state.rate.map_or(0.0, |rate| rate / 20.0);
-        state.tokens = state.tokens.min(state.burst);
+        let debt_max = state.rate.map_or(0.0, |rate| rate * DEBT_SECONDS_MAX);
+        state.tokens = state.tokens.clamp(-debt_max, state.burst);
     }
 
     /// Takes `count` tokens and says how long to wait before using them. The caller holds no lock while it waits.

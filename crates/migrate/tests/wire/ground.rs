@@ -90,6 +90,8 @@ pub(crate) enum Weather {
     HalfOpen,
     /// or only what the sender says.
     Unheard,
+    /// What the receiver says comes so slowly, in bytes a second.
+    Trickles(u64),
 }
 
 /// A connection between the two.
@@ -199,13 +201,18 @@ async fn pump(
         let Ok(count) = from.read(&mut bytes).await else { return };
         let weather = *weather.lock();
         let is_lost = match weather {
-            Weather::Fair => false,
+            Weather::Fair | Weather::Trickles(_) => false,
             Weather::Frozen => true,
             Weather::HalfOpen => corrupt.1 == 0,
             Weather::Unheard => corrupt.1 == 1,
         };
         if is_lost {
             pending::<()>().await;
+        }
+        if let Weather::Trickles(rate) = weather
+            && corrupt.1 == 1
+        {
+            tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
         }
         if count == 0 {
             let _ = to.shutdown().await;

@@ -1,6 +1,7 @@
 //! A stream takes no more than what its network card has left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use block::{Bytes, Device, ErrorKind, MemDevice, Mutation};
 use transhume_migrate::stream::protocol::feature;
@@ -50,6 +51,33 @@ async fn short_requests_do_not_wait_for_a_limit_and_a_lifted_one_is_gone() {
     let took = pair.env.now().since(began).as_secs_f64();
     assert!(took < 1.5, "after the limit was lifted it took {took} s");
     drop(Arc::clone(&remote));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_stream_owes_is_paid_at_the_rate_of_now() {
+    let pair = Pair::new(2, Device::new("memory", MemDevice::new(Bytes::mib(64))));
+    for rate in [None, Some(16 * MEBIBYTE)] {
+        let (remote, device) = pair.device(Role::Copy, 1).await;
+        remote.set_rate(0, Some(MEBIBYTE / 16));
+        let guest = noise(3, 32 << 10);
+        // Eight minutes' worth of what does not wait.
+        for number in 0..960 {
+            device.write(write(number * 32 << 10, &guest)).await.expect("nothing goes wrong");
+        }
+        let copy = {
+            let (device, data) = (device.clone(), noise(4, MEBIBYTE as usize));
+            tokio::spawn(async move { device.write(Mutation::data(Bytes::mib(32), data)).await })
+        };
+        pair.env.sleep(Duration::from_secs(5)).await;
+        assert!(!copy.is_finished(), "a copy did not wait for what is owed");
+        remote.set_rate(0, rate);
+        let began = pair.env.now();
+        copy.await.expect("no panic").expect("nothing goes wrong");
+        let took = pair.env.now().since(began).as_secs_f64();
+        let expected = if rate.is_none() { 0.0..0.6 } else { 1.0..2.6 };
+        assert!(expected.contains(&took), "with {rate:?} it took {took} s");
+        remote.close().await.expect("it takes leave");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -350,6 +350,19 @@ async fn a_host_that_falls_silent_is_dead_after_two_seconds_and_one_that_is_slow
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_answer_that_takes_longer_than_a_silence_may_is_none() {
+    let (pair, _) = slow_pair(1, Duration::ZERO);
+    let (remote, device) = pair.device(Role::Forward, 2).await;
+    let data = noise(1, 4 << 20);
+    device.write(write(0, &data)).await.expect("nothing goes wrong");
+    pair.lines.set_weather(None, Weather::Trickles(200_000));
+    let began = pair.env.now();
+    assert!(read(&device, 0, 4 << 20).await == data[..]);
+    assert!(pair.env.now() - began > Duration::from_secs(9), "it was quick: nothing was tried");
+    assert_eq!(remote.statistics().streams.iter().map(|stream| stream.deaths).sum::<u64>(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_silent_stream_of_two_costs_two_seconds_and_no_error() {
     let (pair, _) = slow_pair(1, Duration::ZERO);
     let (remote, device) = pair.device(Role::Copy, 2).await;

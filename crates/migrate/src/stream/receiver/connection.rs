@@ -191,8 +191,8 @@ impl<'a> Engine<'a> {
         if self.end.is_some() {
             return;
         }
-        if self.is_busy() && self.outbox.is_empty() {
-            // The sender cannot be heard while nobody listens.
+        if self.is_busy() || self.is_held() {
+            // The sender cannot be heard while nobody listens. Whether it takes what it is told is looked at below.
             self.heard = now;
         }
         let silence = now.since(self.heard);

@@ -3,43 +3,40 @@
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use env::{Env, Moment, Task};
+use env::{Env, Task};
 use filters::TokenBucket;
 use futures::FutureExt;
 
+/// The rate may have been raised or lifted meanwhile: it is asked for again at least this often.
+const LOOK_MAX: Duration = Duration::from_millis(500);
+
 /// The rest of one connection until it may take the next large request.
+#[derive(Default)]
 pub(super) struct Pace {
-    ready: Moment,
     timer: Option<Task>,
 }
 
 impl Pace {
-    pub(super) const fn new(now: Moment) -> Self {
-        Self { ready: now, timer: None }
-    }
-
-    /// Whether a large request may be taken now. If not, `task` is woken when it may.
-    pub(super) fn is_ready(&mut self, env: &dyn Env, task: &mut Context<'_>) -> bool {
-        let now = env.now();
-        if now >= self.ready {
-            self.timer = None;
-            return true;
-        }
-        let timer = self.timer.get_or_insert_with(|| env.sleep(self.ready.since(now)));
-        match timer.poll_unpin(task) {
-            Poll::Ready(()) => {
+    /// Whether a large request may be taken now: what was taken of `bucket` is paid. If not, `task` is woken to ask again.
+    pub(super) fn is_ready(&mut self, bucket: &TokenBucket, env: &dyn Env, task: &mut Context<'_>) -> bool {
+        loop {
+            let rest = bucket.take(0);
+            if rest.is_zero() {
                 self.timer = None;
-                true
+                return true;
             }
-            Poll::Pending => false,
+            let timer = self.timer.get_or_insert_with(|| env.sleep(rest.min(LOOK_MAX)));
+            match timer.poll_unpin(task) {
+                Poll::Ready(()) => self.timer = None,
+                Poll::Pending => return false,
+            }
         }
     }
 
     /// So many bytes were taken.
-    pub(super) fn take(&mut self, bucket: &TokenBucket, env: &dyn Env, bytes: usize) {
+    pub(super) fn take(&mut self, bucket: &TokenBucket, bytes: usize) {
         let rest = bucket.take(bytes as u64);
-        if rest > Duration::ZERO {
-            self.ready = env.now() + rest;
+        if !rest.is_zero() {
             self.timer = None;
         }
     }

@@ -115,7 +115,7 @@ impl Engine {
             sent: BTreeMap::new(),
             load: 0,
             share,
-            pace: Pace::new(now),
+            pace: Pace::default(),
             compressor: Compressor::default(),
             decider,
             meter: Meter::new(now),
@@ -223,10 +223,15 @@ impl Engine {
         }
     }
 
+    /// Whether what this stream has taken is paid.
+    fn has_paid(&mut self, task: &mut Context<'_>) -> bool {
+        self.pace.is_ready(&self.shared.rates[usize::from(self.place.stream)], &*self.shared.env, task)
+    }
+
     /// What may be taken besides short requests.
     fn room(&mut self, task: &mut Context<'_>) -> Room {
         let bytes_max = self.shared.options.stream_bytes_max.as_usize();
-        if self.load > 0 && self.load >= bytes_max || !self.pace.is_ready(&*self.shared.env, task) {
+        if self.load > 0 && self.load >= bytes_max || !self.has_paid(task) {
             return Room::Short;
         }
         match self.share.has_room(self.shared.now()) {
@@ -248,7 +253,7 @@ impl Engine {
         let wire = HEADER_BYTES + header.payload_bytes as usize + reply_bytes;
         add(&self.counts().requests, 1);
         self.outbox.push(&header, body, 0);
-        self.pace.take(&self.shared.rates[usize::from(self.place.stream)], &*self.shared.env, wire);
+        self.pace.take(&self.shared.rates[usize::from(self.place.stream)], wire);
         self.load += cost;
         self.share.sent(wire);
         self.sent.insert(operation.id, Sent { operation, kind, at: now, cost, wire });
@@ -365,6 +370,10 @@ impl Engine {
                 let polled = Pin::new(&mut self.transport).poll_read(task, &mut room);
                 let count = room.filled().len();
                 *filled += count;
+                if count > 0 {
+                    // A long answer over a slow path takes longer than the limit of silence, and is none.
+                    self.heard = self.shared.now();
+                }
                 polled.map_ok(|()| Some(count))
             }
             _ => self.inbox.poll_fill(&mut *self.transport, task),
