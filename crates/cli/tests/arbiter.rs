@@ -174,6 +174,7 @@ fn a_source_that_dies_before_it_was_committed_holds_the_volume_and_its_guest_wai
     court.begin_move();
     court.wait_for_phase("in-doubt");
     court.pair.a.kill();
+    court.pair.a.refused(&["rescue", "x", "--state-dir", &court.pair.a.text("state")], 9, "only the arbiter knows");
     court.roads[0].set(Way::Closed);
     court.pair.network.cut();
     court.pair.a.start();

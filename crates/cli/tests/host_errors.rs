@@ -54,6 +54,32 @@ fn a_volume_whose_first_host_is_gone_for_good_is_taken_by_hand_and_nothing_that_
 }
 
 #[test]
+fn what_a_host_cannot_read_or_does_not_hold_is_not_taken_for_given_up_and_not_served() {
+    let mut pair = Pair::new();
+    let (load, _) = with_load(&pair, 8 << 20, 51);
+    given_up_and_not_taken(&pair);
+    pair.b.kill();
+    pair.b.refused(&["rescue", "x", "--state-dir", &pair.b.text("state")], 9, "is not held here");
+    pair.b.start();
+    pair.a.kill();
+    let journal = std::path::Path::new(&pair.a.text("state")).join("volumes/x/journal");
+    let kept = std::fs::read(&journal).expect("there is a journal");
+    std::fs::write(&journal, vec![0; kept.len()]).expect("it is writable");
+    pair.a.start();
+    pair.network.mend();
+    let found = pair.b.json(&["resolve", "x"]);
+    assert!(found["verdict"].as_str().is_some_and(|verdict| verdict.contains("nobody here knows")), "{found}");
+    assert!(found["risk"].as_str().is_some_and(|risk| risk.contains("--take")), "{found}");
+    pair.a.kill();
+    std::fs::write(&journal, kept).expect("it is writable");
+    pair.a.start();
+    load.goes_on();
+    let over = pair.wait_for_move("it is over", is_over);
+    assert_eq!(over["state"], "done", "{over}");
+    same(&pair.arrived("x"), &load.finish());
+}
+
+#[test]
 fn a_volume_whose_second_host_is_gone_for_good_is_given_back_by_hand_and_that_host_forgets_it_when_it_returns() {
     let mut pair = Pair::new();
     let (load, image) = with_load(&pair, 8 << 20, 51);

@@ -142,6 +142,18 @@ impl Daemon {
         found.ok_or_else(|| self.unreadable.read().get(name).cloned().unwrap_or_else(|| no_volume(name)))
     }
 
+    /// The same, if there is one of that name.
+    ///
+    /// # Errors
+    /// There is, and recovery could not read its journal.
+    pub(crate) fn volume_if_any(&self, name: &str) -> Result<Option<Arc<Volume>>> {
+        match self.volume(name) {
+            Ok(volume) => Ok(Some(volume)),
+            Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// All volumes, by name.
     pub(crate) fn volumes(&self) -> Vec<Arc<Volume>> {
         self.volumes.read().values().cloned().collect()

@@ -14,6 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::daemon::boot_identity;
+use crate::document::{ArrivalStage, VolumeDocument};
 use crate::ground::{Network, Places, RealPlaces};
 use crate::held::Held;
 use crate::journal::VolumeJournal;
@@ -36,6 +37,25 @@ pub fn rescue(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         .build()
         .map_err(|error| of_state(error, "starting the event loop"))?;
     runtime.block_on(serve(state_dir, name, json))
+}
+
+/// Whether what is on record makes the backend the volume. There is no daemon that could ask anybody.
+fn check_held(document: &VolumeDocument) -> Result<()> {
+    let name = &document.name;
+    if document.job.as_ref().is_some_and(|job| job.asked && job.committed.is_none()) {
+        let message = format!("whether {name} was given up to another host only the arbiter knows");
+        return Err(Error::new(ErrorCode::WrongState, message)
+            .with_hint("start the daemon where the arbiter can be reached: it settles that by itself"));
+    }
+    match &document.arrival {
+        Some(arrival) if !matches!(arrival.stage, ArrivalStage::Held { .. }) => {
+            let message = format!("{name} was on its way from {} and is not held here", arrival.host);
+            Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
+                "start the daemon: `transhume resolve {name}` says what both hosts have on record, and decides"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
@@ -63,6 +83,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     })?;
     let volume = Volume::new(name, journal, Arc::clone(&env));
     let document = volume.document();
+    check_held(&document)?;
     if document.job.as_ref().is_some_and(|job| job.committed.is_none()) {
         // Before the first write is taken: from here on the target misses what is written.
         layout.forget_progress(name)?;

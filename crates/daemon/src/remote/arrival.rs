@@ -251,17 +251,19 @@ impl Daemon {
     }
 
     /// Where the volume of a request stands here.
-    pub(super) fn standing(&self, request: &SessionRequest) -> Standing {
-        let Ok(volume) = self.volume(&request.volume) else { return Standing::Without };
+    ///
+    /// # Errors
+    /// There is one of that name, and its journal cannot be read: nobody knows.
+    pub(super) fn standing(&self, request: &SessionRequest) -> Result<Standing> {
+        let Some(volume) = self.volume_if_any(&request.volume)? else { return Ok(Standing::Without) };
         let document = volume.document();
-        match (document.arrival.as_ref().map(|arrival| arrival.stage), &document.backend) {
+        Ok(match (document.arrival.as_ref().map(|arrival| arrival.stage), &document.backend) {
             (Some(ArrivalStage::Filling), _) => Standing::Filling,
             (Some(ArrivalStage::Prepared { epoch }), _) => Standing::Prepared { epoch },
-            (Some(ArrivalStage::Held { .. }) | None, Location::Local(_) | Location::Foreign(_)) => {
-                Standing::Held { epoch: document.epoch }
-            }
-            (Some(ArrivalStage::Held { .. }) | None, Location::Remote(_)) => Standing::Without,
-        }
+            // What was given up by another move than the one that is asked about is somebody else's.
+            (_, Location::Remote(remote)) if remote.job == request.job => Standing::Without,
+            _ => Standing::Held { epoch: document.epoch },
+        })
     }
 
     /// A way for a session of `host` that uses a volume which this host holds, or takes by this.

@@ -78,14 +78,14 @@ impl Gatekeeper {
                     daemon.undone.note(request.job);
                 }
                 // What there is not, or is another's, need not be forgotten.
-                let Ok(volume) = daemon.volume(&request.volume) else { return Ok(Answer::Done) };
+                let Some(volume) = daemon.volume_if_any(&request.volume)? else { return Ok(Answer::Done) };
                 let _operation = volume.operation.lock().await;
                 match super::arrival::arrival_of(&volume, peer, request) {
                     Ok(_) => daemon.drop_arrival(&volume).await.map(|()| Answer::Done),
                     Err(_) => Ok(Answer::Done),
                 }
             }
-            Ask::Status => Ok(Answer::Status(daemon.standing(request))),
+            Ask::Status => daemon.standing(request).map(Answer::Status),
             // Which chunks there are the source knows, and tells nobody.
             Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
             Ask::KeepMap { .. } => Ok(Answer::Done),
