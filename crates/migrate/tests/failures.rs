@@ -408,12 +408,12 @@ async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
 /// Says what a disk holds, which somebody may have changed.
 struct Held {
     disk: Disk,
-    fails: bool,
+    fails: Option<ErrorKind>,
     is_compared: std::sync::atomic::AtomicBool,
 }
 
 impl Held {
-    fn new(disk: &Disk, fails: bool) -> std::sync::Arc<Self> {
+    fn new(disk: &Disk, fails: Option<ErrorKind>) -> std::sync::Arc<Self> {
         std::sync::Arc::new(Self { disk: disk.clone(), fails, is_compared: false.into() })
     }
 }
@@ -424,8 +424,8 @@ impl migrate::Digests for Held {
         extents: &'a [block::Extent],
     ) -> futures::future::BoxFuture<'a, block::Result<Vec<[u8; 32]>>> {
         Box::pin(async move {
-            if self.fails {
-                return Err(block::Error::new(ErrorKind::Disconnected, "it is away again"));
+            if let Some(kind) = self.fails {
+                return Err(block::Error::new(kind, "nobody knows"));
             }
             let contents = self.disk.contents().await;
             let digest = |extent: &block::Extent| {
@@ -472,7 +472,7 @@ async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_
         world.target.put(2 << 20, &[0xee; 65536]).await;
         world.env.sleep(Duration::from_millis(100)).await;
         world.target.mend();
-        let held = Held::new(&world.target, false);
+        let held = Held::new(&world.target, None);
         control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
         let report = switched(work).await;
         world.assert_equal_at_commit();
@@ -493,9 +493,27 @@ async fn a_comparison_that_cannot_be_made_keeps_nobody_from_going_on_and_is_not_
     let (control, work) = world.start(MoveOptions { bandwidth: Some(8_000_000), ..options() }).await;
     assert!(lost(&control).await);
     world.target.mend();
-    let held = Held::new(&world.target, true);
+    let held = Held::new(&world.target, Some(ErrorKind::Disconnected));
     control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
     let report = switched(work).await;
     world.assert_equal_at_commit();
     assert!(!held.is_compared.load(Ordering::Relaxed) && report.bytes_rechecked == 0, "{report:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_compared_with_a_target_that_is_there_is_copied_again() {
+    let world = World::new(3, 4_000_000).await;
+    let slowly = MoveOptions { verify: Verify::Off, bandwidth: Some(4_000_000), ..options() };
+    let (control, work) = world.start(slowly).await;
+    until(&control, |progress| progress.bytes_done > 2_000_000 || progress.phase.is_final()).await;
+    control.pause();
+    world.env.sleep(Duration::from_secs(6)).await;
+    world.target.manners.lock().writes_left = Some(0);
+    control.resume();
+    assert!(lost(&control).await);
+    world.target.put(70_000, &[0xee; 4096]).await;
+    world.target.mend();
+    control.resume_after_comparing(Held::new(&world.target, Some(ErrorKind::TimedOut)) as _);
+    switched(work).await;
+    world.assert_equal_at_commit();
 }

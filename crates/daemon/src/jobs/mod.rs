@@ -61,6 +61,8 @@ struct Inner {
     /// Where to, while it runs.
     target: Goal,
     paused: bool,
+    /// What its target has is to be compared when it goes on.
+    doubts: Option<Arc<dyn Digests>>,
     /// Somebody has changed how long it takes.
     is_steered: bool,
     /// What it may take of network and processors, if anybody looks after that.
@@ -100,19 +102,23 @@ impl Inner {
         progress
     }
 
-    fn go_on(&self) {
+    fn go_on(&mut self) {
         let Some(control) = &self.control else { return };
         if let (Goal::File(target), Phase::TargetLost) = (&self.target, control.snapshot().phase) {
             // The migration has given up what was not flushed there, and copies it again.
             target.forget_failed_sync();
         }
-        control.resume();
+        match self.doubts.take() {
+            Some(doubts) => control.resume_after_comparing(doubts),
+            None => control.resume(),
+        }
     }
 }
 
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool, journal: &Arc<VolumeJournal>) -> Self {
-        let inner = Inner { control: None, target: Goal::Plain, paused, is_steered: paused, rates: None, job };
+        let inner =
+            Inner { control: None, target: Goal::Plain, paused, doubts: None, is_steered: paused, rates: None, job };
         Self {
             id: inner.job.id,
             inner: Mutex::new(inner),
@@ -235,13 +241,13 @@ impl JobHandle {
         self.inner.lock().paused
     }
 
-    /// Tries a lost target again, after what it has was compared if there are doubts, unless the job was told to wait.
+    /// Tries a lost target again, after what it has was compared if there are doubts; if the job was told to wait, when it is
+    /// told to go on.
     pub(crate) fn retry_target(&self, doubts: Option<Arc<dyn Digests>>) {
-        let inner = self.inner.lock();
-        match (&inner.control, doubts) {
-            _ if inner.paused => {}
-            (Some(control), Some(doubts)) => control.resume_after_comparing(doubts),
-            (_, None) | (None, _) => inner.go_on(),
+        let mut inner = self.inner.lock();
+        inner.doubts = doubts;
+        if !inner.paused {
+            inner.go_on();
         }
     }
 

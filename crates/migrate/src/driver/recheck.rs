@@ -45,8 +45,8 @@ pub trait Digests: Send + Sync {
 }
 
 impl Driver {
-    /// Compares what the target is thought to have, and gives up what it has not. If it does not answer, whoever goes on will
-    /// find out. Gives what has come in between, if that ends this.
+    /// Compares what the target is thought to have, and gives up what it has not, or what cannot be compared. If it is lost
+    /// again, whoever goes on will find out. Gives what has come in between, if that ends this.
     pub(super) async fn recheck(&mut self, digests: &dyn Digests) -> Option<Event> {
         let chunks_max = (DIGEST_BYTES / self.mirror.chunk.bytes()).max(1);
         let mut from = 0;
@@ -63,6 +63,11 @@ impl Driver {
             let began = self.env.now();
             if let Err(error) = self.recheck_runs(&runs, digests).await {
                 tracing::warn!(error = error.chain(), "what the target has could not be compared");
+                // A target that is lost again is compared when it is back. Of one that is there nobody knows what it has.
+                if error.kind() != ErrorKind::Disconnected {
+                    self.give_up_from(runs[0].start);
+                    digests.compared();
+                }
                 return None;
             }
             let share = self.governor.share();
@@ -83,6 +88,16 @@ impl Driver {
             };
             std::iter::from_fn(next).take(DIGESTS_MAX).collect()
         })
+    }
+
+    /// Gives up all that the target is thought to have from the chunk `from` on.
+    fn give_up_from(&self, mut from: u64) {
+        self.mirror.tracker(|tracker| {
+            while let Some(run) = tracker.next_had(from, u64::MAX) {
+                from = run.end;
+                run.for_each(|index| _ = tracker.lose_had(index));
+            }
+        });
     }
 
     async fn recheck_runs(&mut self, runs: &[Range<u64>], digests: &dyn Digests) -> Result<()> {

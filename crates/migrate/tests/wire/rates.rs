@@ -62,7 +62,7 @@ async fn what_a_stream_owes_is_paid_at_the_rate_of_now() {
         let guest = noise(3, 32 << 10);
         // Eight minutes' worth of what does not wait.
         for number in 0..960 {
-            device.write(write(number * 32 << 10, &guest)).await.expect("nothing goes wrong");
+            device.write(write(number * (32 << 10), &guest)).await.expect("nothing goes wrong");
         }
         let copy = {
             let (device, data) = (device.clone(), noise(4, MEBIBYTE as usize));
