@@ -36,6 +36,27 @@ pub(crate) struct HostDialer {
     newest: Mutex<BTreeMap<u16, Dialled>>,
 }
 
+/// With which pair of addresses each stream to a host begins. Whoever dials may be out of time before the next one is tried:
+/// then the next attempt begins there.
+#[derive(Default)]
+pub(crate) struct Turns(Mutex<BTreeMap<(HostName, u16), usize>>);
+
+impl Turns {
+    /// The pair that is tried now, one of `count`: the stream's own, or the one behind that which was tried last in vain.
+    fn next(&self, host: &HostName, stream: u16, count: usize) -> usize {
+        let mut turns = self.0.lock();
+        let turn = turns.entry((host.clone(), stream)).or_default();
+        let pair = (usize::from(stream) + *turn) % count;
+        *turn += 1;
+        pair
+    }
+
+    /// The next time it is the stream's own pair again.
+    fn answered(&self, host: &HostName, stream: u16) {
+        self.0.lock().remove(&(host.clone(), stream));
+    }
+}
+
 /// A connection that was made.
 struct Dialled {
     path: StreamPath,
@@ -52,17 +73,19 @@ impl HostDialer {
         // Looked up each time: addresses change, and trust may end.
         let host = self.network.store.named(self.name.as_str())?;
         let pairs = pairs(&self.network.own_addresses(), &host.addresses);
+        let turns = &self.network.turns;
         let mut first = None;
-        for turn in 0..pairs.len() {
-            let (from, to) = &pairs[(usize::from(stream) + turn) % pairs.len()];
+        for _ in 0..pairs.len() {
+            let (from, to) = &pairs[turns.next(&self.name, stream, pairs.len())];
             match self.dial_one(&host, to, *from).await {
-                Ok((transport, dialled)) => {
+                Err(error) if error.code == ErrorCode::HostUnreachable => first = first.or(Some(error)),
+                // Another way to the same host changes nothing about what it says.
+                answered => {
+                    turns.answered(&self.name, stream);
+                    let (transport, dialled) = answered?;
                     self.newest.lock().insert(stream, dialled);
                     return Ok(transport);
                 }
-                // Another way to the same host changes nothing about what it says.
-                Err(error) if error.code != ErrorCode::HostUnreachable => return Err(error),
-                Err(error) => first = first.or(Some(error)),
             }
         }
         Err(first.unwrap_or_else(|| {
@@ -248,6 +271,18 @@ fn of_dialing(error: Error) -> block::Error {
 #[cfg(test)]
 mod unit {
     use super::*;
+
+    #[test]
+    fn an_attempt_begins_behind_the_pair_that_was_tried_in_vain_and_after_an_answer_with_its_own() {
+        let turns = Turns::default();
+        let host = HostName::new("b").expect("a name");
+        let next = |stream| turns.next(&host, stream, 3);
+        assert_eq!([next(0), next(2), next(0), next(2)], [0, 2, 1, 0]);
+        // Its time was over there, and nothing has answered.
+        assert_eq!([next(0), next(0)], [2, 0]);
+        turns.answered(&host, 0);
+        assert_eq!([next(0), next(2)], [0, 1]);
+    }
 
     #[test]
     fn streams_go_over_every_pair_of_addresses_in_turn() {

@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 
 use super::address::{Address, DEFAULT_PORT};
 use super::certificate::{self, Fingerprint};
-use super::dialer::{self, HostDialer};
+use super::dialer::{self, HostDialer, Turns};
 use super::identity::Identity;
 use super::invitation::{Code, Invitations, LIFE, TRIES, Try};
 use super::listener::{self, Counters, HANDSHAKE_LIMIT};
@@ -49,6 +49,8 @@ pub(crate) struct HostNetwork {
     pub(crate) counters: Counters,
     /// What moves carry over each of its addresses.
     pub(crate) carried: Arc<Carried>,
+    /// Which of its ways to another host is tried next.
+    pub(super) turns: Turns,
     name: HostName,
     addresses: Vec<Address>,
     plaintext: bool,
@@ -98,6 +100,7 @@ impl HostNetwork {
             invitations: Invitations::default(),
             counters: Counters::new(),
             carried: Carried::new(&env),
+            turns: Turns::default(),
             name,
             addresses: Address::parse_all(&config.addresses)?,
             plaintext: config.plaintext,
