@@ -243,10 +243,10 @@ impl Arrival {
         };
         network.counters.accepted.fetch_add(1, Ordering::Relaxed);
         tracing::debug!(host = %host.name, %from, "a stream begins");
-        let carried = Arc::clone(&network.carried);
-        let opened = Box::new(move |request: &SessionRequest| carried.opened(&meter, request));
+        let (carried, counting) = (Arc::clone(&network.carried), Arc::clone(&meter));
+        let opened = Box::new(move |request: &SessionRequest| carried.opened(&counting, request));
         let served = reception.serve(Box::new(stream), PeerName(host.name.to_string()), opened);
-        serve_stream(&network, served, &host).await;
+        serve_stream(&network, served, (&host, &meter)).await;
     }
 
     async fn pair(self, mut stream: TlsStream<Replay<TcpStream>>, certificate: &[u8]) {
@@ -276,15 +276,23 @@ impl Arrival {
     }
 }
 
-/// Serves a stream until it ends or its host is trusted no more.
-async fn serve_stream(network: &HostNetwork, served: BoxFuture<'static, block::Result<()>>, host: &Trusted) {
-    tokio::select! {
-        outcome = served => match outcome {
-            Ok(()) => tracing::debug!(host = %host.name, "a stream has ended"),
-            Err(error) => tracing::info!(host = %host.name, error = error.chain(), "a stream has ended"),
-        },
+/// Serves a stream until it ends or its host is trusted no more. It is not dropped then: what it has in flight ends, and its
+/// session is given up as after any other loss.
+async fn serve_stream(
+    network: &HostNetwork,
+    mut served: BoxFuture<'static, block::Result<()>>,
+    (host, meter): (&Trusted, &Meter),
+) {
+    let outcome = tokio::select! {
+        outcome = &mut served => outcome,
         () = network.store.distrusted(host.fingerprint) => {
             tracing::warn!(host = %host.name, "a stream is cut: its host is trusted no more");
+            meter.sever();
+            served.await
         }
+    };
+    match outcome {
+        Ok(()) => tracing::debug!(host = %host.name, "a stream has ended"),
+        Err(error) => tracing::info!(host = %host.name, error = error.chain(), "a stream has ended"),
     }
 }

@@ -10,12 +10,12 @@
 //! guest's requests on is no move: somebody waits for it, and moves give way to it as to any other traffic.
 
 use std::collections::BTreeMap;
-use std::io::{IoSlice, Result};
+use std::io::{ErrorKind, IoSlice, Result};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use env::{EnvRef, Moment};
@@ -77,6 +77,7 @@ pub(crate) struct Meter {
     sent: AtomicU64,
     /// The connection once more: the kernel has counted what has come, whether it was read or not.
     socket: OwnedFd,
+    is_severed: AtomicBool,
 }
 
 impl Meter {
@@ -85,6 +86,21 @@ impl Meter {
         let read = self.received.load(Ordering::Relaxed);
         let unread = ioctl_fionread(&self.socket).unwrap_or(0);
         Flow { received: read + unread, sent: self.sent.load(Ordering::Relaxed) }
+    }
+
+    /// Ends the connection: nothing is read or written any more, not even what has come already. Whoever serves it finds out
+    /// and ends what it has begun.
+    pub(crate) fn sever(&self) {
+        self.is_severed.store(true, Ordering::Release);
+        // This wakes who waits for it. A connection that is none any more does so by itself.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.is_severed.load(Ordering::Acquire) {
+            true => Err(ErrorKind::ConnectionAborted.into()),
+            false => Ok(()),
+        }
     }
 }
 
@@ -104,6 +120,7 @@ impl Carried {
             received: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             socket: stream.as_fd().try_clone_to_owned()?,
+            is_severed: AtomicBool::new(false),
         };
         Ok(Counted { inner: stream, meter: Arc::new(meter), carried: Arc::clone(self) })
     }
@@ -198,6 +215,7 @@ impl Drop for Counted {
 
 impl AsyncRead for Counted {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, target: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+        self.meter.check()?;
         let before = target.filled().len();
         let outcome = Pin::new(&mut self.inner).poll_read(context, target);
         let count = target.filled().len() - before;
@@ -208,6 +226,7 @@ impl AsyncRead for Counted {
 
 impl AsyncWrite for Counted {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+        self.meter.check()?;
         let outcome = Pin::new(&mut self.inner).poll_write(context, bytes);
         self.sent(outcome)
     }
@@ -217,6 +236,7 @@ impl AsyncWrite for Counted {
         context: &mut Context<'_>,
         pieces: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
+        self.meter.check()?;
         let outcome = Pin::new(&mut self.inner).poll_write_vectored(context, pieces);
         self.sent(outcome)
     }
@@ -291,6 +311,20 @@ mod tests {
         drop((copy, forward));
         let now = carried.over(&[HERE]);
         assert_eq!((now.received, now.sent, now.incoming), (300_500, 7000, 0), "what has been is not forgotten");
+    }
+
+    #[tokio::test]
+    async fn of_a_connection_that_is_severed_nothing_is_read_that_has_come_and_whoever_waits_is_told() {
+        let carried = Carried::new(&PausedEnv::shared(1));
+        let (mut waiting, _far) = connection(&carried).await;
+        let meter = Arc::clone(waiting.meter());
+        let (read, ()) = tokio::join!(waiting.read_u8(), async { meter.sever() });
+        assert_eq!(read.expect_err("nothing comes").kind(), ErrorKind::ConnectionAborted);
+        let (mut full, mut far) = connection(&carried).await;
+        far.write_all(&[7; 100]).await.expect("it is kept by the kernel");
+        full.meter().sever();
+        assert_eq!(full.read_u8().await.expect_err("it counts no more").kind(), ErrorKind::ConnectionAborted);
+        assert_eq!(full.write_u8(7).await.expect_err("nor is it told").kind(), ErrorKind::ConnectionAborted);
     }
 
     #[tokio::test(start_paused = true)]
