@@ -262,6 +262,27 @@ fn a_target_that_gives_up_waiting_is_never_committed_to() {
 }
 
 #[test]
+fn a_volume_that_is_given_back_by_hand_is_not_taken_by_a_target_that_hears_of_the_commit_later() {
+    let court = Court::new(46);
+    court.roads[1].set(Way::Closed);
+    court.pair.give_up_untaken();
+    court.roads[0].set(Way::Closed);
+    court.pair.a.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
+    court.roads[0].set(Way::Open);
+    court.pair.a.json(&["resolve", "x", "--give-back"]);
+    court.load.goes_on();
+    court.roads[1].set(Way::Open);
+    // It is asked every three seconds.
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(court.pair.at_b("x")["arrival"]["stage"], "prepared");
+    court.pair.network.mend();
+    wait_until("the other host forgets it", || court.pair.volumes_at_b().is_empty().then_some(()));
+    court.load.goes_on();
+    assert_eq!(court.pair.at_a("x")["state"], "serving");
+    same(&court.image, &court.load.finish());
+}
+
+#[test]
 fn an_arbiter_that_is_away_puts_the_switchover_off_and_costs_the_guest_nothing() {
     let court = Court::new(46);
     court.roads[0].set(Way::Closed);

@@ -17,22 +17,11 @@ fn with_load(pair: &Pair, bytes: u64, number: u64) -> (Load, PathBuf) {
     (Load::start(&uri, &image, number), image)
 }
 
-/// `a` has given `x` up, and `b` has not taken it: connections for that do not come about. Gives the epoch of what is neither's.
-fn given_up_and_not_taken(pair: &Pair) -> u64 {
-    pair.a.json(&["move", "x", "--to", "b", "--bandwidth", "2MiB/s", "--detach"]);
-    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
-    pair.network.close();
-    pair.a.json(&["set", "x", "--bandwidth", "0"]);
-    wait_until("it is given up", || (pair.at_a("x")["backend"] == "b:x").then_some(()));
-    assert_eq!(pair.at_b("x")["arrival"]["stage"], "prepared");
-    pair.at_a("x")["epoch"].as_u64().expect("a number")
-}
-
 #[test]
 fn a_volume_whose_first_host_is_gone_for_good_is_taken_by_hand_and_nothing_that_was_answered_is_lost() {
     let mut pair = Pair::new();
     let (load, _) = with_load(&pair, 8 << 20, 50);
-    let epoch = given_up_and_not_taken(&pair);
+    let epoch = pair.give_up_untaken();
     let found = pair.a.json(&["resolve", "x"]);
     assert_eq!(found["in_doubt"], true, "{found}");
     assert!(found["risk"].as_str().is_some_and(|risk| risk.contains("--give-back")), "{found}");
@@ -57,7 +46,7 @@ fn a_volume_whose_first_host_is_gone_for_good_is_taken_by_hand_and_nothing_that_
 fn what_a_host_cannot_read_or_does_not_hold_is_not_taken_for_given_up_and_not_served() {
     let mut pair = Pair::new();
     let (load, _) = with_load(&pair, 8 << 20, 51);
-    given_up_and_not_taken(&pair);
+    pair.give_up_untaken();
     pair.b.kill();
     pair.b.refused(&["rescue", "x", "--state-dir", &pair.b.text("state")], 9, "is not held here");
     pair.b.start();
@@ -83,7 +72,7 @@ fn what_a_host_cannot_read_or_does_not_hold_is_not_taken_for_given_up_and_not_se
 fn a_volume_whose_second_host_is_gone_for_good_is_given_back_by_hand_and_that_host_forgets_it_when_it_returns() {
     let mut pair = Pair::new();
     let (load, image) = with_load(&pair, 8 << 20, 51);
-    let epoch = given_up_and_not_taken(&pair);
+    let epoch = pair.give_up_untaken();
     pair.b.kill();
     let back = pair.a.json(&["resolve", "x", "--give-back"]);
     assert_eq!(back["done"], format!("this host holds the volume under epoch {}", epoch + 1), "{back}");

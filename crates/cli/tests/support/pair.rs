@@ -59,6 +59,18 @@ impl Pair {
         (Self { a, b, network }, port_of_a)
     }
 
+    /// `a` has given `x` up, and `b` has not taken it: connections for that do not come about. Gives the epoch of what is
+    /// neither's.
+    pub(crate) fn give_up_untaken(&self) -> u64 {
+        self.a.json(&["move", "x", "--to", "b", "--bandwidth", "2MiB/s", "--detach"]);
+        self.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+        self.network.close();
+        self.a.json(&["set", "x", "--bandwidth", "0"]);
+        wait_until("it is given up", || (self.at_a("x")["backend"] == "b:x").then_some(()));
+        assert_eq!(self.at_b("x")["arrival"]["stage"], "prepared");
+        self.at_a("x")["epoch"].as_u64().expect("a number")
+    }
+
     /// Where `b` puts the volume `name`.
     pub(crate) fn arrived(&self, name: &str) -> PathBuf {
         self.b.path("incoming").join(format!("{name}.raw"))

@@ -145,12 +145,16 @@ impl Daemon {
     /// Whether the host was told, or need not be.
     async fn pay(&self, remote: &RemoteVolume) -> bool {
         // A host that has it, or that nobody here knows any more, need not be told.
-        if let Err(error) = self.ask_host(remote, Ask::Abandon).await
-            && error.kind() != block::ErrorKind::Fenced
-            && self.dialer_of(remote).is_ok()
-        {
-            tracing::info!(%remote, error = error.chain(), "a host could not be told that a volume will not arrive");
-            return false;
+        match self.ask_host(remote, Ask::Abandon).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == block::ErrorKind::Fenced => {
+                tracing::error!(%remote, error = error.chain(), "a host has taken a volume that was not to arrive there");
+            }
+            Err(error) if self.dialer_of(remote).is_ok() => {
+                tracing::info!(%remote, error = error.chain(), "a host could not be told that a volume will not arrive");
+                return false;
+            }
+            Err(_) => {}
         }
         self.change_owed(|owed| owed.retain(|other| other != remote));
         forget_verdict(&*self.hosts, remote.job).await;

@@ -78,7 +78,10 @@ impl Daemon {
                 ),
             },
             risk: there.as_ref().err().map(|_| {
-                format!("--give-back: if {host} has taken the volume after all, and somebody uses it there, there are two of it")
+                format!(
+                    "--give-back: if {host} has taken the volume after all, or is told to before it hears of this, and somebody \
+                     uses it there, there are two of it"
+                )
             }),
             ..resolution
         };
@@ -97,6 +100,7 @@ impl Daemon {
                     let told = self.ask_host(remote, Ask::Abandon).await;
                     told.map_err(|error| of_wire(&error, host))?;
                 } else {
+                    self.revoke(remote).await?;
                     self.say_farewell_later(remote);
                 }
                 self.give_back(volume, committed).await?;
@@ -104,6 +108,20 @@ impl Daemon {
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
         }
+    }
+
+    /// Has the arbiter, if there is one, take back what it has decided: a host that cannot be asked would take the volume by
+    /// itself as soon as it reaches the arbiter.
+    async fn revoke(&self, remote: &RemoteVolume) -> Result<()> {
+        let Some(arbiter) = self.hosts.arbiter() else { return Ok(()) };
+        let revoked = arbiter.decide(remote.job, Verdict::Committed, Verdict::Abandoned).await;
+        revoked.map(drop).map_err(|error| {
+            error.with_hint(format!(
+                "{} takes the volume when it asks the arbiter, which must hear of this first; if it is gone for good, take \
+                 `arbiter` out of the section [hosts], restart, and decide again",
+                remote.host
+            ))
+        })
     }
 
     /// This host holds the volume again, which it had given up.
@@ -203,8 +221,8 @@ impl Daemon {
                     "nobody here knows whether {host} has given the volume up; when it is back it says so by itself"
                 ),
                 risk: Some(format!(
-                    "--take: if {host} has not given it up, there are two of it; --give-back: if it has, it must be told so \
-                     by `transhume resolve {} --give-back` there",
+                    "--take: if {host} has not given it up, there are two of it, and what is here may lack some of what was \
+                     written last; --give-back: if it has, it must be told so by `transhume resolve {} --give-back` there",
                     arrival.origin
                 )),
                 ..resolution
