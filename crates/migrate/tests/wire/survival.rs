@@ -376,6 +376,21 @@ async fn one_silent_stream_of_two_costs_two_seconds_and_no_error() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_silent_host_costs_two_seconds_however_many_streams_there_are() {
+    for weather in [Weather::Frozen, Weather::Unheard] {
+        let (pair, _) = slow_pair(1, Duration::ZERO);
+        let (_remote, device) = pair.device(Role::Copy, 8).await;
+        pair.env.sleep(Duration::from_secs(5)).await;
+        pair.lines.set_weather(None, weather);
+        *pair.lines.is_down.lock() = true;
+        let began = pair.env.now();
+        device.write(write(0, &noise(1, 4096))).await.expect_err("nothing gets through");
+        let waited = pair.env.now() - began;
+        assert!(waited >= Duration::from_secs(2) && waited < Duration::from_secs(3), "{weather:?}: {waited:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn frames_that_come_damaged_are_sent_again_and_never_believed() {
     for seed in 0..6 {
         let (pair, _) = slow_pair(seed, Duration::ZERO);

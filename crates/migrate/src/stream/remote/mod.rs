@@ -28,7 +28,7 @@ use block::{
     BlockDevice, Buffer, BufferPool, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation,
     MutationKind, RangeLock, Result,
 };
-use env::EnvRef;
+use env::{EnvRef, Moment};
 use filters::TokenBucket;
 use futures::StreamExt;
 use futures::future::join_all;
@@ -95,6 +95,8 @@ struct Shared {
     rates: Vec<TokenBucket>,
     /// What is under way on each path. Streams of which nobody says where they run share one.
     flights: Mutex<BTreeMap<Option<StreamPath>, NumberedFlight>>,
+    /// When a stream was last found to have died of a silence.
+    silence: Mutex<Option<Moment>>,
     /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
     ranges: RangeLock,
     pieces: BufferPool,
@@ -126,6 +128,7 @@ impl Remote {
             counters: Counters::new(options.streams),
             rates: (0..options.streams).map(|_| TokenBucket::new(env.clone(), None)).collect(),
             flights: Mutex::default(),
+            silence: Mutex::default(),
             env,
             dialer,
             request,

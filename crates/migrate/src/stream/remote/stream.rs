@@ -182,12 +182,19 @@ impl Engine {
         &self.shared.counters.streams[usize::from(self.place.stream)]
     }
 
+    /// Whether another stream has died of a silence since this one has heard anything: this one need not be owed anything to
+    /// notice that, or the same work would wait for the silence of one stream after another.
+    fn is_doubtful(&self) -> bool {
+        self.shared.silence.lock().is_some_and(|found| found > self.heard)
+    }
+
     /// Looks whether the other side is still there, and says that this one is.
     fn keep_time(&mut self) -> Result<()> {
         let (now, options) = (self.shared.now(), &self.shared.options);
-        let is_owed = !self.sent.is_empty() || self.inbound.is_some();
+        let is_owed = !self.sent.is_empty() || self.inbound.is_some() || self.is_doubtful();
         if is_owed && now.since(self.heard) > options.silence_max {
             let silence = now.since(self.heard);
+            *self.shared.silence.lock() = Some(now);
             return Err(Error::new(ErrorKind::TimedOut, format!("the other host has not been heard for {silence:?}")));
         }
         if now.since(self.spoke) >= options.beat && self.outbox.is_empty() {
@@ -243,7 +250,9 @@ impl Engine {
     fn start(&mut self, operation: Operation) {
         let now = self.shared.now();
         if self.sent.is_empty() {
-            self.heard = now;
+            if !self.is_doubtful() {
+                self.heard = now;
+            }
             self.meter.busy(now);
         }
         let cost = operation.request.cost();
