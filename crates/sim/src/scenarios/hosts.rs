@@ -150,6 +150,13 @@ pub(super) fn judged(dice: &Dice) -> Story {
     for _ in 0..dice.below(4) {
         story = around(dice, story, dice.pick(&more));
     }
+    let happens_after_the_commit = |event: &Event, what: Happening| {
+        event.what == what && matches!(event.when, When::In(phase) if phase.is_committed())
+    };
+    // What is passed on and not flushed is lost if both die at once; that is known, and no promise.
+    if story.events.iter().any(|event| happens_after_the_commit(event, Happening::NeighbourPowerLoss)) {
+        story.events.retain(|event| !happens_after_the_commit(event, Happening::Crash));
+    }
     story
 }
 
