@@ -24,10 +24,12 @@ use block::{
 };
 use parking_lot::Mutex;
 
+use crate::SourceIdentity;
 use crate::executor::{Executor, read_cached, read_full, write_cached, write_full};
+use crate::{PreparedTarget, TargetError};
 
-pub(crate) use open::direct_alignment_of;
 pub use open::{Access, OpenOptions};
+pub(crate) use open::{direct_alignment_of, is_in_memory};
 
 /// How a backend reaches its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +113,30 @@ impl FileBackend {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the open file is the `target` that was prepared, whatever has its name by now.
+    ///
+    /// # Errors
+    /// When it is another one.
+    pub fn check_is(&self, target: &PreparedTarget) -> std::result::Result<(), TargetError> {
+        target.check_open(&self.file)
+    }
+
+    /// What the system says of it.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn metadata(&self) -> std::io::Result<std::fs::Metadata> {
+        self.file.metadata()
+    }
+
+    /// Which file or block device it is, whatever its name leads to later.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn identity(&self) -> std::io::Result<SourceIdentity> {
+        SourceIdentity::of(&self.file, &self.path)
     }
 
     /// How it reaches its bytes.
@@ -366,6 +392,11 @@ impl BlockDevice for FileBackend {
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
         self.describe(extent)
+    }
+
+    fn keeps_holes(&self) -> bool {
+        // The file system has nothing there, and says so of data that was never written out, too.
+        !self.is_block_device
     }
 }
 

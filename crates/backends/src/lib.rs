@@ -6,17 +6,21 @@
 
 mod executor;
 mod file;
+mod in_place;
 mod lock;
 mod offload;
 mod qemu_locks;
+mod reserve;
 mod retire;
 mod ring;
 mod spec;
 mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
+pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;
-pub use retire::{Retired, is_deleted, retire_source};
+pub use reserve::reserve;
+pub use retire::{Retired, Retiring, SourceIdentity, is_deleted, retire_source};
 pub use spec::{BackendSpec, CacheMode, ImageFormat, SpecError};
 pub use target::{PreparedTarget, TargetError, TargetOrigin, TargetRequest, prepare_target};

@@ -10,16 +10,17 @@
 //! byte    24  zeroes up to byte 4096
 //! ```
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags};
+use rustix::fs::{CWD, OFlags, RenameFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use crate::target::{TargetError, block_size_of, directory_of, sync_directory_of};
+use crate::QemuLocks;
+use crate::target::{DeviceIdentity, FileIdentity, TargetError, block_size_of, directory_of, sync_directory_of};
 
 const TOMBSTONE_MAGIC: &[u8; 16] = b"TRANSHUME MOVED\n";
 const TOMBSTONE_BYTES: usize = 4096;
@@ -47,18 +48,115 @@ pub enum Retired {
     },
 }
 
+/// Which file or block device the source of a move is, whatever its name leads to later: somebody may re-point a link
+/// between the move and the moment in which the source is put out of the way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceIdentity {
+    /// Its name without links.
+    path: PathBuf,
+    file: FileIdentity,
+    /// Of a block device: the name of its node says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block_device: Option<DeviceIdentity>,
+}
+
+impl SourceIdentity {
+    /// Of what is open as `file`, which was opened as `path`.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn of(file: &File, path: &Path) -> std::io::Result<Self> {
+        let found = file.metadata()?;
+        Ok(Self { path: path.canonicalize()?, file: FileIdentity::of(&found), block_device: device_identity(&found) })
+    }
+
+    /// Its name without links, when it was looked at.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn is(&self, found: &Metadata) -> bool {
+        match &self.block_device {
+            Some(device) => found.file_type().is_block_device() && device.is_still(found),
+            None => self.file.is_still(found),
+        }
+    }
+}
+
+fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {
+    found.file_type().is_block_device().then(|| DeviceIdentity::of(found))
+}
+
+/// A source that is to be put out of the way.
+#[derive(Clone, Copy, Debug)]
+pub struct Retiring<'a> {
+    /// Its name.
+    pub path: &'a Path,
+    /// What it is, if that is known: nothing else is touched then.
+    pub identity: Option<&'a SourceIdentity>,
+    /// What holds the volume now: this is never touched.
+    pub holder: Option<&'a Path>,
+    /// The epoch under which it held the volume.
+    pub epoch: u64,
+}
+
+impl<'a> Retiring<'a> {
+    /// A source of which only its name is known.
+    #[must_use]
+    pub const fn by_name(path: &'a Path, epoch: u64) -> Self {
+        Self { path, identity: None, holder: None, epoch }
+    }
+
+    /// Where it is, or was before it was renamed.
+    fn real(&self) -> Result<PathBuf, TargetError> {
+        self.identity.map_or_else(|| resolve(self.path), |identity| Ok(identity.path.clone()))
+    }
+
+    /// Whether `found` may be put away.
+    fn is_meant(&self, found: &Metadata) -> bool {
+        let holder = self.holder.and_then(|holder| std::fs::metadata(holder).ok());
+        let is_block_device = |it: &Metadata| it.file_type().is_block_device();
+        let is_holder = holder.is_some_and(|holder| match (is_block_device(&holder), is_block_device(found)) {
+            (true, true) => holder.rdev() == found.rdev(),
+            _ => (holder.dev(), holder.ino()) == (found.dev(), found.ino()),
+        });
+        !is_holder && self.identity.is_none_or(|identity| identity.is(found))
+    }
+}
+
 /// Puts the source of a move out of the way, durably. `keep` is a directory for what a block device's tombstone
 /// overwrites. Nobody may have the source open for writing. Doing it again for the same epoch does no harm.
 ///
 /// # Errors
-/// When something else has the new name, and what the operating system says.
-pub fn retire_source(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
-    let real = resolve(path)?;
-    let is_block_device = std::fs::metadata(&real).is_ok_and(|found| found.file_type().is_block_device());
-    if is_block_device {
-        return bury(&real, epoch, keep);
+/// `InUse` when a program of QEMU's has it; `OtherSource` when its name leads to something else by now, which is left as it is; when something else has the new
+/// name; and what the operating system says.
+pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
+    let real = source.real()?;
+    let to = moved_name(&real, source.epoch);
+    let found = match std::fs::symlink_metadata(&real) {
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => return Err(TargetError::os(&real, "looking at", error)),
+    };
+    if found.as_ref().is_some_and(|found| !source.is_meant(found)) {
+        let is_done =
+            source.identity.is_some() && std::fs::symlink_metadata(&to).is_ok_and(|moved| source.is_meant(&moved));
+        return if is_done {
+            Ok(Retired::File { from: real, to })
+        } else {
+            Err(TargetError::OtherSource { path: real })
+        };
     }
-    let to = moved_name(&real, epoch);
+    if found.is_some()
+        && let Err(error) = QemuLocks::take(&real)
+        && error.kind() == block::ErrorKind::Busy
+    {
+        return Err(TargetError::InUse { path: real, holder: error.to_string() });
+    }
+    if found.is_some_and(|found| found.file_type().is_block_device()) {
+        return bury(&real, source.epoch, keep);
+    }
     match rustix::fs::renameat_with(CWD, &real, CWD, &to, RenameFlags::NOREPLACE) {
         Ok(()) => {}
         Err(Errno::NOENT) if to.exists() => {}
@@ -68,21 +166,21 @@ pub fn retire_source(path: &Path, epoch: u64, keep: &Path) -> Result<Retired, Ta
     Ok(Retired::File { from: real, to })
 }
 
-/// Whether a file that was retired in `epoch` is gone under its old name and under its new one: somebody has deleted it
-/// since.
+/// Whether a file that was retired is gone under its old name and under its new one: somebody has deleted it since.
 ///
 /// # Errors
 /// What the operating system says of the links on the way to it.
-pub fn is_deleted(path: &Path, epoch: u64) -> Result<bool, TargetError> {
-    let real = resolve(path)?;
-    Ok(!real.exists() && !moved_name(&real, epoch).exists())
+pub fn is_deleted(source: &Retiring<'_>) -> Result<bool, TargetError> {
+    let real = source.real()?;
+    Ok(!real.exists() && !moved_name(&real, source.epoch).exists())
 }
 
 /// Gives a file's space back in steps, each durable before the next: where the file system discards what it frees, a
 /// whole volume at once keeps the disk from everybody else for half a second and more. A file that has another name, too,
 /// keeps its bytes.
 fn shrink(path: &Path) -> std::io::Result<()> {
-    let file = match File::options().write(true).open(path) {
+    let flags = OFlags::NOFOLLOW.bits().cast_signed();
+    let file = match File::options().write(true).custom_flags(flags).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         opened => opened?,
     };

@@ -5,21 +5,23 @@
 
 mod block_device;
 mod error;
+mod identity;
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use block::Bytes;
 use env::Env;
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{SERVER_BYTE, Strength, describe_holder, try_lock};
-use crate::{BackendSpec, CacheMode, QemuLocks};
+use crate::{BackendSpec, CacheMode, QemuLocks, in_place};
 
 pub(crate) use block_device::block_size_of;
 pub use error::TargetError;
+pub(crate) use identity::{DeviceIdentity, FileIdentity};
 
 /// How long a target may be in use before it is refused: a process that is just being started holds what its parent
 /// had open until it runs, and a dead one what its last requests write to.
@@ -66,22 +68,9 @@ pub struct PreparedTarget {
     /// Whether all of it is known to read as zeroes, so that holes need not be written.
     pub reads_zero: bool,
     identity: FileIdentity,
-}
-
-/// Which file it is, whatever its name. Numbers of removed files are used again at once, so its birth counts too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct FileIdentity {
-    device: u64,
-    inode: u64,
-    born_ns: Option<u64>,
-}
-
-impl FileIdentity {
-    fn of(found: &Metadata) -> Self {
-        let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-        let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
-        Self { device: found.dev(), inode: found.ino(), born_ns }
-    }
+    /// Of a block device: the name of its node says nothing. Older records have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    block_device: Option<DeviceIdentity>,
 }
 
 impl PreparedTarget {
@@ -89,28 +78,46 @@ impl PreparedTarget {
     /// same name.
     #[must_use]
     pub const fn elsewhere(spec: BackendSpec, origin: TargetOrigin, reads_zero: bool, number: u64) -> Self {
-        Self { spec, origin, reads_zero, identity: FileIdentity { device: 0, inode: number, born_ns: None } }
+        Self { spec, origin, reads_zero, identity: FileIdentity::numbered(number), block_device: None }
     }
 
     /// The number of its file, or the one that it was given [elsewhere](Self::elsewhere).
     #[must_use]
     pub const fn number(&self) -> u64 {
-        self.identity.inode
+        self.identity.number()
     }
 
     /// Whether the target's name still leads to what was prepared.
     ///
     /// # Errors
-    /// When the file was deleted, or another one has its name.
+    /// When the file was deleted, or another file or block device has its name.
     pub fn check(&self) -> Result<(), TargetError> {
         let path = self.spec.path();
-        let is_same = match std::fs::metadata(path) {
-            Ok(found) if self.origin == TargetOrigin::BlockDevice => found.file_type().is_block_device(),
-            Ok(found) => FileIdentity::of(&found) == self.identity,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-            Err(error) => return Err(TargetError::os(path, "looking at", error)),
+        match std::fs::metadata(path) {
+            Ok(found) => self.require(&found),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(self.replaced()),
+            Err(error) => Err(TargetError::os(path, "looking at", error)),
+        }
+    }
+
+    /// Whether an open file is what was prepared, whatever has its name by now.
+    pub(crate) fn check_open(&self, file: &File) -> Result<(), TargetError> {
+        let found = file.metadata().map_err(|error| TargetError::os(self.spec.path(), "looking at", error))?;
+        self.require(&found)
+    }
+
+    fn require(&self, found: &Metadata) -> Result<(), TargetError> {
+        let is_block_device = found.file_type().is_block_device();
+        let is_same = match (&self.block_device, self.origin) {
+            (Some(known), _) => is_block_device && known.is_still(found),
+            (None, TargetOrigin::BlockDevice) => is_block_device,
+            (None, _) => self.identity.is_still(found),
         };
-        if is_same { Ok(()) } else { Err(TargetError::Replaced { path: path.to_owned() }) }
+        if is_same { Ok(()) } else { Err(self.replaced()) }
+    }
+
+    fn replaced(&self) -> TargetError {
+        TargetError::Replaced { path: self.spec.path().to_owned() }
     }
 
     /// Takes back what was prepared: a file that was created is removed, one that was there is left empty, a block
@@ -126,7 +133,7 @@ impl PreparedTarget {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(TargetError::os(path, "looking at", error)),
         };
-        if FileIdentity::of(&found) != self.identity {
+        if !self.identity.is_still(&found) {
             return Ok(());
         }
         match self.origin {
@@ -152,7 +159,7 @@ impl PreparedTarget {
 pub async fn prepare_target(request: &TargetRequest<'_>, env: &dyn Env) -> Result<PreparedTarget, TargetError> {
     let start = env.now();
     loop {
-        match attempt(request) {
+        match in_place(|| attempt(request)) {
             Err(TargetError::InUse { .. }) if env.now() - start < IN_USE_WAIT => env.sleep(IN_USE_INTERVAL).await,
             outcome => return outcome,
         }
@@ -182,6 +189,7 @@ fn attempt(request: &TargetRequest<'_>) -> Result<PreparedTarget, TargetError> {
             origin: TargetOrigin::BlockDevice,
             reads_zero: false,
             identity: FileIdentity::of(&found),
+            block_device: Some(DeviceIdentity::of(&found)),
         });
     }
     if !found.is_file() {
@@ -212,6 +220,7 @@ fn reuse(
         origin: if found.len() == 0 { TargetOrigin::WasEmpty } else { TargetOrigin::Overwritten },
         reads_zero: true,
         identity: FileIdentity::of(found),
+        block_device: None,
     })
 }
 
@@ -250,6 +259,7 @@ fn create(request: &TargetRequest<'_>, source: Option<&Metadata>) -> Result<Prep
             origin: TargetOrigin::Created,
             reads_zero: true,
             identity: FileIdentity::of(&made),
+            block_device: None,
         }),
         Err(error) => {
             if let Err(leftover) = std::fs::remove_file(path) {

@@ -8,11 +8,11 @@ use std::path::Path;
 use block::{Bytes, ErrorKind};
 use env::RealEnv;
 use transhume_backends::{
-    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, TargetError, TargetOrigin,
-    TargetRequest, is_deleted, prepare_target, retire_source,
+    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, Retiring, SourceIdentity, TargetError,
+    TargetOrigin, TargetRequest, is_deleted, prepare_target, retire_source,
 };
 
-use support::{Loop, SmallFileSystem, directory, file_of};
+use support::{Loop, SmallFileSystem, directory, file_of, run};
 
 async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
     let spec = BackendSpec::file(path);
@@ -179,30 +179,106 @@ async fn block_devices_are_checked_before_they_are_overwritten() {
     }
 }
 
+#[tokio::test]
+async fn another_file_or_block_device_under_the_name_of_a_target_is_not_taken_for_it() {
+    let directory = directory();
+    let (target, aside) = (directory.path().join("target"), directory.path().join("aside"));
+    let prepared = prepare(&target, None, false).await.expect("a good target");
+    prepared.check().expect("it is the one");
+    std::fs::rename(&target, &aside).expect("renamed");
+    file_of(&target, 1 << 20);
+    let error = prepared.check().expect_err("another file");
+    assert!(matches!(error, TargetError::Replaced { .. }), "{error}");
+    let open = async |path: &Path| {
+        FileBackend::open(&BackendSpec::file(path), &OpenOptions::default(), &RealEnv::new()).await.expect("opened")
+    };
+    open(&target).await.check_is(&prepared).expect_err("another file is open");
+    open(&aside).await.check_is(&prepared).expect("it is the one, under another name");
+
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+    for path in [&one, &other] {
+        file_of(path, 1 << 20);
+    }
+    let device = Loop::over(&one, &[]);
+    let prepared = prepare(&device.path, None, false).await.expect("an empty block device");
+    let json = serde_json::to_string(&prepared).expect("a record");
+    let prepared: PreparedTarget = serde_json::from_str(&json).expect("the same");
+    prepared.check().expect("it is the one");
+    let name = device.path.display().to_string();
+    let reattach = |file: &Path| run("losetup", &[&name, file.to_str().expect("a plain name")]);
+    run("losetup", &["--detach", &name]);
+    reattach(&other);
+    let error = prepared.check().expect_err("another block device");
+    assert!(matches!(error, TargetError::Replaced { .. }), "{error}");
+    open(&device.path).await.check_is(&prepared).expect_err("another one is open");
+}
+
 #[test]
 fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
     let directory = directory();
     let (source, link) = (directory.path().join("source"), directory.path().join("link"));
     std::fs::write(&source, b"disk").expect("written");
     symlink("source", &link).expect("a symlink");
-    let retired = retire_source(&link, 7, directory.path()).expect("renamed");
+    let retired = retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("renamed");
     assert!(!source.exists() && !link.exists());
     let moved = directory.path().join("source.moved-7");
     assert_eq!(std::fs::read(&moved).expect("kept"), b"disk");
-    assert_eq!(retire_source(&link, 7, directory.path()).expect("again does no harm"), retired);
+    assert_eq!(retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("again does no harm"), retired);
 
     retired.restore().expect("restored");
     assert_eq!(std::fs::read(&link).expect("back"), b"disk");
     std::fs::write(&moved, b"something else").expect("written");
-    retire_source(&source, 7, directory.path()).expect_err("the name is taken");
+    retire_source(&Retiring::by_name(&source, 7), directory.path()).expect_err("the name is taken");
     assert_eq!(std::fs::read(&source).expect("untouched"), b"disk");
     std::fs::remove_file(&moved).expect("removed");
-    let retired = retire_source(&link, 8, directory.path()).expect("renamed");
-    assert!(!is_deleted(&link, 8).expect("looked"), "it is kept");
+    let retired = retire_source(&Retiring::by_name(&link, 8), directory.path()).expect("renamed");
+    assert!(!is_deleted(&Retiring::by_name(&link, 8)).expect("looked"), "it is kept");
     retired.delete().expect("deleted");
     retired.delete().expect("deleting twice does no harm");
-    assert!(is_deleted(&link, 8).expect("looked"));
+    assert!(is_deleted(&Retiring::by_name(&link, 8)).expect("looked"));
     assert!(!directory.path().join("source.moved-8").exists());
+}
+
+#[test]
+fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
+    let directory = directory();
+    let path = |name: &str| directory.path().join(name);
+    let (source, target, link) = (path("source"), path("target"), path("link"));
+    std::fs::write(&source, b"old").expect("written");
+    std::fs::write(&target, b"live").expect("written");
+    symlink("source", &link).expect("a symlink");
+    let identity = SourceIdentity::of(&std::fs::File::open(&link).expect("opened"), &link).expect("looked");
+    let known = Retiring { path: &link, identity: Some(&identity), holder: Some(&target), epoch: 7 };
+
+    // What a configuration hook does.
+    std::fs::remove_file(&link).expect("removed");
+    symlink("target", &link).expect("a symlink");
+    let by_name = Retiring { identity: None, ..known };
+    let error = retire_source(&by_name, directory.path()).expect_err("put the live target away");
+    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    retire_source(&known, directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&known).expect("looked") && !source.exists());
+    assert_eq!(std::fs::read(&target).expect("the target stays"), b"live");
+
+    // A VM that runs on it keeps it.
+    let identity = SourceIdentity::of(&std::fs::File::open(&target).expect("opened"), &target).expect("looked");
+    let used = Retiring { path: &target, identity: Some(&identity), holder: None, epoch: 7 };
+    let locks = QemuLocks::take(&target).expect("free");
+    let error = retire_source(&used, directory.path()).expect_err("put a running VM's image away");
+    assert!(matches!(error, TargetError::InUse { .. }), "{error}");
+    drop(locks);
+
+    // Another file has the source's own name: it is left, and what was renamed before is found all the same.
+    std::fs::write(&source, b"old").expect("written");
+    let identity = SourceIdentity::of(&std::fs::File::open(&source).expect("opened"), &source).expect("looked");
+    let known = Retiring { path: &source, identity: Some(&identity), holder: Some(&target), epoch: 8 };
+    std::fs::rename(&source, path("elsewhere")).expect("renamed");
+    symlink("target", &source).expect("a symlink");
+    let error = retire_source(&known, directory.path()).expect_err("put another file away");
+    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    std::fs::rename(path("elsewhere"), path("source.moved-8")).expect("renamed");
+    assert!(matches!(retire_source(&known, directory.path()), Ok(Retired::File { .. })), "it was done before");
+    assert_eq!(std::fs::read(&source).expect("the link stays"), b"live");
 }
 
 #[test]
@@ -210,13 +286,13 @@ fn deleting_a_large_retired_file_leaves_nothing_but_what_has_another_name() {
     let directory = directory();
     let (source, other) = (directory.path().join("source"), directory.path().join("other"));
     file_of(&source, 100 << 20);
-    retire_source(&source, 1, directory.path()).expect("renamed").delete().expect("deleted");
-    assert!(is_deleted(&source, 1).expect("looked"));
+    retire_source(&Retiring::by_name(&source, 1), directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&Retiring::by_name(&source, 1)).expect("looked"));
 
     file_of(&source, 100 << 20);
     std::fs::hard_link(&source, &other).expect("linked");
-    retire_source(&source, 2, directory.path()).expect("renamed").delete().expect("deleted");
-    assert!(is_deleted(&source, 2).expect("looked"));
+    retire_source(&Retiring::by_name(&source, 2), directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&Retiring::by_name(&source, 2)).expect("looked"));
     assert_eq!(std::fs::metadata(&other).expect("there").len(), 100 << 20, "the other name has lost its bytes");
 }
 
@@ -227,11 +303,14 @@ fn a_retired_block_device_has_a_tombstone_and_can_be_restored() {
     let bytes: Vec<u8> = (0..1 << 20).map(|number: u32| (number % 251) as u8).collect();
     std::fs::write(&backing, &bytes).expect("written");
     let device = Loop::over(&backing, &[]);
-    let retired = retire_source(&device.path, 7, directory.path()).expect("marked");
+    let retired = retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("marked");
     let now = std::fs::read(&device.path).expect("readable");
     assert!(now.starts_with(b"TRANSHUME MOVED\n\x07\0\0\0\0\0\0\0") && now[4096..] != bytes[4096..]);
     assert_eq!(now[4096..(1 << 20) - 4096], bytes[4096..(1 << 20) - 4096]);
-    assert_eq!(retire_source(&device.path, 7, directory.path()).expect("again does no harm"), retired);
+    assert_eq!(
+        retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("again does no harm"),
+        retired
+    );
     assert!(matches!(retired, Retired::BlockDevice { .. }));
     retired.restore().expect("restored");
     assert_eq!(std::fs::read(&device.path).expect("readable"), bytes);

@@ -62,6 +62,22 @@ impl Drop for Memory {
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Shared>,
+    /// What it may have in use of a larger supply.
+    share: Option<Share>,
+}
+
+/// A part of a supply.
+#[derive(Clone)]
+struct Share {
+    limit: Bytes,
+    /// One permit a page in use.
+    pages: Arc<Semaphore>,
+}
+
+/// What a buffer takes of the supply, and of its share of it.
+struct Permits {
+    pool: OwnedSemaphorePermit,
+    share: Option<OwnedSemaphorePermit>,
 }
 
 struct Shared {
@@ -89,20 +105,33 @@ impl BufferPool {
         assert!(pages > 0, "a buffer pool needs at least one page");
         let idle = Idle { classes: std::array::from_fn(|_| Vec::new()), bytes: 0, bytes_max: limit.as_usize() / 4 };
         let shared = Shared { limit, pages: Arc::new(Semaphore::new(pages)), idle: Mutex::new(idle) };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), share: None }
+    }
+
+    /// The same supply for one of its users, who has at most `limit` bytes of it in use (rounded up to pages).
+    ///
+    /// # Panics
+    /// If `limit` is smaller than a page or larger than this pool's, or if this is a share itself.
+    #[must_use]
+    pub fn share(&self, limit: Bytes) -> Self {
+        assert!(self.share.is_none() && limit <= self.limit(), "a share of {limit} of a pool of {}", self.limit());
+        let pages = limit.as_usize().div_ceil(PAGE_BYTES);
+        assert!(pages > 0, "a share needs at least one page");
+        Self { shared: Arc::clone(&self.shared), share: Some(Share { limit, pages: Arc::new(Semaphore::new(pages)) }) }
     }
 
     /// How many bytes may be in use at once.
     #[must_use]
     pub fn limit(&self) -> Bytes {
-        self.shared.limit
+        self.share.as_ref().map_or(self.shared.limit, |share| share.limit)
     }
 
     /// How many bytes are in use now.
     #[must_use]
     pub fn in_use(&self) -> Bytes {
-        let total = self.shared.limit.as_usize().div_ceil(PAGE_BYTES);
-        Bytes::from((total - self.shared.pages.available_permits()) * PAGE_BYTES)
+        let total = self.limit().as_usize().div_ceil(PAGE_BYTES);
+        let pages = self.share.as_ref().map_or(&self.shared.pages, |share| &share.pages);
+        Bytes::from((total - pages.available_permits()) * PAGE_BYTES)
     }
 
     /// A buffer of `length` bytes, waiting until the pool can spare it. Its contents are whatever was there before.
@@ -133,14 +162,13 @@ impl BufferPool {
         (self.take(length, capacity, both), self.take(length, capacity, second))
     }
 
-    async fn permit(&self, pages: usize) -> OwnedSemaphorePermit {
-        match Arc::clone(&self.shared.pages).try_acquire_many_owned(pages as u32) {
-            Ok(permit) => permit,
-            Err(_) => {
-                let waiting = Arc::clone(&self.shared.pages).acquire_many_owned(pages as u32);
-                waiting.await.expect("the pool's semaphore is never closed")
-            }
-        }
+    /// Whoever waits for the supply has its share of it already, so that nobody holds what he cannot use.
+    async fn permit(&self, pages: usize) -> Permits {
+        let share = match &self.share {
+            Some(share) => Some(permit_of(&share.pages, pages).await),
+            None => None,
+        };
+        Permits { pool: permit_of(&self.shared.pages, pages).await, share }
     }
 
     /// A buffer of `length` bytes if the pool can spare it at once.
@@ -150,24 +178,48 @@ impl BufferPool {
     #[must_use]
     pub fn try_acquire(&self, length: usize) -> Option<Buffer> {
         let capacity = self.capacity_for(length);
-        let permit = Arc::clone(&self.shared.pages).try_acquire_many_owned((capacity / PAGE_BYTES) as u32).ok()?;
-        Some(self.take(length, capacity, permit))
+        let permit =
+            |pages: &Arc<Semaphore>| Arc::clone(pages).try_acquire_many_owned((capacity / PAGE_BYTES) as u32).ok();
+        let share = match &self.share {
+            Some(share) => Some(permit(&share.pages)?),
+            None => None,
+        };
+        let permits = Permits { pool: permit(&self.shared.pages)?, share };
+        Some(self.take(length, capacity, permits))
     }
 
     fn capacity_for(&self, length: usize) -> usize {
         let capacity = length.max(PAGE_BYTES).next_power_of_two();
         assert!(
-            capacity <= BUFFER_BYTES_MAX && Bytes::from(capacity) <= self.shared.limit,
+            capacity <= BUFFER_BYTES_MAX && Bytes::from(capacity) <= self.limit(),
             "a buffer of {length} bytes can never come from a pool of {:?}",
-            self.shared.limit
+            self.limit()
         );
         capacity
     }
 
-    fn take(&self, length: usize, capacity: usize, permit: OwnedSemaphorePermit) -> Buffer {
+    fn take(&self, length: usize, capacity: usize, permits: Permits) -> Buffer {
         let idle = self.shared.idle.lock().take(capacity);
         let memory = idle.unwrap_or_else(|| Memory::allocate(capacity));
-        Buffer { memory: Some(memory), length, home: Some((Arc::clone(&self.shared), permit)) }
+        Buffer { memory: Some(memory), length, home: Some((Arc::clone(&self.shared), permits)) }
+    }
+}
+
+async fn permit_of(semaphore: &Arc<Semaphore>, pages: usize) -> OwnedSemaphorePermit {
+    match Arc::clone(semaphore).try_acquire_many_owned(pages as u32) {
+        Ok(permit) => permit,
+        Err(_) => {
+            let waiting = Arc::clone(semaphore).acquire_many_owned(pages as u32);
+            waiting.await.expect("the pool's semaphore is never closed")
+        }
+    }
+}
+
+impl Permits {
+    /// Takes so many pages out of it.
+    fn split(&mut self, pages: usize) -> Option<Self> {
+        let share = self.share.as_mut().map(|share| share.split(pages));
+        Some(Self { pool: self.pool.split(pages)?, share: share.flatten() })
     }
 }
 
@@ -198,7 +250,7 @@ pub struct Buffer {
     /// `None` only while it is being dropped.
     memory: Option<Memory>,
     length: usize,
-    home: Option<(Arc<Shared>, OwnedSemaphorePermit)>,
+    home: Option<(Arc<Shared>, Permits)>,
 }
 
 impl Buffer {
@@ -263,10 +315,13 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let (Some(memory), Some((shared, _permit))) = (self.memory.take(), self.home.take()) else { return };
-        // The permit is returned after the memory, so that whoever gets it finds the memory idle.
+        let (Some(memory), Some((shared, permits))) = (self.memory.take(), self.home.take()) else { return };
+        // The permits are returned after the memory, so that whoever gets them finds the memory idle.
         let surplus = shared.idle.lock().put(memory);
         drop(surplus);
+        let Permits { pool, share } = permits;
+        drop(pool);
+        drop(share);
     }
 }
 
@@ -368,6 +423,26 @@ mod tests {
         assert_eq!(lengths, [32 << 10; 5]);
         drop(held);
         assert_eq!(pool.in_use(), Bytes::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_user_of_a_share_leaves_the_rest_to_others_and_waits_for_his_own() {
+        let pool = BufferPool::new(Bytes::kib(64));
+        let share = pool.share(Bytes::kib(16));
+        assert_eq!(share.limit(), Bytes::kib(16));
+        let held = share.acquire_two(8 << 10).await;
+        assert_eq!((share.in_use(), pool.in_use()), (Bytes::kib(16), Bytes::kib(16)));
+        assert!(share.try_acquire(1).is_none() && pool.try_acquire(32 << 10).is_some());
+        let waiting = tokio::time::timeout(Duration::from_secs(1), share.acquire(1)).await;
+        assert!(waiting.is_err(), "a buffer came from an exhausted share");
+        drop(held.0);
+        assert_eq!(share.acquire(8 << 10).await.len(), 8 << 10);
+        drop(held.1);
+        assert_eq!((share.in_use(), pool.in_use()), (Bytes::ZERO, Bytes::ZERO));
+        let all = pool.acquire(64 << 10).await;
+        assert!(share.try_acquire(1).is_none(), "a share is no supply of its own");
+        drop(all);
+        assert!(share.try_acquire(1).is_some());
     }
 
     #[test]

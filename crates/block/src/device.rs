@@ -94,6 +94,13 @@ pub trait BlockDevice: Send + Sync {
     fn compares_checks(&self) -> bool {
         false
     }
+
+    /// Whether what it calls a [hole](ExtentState::Hole) is one for good, whatever flush has failed or process has died before:
+    /// no space is allocated there that could come back with other bytes. This is no verb, and whoever says nothing promises
+    /// nothing.
+    fn keeps_holes(&self) -> bool {
+        false
+    }
 }
 
 /// The checked handle of a device: the contract between two layers is enforced and traced here, once.
@@ -137,6 +144,12 @@ impl Device {
     #[must_use]
     pub fn compares_checks(&self) -> bool {
         self.inner.compares_checks()
+    }
+
+    /// Whether its holes are holes for good, see [`BlockDevice::keeps_holes`].
+    #[must_use]
+    pub fn keeps_holes(&self) -> bool {
+        self.inner.keeps_holes()
     }
 
     /// Whether both are handles of one device.

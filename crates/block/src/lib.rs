@@ -23,6 +23,7 @@ mod slot;
 mod sync;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+mod unflushed;
 mod units;
 
 pub use buffer::{Buffer, BufferPool, Data, PAGE_BYTES};
@@ -36,4 +37,5 @@ pub use offload::Offload;
 pub use range_lock::{RangeGuard, RangeLock, RangeWait};
 pub use range_queue::{RangeMode, RangeQueue, Ticket};
 pub use slot::{Quiesced, Slot, SlotLane};
+pub use unflushed::Unflushed;
 pub use units::{BLOCK_BYTES, Bytes, ChunkIndex, ChunkSize, Extent};

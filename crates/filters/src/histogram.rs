@@ -116,6 +116,19 @@ impl LatencyHistogram {
         Duration::ZERO
     }
 
+    /// All latencies together, off by at most 1/64: each counts as the middle of its bucket.
+    #[must_use]
+    pub fn sum(&self) -> Duration {
+        let mut from = 0;
+        let us = self.buckets.iter().enumerate().map(|(bucket, count)| {
+            let end = bucket_us_max(bucket) + 1;
+            let middle = (from + end) as f64 / 2.0;
+            from = end;
+            middle * *count as f64
+        });
+        Duration::from_secs_f64(us.sum::<f64>() / 1e6)
+    }
+
     /// The longest latency counted, at most 1/32 too large.
     #[must_use]
     pub fn longest(&self) -> Duration {
@@ -138,6 +151,16 @@ mod tests {
             let max = bucket_us_max(bucket);
             assert!(max >= us && max - us <= us / 32, "{us} us was counted as {max} us");
         }
+    }
+
+    #[test]
+    fn the_sum_is_off_by_no_more_than_half_a_bucket() {
+        let mut histogram = LatencyHistogram::default();
+        assert_eq!(histogram.sum(), Duration::ZERO);
+        let latencies = (1..1000).map(|number: u64| Duration::from_micros(number * number));
+        latencies.clone().for_each(|latency| histogram.add(latency));
+        let (sum, expected) = (histogram.sum().as_secs_f64(), latencies.sum::<Duration>().as_secs_f64());
+        assert!((sum / expected - 1.0).abs() <= 1.0 / 64.0, "{sum} instead of {expected}");
     }
 
     #[test]

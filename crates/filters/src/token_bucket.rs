@@ -57,6 +57,15 @@ impl TokenBucket {
         Duration::from_secs_f64((-state.tokens).max(0.0) / rate)
     }
 
+    /// How long to wait, at the rate as it is now, before anything should be taken.
+    #[must_use]
+    pub fn wait(&self) -> Duration {
+        let now = self.env.now();
+        let mut state = self.state.lock();
+        state.refill(now);
+        state.rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64((-state.tokens).max(0.0) / rate))
+    }
+
     /// Takes `count` tokens and waits as long as that takes.
     pub async fn acquire(&self, count: u64) {
         let wait = self.take(count);

@@ -93,14 +93,18 @@ struct Alignment {
     request: u32,
 }
 
-impl FileBackend {
-    /// Opens what `spec` names and locks it against other servers.
-    ///
-    /// # Errors
-    /// One line that says what is in the way and what to do about it; busy if another server has it.
-    pub async fn open(spec: &BackendSpec, options: &OpenOptions, env: &dyn Env) -> Result<Self> {
+/// A file or block device that is open, and how it is reached.
+struct Opened {
+    is_block_device: bool,
+    engine: Engine,
+    file: File,
+    tail: Option<Arc<File>>,
+    alignment: Alignment,
+}
+
+impl Opened {
+    fn open(spec: &BackendSpec, writable: bool) -> Result<Self> {
         let path = spec.path();
-        let writable = options.access == Access::ReadWrite;
         let shown = path.display();
         let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
         // Looked at before it is opened: opening a pipe would wait for its other end.
@@ -134,6 +138,24 @@ impl FileBackend {
                 Err(error) => return Err(error),
             },
         };
+        Ok(Self { is_block_device, engine, file, tail, alignment })
+    }
+}
+
+impl FileBackend {
+    /// Opens what `spec` names and locks it against other servers.
+    ///
+    /// # Errors
+    /// One line that says what is in the way and what to do about it; busy if another server has it.
+    pub async fn open(spec: &BackendSpec, options: &OpenOptions, env: &dyn Env) -> Result<Self> {
+        let path = spec.path();
+        let writable = options.access == Access::ReadWrite;
+        let shown = path.display();
+        let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
+        // A file system that does not answer keeps one thread of its own, and whoever waits for it.
+        let (threads, named) = (Executor::threads(), spec.clone());
+        let opening = threads.run(move || Ok(Opened::open(&named, writable))).await;
+        let Opened { is_block_device, engine, file, tail, alignment } = opening.map_err(attempt)??;
         if let Some(limit) = options.lock_wait {
             let strength = if writable { Strength::Exclusive } else { Strength::Shared };
             lock_for_serving(&file, path, strength, limit, env).await?;
@@ -203,7 +225,7 @@ pub(super) fn size_of(file: &File, is_block_device: bool) -> std::io::Result<u64
 }
 
 /// Whether the file system keeps its files in memory. Not to be asked of a block device: its node may be on a tmpfs.
-fn is_in_memory(file: &File) -> std::io::Result<bool> {
+pub(crate) fn is_in_memory(file: &File) -> std::io::Result<bool> {
     let kind = rustix::fs::fstatfs(file)?.f_type as i64;
     Ok(kind == TMPFS || kind == RAMFS)
 }

@@ -80,7 +80,7 @@ fn sys_path(number: u64, name: &str) -> PathBuf {
     Path::new("/sys/dev/block").join(format!("{major}:{minor}")).join(name)
 }
 
-fn sys_attribute(number: u64, name: &str) -> Option<String> {
+pub(super) fn sys_attribute(number: u64, name: &str) -> Option<String> {
     Some(std::fs::read_to_string(sys_path(number, name)).ok()?.trim_end_matches('\n').to_owned())
 }
 

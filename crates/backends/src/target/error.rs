@@ -79,6 +79,11 @@ pub enum TargetError {
         /// The target.
         path: PathBuf,
     },
+    /// The name of a source that is to be put away leads to something else by now.
+    OtherSource {
+        /// The name.
+        path: PathBuf,
+    },
     /// It is neither a file nor a block device.
     NoFile {
         /// The target.
@@ -115,6 +120,7 @@ impl TargetError {
             | Self::TooSmall { .. }
             | Self::DanglingLink { .. }
             | Self::Replaced { .. }
+            | Self::OtherSource { .. }
             | Self::NoFile { .. } => ErrorKind::Invalid,
         }
     }
@@ -167,6 +173,9 @@ impl fmt::Display for TargetError {
             }
             Self::Replaced { path } => {
                 write!(out, "somebody has deleted or replaced {} during the move: move again", path.display())
+            }
+            Self::OtherSource { path } => {
+                write!(out, "{} is not what was moved any more and is left as it is", path.display())
             }
             Self::NoFile { path } => {
                 write!(out, "{} is neither a file nor a block device: name another target", path.display())

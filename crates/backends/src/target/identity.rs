@@ -1,0 +1,160 @@
+//! Which file or block device a target is, whatever its name leads to later.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+
+use super::block_device::sys_attribute;
+
+/// Which file it is, whatever its name. Numbers of removed files are used again at once, so its birth counts too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileIdentity {
+    device: u64,
+    inode: u64,
+    born_ns: Option<u64>,
+    /// The boot in which the file system had the number `device`: a later boot may give it another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<String>,
+}
+
+/// Which block device it is, whatever node of `/dev` it has: the next boot, or a disk that was unplugged, may give `/dev/sdb`
+/// to another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeviceIdentity {
+    /// What the kernel calls it.
+    number: u64,
+    /// How large it is, in bytes.
+    size: u64,
+    /// What the disk, the volume group or the array says of itself, and where a partition lies on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    serial: Option<String>,
+    /// Counts what the kernel has attached in this boot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sequence: Option<u64>,
+    /// The boot for which `number` and `sequence` count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot: Option<String>,
+}
+
+impl FileIdentity {
+    pub(crate) fn of(found: &Metadata) -> Self {
+        let born = found.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+        let born_ns = born.and_then(|born| u64::try_from(born.as_nanos()).ok());
+        Self { device: found.dev(), inode: found.ino(), born_ns, boot: this_boot() }
+    }
+
+    /// One that is only a number.
+    pub(super) const fn numbered(number: u64) -> Self {
+        Self { device: 0, inode: number, born_ns: None, boot: None }
+    }
+
+    pub(super) const fn number(&self) -> u64 {
+        self.inode
+    }
+
+    /// Whether `found` is that file.
+    pub(crate) fn is_still(&self, found: &Metadata) -> bool {
+        self.is(&Self::of(found))
+    }
+
+    fn is(&self, now: &Self) -> bool {
+        let is_later_boot = self.boot.is_some() && self.boot != now.boot;
+        let has_number = self.device == now.device || (is_later_boot && self.born_ns.is_some());
+        has_number && (self.inode, self.born_ns) == (now.inode, now.born_ns)
+    }
+}
+
+impl DeviceIdentity {
+    pub(crate) fn of(found: &Metadata) -> Self {
+        let number = found.rdev();
+        let sectors = sys_attribute(number, "size").and_then(|sectors| sectors.parse::<u64>().ok());
+        let sequence = sys_attribute(number, "diskseq").or_else(|| sys_attribute(number, "../diskseq"));
+        Self {
+            number,
+            size: sectors.map_or(0, |sectors| sectors * 512),
+            serial: serial_of(number),
+            sequence: sequence.and_then(|sequence| sequence.parse().ok()),
+            boot: this_boot(),
+        }
+    }
+
+    /// Whether `found` is that block device, which may have grown.
+    pub(crate) fn is_still(&self, found: &Metadata) -> bool {
+        self.is(&Self::of(found))
+    }
+
+    fn is(&self, now: &Self) -> bool {
+        let is_it = match (&self.serial, &now.serial) {
+            (Some(before), Some(now)) => before == now,
+            // It says nothing of itself: only as long as the kernel has not let go of it.
+            (None, None) => self.boot == now.boot && (self.number, self.sequence) == (now.number, now.sequence),
+            _ => false,
+        };
+        is_it && now.size >= self.size
+    }
+}
+
+/// What a block device says of itself that no other says.
+fn serial_of(number: u64) -> Option<String> {
+    const NAMES: [&str; 6] = ["dm/uuid", "md/uuid", "wwid", "device/wwid", "serial", "device/serial"];
+    let attribute = |name: &str| sys_attribute(number, name).map(|found| found.trim().to_owned());
+    let first = |prefix: &str| {
+        let named = NAMES.iter().map(|name| attribute(&format!("{prefix}{name}")).filter(|found| !found.is_empty()));
+        NAMES.iter().zip(named).find_map(|(name, found)| Some(format!("{name} {}", found?)))
+    };
+    match attribute("partition") {
+        Some(partition) => {
+            let start = attribute("start").unwrap_or_default();
+            Some(format!("{}, partition {partition} at {start}", first("../")?))
+        }
+        None => first(""),
+    }
+}
+
+fn this_boot() -> Option<String> {
+    Some(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(device: u64, boot: &str) -> FileIdentity {
+        FileIdentity { device, inode: 7, born_ns: Some(1), boot: Some(boot.to_owned()) }
+    }
+
+    #[test]
+    fn a_file_system_may_have_another_number_after_a_boot_and_only_then() {
+        assert!(file(1, "a").is(&file(1, "a")) && file(1, "a").is(&file(2, "b")));
+        assert!(!file(1, "a").is(&file(2, "a")), "a copy of the file system is another one");
+        assert!(!file(1, "a").is(&FileIdentity { inode: 8, ..file(1, "b") }));
+        assert!(!file(1, "a").is(&FileIdentity { born_ns: Some(2), ..file(1, "a") }));
+        let unborn = FileIdentity { born_ns: None, ..file(1, "a") };
+        assert!(!unborn.is(&FileIdentity { device: 2, boot: Some("b".to_owned()), ..unborn.clone() }));
+        let old = FileIdentity { boot: None, ..file(1, "a") };
+        assert!(old.is(&file(1, "a")) && !old.is(&file(2, "a")), "a record of before says less");
+    }
+
+    #[test]
+    fn a_block_device_is_known_by_what_it_says_of_itself_or_for_as_long_as_the_kernel_has_it() {
+        let known = DeviceIdentity {
+            number: 8,
+            size: 4096,
+            serial: Some("wwid naa.1".to_owned()),
+            sequence: Some(3),
+            boot: Some("a".to_owned()),
+        };
+        let renumbered = DeviceIdentity { number: 16, sequence: Some(5), boot: Some("b".to_owned()), ..known.clone() };
+        assert!(known.is(&renumbered));
+        assert!(known.is(&DeviceIdentity { size: 8192, ..known.clone() }), "it may grow");
+        assert!(!known.is(&DeviceIdentity { size: 2048, ..known.clone() }));
+        assert!(!known.is(&DeviceIdentity { serial: Some("wwid naa.2".to_owned()), ..known.clone() }));
+        assert!(!known.is(&DeviceIdentity { serial: None, ..known.clone() }));
+        let silent = DeviceIdentity { serial: None, ..known };
+        assert!(silent.is(&silent.clone()));
+        assert!(!silent.is(&DeviceIdentity { sequence: Some(4), ..silent.clone() }), "another one was attached there");
+        assert!(!silent.is(&DeviceIdentity { boot: Some("b".to_owned()), ..silent.clone() }));
+    }
+}
