@@ -10,10 +10,12 @@
 pub mod client;
 pub mod protocol;
 pub mod server;
+mod tcp;
 mod tls;
 mod uri;
 
 pub use client::{BackendOptions, Dial, DialUri, NbdBackend, NbdDevice};
 pub use server::{Export, Exports, Limits, serve_connection, serve_encrypted};
+pub use tcp::{DEAD_PEER_LIMIT, prepare_tcp};
 pub use tls::{TlsError, TlsServer};
 pub use uri::{NbdUri, Transport, UriError, UriTls};

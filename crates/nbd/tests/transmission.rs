@@ -69,6 +69,44 @@ async fn each_kind_of_mutation_reaches_the_device_as_what_it_is() {
 }
 
 #[tokio::test]
+async fn requests_of_up_to_32_mib_are_carried_out_in_pieces_that_are_all_forced_if_the_request_is() {
+    const LARGE: u32 = 32 << 20;
+    let recorder = Arc::new(Recorder::over(memory(Bytes::mib(48))));
+    let (mut raw, server) = enter(&only(export_of(device_of(&recorder)))).await;
+    let payload: Vec<u8> = (0..LARGE).map(|index| (index >> 12) as u8 ^ index as u8).collect();
+    raw.send(Command::Write, command_flag::FUA, 512, LARGE).await;
+    raw.say(&payload).await;
+    assert_eq!(raw.answer(0).await.error, None);
+    let log = recorder.take_log();
+    assert_eq!(log.len(), 9, "pieces at multiples of 4 MiB: {log:?}");
+    assert!(log.iter().all(|write| write.ends_with(" fua")), "{log:?}");
+    assert!(raw.read(512, LARGE).await == payload, "other bytes are read than were written");
+    assert!(raw.read(513, 5 << 20).await == payload[1..=5 << 20], "other bytes are read than were written");
+    // Past the end, or more than the protocol has servers take: nothing of it is carried out.
+    raw.send(Command::Write, 0, 24 << 20, LARGE).await;
+    raw.say(&payload).await;
+    assert_eq!(raw.answer(0).await.error, Some(Errno::NoSpace));
+    assert_eq!(raw.ask(Command::Read, 0, 24 << 20, LARGE).await, Some(Errno::Invalid));
+    assert_eq!(raw.ask(Command::Read, 0, 0, LARGE + 512).await, Some(Errno::Invalid));
+    assert_eq!(recorder.take_log(), [] as [String; 0]);
+    *recorder.failure.lock() = Some(ErrorKind::Io);
+    assert_eq!(raw.ask(Command::Read, 0, 0, LARGE).await, Some(Errno::Io));
+    raw.leave().await;
+    assert_eq!(server.await.expect("no panic").requests, 7);
+}
+
+#[tokio::test]
+async fn large_requests_without_structured_replies_are_answered_too() {
+    let exports = only(export_of(memory(Bytes::mib(16))));
+    let (mut raw, _server) = connect(&exports).await;
+    raw.greet(3).await;
+    assert_eq!(raw.go("disk").await, option_reply::ACK);
+    assert_eq!(raw.write(0, &vec![5; 9 << 20]).await, None);
+    raw.send(Command::Read, 0, 0, 9 << 20).await;
+    assert!(raw.answer(9 << 20).await.payload == vec![5; 9 << 20], "other bytes are read than were written");
+}
+
+#[tokio::test]
 async fn zeroes_and_discards_may_be_larger_than_any_transfer() {
     let (mut raw, _server) = enter(&only(export_of(memory(Bytes::gib(8))))).await;
     assert_eq!(raw.write(5, &[1]).await, None);
@@ -92,7 +130,9 @@ async fn every_bad_request_has_its_answer_and_the_connection_goes_on() {
         (Command::Read, none, SIZE, 512, Errno::Invalid),
         (Command::Read, none, SIZE - 512, 1024, Errno::Invalid),
         (Command::Read, none, u64::MAX - 511, 1024, Errno::Invalid),
-        (Command::Read, none, 0, (4 << 20) + 512, Errno::Invalid),
+        (Command::Read, none, 0, (32 << 20) + 512, Errno::Invalid),
+        (Command::Read, none, SIZE - (4 << 20), (4 << 20) + 512, Errno::Invalid),
+        (Command::Read, none, 100, (4 << 20) + 512, Errno::Invalid),
         (Command::Read, none, 0, 0, Errno::Invalid),
         (Command::Read, none, 100, 512, Errno::Invalid),
         (Command::Read, none, 0, 100, Errno::Invalid),
@@ -117,8 +157,9 @@ async fn every_bad_request_has_its_answer_and_the_connection_goes_on() {
         (100, 512, Errno::Invalid),
         (0, 100, Errno::Invalid),
         (0, 0, Errno::Invalid),
-        (0, (4 << 20) + 512, Errno::Invalid),
-        (0, 32 << 20, Errno::Invalid),
+        (SIZE - (4 << 20), (4 << 20) + 512, Errno::NoSpace),
+        (100, (4 << 20) + 512, Errno::Invalid),
+        (0, 32 << 20, Errno::NoSpace),
     ] {
         assert_eq!(raw.write(offset, &vec![0xee; length]).await, Some(errno), "{offset}+{length}");
     }

@@ -14,20 +14,30 @@
 //! - **The target of a copy**: whatever is in flight fails as `Disconnected`, and if something was answered and not
 //!   flushed, the next flush fails, too. The copy has the source, and writes again what it must.
 //! - **What serves a guest** ([`NbdBackend::serve_guest`]): a guest cannot write again what it was answered. Every
-//!   write is kept in memory until a flush has succeeded, and is written again, in order, before a new session is used.
-//!   Requests wait for as long as `patience` says, then fail as `TimedOut`; later ones try again.
+//!   write is kept in memory until a flush has succeeded or a newer, forced write has replaced it ([`block::Unflushed`]), and is
+//!   written again, in the order of the answers, before a new session is used. For that order a write keeps other requests for
+//!   its bytes back until it is answered and kept. Requests wait for as long as `patience` says, then fail as `TimedOut`;
+//!   later ones try again.
+//!
+//! A server that is there and answers nothing is not given up: what it was sent it may still carry out. A guest's request
+//! fails as `TimedOut` after four times the patience, and its bytes stay locked until the server has answered or is lost. Over
+//! TCP a dead machine, or one that no packet reaches, is noticed by the kernel ([`crate::prepare_tcp`]).
+//!
+//! A server that answers `ESHUTDOWN` is lost as one that hangs up: another comes back in its place, if any does.
 //!
 //! What cannot be helped: a request that a dead connection's server still carries out after its successor has carried
 //! out a later one on the same bytes. A session is made [`SETTLE`] after the last one was lost, for a server to finish or
 //! drop what it had.
 
+mod requests;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
+use block::{BlockDevice, Bytes, Error, ErrorKind, Geometry, IoFuture, Mutation, MutationKind, RangeLock, Result};
 use env::{EnvRef, Moment};
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, try_join_all};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -42,8 +52,13 @@ const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 /// How long making a session may take, with all that is written again.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
+/// A guest's request fails when it was not answered for so many times the patience: a server that is there and slow may need
+/// longer than one that is away, above all for a flush.
+const ANSWER_PATIENCES: u32 = 4;
 /// How much is kept before it is flushed.
-const KEPT_BYTES_MAX: u64 = 32 << 20;
+const KEPT_BYTES_MAX: Bytes = Bytes::mib(32);
+/// How many writes are written again at once.
+const REPLAYS_MAX: usize = 16;
 
 /// How connections to one export are made.
 pub trait Dial: Send + Sync + 'static {
@@ -107,6 +122,8 @@ struct Shared {
     news: Notify,
     /// One flush of what is kept at a time.
     flushing: tokio::sync::Mutex<()>,
+    /// Keeps the order of what is kept.
+    ranges: RangeLock,
 }
 
 #[derive(Default)]
@@ -163,6 +180,7 @@ impl NbdBackend {
             wanted: Notify::new(),
             news: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
+            ranges: RangeLock::new(),
         });
         env.spawn(Box::pin(dialler(Arc::clone(&shared), dial)));
         Self { shared }
@@ -242,11 +260,6 @@ async fn dialler(shared: Arc<Shared>, dial: Arc<dyn Dial>) {
     }
 }
 
-/// Whether a request may succeed on another connection.
-fn is_lost(error: &Error) -> bool {
-    error.kind() == ErrorKind::Disconnected
-}
-
 /// Whether a dial that failed so may succeed later.
 const fn may_pass(kind: ErrorKind) -> bool {
     !matches!(kind, ErrorKind::Invalid | ErrorKind::Unsupported | ErrorKind::PermissionDenied | ErrorKind::ReadOnly)
@@ -275,9 +288,7 @@ impl Shared {
         if !replay.is_empty() {
             tracing::info!(writes = replay.len(), "writing again what the NBD server may have lost");
         }
-        for mutation in replay {
-            first.write(mutation).await?;
-        }
+        write_again(&first, replay).await?;
         let mut connections = vec![first];
         if connections[0].is_consistent_over_connections() {
             for _ in 1..self.options.connections.clamp(1, 16) {
@@ -322,166 +333,17 @@ impl Shared {
             }
         }
     }
-
-    /// `session` is lost with a request in flight. Whoever relies on nothing but answers is told; a guest's request is
-    /// to be sent again.
-    fn lose(&self, session: &Session, error: Error) -> Result<()> {
-        let mut state = self.state.lock();
-        if state.session.as_ref().is_some_and(|current| current.number == session.number) {
-            tracing::warn!(error = error.chain(), "the NBD server is lost");
-            state.session = None;
-            state.has_lost |= state.kept.misses_something();
-        }
-        drop(state);
-        if self.serves_guest() { Ok(()) } else { Err(error) }
-    }
-
-    /// A write was answered; false if its session is over, so that its successor need not have it.
-    fn note_answer(&self, session: &Session, number: Option<u64>, is_durable: bool) -> bool {
-        let mut state = self.state.lock();
-        let is_current = state.session.as_ref().is_some_and(|current| current.number == session.number);
-        match number {
-            _ if !is_current => {}
-            Some(number) if is_durable => state.kept.forget(number),
-            None if is_durable => {}
-            number => state.kept.answer(number),
-        }
-        is_current
-    }
-
-    /// Keeps a write before it is sent, if it is for a guest.
-    async fn keep(&self, mutation: &Mutation) -> Option<Place<'_>> {
-        if !self.serves_guest() {
-            return None;
-        }
-        if self.state.lock().kept.bytes() > KEPT_BYTES_MAX {
-            let _turn = self.flushing.lock().await;
-            if self.state.lock().kept.bytes() > KEPT_BYTES_MAX
-                && let Err(error) = self.sync().await
-            {
-                // The guest asks for this itself sooner or later, and is told then.
-                tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
-                let mut state = self.state.lock();
-                state.has_lost = true;
-                state.kept.give_up();
-            }
-        }
-        let number = self.state.lock().kept.add(mutation);
-        Some(Place { shared: self, number, is_settled: false })
-    }
-
-    async fn mutate(&self, mutation: Mutation) -> Result<()> {
-        let until = self.until();
-        let mut place = self.keep(&mutation).await;
-        loop {
-            let session = self.session(until).await?;
-            let connection = session.connection();
-            match connection.write(mutation.clone()).await {
-                Ok(()) => {
-                    let is_durable = mutation.fua || !connection.can_flush();
-                    if self.note_answer(&session, place.as_ref().map(|place| place.number), is_durable) {
-                        place.as_mut().into_iter().for_each(|place| place.is_settled = true);
-                        return Ok(());
-                    }
-                    if !self.serves_guest() {
-                        return Err(super::pump::disconnected());
-                    }
-                }
-                Err(error) if is_lost(&error) => self.lose(&session, error)?,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn sync(&self) -> Result<()> {
-        let until = self.until();
-        loop {
-            let session = self.session(until).await?;
-            let mark = {
-                let mut state = self.state.lock();
-                if std::mem::take(&mut state.has_lost) {
-                    let context = "the NBD server was lost with writes that it had answered and not flushed";
-                    return Err(Error::new(ErrorKind::Disconnected, context));
-                }
-                state.kept.mark()
-            };
-            match session.connection().flush().await {
-                Ok(()) => {
-                    let mut state = self.state.lock();
-                    if state.session.as_ref().is_some_and(|current| current.number == session.number) {
-                        state.kept.flushed(mark);
-                        return Ok(());
-                    }
-                    drop(state);
-                    if !self.serves_guest() {
-                        return Err(super::pump::disconnected());
-                    }
-                }
-                Err(error) if is_lost(&error) => self.lose(&session, error)?,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn fetch(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
-        let (until, length) = (self.until(), buffer.len());
-        let mut given = Some(buffer);
-        loop {
-            let session = self.session(until).await?;
-            // The first went with the connection.
-            let buffer = given.take().unwrap_or_else(|| Buffer::unpooled(length));
-            match session.connection().read(offset, buffer).await {
-                Err(error) if is_lost(&error) => self.lose(&session, error)?,
-                answer => return answer,
-            }
-        }
-    }
-
-    async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
-        let until = self.until();
-        loop {
-            let session = self.session(until).await?;
-            match session.connection().extents(extent).await {
-                Err(error) if is_lost(&error) => self.lose(&session, error)?,
-                answer => return answer,
-            }
-        }
-    }
 }
 
-/// Where a write that is under way is kept. One that fails or is given up is kept no longer.
-struct Place<'a> {
-    shared: &'a Shared,
-    number: u64,
-    is_settled: bool,
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if !self.is_settled {
-            self.shared.state.lock().kept.forget(self.number);
+/// Writes `replay` again. What is kept of contents does not overlap; a discard is told what came before it and what after.
+async fn write_again(connection: &NbdDevice, replay: Vec<Mutation>) -> Result<()> {
+    let is_discard = |mutation: &Mutation| matches!(mutation.kind(), MutationKind::Discard);
+    for together in replay.chunk_by(|one, next| !is_discard(one) && !is_discard(next)) {
+        for group in together.chunks(REPLAYS_MAX) {
+            let writes: Vec<IoFuture<'_, ()>> =
+                group.iter().map(|mutation| connection.write(mutation.clone())).collect();
+            try_join_all(writes).await?;
         }
     }
-}
-
-impl BlockDevice for NbdBackend {
-    fn geometry(&self) -> Geometry {
-        self.shared.geometry
-    }
-
-    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.shared.fetch(offset, buffer))
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.mutate(mutation))
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.sync())
-    }
-
-    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        Box::pin(self.shared.describe(extent))
-    }
+    Ok(())
 }

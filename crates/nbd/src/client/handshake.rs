@@ -146,6 +146,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
         if header.reply == option_reply::ERR_TLS_REQD {
             return Err(TlsError::Required.while_doing("connecting without TLS"));
         }
+        if header.reply == option_reply::ERR_SHUTDOWN {
+            return Err(Error::new(ErrorKind::Disconnected, "the NBD server shuts down"));
+        }
         Ok((header.reply, data))
     }
 

@@ -19,10 +19,11 @@ use block::{
 };
 use env::{Env, EnvRef};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 
 use crate::protocol::{Command, Request, allocation, command_flag, export_flag};
+use crate::tcp::connect_tcp;
 use crate::tls::TlsClient;
 use crate::{NbdUri, Transport};
 use handshake::Negotiated;
@@ -64,8 +65,7 @@ impl NbdDevice {
                     Self::over_either(stream, uri, tls, &**env).await
                 }
                 Transport::Tcp(host, port) => {
-                    let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
-                    stream.set_nodelay(true).map_err(failed)?;
+                    let stream = connect_tcp(host, *port).await.map_err(failed)?;
                     Self::over_either(stream, uri, tls, &**env).await
                 }
             }

@@ -108,6 +108,8 @@ pub mod option_reply {
     pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
+    /// The server is about to end.
+    pub const ERR_SHUTDOWN: u32 = (1 << 31) + 7;
     /// The option's data is too long.
     pub const ERR_TOO_BIG: u32 = (1 << 31) + 9;
     /// Set in every error.

@@ -24,10 +24,12 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::execute::{Context, execute};
+use super::deadline::Deadline;
+use super::execute::{Context, PAYLOAD_BYTES_MAX, execute};
 use super::gate::Member;
 use super::inbox::Inbox;
 use super::linger::Linger;
+use super::load::Load;
 use super::outbox::{Outbox, Reply};
 use super::seat::{Running, Seat};
 use super::{End, Export, Limits, Summary};
@@ -42,10 +44,6 @@ const BATCH_REPLIES: usize = 4;
 
 /// When this much waits to be sent, it is sent before more requests are started.
 const BATCH_BYTES: usize = 512 << 10;
-
-/// The payload of a refused write is skipped up to this size (the protocol's default maximum); a larger one ends the
-/// connection.
-const SKIPPED_BYTES_MAX: u32 = 32 << 20;
 
 /// After so many rounds other tasks of this worker get their turn.
 const ROUNDS_MAX: usize = 64;
@@ -73,7 +71,7 @@ where
         outbox: Outbox::default(),
         in_flight: FuturesUnordered::new(),
         idle: Vec::new(),
-        load: Load::default(),
+        load: Load::new(&context.quota),
         context,
         env,
         limits,
@@ -86,6 +84,7 @@ where
         is_unflushed: false,
         counts: Counts::default(),
         linger: Linger::default(),
+        deadline: Deadline::default(),
         begin: |request, payload| execute(context, request, payload),
     };
     // The engine has a budget of its own. Tokio's would make reads pretend that the socket is empty, and a connection
@@ -106,30 +105,6 @@ enum Inbound<'a> {
     Payload(Request, Buffer, usize),
     /// The rest of a refused write's payload.
     Skip(usize),
-}
-
-/// How much of the connection's allowance is taken.
-#[derive(Default)]
-struct Load {
-    requests: usize,
-    bytes: usize,
-}
-
-impl Load {
-    fn take(&mut self, cost: usize) {
-        self.requests += 1;
-        self.bytes += cost;
-    }
-
-    fn release(&mut self, cost: usize) {
-        self.requests -= 1;
-        self.bytes -= cost;
-    }
-
-    fn has_room(&self, limits: &Limits) -> bool {
-        self.requests == 0
-            || (self.requests < limits.requests_in_flight_max && self.bytes < limits.bytes_in_flight_max.as_usize())
-    }
 }
 
 /// Whether a later connection waits for this one to prove itself alive.
@@ -157,7 +132,7 @@ struct Engine<'a, S, B, F> {
     outbox: Outbox,
     in_flight: FuturesUnordered<Running<F>>,
     idle: Vec<Seat<F>>,
-    load: Load,
+    load: Load<'a>,
     context: &'a Context,
     env: &'a dyn Env,
     limits: &'a Limits,
@@ -176,6 +151,7 @@ struct Engine<'a, S, B, F> {
     is_unflushed: bool,
     counts: Counts,
     linger: Linger,
+    deadline: Deadline,
     begin: B,
 }
 
@@ -199,7 +175,7 @@ where
                     return Poll::Ready(());
                 }
             }
-            if !has_moved {
+            if !has_moved && !self.has_stalled(task) {
                 self.linger(task);
                 return Poll::Pending;
             }
@@ -217,6 +193,21 @@ where
             // Unlike a plain wake this has the runtime look at its sockets before it comes back.
             let _ = std::pin::pin!(tokio::task::yield_now()).poll(task);
         }
+    }
+
+    /// Ends the connection of a client that keeps buffers for too long.
+    fn has_stalled(&mut self, task: &mut TaskContext<'_>) -> bool {
+        let awaits_payload = self.end.is_none() && matches!(self.inbound, Inbound::Payload(..));
+        if self.outbox.is_empty() && !self.is_unflushed && !awaits_payload {
+            self.deadline.clear();
+            return false;
+        }
+        let is_over = self.deadline.is_over(self.env, self.limits.stall_timeout, task);
+        if is_over {
+            self.end.get_or_insert(End::Stalled);
+            self.deafen();
+        }
+        is_over
     }
 
     fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
@@ -354,8 +345,8 @@ where
             return false;
         }
         self.inbox.consume(REQUEST_BYTES);
-        let Some(mut buffer) = self.context.pool.try_acquire(length) else {
-            self.inbound = Inbound::Buffer(request, Box::pin(self.context.pool.acquire(length)));
+        let Some(mut buffer) = self.context.quota.try_acquire(length) else {
+            self.inbound = Inbound::Buffer(request, Box::pin(self.context.quota.acquire(length)));
             return true;
         };
         if is_small {
@@ -370,7 +361,7 @@ where
     /// Answers a request that is not carried out, and skips its payload.
     fn refuse(&mut self, request: &Request, reply: Reply) -> bool {
         if request.command == Command::Write {
-            if request.length > SKIPPED_BYTES_MAX {
+            if request.length > PAYLOAD_BYTES_MAX {
                 self.end = Some(End::Protocol("a write is so large that skipping it would be an attack"));
                 return true;
             }
@@ -423,9 +414,12 @@ where
     fn send(&mut self, task: &mut TaskContext<'_>) -> bool {
         let mut has_moved = false;
         while !self.outbox.is_empty() {
-            let load = &mut self.load;
+            let (load, waiting) = (&mut self.load, self.outbox.bytes());
             match self.outbox.poll_send(Pin::new(&mut self.stream), task, |cost| load.release(cost)) {
-                Poll::Ready(Ok(())) => has_moved = true,
+                Poll::Ready(Ok(())) => {
+                    self.deadline.moved(waiting - self.outbox.bytes());
+                    has_moved = true;
+                }
                 Poll::Ready(Err(error)) => {
                     self.fail(error);
                     return true;
@@ -457,6 +451,7 @@ where
                 let polled = Pin::new(&mut self.stream).poll_read(task, &mut room);
                 let count = room.filled().len();
                 *filled += count;
+                self.deadline.moved(count);
                 polled.map_ok(|()| count)
             }
             Inbound::Request if self.admission.is_none() && !self.load.has_room(self.limits) => return false,

@@ -1,8 +1,12 @@
 //! One request, carried out on the export's device.
 
-use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, ExtentState, ExtentStatus, Mutation};
+use std::sync::Arc;
+
+use block::{Buffer, Bytes, Device, Error, ErrorKind, ExtentState, ExtentStatus, Mutation};
 
 use super::outbox::Reply;
+use super::pieces;
+use super::quota::Quota;
 use crate::protocol::{BlockSizes, Command, Errno, Request, allocation, block_status_payload, command_flag};
 
 /// The metadata context that this server has, by its number on the wire.
@@ -11,14 +15,20 @@ pub(crate) const ALLOCATION_CONTEXT: u32 = 1;
 /// How many extents one answer describes at most.
 const DESCRIPTORS_MAX: usize = 4096;
 
+/// The largest payload: what the protocol has every server take from a client that was not told less.
+pub(crate) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+
 /// How much a cache request reads at once.
 const CACHE_BYTES: u64 = 256 << 10;
 
 /// What was negotiated: all that a request needs.
 pub(crate) struct Context {
     pub(crate) device: Device,
-    pub(crate) pool: BufferPool,
+    pub(crate) quota: Arc<Quota>,
+    /// What clients are told of, and what the device is asked for at once.
     pub(crate) sizes: BlockSizes,
+    /// The largest read or write that is carried out.
+    pub(crate) payload_max: u32,
     pub(crate) is_read_only: bool,
     pub(crate) is_structured: bool,
     pub(crate) has_allocation: bool,
@@ -44,8 +54,8 @@ impl Context {
             return Err((Errno::Invalid, "no metadata context was negotiated"));
         }
         let has_payload = matches!(request.command, Command::Read | Command::Write);
-        if has_payload && request.length > self.sizes.maximum {
-            return Err((Errno::Invalid, "the request is larger than the export's maximum"));
+        if has_payload && request.length > self.payload_max {
+            return Err((Errno::Invalid, "the request is larger than any that is carried out"));
         }
         if request.length == 0 && request.command != Command::Flush {
             return Err((Errno::Invalid, "the request is for no bytes"));
@@ -61,10 +71,15 @@ impl Context {
 pub(crate) async fn execute(context: &Context, request: Request, payload: Option<Buffer>) -> Reply {
     let device = &context.device;
     let fua = request.has(command_flag::FUA);
+    let is_large = request.length > context.sizes.maximum;
     let outcome = match (request.command, payload) {
         (Command::Read, _) => {
-            let buffer = context.pool.acquire(request.length as usize).await;
-            match device.read(request.offset, buffer).await {
+            let buffer = context.quota.acquire(request.length as usize).await;
+            let read = match is_large {
+                false => device.read(request.offset, buffer).await,
+                true => Box::pin(pieces::read(context, request.offset, buffer)).await,
+            };
+            match read {
                 Ok(buffer) => {
                     return Reply::data(context.is_structured, request.cookie, request.offset.get(), buffer);
                 }
@@ -72,7 +87,11 @@ pub(crate) async fn execute(context: &Context, request: Request, payload: Option
             }
         }
         (Command::Write, Some(buffer)) => {
-            device.write(Mutation::data(request.offset, buffer.freeze()).with_fua(fua)).await
+            let mutation = Mutation::data(request.offset, buffer.freeze()).with_fua(fua);
+            match is_large {
+                false => device.write(mutation).await,
+                true => Box::pin(pieces::write(context, &mutation)).await,
+            }
         }
         (Command::Flush, _) => device.flush().await,
         (Command::Trim, _) => device.write(Mutation::discard(request.extent()).with_fua(fua)).await,
@@ -108,7 +127,7 @@ async fn cache(context: &Context, request: &Request) -> Result<(), Error> {
     let unit = CACHE_BYTES.min(u64::from(context.sizes.maximum).next_power_of_two());
     let unit = unit.min(u64::from(context.sizes.maximum));
     for piece in request.extent().split_at_multiples(unit) {
-        let buffer = context.pool.acquire(piece.length.as_usize()).await;
+        let buffer = context.quota.acquire(piece.length.as_usize()).await;
         context.device.read(piece.offset, buffer).await?;
     }
     Ok(())

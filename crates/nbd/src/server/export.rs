@@ -6,8 +6,9 @@ use block::{BufferPool, Bytes, Device};
 
 use super::Limits;
 use super::advertised::Advertised;
-use super::execute::Context;
+use super::execute::{Context, PAYLOAD_BYTES_MAX};
 use super::gate::Gate;
+use super::quota::Quota;
 use crate::protocol::{BlockSizes, ExportInfo, STRING_BYTES_MAX, export_flag};
 
 /// A volume under a name.
@@ -15,17 +16,18 @@ pub struct Export {
     name: String,
     description: String,
     open: Box<dyn Fn() -> Device + Send + Sync>,
-    pool: BufferPool,
+    quota: Arc<Quota>,
     is_read_only: bool,
     size_advertised: Option<Bytes>,
     pub(super) gate: Gate,
 }
 
 impl Export {
-    /// An export of what `open` gives, once for each connection; payloads live in `pool`.
+    /// An export of what `open` gives, once for each connection; payloads live in `pool`, which exports may share.
     ///
-    /// The pool bounds what all its connections hold together, replies that a client does not fetch included: give it
-    /// room for several times [`Limits::bytes_in_flight_max`].
+    /// All its connections together hold at most a quarter of the pool, or 32 MiB if that is more, replies that a client
+    /// does not fetch included; give it room for several times [`Limits::bytes_in_flight_max`]. Beside that each export has a
+    /// reserve of its own, an eighth of the pool's size and at most 8 MiB, so that others cannot leave it without any.
     ///
     /// # Panics
     /// If the name is longer than the protocol's 4096 bytes.
@@ -36,7 +38,7 @@ impl Export {
             name,
             description: String::new(),
             open: Box::new(open),
-            pool,
+            quota: Arc::new(Quota::of(&pool)),
             is_read_only: false,
             size_advertised: None,
             gate: Gate::default(),
@@ -83,7 +85,23 @@ impl Export {
         self.gate.members()
     }
 
-    fn open(&self) -> Device {
+    /// The same export, with what `wrap` makes over the device of each connection.
+    #[must_use]
+    pub fn wrapped(self: Arc<Self>, wrap: impl Fn(Device) -> Device + Send + Sync + 'static) -> Self {
+        Self {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            quota: Arc::clone(&self.quota),
+            is_read_only: self.is_read_only,
+            size_advertised: self.size_advertised,
+            gate: self.gate.clone(),
+            open: Box::new(move || wrap((self.open)())),
+        }
+    }
+
+    /// The device of one more connection, for whoever serves it in a way of his own.
+    #[must_use]
+    pub fn open(&self) -> Device {
         let device = (self.open)();
         match self.size_advertised {
             Some(size) => Device::new(&self.name, Advertised { lower: device, size }),
@@ -96,8 +114,8 @@ impl Export {
         let device = self.open();
         let geometry = device.geometry();
         // A buffer takes the next power of two from the pool.
-        let pool_max = 1_u64 << self.pool.limit().get().max(1).ilog2();
-        let maximum = limits.request_bytes_max.min(geometry.transfer_bytes_max).min(pool_max.min(1 << 31) as u32);
+        let payload_max = self.quota.buffer_bytes_max().min(PAYLOAD_BYTES_MAX.into()) as u32;
+        let maximum = limits.request_bytes_max.min(geometry.transfer_bytes_max).min(payload_max);
         let minimum = geometry.request_alignment;
         let maximum = (maximum - maximum % minimum).max(minimum);
         let preferred = geometry.preferred_bytes.max(minimum).max(512).min(1 << maximum.max(512).ilog2());
@@ -115,8 +133,9 @@ impl Export {
         }
         let context = Context {
             device,
-            pool: self.pool.clone(),
+            quota: Arc::clone(&self.quota),
             sizes: BlockSizes { minimum, preferred, maximum },
+            payload_max,
             is_read_only,
             is_structured,
             has_allocation,

@@ -9,6 +9,7 @@
 //! ```
 
 mod advertised;
+mod deadline;
 mod engine;
 mod execute;
 mod export;
@@ -16,7 +17,10 @@ mod gate;
 mod handshake;
 mod inbox;
 mod linger;
+mod load;
 mod outbox;
+mod pieces;
+mod quota;
 mod seat;
 
 use std::sync::Arc;
@@ -46,8 +50,12 @@ pub struct Limits {
     pub requests_in_flight_max: usize,
     /// How many bytes of payload they may have together. One request is always let in.
     pub bytes_in_flight_max: Bytes,
-    /// The largest read or write.
+    /// The largest read or write that clients are told of. Larger ones, of up to the protocol's 32 MiB, are carried out in
+    /// pieces of it.
     pub request_bytes_max: u32,
+    /// How long a client may leave replies unfetched, or the rest of a payload unsent, before the connection ends. One that
+    /// moves at least 1 MiB in that time is slow, and goes on.
+    pub stall_timeout: Duration,
     /// How long a connection looks for the client's next request before it goes to sleep, as long as such looks find
     /// one. Zero never looks.
     pub linger: Duration,
@@ -61,6 +69,7 @@ impl Default for Limits {
             requests_in_flight_max: 128,
             bytes_in_flight_max: Bytes::mib(16),
             request_bytes_max: 4 << 20,
+            stall_timeout: Duration::from_secs(60),
             linger: Duration::from_micros(40),
         }
     }
@@ -77,6 +86,8 @@ pub enum End {
     HungUp,
     /// The handshake took too long.
     HandshakeTimedOut,
+    /// The client left its replies unfetched, or a payload unsent, for too long.
+    Stalled,
     /// The client broke the protocol so that nothing further could be understood.
     Protocol(&'static str),
     /// TLS did not come about, because of the client's certificate for instance.

@@ -1,0 +1,209 @@
+//! Requests on their way through the connections: each waits for a session, and is sent again through the next one if that is
+//! lost and a guest must not hear of it.
+
+use std::sync::Arc;
+
+use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
+use env::Moment;
+use futures::future::{Either, select};
+
+use super::super::pump::disconnected;
+use super::{ANSWER_PATIENCES, KEPT_BYTES_MAX, NbdBackend, Session, Shared};
+
+/// Whether a request may succeed on another connection: the server has gone, or says that it is about to.
+fn is_lost(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::Fenced)
+}
+
+impl Shared {
+    /// `session` is lost with a request in flight. Whoever relies on nothing but answers is told; a guest's request is
+    /// to be sent again, up to its limit: a server may come back again and again and take nothing.
+    fn lose(&self, session: &Session, error: Error, until: Moment) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.session.as_ref().is_some_and(|current| current.number == session.number) {
+            tracing::warn!(error = error.chain(), "the NBD server is lost");
+            state.session = None;
+            state.has_lost |= state.kept.misses_something();
+        }
+        drop(state);
+        if !self.serves_guest() {
+            let shuts_down =
+                |error| Error::new(ErrorKind::Disconnected, "the NBD server shuts down").with_source(error);
+            return Err(if error.kind() == ErrorKind::Fenced { shuts_down(error) } else { error });
+        }
+        if self.env.now() < until {
+            return Ok(());
+        }
+        let waited = self.options.patience;
+        let context = format!("the NBD server took no request for the {waited:?} that one waits");
+        Err(Error::new(ErrorKind::TimedOut, context).with_source(error))
+    }
+
+    /// A write was answered; false if its session is over, so that its successor need not have it.
+    fn note_answer(&self, session: &Session, mutation: &Mutation, is_kept: bool, is_durable: bool) -> bool {
+        let mut state = self.state.lock();
+        let is_current = state.session.as_ref().is_some_and(|current| current.number == session.number);
+        match is_kept {
+            _ if !is_current => {}
+            true => state.kept.answered(mutation, is_durable),
+            false => state.kept.answered_unkept(is_durable),
+        }
+        is_current
+    }
+
+    /// Flushes if more is kept than may be.
+    async fn make_room(&self) {
+        if self.state.lock().kept.bytes() <= KEPT_BYTES_MAX {
+            return;
+        }
+        let _turn = self.flushing.lock().await;
+        if self.state.lock().kept.bytes() > KEPT_BYTES_MAX
+            && let Err(error) = self.sync().await
+        {
+            // The guest asks for this itself sooner or later, and is told then.
+            tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
+            let mut state = self.state.lock();
+            state.has_lost = true;
+            state.kept.give_up();
+        }
+    }
+
+    async fn mutate(&self, mutation: Mutation) -> Result<()> {
+        let (until, is_kept) = (self.until(), self.serves_guest());
+        let mut turn = None;
+        if is_kept {
+            self.make_room().await;
+            turn = Some(self.ranges.exclusive(mutation.extent()).await);
+        }
+        loop {
+            let session = self.session(until).await?;
+            let connection = session.connection();
+            match connection.write(mutation.clone()).await {
+                Ok(()) => {
+                    let is_durable = mutation.fua || !connection.can_flush();
+                    if self.note_answer(&session, &mutation, is_kept, is_durable) {
+                        drop(turn);
+                        return Ok(());
+                    }
+                    if !self.serves_guest() {
+                        return Err(disconnected());
+                    }
+                }
+                Err(error) if is_lost(&error) => self.lose(&session, error, until)?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn sync(&self) -> Result<()> {
+        let until = self.until();
+        loop {
+            let session = self.session(until).await?;
+            let mark = {
+                let mut state = self.state.lock();
+                if std::mem::take(&mut state.has_lost) {
+                    let context = "the NBD server was lost with writes that it had answered and not flushed";
+                    return Err(Error::new(ErrorKind::Disconnected, context));
+                }
+                state.kept.mark()
+            };
+            match session.connection().flush().await {
+                Ok(()) => {
+                    let mut state = self.state.lock();
+                    if state.session.as_ref().is_some_and(|current| current.number == session.number) {
+                        state.kept.flushed(mark);
+                        return Ok(());
+                    }
+                    drop(state);
+                    if !self.serves_guest() {
+                        return Err(disconnected());
+                    }
+                }
+                Err(error) if is_lost(&error) => self.lose(&session, error, until)?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn fetch(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
+        let (until, length) = (self.until(), buffer.len());
+        // A write that was not answered may be lost with the server, and be there again later.
+        let turn = match self.serves_guest() {
+            true => Some(self.ranges.shared(Extent::new(offset, length.into())).await),
+            false => None,
+        };
+        let mut given = Some(buffer);
+        loop {
+            let session = self.session(until).await?;
+            // The first went with the connection.
+            let buffer = given.take().unwrap_or_else(|| Buffer::unpooled(length));
+            match session.connection().read(offset, buffer).await {
+                Err(error) if is_lost(&error) => self.lose(&session, error, until)?,
+                answer => {
+                    drop(turn);
+                    return answer;
+                }
+            }
+        }
+    }
+
+    async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
+        let until = self.until();
+        loop {
+            let session = self.session(until).await?;
+            match session.connection().extents(extent).await {
+                Err(error) if is_lost(&error) => self.lose(&session, error, until)?,
+                answer => return answer,
+            }
+        }
+    }
+}
+
+impl NbdBackend {
+    /// A guest's request fails when its server has not answered within the limit. The request itself goes on, with its buffer,
+    /// and keeps others from its bytes: the server may still carry it out, and nothing newer may be there by then.
+    fn within_limit<T: Send + 'static>(&self, work: IoFuture<'static, T>) -> IoFuture<'static, T> {
+        if !self.shared.serves_guest() {
+            return work;
+        }
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let limit = shared.options.patience * ANSWER_PATIENCES;
+            match select(work, shared.env.sleep(limit)).await {
+                Either::Left((outcome, _)) => outcome,
+                Either::Right(((), work)) => {
+                    tracing::warn!(?limit, "the NBD server leaves a request without an answer");
+                    shared.env.spawn(Box::pin(async move { drop(work.await) }));
+                    let context = format!("the NBD server is there and did not answer for {limit:?}");
+                    Err(Error::new(ErrorKind::TimedOut, context))
+                }
+            }
+        })
+    }
+}
+
+impl BlockDevice for NbdBackend {
+    fn geometry(&self) -> Geometry {
+        self.shared.geometry
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        let shared = Arc::clone(&self.shared);
+        self.within_limit(Box::pin(async move { shared.fetch(offset, buffer).await }))
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        let shared = Arc::clone(&self.shared);
+        self.within_limit(Box::pin(async move { shared.mutate(mutation).await }))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        let shared = Arc::clone(&self.shared);
+        self.within_limit(Box::pin(async move { shared.sync().await }))
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        let shared = Arc::clone(&self.shared);
+        self.within_limit(Box::pin(async move { shared.describe(extent).await }))
+    }
+}
