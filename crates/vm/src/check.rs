@@ -9,6 +9,7 @@ use crate::disk::{Disk, Form, name_of};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::options::{DiskOptions, Origin, Sources};
+use crate::process::require_open;
 use crate::qmp::Qmp;
 
 /// Whether a disk can be adopted.
@@ -84,7 +85,7 @@ pub async fn inventory(qmp: &Qmp, sources: &Sources) -> Result<Vec<DiskReport>> 
     let mut reports = Vec::new();
     for frontend in graph.frontends.iter().filter(|frontend| frontend.root.is_some()) {
         let disk = Disk::of_frontend(qmp, &graph, frontend).await?;
-        let verdict = judge(&disk, &graph, sources);
+        let verdict = judge(&disk, &graph, sources, qmp.process_id());
         reports.push(DiskReport {
             node: disk.name().to_owned(),
             device: name_of(frontend),
@@ -100,11 +101,11 @@ pub async fn inventory(qmp: &Qmp, sources: &Sources) -> Result<Vec<DiskReport>> 
     Ok(reports)
 }
 
-fn judge(disk: &Disk, graph: &Graph, sources: &Sources) -> Verdict {
+fn judge(disk: &Disk, graph: &Graph, sources: &Sources, pid: Option<u32>) -> Verdict {
     if disk.file.driver == "nbd" && disk.file.name.starts_with("th-") {
         return Verdict::Adopted;
     }
-    if let Err(error) = disk.check(graph) {
+    if let Err(error) = disk.check(graph).and_then(|()| require_open(pid, &disk.image())) {
         return Verdict::Refused { reason: error.to_string() };
     }
     let options = DiskOptions::gather(disk, sources);

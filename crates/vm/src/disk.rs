@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::descriptor;
 use crate::error::{Error, Result};
-use crate::graph::{Frontend, Graph, Node, device_type, has_queue_mapping, iothread_of, no_such_disk};
+use crate::graph::{Frontend, Graph, Node, device_type, has_queue_mapping, iothread_of, no_such_disk, shares_writes};
 use crate::qmp::Qmp;
 
 /// How we get into the path of a disk.
@@ -50,12 +50,15 @@ pub struct Disk {
     /// How it would be adopted.
     pub form: Form,
     has_queue_mapping: bool,
+    shares_writes: bool,
 }
 
 /// Drivers that hold bytes themselves.
 const PROTOCOLS: [&str; 2] = ["file", "host_device"];
 /// Drivers that understand a container. Adoption is below them.
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
+/// Devices that send the guest's SCSI commands to the block device, which an export does not take.
+const PASS_THROUGH: [&str; 2] = ["scsi-block", "scsi-generic"];
 /// Drivers that stand above a format and change nothing in it.
 const FILTERS: [&str; 8] = [
     "throttle",
@@ -101,11 +104,12 @@ impl Disk {
             Some(_) => Form::Reopen,
         };
         let has_device = !frontend.qom_path.is_empty();
-        let (iothread, kind, has_queue_mapping) = if has_device {
+        let (iothread, kind, has_queue_mapping, shares_writes) = if has_device {
             let path = &frontend.qom_path;
-            (iothread_of(qmp, path).await?, device_type(qmp, path).await?, has_queue_mapping(qmp, path).await?)
+            let (iothread, kind) = (iothread_of(qmp, path).await?, device_type(qmp, path).await?);
+            (iothread, kind, has_queue_mapping(qmp, path).await?, shares_writes(qmp, path).await?)
         } else {
-            (None, String::new(), false)
+            (None, String::new(), false, false)
         };
         Ok(Self {
             frontend: frontend.clone(),
@@ -116,6 +120,7 @@ impl Disk {
             filters: chain[..filters_end].iter().map(|node| (*node).clone()).collect(),
             form,
             has_queue_mapping,
+            shares_writes,
         })
     }
 
@@ -149,6 +154,12 @@ impl Disk {
         }
         if self.has_queue_mapping {
             return refuse("its queues are spread over several iothreads (iothread-vq-mapping)".to_owned());
+        }
+        if self.shares_writes {
+            return refuse("its device lets others write beside it (share-rw=on), whom nobody would see".to_owned());
+        }
+        if PASS_THROUGH.contains(&self.device_type.as_str()) {
+            return refuse(format!("its device {} passes SCSI commands through to the image", self.device_type));
         }
         if self.frontend.is_removable {
             return refuse("it is a removable medium".to_owned());
@@ -264,4 +275,36 @@ pub(crate) fn name_of(frontend: &Frontend) -> String {
     let id = frontend.device_id().map(str::to_owned);
     let backend = (!frontend.backend.is_empty()).then(|| frontend.backend.clone());
     backend.or(id).unwrap_or_else(|| frontend.qom_path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_passes_scsi_commands_through_is_refused() {
+        let node = |name: &str, driver: &str| Node {
+            name: name.to_owned(),
+            driver: driver.to_owned(),
+            filename: "/dev/sdx".to_owned(),
+            ..Node::default()
+        };
+        let disk = |device_type: &str| Disk {
+            frontend: Frontend { qom_path: "/machine/peripheral/sda".to_owned(), ..Frontend::default() },
+            device_type: device_type.to_owned(),
+            iothread: None,
+            format: node("sda", "host_device"),
+            file: node("sda", "host_device"),
+            filters: Vec::new(),
+            form: Form::Direct,
+            has_queue_mapping: false,
+            shares_writes: false,
+        };
+        let graph = Graph { nodes: vec![node("sda", "host_device")], ..Graph::default() };
+        disk("scsi-hd").check(&graph).expect("an ordinary disk");
+        for kind in ["scsi-block", "scsi-generic"] {
+            let error = disk(kind).check(&graph).expect_err(kind);
+            assert!(error.to_string().contains("SCSI"), "{error}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -82,6 +82,9 @@ pub enum Outcome {
     Look,
 }
 
+/// What a migration of QEMU itself says when it has come to nothing.
+const OVER: [&str; 4] = ["none", "cancelling", "cancelled", "failed"];
+
 impl VmEvent {
     /// What follows from it for a move.
     #[must_use]
@@ -94,9 +97,10 @@ impl VmEvent {
             Self::Resized { .. } => Outcome::GoOn,
             // A job reads or writes through us too, but it may end by replacing nodes under our feet.
             Self::BlockJob { .. } | Self::NoLongerInside => Outcome::Cancel,
+            Self::VmMigration { status } if OVER.contains(&status.as_str()) => Outcome::Look,
             // Its target would open the disk by its old name.
-            Self::VmMigration { status } if status == "setup" || status == "active" => Outcome::Cancel,
-            Self::VmMigration { .. } | Self::Missed => Outcome::Look,
+            Self::VmMigration { .. } => Outcome::Cancel,
+            Self::Missed => Outcome::Look,
         }
     }
 }
@@ -111,10 +115,22 @@ pub struct VmEvents {
 }
 
 impl VmEvents {
-    /// Listens from now on.
-    #[must_use]
-    pub fn watch(qmp: &Qmp, disk: &AdoptedDisk) -> Self {
-        Self { qmp: qmp.clone(), events: qmp.events(), disk: disk.clone(), disk_bytes: disk.disk_bytes, is_over: false }
+    /// Listens from now on. What has begun before is in the graph: [`Self::compare`].
+    pub async fn watch(qmp: &Qmp, disk: &AdoptedDisk) -> Self {
+        let watching = Self {
+            qmp: qmp.clone(),
+            events: qmp.events(),
+            disk: disk.clone(),
+            disk_bytes: disk.disk_bytes,
+            is_over: false,
+        };
+        // QEMU tells of its own migration only if it is asked to. While one is under way it takes no such wish; the graph
+        // tells of that one.
+        let wish = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+        if let Err(error) = qmp.execute("migrate-set-capabilities", wish).await {
+            tracing::debug!(%error, "QEMU does not tell of its own migration");
+        }
+        watching
     }
 
     /// The next event; `None` after [`VmEvent::QemuGone`]. May be dropped while it waits.
@@ -156,6 +172,7 @@ impl VmEvents {
         }
         let names = &self.disk.nodes;
         let jobs = graph.jobs_on(&[names.format.as_str(), names.nbd.as_str()], &self.disk.backend);
+        found.extend(graph.migration_under_way().map(|status| VmEvent::VmMigration { status: status.to_owned() }));
         found.extend(jobs.iter().map(|job| VmEvent::BlockJob { id: job.id.clone(), kind: job.kind.clone() }));
         let now = graph.node(&names.format).and_then(|node| node.virtual_bytes);
         if let (Some(from_bytes), Some(to_bytes)) = (self.disk_bytes, now)

@@ -152,6 +152,8 @@ pub struct Graph {
     pub is_running: bool,
     /// QEMU's word for the guest's state: `running`, `paused`, `prelaunch`, `shutdown`, `io-error`, ...
     pub run_state: String,
+    /// QEMU's word for how far a migration of its own has come, if there was one: `setup`, `active`, `completed`, ...
+    pub migration: Option<String>,
 }
 
 impl Graph {
@@ -161,12 +163,13 @@ impl Graph {
     /// As [`Qmp::execute`].
     pub async fn read(qmp: &Qmp) -> Result<Self> {
         // Asked together and answered in order: one wait instead of five, while a guest may be stopped.
-        let (nodes, frontends, edges, jobs, status) = futures::join!(
+        let (nodes, frontends, edges, jobs, status, migration) = futures::join!(
             qmp.execute("query-named-block-nodes", json!({ "flat": true })),
             qmp.execute("query-block", json!({})),
             qmp.execute("x-debug-query-block-graph", json!({})),
             qmp.execute("query-block-jobs", json!({})),
             qmp.execute("query-status", json!({})),
+            qmp.execute("query-migrate", json!({})),
         );
         let edges = match edges {
             Ok(value) => value,
@@ -175,7 +178,12 @@ impl Graph {
             Err(error) => return Err(error),
         };
         let (nodes, frontends, jobs, status) = (nodes?, frontends?, jobs?, status?);
-        Ok(Self::parse(&nodes, &frontends, &edges, &jobs, &status))
+        let migration = match migration {
+            Ok(told) => told["status"].as_str().map(str::to_owned),
+            Err(error) if error.kind() == ErrorKind::Qemu => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { migration, ..Self::parse(&nodes, &frontends, &edges, &jobs, &status) })
     }
 
     /// Understands QEMU's answers.
@@ -197,7 +205,18 @@ impl Graph {
             jobs: list(jobs).iter().map(job).collect(),
             is_running: status["running"].as_bool().unwrap_or_default(),
             run_state: status["status"].as_str().unwrap_or_default().to_owned(),
+            migration: None,
         }
+    }
+
+    /// How far a migration of QEMU itself has come that is under way, or that has taken the VM elsewhere. A VM that came
+    /// here by one tells of that as `completed`, too, and runs.
+    #[must_use]
+    pub fn migration_under_way(&self) -> Option<&str> {
+        const OVER: [&str; 4] = ["none", "completed", "cancelled", "failed"];
+        let has_left = ["postmigrate", "finish-migrate"].contains(&self.run_state.as_str());
+        let status = self.migration.as_deref().filter(|status| !OVER.contains(status));
+        status.or_else(|| has_left.then_some(self.run_state.as_str()))
     }
 
     /// The node called `name`.
@@ -323,6 +342,15 @@ pub(crate) async fn has_queue_mapping(qmp: &Qmp, qom_path: &str) -> Result<bool>
     match qmp.execute("qom-get", json!({ "path": qom_path, "property": "iothread-vq-mapping" })).await {
         Ok(Value::Array(mapping)) => Ok(!mapping.is_empty()),
         Ok(_) => Ok(false),
+        Err(error) if error.kind() == ErrorKind::Qemu => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the device at `qom_path` lets others write to its disk (`share-rw`).
+pub(crate) async fn shares_writes(qmp: &Qmp, qom_path: &str) -> Result<bool> {
+    match qmp.execute("qom-get", json!({ "path": qom_path, "property": "share-rw" })).await {
+        Ok(shares) => Ok(shares.as_bool().unwrap_or_default()),
         Err(error) if error.kind() == ErrorKind::Qemu => Ok(false),
         Err(error) => Err(error),
     }

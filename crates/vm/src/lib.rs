@@ -19,6 +19,7 @@ mod graph;
 mod options;
 mod persist;
 mod plan;
+mod process;
 mod qmp;
 mod run;
 
@@ -29,11 +30,12 @@ pub use event::{Outcome, VmEvent, VmEvents};
 pub use graph::{Edge, Frontend, Graph, Job, Node};
 pub use options::{CommandLine, DiskOptions, LibvirtDisk, LibvirtDomain, Origin, Remembered, Sources};
 pub use persist::{
-    Moved, Persist, PersistOutcome, Rewritten, RunOutput, Runner, SystemRunner, persist, rewrite_domain,
+    Moved, PROGRAM_LIMIT, Persist, PersistOutcome, Rewritten, RunOutput, Runner, SystemRunner, persist, rewrite_domain,
 };
 pub use plan::{
     AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
     RECONNECT_SECONDS, Step, node_name,
 };
+pub use process::{Life, QemuProcess, require_writer, writes_to};
 pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, owner_of_socket};
 pub use run::{Standing, Surroundings, Wish, adopt, forget, recover, release, standing};

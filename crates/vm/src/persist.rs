@@ -6,13 +6,15 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, Writer};
+use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::attributes;
@@ -94,9 +96,24 @@ pub trait Runner: Send + Sync {
     ) -> BoxFuture<'a, io::Result<RunOutput>>;
 }
 
-/// The machine's own programs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SystemRunner;
+/// How long a program may take.
+pub const PROGRAM_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long what a program has printed is waited for once it has ended: what it left running may keep its pipes open.
+const PIPES_LIMIT: Duration = Duration::from_secs(1);
+
+/// The machine's own programs. Each is the head of a process group, which ends with it.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemRunner {
+    /// How long one may take before it is killed.
+    pub limit: Duration,
+}
+
+impl Default for SystemRunner {
+    fn default() -> Self {
+        Self { limit: PROGRAM_LIMIT }
+    }
+}
 
 impl Runner for SystemRunner {
     fn run<'a>(
@@ -110,18 +127,80 @@ impl Runner for SystemRunner {
             let mut command = Command::new(program);
             command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-            let mut child = command.spawn()?;
-            if let Some(mut pipe) = child.stdin.take() {
-                // A program that reads no input may have closed it.
-                let _ = pipe.write_all(stdin.as_bytes()).await;
+            let mut child = command.process_group(0).spawn()?;
+            let group = Group(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+            let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
+            let mut printed = (Vec::new(), Vec::new());
+            let outcome = {
+                let talking = talk(pipes, stdin, &mut printed);
+                tokio::pin!(talking);
+                let ended = async {
+                    let mut is_silent = false;
+                    loop {
+                        tokio::select! {
+                            status = child.wait() => break status.map(|status| (status, is_silent)),
+                            () = &mut talking, if !is_silent => is_silent = true,
+                        }
+                    }
+                };
+                let ended = tokio::time::timeout(self.limit, ended).await;
+                if let Ok(Ok((_, false))) = &ended {
+                    // Whatever still holds the pipes is not waited for.
+                    let _ = tokio::time::timeout(PIPES_LIMIT, &mut talking).await;
+                }
+                ended
+            };
+            drop(group);
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            match outcome {
+                Ok(ended) => {
+                    let (success, stdout, stderr) = (ended?.0.success(), text(&printed.0), text(&printed.1));
+                    Ok(RunOutput { success, stdout, stderr })
+                }
+                Err(_) => {
+                    let words = format!("it did not end within {} s and was killed", self.limit.as_secs_f64());
+                    Err(io::Error::new(io::ErrorKind::TimedOut, words))
+                }
             }
-            let output = child.wait_with_output().await?;
-            Ok(RunOutput {
-                success: output.status.success(),
-                stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-                stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-            })
         })
+    }
+}
+
+type Pipes = (Option<ChildStdin>, Option<ChildStdout>, Option<ChildStderr>);
+
+/// Gives a program its input and gathers what it prints.
+async fn talk((input, output, errors): Pipes, stdin: &str, printed: &mut (Vec<u8>, Vec<u8>)) {
+    let give = async {
+        if let Some(mut pipe) = input {
+            // A program that reads no input may have closed it.
+            let _ = pipe.write_all(stdin.as_bytes()).await;
+        }
+    };
+    let (out, err) = (&mut printed.0, &mut printed.1);
+    // What cannot be read is as good as not printed.
+    let gather = async move {
+        if let Some(mut pipe) = output {
+            let _ = pipe.read_to_end(out).await;
+        }
+    };
+    let gather_errors = async move {
+        if let Some(mut pipe) = errors {
+            let _ = pipe.read_to_end(err).await;
+        }
+    };
+    futures::join!(give, gather, gather_errors);
+}
+
+/// The process group of a program. Whatever is left of it is killed when this is dropped: it would go on with a
+/// configuration that nobody waits for any more.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // A group that is gone is what is wanted.
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
     }
 }
 

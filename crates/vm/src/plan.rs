@@ -18,6 +18,7 @@ use crate::disk::{Disk, Form, name_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
 use crate::options::{DiskOptions, Remembered, Sources};
+use crate::process::{self, Life, QemuProcess, looks_alive};
 use crate::qmp::Qmp;
 
 /// How long QEMU's NBD client tries to reach us again before it fails the guest's requests.
@@ -185,9 +186,33 @@ pub struct AdoptedDisk {
     pub export: ExportAddress,
     /// QEMU's process, where known.
     pub process_id: Option<u32>,
+    /// The same, told from others that come to have its number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<QemuProcess>,
 }
 
 impl AdoptedDisk {
+    /// Whether QEMU's process is still there.
+    #[must_use]
+    pub fn life(&self) -> Life {
+        match (&self.process, self.process_id) {
+            (Some(process), _) if process.lives() => Life::Lives,
+            (Some(_), _) => Life::Ended,
+            (None, Some(pid)) if looks_alive(pid) => Life::Lives,
+            (None, Some(_)) => Life::Ended,
+            (None, None) => Life::Unknown,
+        }
+    }
+
+    /// Whether the process `pid`, which runs, is QEMU's.
+    #[must_use]
+    pub fn is_of(&self, pid: u32) -> bool {
+        match (&self.process, self.process_id) {
+            (Some(process), _) => QemuProcess::of(pid).as_ref() == Some(process),
+            (None, known) => known.is_none_or(|known| known == pid),
+        }
+    }
+
     /// Whether the disk lies in a container, a file that grows and that no second node may open while it is changed.
     fn is_container(&self) -> bool {
         self.format != "raw"
@@ -239,6 +264,7 @@ impl Plan {
         let by_libvirt = sources.libvirt.as_ref().and_then(|domain| domain.alias_of(&request.node));
         let disk = Disk::find(qmp, &graph, by_libvirt.unwrap_or(&request.node)).await?;
         disk.check(&graph)?;
+        process::require_open(qmp.process_id(), &disk.image())?;
         let options = DiskOptions::gather(&disk, sources);
         if !request.accept_option_loss {
             options.require_complete()?;
@@ -260,7 +286,8 @@ impl Plan {
     }
 
     /// Whether the guest must stand still for the decisive step.
-    pub(crate) fn pauses(&self) -> bool {
+    #[must_use]
+    pub fn pauses(&self) -> bool {
         self.steps.contains(&Step::Pause)
     }
 
@@ -268,7 +295,12 @@ impl Plan {
     #[must_use]
     pub fn remembered(&self) -> Remembered {
         let node = if self.disk.form == Form::Direct { &self.disk.nodes.file_after } else { &self.disk.nodes.format };
-        Remembered { node: node.clone(), image: self.image.display().to_string(), options: self.disk.options.clone() }
+        Remembered {
+            node: node.clone(),
+            image: self.image.display().to_string(),
+            options: self.disk.options.clone(),
+            process: self.disk.process.clone(),
+        }
     }
 }
 
@@ -318,6 +350,7 @@ fn describe(
         options,
         export: request.export.clone(),
         process_id,
+        process: process_id.and_then(QemuProcess::of),
     })
 }
 

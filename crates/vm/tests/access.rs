@@ -21,11 +21,21 @@ fn text_of(shown: &[Value]) -> String {
 
 /// A VM under load whose QEMU runs as nobody, who owns the image.
 async fn of_nobody(kind: Kind) -> Vm {
-    let vm = Vm::start_with(kind, &["-runas", "nobody"]);
+    let vm = Vm::start_with(kind, &as_nobody());
     vm.load_goes_on().await;
     set_mode(vm.directory.path(), 0o755);
     chown(&vm.image, Some(NOBODY), Some(NOBODY)).expect("chown, as root");
     vm
+}
+
+/// How this QEMU is told to change its user: version 10 knows no `-runas` any more.
+fn as_nobody() -> [&'static str; 2] {
+    let help = std::process::Command::new("qemu-system-x86_64").arg("--help").output();
+    let help = help.expect("qemu-system-x86_64 runs: run `make setup`").stdout;
+    match String::from_utf8_lossy(&help).contains("-runas") {
+        true => ["-runas", "nobody"],
+        false => ["-run-with", "user=nobody"],
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -136,7 +136,7 @@ async fn a_monitor_that_answers_garbage_ends_the_connection_and_fails_what_is_pe
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_to_the_vm_is_told_with_what_follows() {
     let Setup { qmp, plan, vm, server: _server, .. } = Setup::adopted_under_load(PLAIN).await;
-    let mut events = VmEvents::watch(&qmp, &plan.disk);
+    let mut events = VmEvents::watch(&qmp, &plan.disk).await;
     let graph = Graph::read(&qmp).await.expect("QEMU answers");
     assert_eq!(events.compare(&graph), []);
 
@@ -173,7 +173,7 @@ async fn what_happens_to_the_vm_is_told_with_what_follows() {
 async fn a_killed_qemu_ends_the_events_and_fails_the_commands() {
     let setup = Setup::planned(Vm::start_with(PLAIN, &["-S"])).await;
     let Setup { qmp, plan, mut daemon, mut vm, server: _server } = setup;
-    let mut events = VmEvents::watch(&qmp, &plan.disk);
+    let mut events = VmEvents::watch(&qmp, &plan.disk).await;
     vm.child.kill().expect("killed");
     assert_eq!(within(events.next()).await, Some(VmEvent::QemuGone));
     let error = adopt(&qmp, &plan, &mut daemon).await.expect_err("QEMU is gone");
@@ -184,7 +184,7 @@ async fn a_killed_qemu_ends_the_events_and_fails_the_commands() {
 async fn a_qcow2_disk_grows_in_its_container_while_it_is_adopted() {
     for kind in [KINDS[2], KINDS[7]] {
         let Setup { qmp, plan, vm, server: _server, .. } = Setup::adopted_under_load(kind).await;
-        let mut events = VmEvents::watch(&qmp, &plan.disk);
+        let mut events = VmEvents::watch(&qmp, &plan.disk).await;
         let resize = json!({ "node-name": plan.disk.nodes.format, "size": 32 << 20 });
         qmp.execute("block_resize", resize).await.expect("grown");
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
@@ -201,7 +201,7 @@ async fn an_unplugged_disk_is_noticed_and_our_nodes_are_taken_away() {
     for kind in [KINDS[0], KINDS[4], KINDS[7], KINDS[8]] {
         let setup = Setup::adopted(Vm::start_with(kind, &["-S"])).await;
         let Setup { qmp, plan, mut daemon, vm: _vm, server: _server } = setup;
-        let mut events = VmEvents::watch(&qmp, &plan.disk);
+        let mut events = VmEvents::watch(&qmp, &plan.disk).await;
         // Without a guest that answers the first request, a reset carries the unplugging out.
         qmp.execute("device_del", json!({ "id": "vda" })).await.expect("asked for");
         qmp.execute("system_reset", json!({})).await.expect("reset");
@@ -241,7 +241,7 @@ async fn a_disk_with_a_block_job_is_refused_and_a_job_begun_later_is_told() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
-    let mut events = VmEvents::watch(&qmp, &plan.disk);
+    let mut events = VmEvents::watch(&qmp, &plan.disk).await;
     qmp.execute("blockdev-mirror", mirror).await.expect("begun");
     let event = within(events.next()).await.expect("an event");
     assert_eq!(event.outcome(), Outcome::Look, "{event:?}");
@@ -258,11 +258,44 @@ async fn a_backup_that_puts_its_filter_above_the_disk_is_told() {
     adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
     let target = json!({ "driver": "null-co", "node-name": "target", "size": common::DISK_BYTES });
     qmp.execute("blockdev-add", target).await.expect("added");
-    let mut events = VmEvents::watch(&qmp, &plan.disk);
+    let mut events = VmEvents::watch(&qmp, &plan.disk).await;
     let backup = json!({ "job-id": "nightly", "device": "disk0", "target": "target", "sync": "full", "speed": 1 });
     qmp.execute("blockdev-backup", backup).await.expect("begun");
     let event = within(events.next()).await.expect("an event");
     assert_eq!(event.outcome(), Outcome::Look, "{event:?}");
     let found = events.compare(&Graph::read(&qmp).await.expect("QEMU answers"));
     assert!(found.contains(&VmEvent::BlockJob { id: "nightly".to_owned(), kind: "backup".to_owned() }), "{found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_migration_of_qemu_itself_is_told_whether_it_begins_before_or_after_somebody_listens() {
+    for begins_before in [false, true] {
+        let vm = Vm::start_with(PLAIN, &["-S"]);
+        let Setup { qmp, plan, vm, server: _server, .. } = Setup::adopted(vm).await;
+        // One that never ends by itself: nobody reads what it sends.
+        let away = vm.directory.path().join("away");
+        let _listener = std::os::unix::net::UnixListener::bind(&away).expect("bound");
+        let begin = json!({ "uri": format!("unix:{}", away.display()) });
+        if begins_before {
+            qmp.execute("migrate", begin.clone()).await.expect("begun");
+        }
+        let mut events = VmEvents::watch(&qmp, &plan.disk).await;
+        let graph = Graph::read(&qmp).await.expect("QEMU answers");
+        let told = if begins_before {
+            events.compare(&graph).pop().expect("it is in the graph")
+        } else {
+            assert_eq!(events.compare(&graph), []);
+            qmp.execute("migrate", begin).await.expect("begun");
+            within(events.next()).await.expect("an event")
+        };
+        assert!(matches!(&told, VmEvent::VmMigration { .. }), "{told:?}");
+        assert_eq!(told.outcome(), Outcome::Cancel);
+        qmp.execute("migrate_cancel", json!({})).await.expect("cancelled");
+        let started = std::time::Instant::now();
+        while Graph::read(&qmp).await.expect("QEMU answers").migration_under_way().is_some() {
+            assert!(started.elapsed() < common::HANG, "the migration is not over");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(events.compare(&Graph::read(&qmp).await.expect("QEMU answers")), [], "it has come to nothing");
+    }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use transhume_vm::{
@@ -131,16 +132,58 @@ async fn a_script_gets_what_has_moved_in_its_environment_and_its_failure_is_the_
     };
     write(&format!("#!/bin/sh\nenv | grep ^TRANSHUME_ | sort > {}\n", seen.display()));
     let how = Persist::Script { program: script.clone() };
-    persist(&how, &moved(), &SystemRunner).await.expect("it runs");
+    persist(&how, &moved(), &SystemRunner::default()).await.expect("it runs");
     let seen = std::fs::read_to_string(&seen).expect("it has run");
     let expected = "TRANSHUME_DEVICE=vda\nTRANSHUME_FORMAT=raw\nTRANSHUME_NODE=disk0\nTRANSHUME_QEMU_PID=4711\n\
         TRANSHUME_SOURCE=/old/a&b.raw\nTRANSHUME_TARGET=/new/c&d.raw\nTRANSHUME_TARGET_KIND=file\nTRANSHUME_VOLUME=web\n";
     assert_eq!(seen, expected);
     write("#!/bin/sh\necho no such VM >&2\nexit 3\n");
-    let error = persist(&how, &moved(), &SystemRunner).await.expect_err("it failed");
+    let error = persist(&how, &moved(), &SystemRunner::default()).await.expect_err("it failed");
     assert_eq!(error.kind(), ErrorKind::Hook);
     assert!(error.to_string().contains("no such VM"), "{error}");
     let none = Persist::Script { program: directory.path().join("nosuch") };
-    assert_eq!(persist(&none, &moved(), &SystemRunner).await.expect_err("no script").kind(), ErrorKind::Hook);
-    assert_eq!(persist(&Persist::No, &moved(), &SystemRunner).await.expect("nothing to do"), PersistOutcome::Skipped);
+    assert_eq!(
+        persist(&none, &moved(), &SystemRunner::default()).await.expect_err("no script").kind(),
+        ErrorKind::Hook
+    );
+    assert_eq!(
+        persist(&Persist::No, &moved(), &SystemRunner::default()).await.expect("nothing to do"),
+        PersistOutcome::Skipped
+    );
+}
+
+#[tokio::test]
+async fn a_script_that_does_not_end_is_killed_with_all_that_it_has_started() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = directory.path().join("hook");
+    let child = directory.path().join("child");
+    let write = |last: &str| {
+        let text = format!("#!/bin/sh\nsleep 1000 &\necho $! > {}\n{last}\n", child.display());
+        std::fs::write(&script, text).expect("written");
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    };
+    // One that was killed stays in the table of processes until whoever inherits it looks.
+    let is_alive = || {
+        let pid = std::fs::read_to_string(&child).expect("it has run");
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        !stat.is_empty() && !stat.contains(") Z ")
+    };
+    let is_gone_soon = || {
+        (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            !is_alive()
+        })
+    };
+    let how = Persist::Script { program: script.clone() };
+
+    // What it leaves behind keeps its output open: that is not waited for.
+    write("exit 0");
+    persist(&how, &moved(), &SystemRunner::default()).await.expect("it has ended well");
+    assert!(is_gone_soon(), "what the script has left running goes on");
+
+    write("wait");
+    let runner = SystemRunner { limit: Duration::from_millis(500) };
+    let error = persist(&how, &moved(), &runner).await.expect_err("it never ends");
+    assert!(error.kind() == ErrorKind::Hook && error.to_string().contains("was killed"), "{error}");
+    assert!(is_gone_soon(), "what the script has started goes on");
 }

@@ -12,7 +12,7 @@ const PLAIN: Kind = Kind { given: Given::Blockdev, format: "raw", iothread: fals
 async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reason() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name).display().to_string();
-    for name in ["base.raw", "cd.raw", "ro.raw", "scsi.raw", "lazy.raw", "cor.raw"] {
+    for name in ["base.raw", "cd.raw", "ro.raw", "scsi.raw", "lazy.raw", "cor.raw", "share.raw"] {
         run("qemu-img", &["create", "-q", "-f", "raw", &path(name), "1M"]);
     }
     let (base, overlay) = (path("base.raw"), path("overlay.qcow2"));
@@ -31,6 +31,7 @@ async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reas
         format!("file={vmdk},if=none,id=vmdk,format=vmdk"),
         drive("cor.raw", ",format=raw,copy-on-read=on"),
         "driver=null-co,if=none,id=null,size=1M".to_owned(),
+        drive("share.raw", ",format=raw"),
     ];
     let mut arguments = vec!["-S".to_owned(), "-device".to_owned(), "virtio-scsi-pci,id=scsi0".to_owned()];
     for drive in &drives {
@@ -45,6 +46,7 @@ async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reas
         "virtio-blk-pci,drive=vmdk,id=vmdk0",
         "virtio-blk-pci,drive=cor.raw,id=cor0",
         "virtio-blk-pci,drive=null,id=null0",
+        "virtio-blk-pci,drive=share.raw,id=share0,share-rw=on",
     ] {
         arguments.extend(["-device".to_owned(), device.to_owned()]);
     }
@@ -61,6 +63,7 @@ async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reas
         ("vmdk", Some("its format is vmdk")),
         ("cor.raw", Some("copy-on-read")),
         ("null", Some("null-co")),
+        ("share.raw", Some("share-rw=on")),
         ("vda", None),
     ];
     for (device, reason) in expected {
@@ -165,4 +168,69 @@ async fn options_that_were_changed_since_the_start_are_not_taken_from_the_comman
     assert_eq!(error.kind(), ErrorKind::OptionLoss, "{error}");
     assert!(error.to_string().contains("detect-zeroes was"), "{error}");
     assert!(Graph::read(&qmp).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_remembered_of_another_qemu_does_not_outrank_the_command_line() {
+    let vm = Vm::start_with(PLAIN, &["-S"]);
+    let qmp = vm.qmp().await;
+    let server = Server::start(&vm).await;
+    let plan = Plan::adopt(&qmp, &vm.sources(), &vm.request(&server)).await.expect("a plan");
+    let mut own = Plan::release(&plan.disk, &vm.image, None, true).remembered();
+    own.options.format.insert("offset".to_owned(), 4096.into());
+    let gather = async |known: &transhume_vm::Remembered, sources: Sources| {
+        let sources = Sources { remembered: vec![known.clone()], ..sources };
+        Plan::adopt(&qmp, &sources, &vm.request(&server)).await
+    };
+    let options = gather(&own, vm.sources()).await.expect("a plan").disk.options;
+    assert_eq!((options.origin, &options.format["offset"]), (Origin::Remembered, &4096.into()), "its own");
+
+    let mut other = own.clone();
+    other.process.as_mut().expect("its process is known").started += 1;
+    let options = gather(&other, vm.sources()).await.expect("a plan").disk.options;
+    assert_eq!((options.origin, options.format.get("offset")), (Origin::CommandLine, None), "another QEMU's");
+    let alone = Sources { command_line: None, ..vm.sources() };
+    let error = gather(&other, alone.clone()).await.expect_err("nobody knows its options");
+    assert_eq!(error.kind(), ErrorKind::OptionLoss, "{error}");
+
+    // What an earlier version has noted without its process is never taken without a word.
+    let noted = transhume_vm::Remembered { process: None, ..own };
+    let options = gather(&noted, vm.sources()).await.expect("a plan").disk.options;
+    assert_eq!(options.origin, Origin::CommandLine);
+    let error = gather(&noted, alone).await.expect_err("nobody knows whose options they are");
+    assert!(error.kind() == ErrorKind::OptionLoss && error.to_string().contains("was not noted"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_node_within_its_format_node_discards_after_a_release_as_before() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let image = directory.path().join("inline.raw");
+    std::fs::write(&image, vec![1; 4 << 20]).expect("written");
+    let blockdev =
+        format!("driver=raw,node-name=inline0,discard=unmap,file.driver=file,file.filename={}", image.display());
+    let device = "virtio-blk-pci,drive=inline0,id=inline";
+    let vm = Vm::start_with(PLAIN, &["-S", "-blockdev", &blockdev, "-device", device]);
+    let qmp = vm.qmp().await;
+    let allocated = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&image).expect("there"));
+    let discard = async |mib: u32| {
+        let line = format!("qemu-io -d /machine/peripheral/inline/virtio-backend \"discard {mib}M 1M\"");
+        let said = qmp.execute("human-monitor-command", json!({ "command-line": line })).await.expect("run");
+        assert_eq!(said, "", "the guest could not discard");
+    };
+    let (before, mib) = (allocated(), (1 << 20) / 512);
+    discard(0).await;
+    assert_eq!(allocated(), before - mib, "this file system does not discard: the test says nothing");
+    let socket = directory.path().join("nbd");
+    let server = Server::start_at(&image, &socket, false).await;
+    let mut request = vm.request(&server);
+    request.node = "inline0".to_owned();
+    let plan = Plan::adopt(&qmp, &vm.sources(), &request).await.expect("a plan");
+    let mut daemon = common::Daemon::new(&image);
+    transhume_vm::adopt(&qmp, &plan, &mut daemon).await.expect("adopted");
+    discard(1).await;
+    let back = Plan::release(&plan.disk, &image, None, false);
+    transhume_vm::release(&qmp, &back, &mut daemon).await.expect("released");
+    let held = allocated();
+    discard(2).await;
+    assert_eq!(allocated(), held - mib, "the file node does not discard any more");
 }

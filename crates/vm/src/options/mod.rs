@@ -2,7 +2,7 @@
 //!
 //! `blockdev-reopen` sets every option that it is not given to its default, silently, and QMP tells only some of them:
 //! the cache flags, `detect-zeroes` and `read-only`. The others come, in this order, from what we remember of an earlier
-//! adoption, from the command line of the QEMU process, and from the libvirt XML. What QMP tells is held against it: a
+//! adoption from the same process, from the command line of the QEMU process, and from the libvirt XML. What QMP tells is held against it: a
 //! difference means that somebody has changed options since, so the rest cannot be trusted either.
 
 mod command_line;
@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 use crate::disk::{Disk, Form};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Node;
+use crate::process::QemuProcess;
 
 pub use command_line::CommandLine;
 pub use libvirt::{LibvirtDisk, LibvirtDomain};
@@ -57,6 +58,9 @@ pub struct Remembered {
     pub image: String,
     /// Its options.
     pub options: DiskOptions,
+    /// The QEMU that it was given to: another one may have a node of that name with other options.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<QemuProcess>,
 }
 
 /// Everything that may know the options of a VM's disks.
@@ -68,6 +72,8 @@ pub struct Sources {
     pub libvirt: Option<LibvirtDomain>,
     /// Earlier adoptions.
     pub remembered: Vec<Remembered>,
+    /// QEMU's process, if it is known: what was remembered of another one does not count.
+    pub process: Option<QemuProcess>,
 }
 
 type Found = (Map<String, Value>, Map<String, Value>, Vec<String>);
@@ -76,12 +82,10 @@ impl DiskOptions {
     /// Gathers the options of `disk`.
     #[must_use]
     pub fn gather(disk: &Disk, sources: &Sources) -> Self {
-        let remembered = sources
-            .remembered
-            .iter()
-            .rev()
-            .find(|known| known.node == disk.format.name && known.image == disk.file.filename);
-        if let Some(known) = remembered {
+        let is_of_disk = |known: &&Remembered| known.node == disk.format.name && known.image == disk.file.filename;
+        let is_of_process = |known: &&Remembered| known.process.is_some() && known.process == sources.process;
+        let mut remembered = sources.remembered.iter().rev().filter(is_of_disk);
+        if let Some(known) = remembered.find(is_of_process) {
             let options = &known.options;
             let found = (options.format.clone(), options.file.clone(), options.unknown.clone());
             return Self::reconcile(disk, found, Origin::Remembered);
@@ -92,6 +96,13 @@ impl DiskOptions {
         let libvirt = sources.libvirt.as_ref().and_then(|domain| domain.disk(&disk.file.filename));
         if let Some(found) = libvirt.map(LibvirtDisk::options) {
             return Self::reconcile(disk, direct(disk, found), Origin::Libvirt);
+        }
+        let is_unbound = |known: &&Remembered| known.process.is_none();
+        if let Some(known) = sources.remembered.iter().rev().filter(is_of_disk).find(is_unbound) {
+            let options = &known.options;
+            let mut unknown = options.unknown.clone();
+            unknown.push("those remembered of a disk whose VM was not noted".to_owned());
+            return Self::reconcile(disk, (options.format.clone(), options.file.clone(), unknown), Origin::Remembered);
         }
         let mut unknown: Vec<String> = ["discard", "aio", "locking"].map(str::to_owned).to_vec();
         if disk.format_name() == "qcow2" {
@@ -167,7 +178,7 @@ fn from_command_line(disk: &Disk, line: &CommandLine) -> Option<Found> {
             let given = line.blockdev(&disk.format.name)?;
             let below = match given.get("file")? {
                 Value::String(name) if *name == disk.file.name => line.blockdev(name)?,
-                Value::Object(inline) => inline,
+                Value::Object(inline) => &inherited(inline.clone()),
                 _ => return None,
             };
             let is_same = below.get("filename").and_then(Value::as_str) == Some(image);
@@ -177,6 +188,12 @@ fn from_command_line(disk: &Disk, line: &CommandLine) -> Option<Found> {
             is_same.then_some((format, file, unknown))
         }
     }
+}
+
+/// A file node that is given within its format node discards unless it is told not to: QEMU leaves that to the format.
+fn inherited(mut file: Map<String, Value>) -> Map<String, Value> {
+    file.entry("discard").or_insert_with(|| "unmap".into());
+    file
 }
 
 /// Options of `-drive` that the device's backend keeps, or that say which device it is.
@@ -207,7 +224,7 @@ fn from_drive(disk: &Disk, drive: &Map<String, Value>) -> Option<Found> {
     }
     let mut unknown = Vec::new();
     let mut format = Map::new();
-    let mut file = drive.get("file").and_then(Value::as_object).cloned().unwrap_or_default();
+    let mut file = inherited(drive.get("file").and_then(Value::as_object).cloned().unwrap_or_default());
     for (key, value) in drive {
         let text = value.as_str().unwrap_or_default();
         let is_throttle = ["bps", "iops"].iter().any(|name| key.starts_with(name));
@@ -220,7 +237,6 @@ fn from_drive(disk: &Disk, drive: &Map<String, Value>) -> Option<Found> {
             "discard" => {
                 let discard = if ["unmap", "on"].contains(&text) { "unmap" } else { "ignore" };
                 format.insert(key.clone(), discard.into());
-                file.insert(key.clone(), discard.into());
             }
             "readonly" => {}
             "copy-on-read" | "snapshot" if known::flag(value) == Some(false.into()) => {}

@@ -84,7 +84,8 @@ impl Qmp {
             let _ = ended_sender.send(true);
         }));
         let name = format!("monitor {}", path.display());
-        let (version, process_id) = (opened.version, opened.process_id);
+        // A process that is not among those that are seen here has the number 0.
+        let (version, process_id) = (opened.version, opened.process_id.filter(|pid| *pid != 0));
         let qmp = Self { requests, events, ended, env, version, process_id, name };
         qmp.execute("qmp_capabilities", json!({})).await?;
         Ok(qmp)

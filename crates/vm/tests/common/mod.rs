@@ -18,7 +18,8 @@ use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use transhume_vm::{
-    AdoptionRequest, CommandLine, ExportAddress, Graph, Plan, Qmp, Sources, Step, Surroundings, adopt, release,
+    AdoptionRequest, CommandLine, ExportAddress, Graph, Plan, QemuProcess, Qmp, Sources, Step, Surroundings, adopt,
+    release,
 };
 
 /// How long anything may take before the test counts as hung.
@@ -235,7 +236,12 @@ impl Vm {
         let started = Instant::now();
         loop {
             match Qmp::connect(&self.monitor, real_env()).await {
-                Ok(qmp) => return qmp,
+                Ok(qmp) => {
+                    let version = format!("{}.{}", qmp.version().major, qmp.version().minor);
+                    let wanted = std::env::var("TRANSHUME_TEST_QEMU").unwrap_or_default();
+                    assert!(version.starts_with(&wanted), "QEMU {version} runs where {wanted} is to be tried");
+                    return qmp;
+                }
                 Err(error) => assert!(started.elapsed() < HANG, "{error}; QEMU says: {}", self.log()),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -248,7 +254,7 @@ impl Vm {
 
     pub fn sources(&self) -> Sources {
         let command_line = CommandLine::of_process(self.child.id()).expect("QEMU lives");
-        Sources { command_line, ..Sources::default() }
+        Sources { command_line, process: QemuProcess::of(self.child.id()), ..Sources::default() }
     }
 
     /// What the guest has said of its load.

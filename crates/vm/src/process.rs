@@ -1,0 +1,180 @@
+//! QEMU's process: which one it is, whether it lives, and what it has open.
+//!
+//! A process's number comes to belong to another one once it has ended; together with the moment of its start and the
+//! boot of the machine it never does.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// A process of this boot of the machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QemuProcess {
+    /// Its number.
+    pub pid: u32,
+    /// When it was started, in the kernel's ticks since the boot.
+    pub started: u64,
+    /// The boot.
+    pub boot: String,
+}
+
+/// Whether the process of an adopted disk's QEMU is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It is, or what has its number looks like it.
+    Lives,
+    /// It has ended.
+    Ended,
+    /// Its number was never known.
+    Unknown,
+}
+
+impl QemuProcess {
+    /// The process that has the number `pid` now; none if there is no such process, or it has ended.
+    #[must_use]
+    pub fn of(pid: u32) -> Option<Self> {
+        let handle = pidfd_open(Pid::from_raw(pid.cast_signed())?, PidfdFlags::empty()).ok()?;
+        let (started, boot) = (started(pid)?, boot()?);
+        // What was read is of the process behind the handle as long as that one has not ended.
+        is_running(&handle).then_some(Self { pid, started, boot })
+    }
+
+    /// Whether it still runs.
+    #[must_use]
+    pub fn lives(&self) -> bool {
+        Self::of(self.pid).as_ref() == Some(self)
+    }
+}
+
+/// Whether a process runs of which only the number was put on record, by a version that knew no more.
+pub(crate) fn looks_alive(pid: u32) -> bool {
+    let is_qemu = |text: &[u8]| text.windows(4).any(|part| part == b"qemu");
+    let program = fs::read_link(format!("/proc/{pid}/exe"));
+    let program = program.map(|path| path.as_os_str().as_encoded_bytes().to_owned());
+    let line = program.or_else(|_| fs::read(format!("/proc/{pid}/cmdline"))).unwrap_or_default();
+    QemuProcess::of(pid).is_some() && is_qemu(&line)
+}
+
+/// Whether process `pid` has the file or block device `image` open for writing.
+///
+/// # Errors
+/// What the operating system says of the process.
+pub fn writes_to(pid: u32, image: &Metadata) -> io::Result<bool> {
+    let is_image = |found: &Metadata| match found.file_type().is_block_device() && image.file_type().is_block_device() {
+        true => found.rdev() == image.rdev(),
+        false => (found.dev(), found.ino()) == (image.dev(), image.ino()),
+    };
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        // A file that it closes meanwhile is none that it has open.
+        let is_meant = fs::metadata(entry.path()).is_ok_and(|found| is_image(&found));
+        if is_meant && is_writable(pid, &entry.file_name().to_string_lossy()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Refuses an image that QEMU names and does not write itself: whoever has taken QEMU over would have us open it.
+pub(crate) fn require_open(pid: Option<u32>, image: &Path) -> Result<()> {
+    let Some(pid) = pid else { return Ok(()) };
+    let shown = image.display();
+    let found = fs::metadata(image).map_err(|error| Error::refused(format!("its image {shown}: {error}")))?;
+    require_writer(pid, &found, image)
+}
+
+/// The same of an image that is open here.
+///
+/// # Errors
+/// `Refused` if QEMU's process does not have it open for writing.
+pub fn require_writer(pid: u32, found: &Metadata, image: &Path) -> Result<()> {
+    let shown = image.display();
+    match writes_to(pid, found) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Error::refused(format!(
+            "QEMU names {shown} as its image, but its process {pid} does not have that file open for writing"
+        ))),
+        // Who may not look may open no more than he may by himself.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root() => {
+            Ok(())
+        }
+        Err(error) => Err(Error::refused(format!("what QEMU's process {pid} has open cannot be seen: {error}"))),
+    }
+}
+
+fn is_writable(pid: u32, descriptor: &str) -> bool {
+    const ACCESS: u32 = 0o3;
+    let told = fs::read_to_string(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let flags = told.lines().find_map(|line| u32::from_str_radix(line.strip_prefix("flags:")?.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & ACCESS != 0)
+}
+
+/// The 22nd word of `/proc/PID/stat`. The second one, the program's name, may have anything in it.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+fn boot() -> Option<String> {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|boot| boot.trim().to_owned())
+}
+
+fn is_running(handle: &OwnedFd) -> bool {
+    let mut looked = [PollFd::new(handle, PollFlags::IN)];
+    let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut looked, Some(&none)).is_ok_and(|ended| ended == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn a_process_is_told_from_another_with_its_number_and_from_one_that_has_ended() {
+        let own = QemuProcess::of(std::process::id()).expect("this process lives");
+        assert!(own.lives());
+        assert!(!QemuProcess { started: own.started + 1, ..own.clone() }.lives());
+        assert!(!QemuProcess { boot: "another".to_owned(), ..own }.lives());
+
+        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().expect("it runs");
+        let known = QemuProcess::of(child.id()).expect("it lives");
+        assert!(known.lives() && !looks_alive(child.id()));
+        child.kill().expect("killed");
+        // Nobody has waited for it yet: its number is still its own.
+        let mut looks = (0..500).map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            known.lives()
+        });
+        assert!(looks.any(|lives| !lives));
+        child.wait().expect("ended");
+        assert!(!known.lives());
+    }
+
+    #[test]
+    fn only_what_is_open_for_writing_is_an_image_of_the_process() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| directory.path().join(name);
+        for name in ["written", "read", "closed"] {
+            fs::write(path(name), b"disk").expect("written");
+        }
+        symlink("written", path("link")).expect("a symlink");
+        let _written = fs::File::options().read(true).write(true).open(path("written")).expect("opened");
+        let _read = fs::File::open(path("read")).expect("opened");
+        let own = Some(std::process::id());
+        require_open(own, &path("written")).expect("it is open");
+        require_open(own, &path("link")).expect("by another name");
+        for name in ["read", "closed", "missing"] {
+            let error = require_open(own, &path(name)).expect_err(name);
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+}
