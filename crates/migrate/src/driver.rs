@@ -7,6 +7,7 @@ mod copier;
 mod drain;
 mod iterations;
 mod outlook;
+mod parting;
 mod passes;
 mod recheck;
 mod snapshots;
@@ -19,17 +20,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Error, ErrorKind, Quiesced, Result, Slot};
-use env::EnvRef;
+use env::{EnvRef, Moment};
 use filters::TokenBucket;
 use futures::future::{BoxFuture, Either, select};
 use parking_lot::Mutex;
 use std::pin::pin;
 
 use crate::control::{Control, TargetWish};
-use crate::pace::{Breath, Duty, Governor, Window};
+use crate::migration::Entry;
+use crate::pace::{Breath, Duty, Governor, HoldLimit, Window};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
-use crate::strategy::mirror::tracker::Mode;
+use crate::strategy::mirror::record::Part;
+use crate::strategy::mirror::tracker::{Mode, Tracker};
 use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
 use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase, UnderWay};
@@ -41,13 +44,14 @@ use passes::Passes;
 pub use recheck::Digests;
 use statistics::Statistics;
 use sweeps::Heeded;
+use switchover::micros;
 
 /// How often progress is published and the guest's latency looked at.
 const TICK: Duration = Duration::from_millis(50);
 /// How long a cancelled migration waits for the guest's requests to drain before it leaves the idle mirror in place.
 const CLEAN_UP_LIMIT: Duration = Duration::from_secs(30);
 /// How long it waits for late writes to the target.
-const LATE_LIMIT: Duration = Duration::from_secs(5);
+const LATE_LIMIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Driver {
     pub(crate) env: EnvRef,
@@ -70,9 +74,10 @@ pub(crate) struct Driver {
     pub(crate) governor: Governor,
     pub(crate) duty: Duty,
     pub(crate) breath: Breath,
+    pub(crate) hold: HoldLimit,
     /// Both devices answered the last copy at once.
     pub(crate) at_once: bool,
-    pub(crate) bucket: TokenBucket,
+    pub(crate) bucket: Arc<TokenBucket>,
     pub(crate) statistics: Statistics,
     pub(crate) under_way: UnderWay,
     pub(crate) passes: Passes,
@@ -91,6 +96,8 @@ pub(crate) struct Driver {
     pending_flush: Mutex<Option<BoxFuture<'static, Result<()>>>>,
     /// Where the copy goes on.
     pub(crate) cursor: u64,
+    /// Since when the move's end waits for what is under way.
+    parting: Option<Moment>,
 }
 
 impl Driver {
@@ -100,17 +107,19 @@ impl Driver {
         options: MoveOptions,
         control: Control,
         mirror: &Mirror,
-        bytes_resumed: Bytes,
+        (bytes_resumed, entry): (Bytes, Entry),
     ) -> Self {
         let Parts { env, slot, source, target, under_way, comparison, journal, meter, pool, snapshots, .. } = parts;
-        let bucket = TokenBucket::new(Arc::clone(&env), options.bandwidth);
+        let bucket = Arc::new(TokenBucket::new(Arc::clone(&env), options.bandwidth));
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
-        let statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
+        let mut statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
+        (statistics.switchover.entry_us, statistics.switchover.entry_retries) = (micros(entry.held), entry.retries);
         Self {
             window: Window::new(window_bytes_max(&options, &pool), options.target_limit(), options.path_depth),
             governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
             duty: Duty::default(),
             breath: Breath::default(),
+            hold: HoldLimit::new(options.quiesce_limit()),
             at_once: false,
             bucket,
             statistics,
@@ -138,6 +147,7 @@ impl Driver {
             left_over: Mutex::default(),
             pending_flush: Mutex::default(),
             cursor: 0,
+            parting: None,
         }
     }
 
@@ -202,7 +212,7 @@ impl Driver {
                 Action::HoldDoubt => self.mirror.set_mode(Mode::InDoubt),
                 Action::DropMirror => {
                     self.statistics.target_losses += 1;
-                    self.mirror.drop_session();
+                    self.mirror.drop_session().await;
                 }
                 Action::TargetHolds => {
                     self.journal.committed();
@@ -272,6 +282,7 @@ impl Driver {
         if let Some(meter) = &self.meter {
             let felt = meter.take_window();
             self.governor.look(felt);
+            self.hold.look(felt);
             tracing::debug!(?felt, share = self.governor.share(), "what the guest feels");
         }
         self.publish();
@@ -293,6 +304,9 @@ impl Driver {
         if let Some(tracking) = &mut self.tracking {
             tracking.convergence.rates().note_record(self.env.now().since(began));
         }
+        // Those who were held when the mirror came into the path have been answered since, or count as they are.
+        let longest = self.meter.as_ref().map_or(Duration::ZERO, |meter| meter.stall());
+        self.statistics.switchover.entry_stall_us = micros(longest);
         match recorded {
             Ok(()) => Event::Prepared,
             Err(error) => {
@@ -344,6 +358,10 @@ impl Driver {
             }
             self.wait(TICK).await;
         }
+        if empty {
+            self.mirror.in_parts(Part::default(), Tracker::forget_copies).await;
+        }
+        // From here on nothing is waited for but the record: it says nothing of the target before any more.
         if let (true, Some(map)) = (empty, &self.mirror.map)
             && let Err(error) = map.forget().await
         {
@@ -357,6 +375,14 @@ impl Driver {
         }
         let _ = self.mirror.take_failures();
         self.cursor = 0;
+        // What was lost with the target, or is another one's, has yet to be compared.
+        self.statistics.verified = false;
+        if empty {
+            self.statistics.equal = None;
+        }
+        if let Some(tracking) = &mut self.tracking {
+            tracking.is_compared = false;
+        }
         self.mirror.begin_session(self.target.clone(), empty);
         self.mirror.tracker(|tracker| tracker.choose_anew());
         Some(Event::TargetResumed)
@@ -371,18 +397,21 @@ impl Driver {
             tracing::warn!(error = error.chain(), "the end of the migration could not be recorded");
             self.env.sleep(TICK * 4).await;
         }
-        self.mirror.drop_session();
+        self.mirror.drop_session().await;
         self.end_left_over().await;
         self.mirror.set_mode(Mode::Detached);
         self.fold_back().await;
         let until = self.env.now() + CLEAN_UP_LIMIT;
         while self.env.now() < until {
-            match env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await {
+            match env::timeout(&*self.env, self.hold.limit(), self.slot.quiesce()).await {
                 Some(quiesced) => {
                     quiesced.swap(self.source.clone());
                     break;
                 }
-                None => self.env.sleep(TICK).await,
+                None => {
+                    self.hold.note_failure();
+                    self.env.sleep(TICK).await;
+                }
             }
         }
         let until = self.env.now() + LATE_LIMIT;

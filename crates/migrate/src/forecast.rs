@@ -323,7 +323,7 @@ impl Known {
             }
             let Scattered { chunk_seconds, writes: rate, .. } = look(overlay);
             let fold = places(overlay) * chunk_seconds * copies;
-            // Only the first overlay is read where the guest reads, too: the others lie beside the target.
+            // Only the first overlay is taken to be read where the guest reads, too, as where the others lie beside the target.
             let next = holds(fold, if passes == 1 { rate } else { self.writes });
             rounds.note(overlay as u64, span(fold), next as u64);
             (seconds, copied, passes) = (seconds + fold, copied + overlay, passes + 1);

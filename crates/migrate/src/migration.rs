@@ -7,12 +7,15 @@ use block::{Bytes, Device, Error, ErrorKind, Result};
 
 use crate::control::Control;
 use crate::driver::Driver;
+use crate::pace::HoldLimit;
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
 use crate::{MoveOptions, Outcome, Parts, Phase, Progress, Strategy};
 
-/// How long the guest's requests may take to drain before the mirror is in their path.
+/// How long it is tried to hold the guest, for short times, until its requests have drained and the mirror is in their path.
 const ENTER_LIMIT: Duration = Duration::from_secs(30);
+/// Between two of these tries.
+const ENTER_PAUSE: Duration = Duration::from_millis(50);
 /// The smallest pool that copies and compares at a reasonable size.
 const POOL_MIN: Bytes = Bytes::mib(4);
 
@@ -42,7 +45,7 @@ impl Migration {
             return Err(Error::new(ErrorKind::Invalid, context));
         }
         let progress_map = parts.progress_map.take();
-        let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh, progress_map.is_some());
+        let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh);
         tracker.set_offload(parts.offload.take());
         if options.strategy.iterates() {
             tracker.track(options.strategy == Strategy::IncrementalDbt);
@@ -64,8 +67,9 @@ impl Migration {
             if identity.volume != source.size() || identity.chunk != chunk {
                 return Err(Error::new(ErrorKind::Invalid, "the progress map is one of another volume or chunk size"));
             }
+            tracker.keep_progress(identity.page_chunks);
             if map.is_known() {
-                tracker.adopt(&map.had_runs().await);
+                tracker.adopt_record(&map.found().await);
                 tracker.choose_anew();
             }
         }
@@ -76,34 +80,59 @@ impl Migration {
         }
         let mirror =
             Mirror::new(parts.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
-        match options.strategy {
+        let entry = match options.strategy {
             // Nobody writes anything that a snapshot would hold.
-            Strategy::Snapshot if source.geometry().read_only => enter(&parts, &mirror).await?,
+            Strategy::Snapshot if source.geometry().read_only => enter(&parts, &mirror, &options).await?,
             Strategy::Snapshot => enter_below(&parts, &mirror, &options).await?,
-            _ => enter(&parts, &mirror).await?,
-        }
-        let driver = Driver::new(parts, options, control.clone(), &mirror, bytes_resumed);
+            _ => enter(&parts, &mirror, &options).await?,
+        };
+        let driver = Driver::new(parts, options, control.clone(), &mirror, (bytes_resumed, entry));
         Ok((control, driver.run()))
     }
 }
 
-/// Puts the mirror in the guest's path.
-async fn enter(parts: &Parts, mirror: &Mirror) -> Result<()> {
-    let source = &parts.source;
-    let quiesced = env::timeout(&*parts.env, ENTER_LIMIT, parts.slot.quiesce()).await.ok_or_else(|| {
-        let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
-        Error::new(ErrorKind::Busy, context)
-    })?;
+/// What the guest was held for when the mirror came into its path.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Entry {
+    /// All of the holds together.
+    pub(crate) held: Duration,
+    /// How often it was let go and held again later.
+    pub(crate) retries: u64,
+}
+
+/// Puts the mirror in the guest's path, which is held for short times only.
+async fn enter(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
+    let (source, env) = (&parts.source, &*parts.env);
+    if let Some(meter) = &parts.meter {
+        meter.begin_stall();
+    }
+    let mut limit = HoldLimit::new(options.quiesce_limit());
+    let (until, mut entry) = (env.now() + ENTER_LIMIT, Entry::default());
+    let quiesced = loop {
+        let began = env.now();
+        let quiesced = env::timeout(env, limit.limit(), parts.slot.quiesce()).await;
+        entry.held += env.now().since(began);
+        if let Some(quiesced) = quiesced {
+            break quiesced;
+        }
+        if env.now() >= until {
+            let context = format!("the guest's requests to {} did not drain in {ENTER_LIMIT:?}", source.name());
+            return Err(Error::new(ErrorKind::Busy, context));
+        }
+        entry.retries += 1;
+        limit.note_failure();
+        env.sleep(ENTER_PAUSE).await;
+    };
     let before = quiesced.swap(Device::new("mirror", mirror.clone()));
     if !before.is_same(source) {
         quiesced.swap(before);
         return Err(not_served_from(source));
     }
-    Ok(())
+    Ok(entry)
 }
 
 /// Puts the mirror below the overlays, and the first one in the guest's path if there is none.
-async fn enter_below(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<()> {
+async fn enter_below(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
     let Some(snapshots) = &parts.snapshots else {
         return Err(Error::new(ErrorKind::Invalid, "there is no place for snapshots"));
     };
@@ -113,10 +142,15 @@ async fn enter_below(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> R
     if !parts.slot.device().is_same(&served) {
         return Err(not_served_from(&parts.source));
     }
-    match snapshots.is_empty() {
-        true => snapshots.take_within(&parts.slot, &below, options.quiesce_limit(), ENTER_LIMIT).await,
-        false => snapshots.rebase(&below),
+    if !snapshots.is_empty() {
+        return snapshots.rebase(&below).map(|()| Entry::default());
     }
+    if let Some(meter) = &parts.meter {
+        meter.begin_stall();
+    }
+    let mut limit = HoldLimit::new(options.quiesce_limit());
+    let (held, retries) = snapshots.take_within(&parts.slot, &below, &mut limit, ENTER_LIMIT).await?;
+    Ok(Entry { held, retries })
 }
 
 fn not_served_from(source: &Device) -> Error {

@@ -108,6 +108,12 @@ impl Strategy {
         }
     }
 
+    /// Whether a write that the target does not answer may be left to the source: chunk by chunk, which the paper's mirror does
+    /// not have, nor one that has answered the guest already.
+    pub(crate) const fn leaves_chunks(self) -> bool {
+        !matches!(self, Self::MirrorPaper | Self::MirrorAsync)
+    }
+
     /// Whether the guest is held while the last of what it wrote is copied or folded. Otherwise it is held for one record.
     #[must_use]
     pub const fn holds_for_copy(self) -> bool {
@@ -178,8 +184,9 @@ pub struct MoveOptions {
     /// How long a write to the target may take once the source has answered, before the target counts as lost, in
     /// milliseconds.
     pub target_ms: u64,
-    /// How long a guest's write waits for a target that answers nothing at all before it is left to the source, in milliseconds;
-    /// `None` for as long as the target has for an answer.
+    /// How long a guest waits for a target that answers nothing at all before what it waits for is left to the source, in
+    /// milliseconds; four times that where it cannot be left and the target is lost instead. `None` for as long as the target
+    /// has for an answer.
     pub silence_ms: Option<u64>,
     /// How often the target is flushed while it is filled, in milliseconds: what was not flushed is copied again if it is lost.
     /// Between 250 and 5,000; less often where flushes take more than a twentieth of the time.
@@ -296,10 +303,8 @@ impl MoveOptions {
         Duration::from_millis(self.commit_ms)
     }
 
-    /// Writes are left chunk by chunk, which the paper's mirror does not have, nor one that has answered the guest already.
     pub(crate) fn silence_limit(&self) -> Option<Duration> {
-        let is_able = !matches!(self.strategy, Strategy::MirrorPaper | Strategy::MirrorAsync);
-        self.silence_ms.filter(|_| is_able).map(Duration::from_millis)
+        self.silence_ms.map(Duration::from_millis)
     }
 
     pub(crate) const fn flush_interval(&self) -> Duration {

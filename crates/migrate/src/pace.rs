@@ -3,11 +3,13 @@
 mod breath;
 mod duty;
 mod governor;
+mod hold;
 mod window;
 
 pub(crate) use breath::Breath;
 pub(crate) use duty::Duty;
 pub(crate) use governor::Governor;
+pub(crate) use hold::HoldLimit;
 pub(crate) use window::Window;
 
 /// Lets everything else on this worker run once.

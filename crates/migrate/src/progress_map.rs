@@ -7,6 +7,8 @@
 //! Nothing here is flushed: within one boot the page cache outlives the process. The boot's identity is on record, and
 //! after a reboot everything is absent again. `docs/journal.md` draws the bytes.
 
+use std::ops::Range;
+
 use block::{Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Mutation, Result};
 
 /// The first bytes of the map.
@@ -15,8 +17,8 @@ const MAGIC: [u8; 8] = *b"TRANSHUP";
 const VERSION: u32 = 1;
 /// The map is written in pages of this many bytes.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// How many bits a page has.
-pub(crate) const PAGE_BITS: u64 = PAGE_BYTES as u64 * 8;
+/// How many bits a page has at most.
+const PAGE_BITS: u64 = PAGE_BYTES as u64 * 8;
 /// What one bit of the activity log stands for.
 pub(crate) const ACTIVE_EXTENT: Bytes = Bytes::mib(4);
 
@@ -31,6 +33,9 @@ pub struct MapIdentity {
     pub volume: Bytes,
     /// The unit of copying.
     pub chunk: ChunkSize,
+    /// How many chunks a page of the had bits stands for: [`ProgressMap::PAGE_CHUNKS`], or fewer in tests, so that small
+    /// volumes have many pages.
+    pub page_chunks: u64,
 }
 
 /// The map on its device.
@@ -48,20 +53,38 @@ pub(crate) struct Pages {
     active: Vec<Box<[u8; PAGE_BYTES]>>,
 }
 
+/// What an earlier session of the same job and boot has left on record.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// The runs of chunks that it has copied, in order.
+    pub(crate) had: Vec<Range<u64>>,
+    /// Pages with had bits of chunks that do not count, because their extents are active.
+    pub(crate) stale_pages: Vec<u64>,
+    /// The extents that are active.
+    pub(crate) active: Vec<u64>,
+}
+
 impl ProgressMap {
-    /// How large the device must be. Whoever creates its file allocates all of it beforehand.
+    /// How many chunks a page of the had bits stands for, unless a test says otherwise.
+    pub const PAGE_CHUNKS: u64 = PAGE_BITS;
+
+    /// How large the device must be, with pages of so many chunks. Whoever creates its file allocates all of it beforehand.
     #[must_use]
-    pub fn bytes_needed(volume: Bytes, chunk: ChunkSize) -> Bytes {
-        Bytes((1 + had_pages(volume, chunk) + active_pages(volume)) * PAGE_BYTES as u64)
+    pub fn bytes_needed(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> Bytes {
+        Bytes((1 + had_pages(volume, chunk, page_chunks) + active_pages(volume)) * PAGE_BYTES as u64)
     }
 
     /// Opens the map of `identity` on `device`: what is there if it is of the same job, boot and volume, otherwise an
     /// empty one.
     ///
     /// # Errors
-    /// What the device says, or invalid if it is too small.
+    /// What the device says, or invalid if it is too small or its pages cannot be of that size.
     pub async fn open(device: Device, identity: MapIdentity) -> Result<Self> {
-        let needed = Self::bytes_needed(identity.volume, identity.chunk);
+        if !(1..=PAGE_BITS).contains(&identity.page_chunks) {
+            let context = format!("a page of the progress map cannot stand for {} chunks", identity.page_chunks);
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        let needed = Self::bytes_needed(identity.volume, identity.chunk, identity.page_chunks);
         if device.size() < needed {
             let context = format!("the progress map {} has {} instead of {needed}", device.name(), device.size());
             return Err(Error::new(ErrorKind::Invalid, context));
@@ -75,7 +98,7 @@ impl ProgressMap {
             device.write(Mutation::data(Bytes::ZERO, header.freeze())).await?;
         }
         let mut pages = Pages {
-            had: vec![None; had_pages(identity.volume, identity.chunk) as usize],
+            had: vec![None; had_pages(identity.volume, identity.chunk, identity.page_chunks) as usize],
             active: vec![Box::new([0; PAGE_BYTES]); active_pages(identity.volume) as usize],
         };
         if known {
@@ -95,36 +118,51 @@ impl ProgressMap {
         self.known
     }
 
-    /// The runs of chunks that a session before this one has copied, in order.
-    pub(crate) async fn had_runs(&self) -> Vec<std::ops::Range<u64>> {
+    /// What a session before this one has left on record.
+    pub(crate) async fn found(&self) -> Found {
         let pages = self.writer.lock().await;
-        let chunk = self.identity.chunk;
-        let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
-        for (number, page) in pages.had.iter().enumerate() {
+        let MapIdentity { chunk, volume, page_chunks, .. } = self.identity;
+        let mut found = Found { active: pages.active_extents(), ..Found::default() };
+        for (number, page) in (0..).zip(&pages.had) {
             let Some(page) = page else { continue };
-            let first = number as u64 * PAGE_BITS;
-            let end = (first + PAGE_BITS).min(chunk.count(self.identity.volume));
-            for index in first..end {
-                let extent = chunk.extent_of(block::ChunkIndex(index), self.identity.volume);
-                if !bit(&page[..], index - first) || active_of(extent).any(|number| pages.is_active(number)) {
+            let first = number * page_chunks;
+            let end = (first + page_chunks).min(chunk.count(volume));
+            let mut is_stale = false;
+            let mut index = first;
+            while index < end {
+                let within = index - first;
+                // A chunk is no larger than an extent and lies within one.
+                let extent = index * chunk.bytes() / ACTIVE_EXTENT.0;
+                let next = (index + 1).max(((extent + 1) * ACTIVE_EXTENT.0 / chunk.bytes()).min(end));
+                if pages.is_active(extent) {
+                    is_stale |= (within..next - first).any(|within| bit(&page[..], within));
+                    index = next;
                     continue;
                 }
-                match runs.last_mut() {
-                    Some(last) if last.end == index => last.end += 1,
-                    _ => runs.push(index..index + 1),
+                while let Some(run) = next_run_of_bits(&page[..], index - first..next - first) {
+                    let run = first + run.start..first + run.end;
+                    index = run.end;
+                    match found.had.last_mut() {
+                        Some(last) if last.end == run.start => last.end = run.end,
+                        _ => found.had.push(run),
+                    }
                 }
+                index = next;
+            }
+            if is_stale {
+                found.stale_pages.push(number);
             }
         }
-        runs
+        found
     }
 
-    /// Forgets all that earlier sessions did: the target has nothing of it.
+    /// Forgets what earlier sessions have copied: the target has nothing of it. Extents that are active stay so: writes to
+    /// them may be under way, and whoever counts on an extent's being on record goes on to.
     pub(crate) async fn forget(&self) -> Result<()> {
         let mut pages = self.writer.lock().await;
-        let length = Bytes((pages.had.len() + pages.active.len()) as u64 * PAGE_BYTES as u64);
+        let length = Bytes(pages.had.len() as u64 * PAGE_BYTES as u64);
         self.device.write(Mutation::zeroes(block::Extent::new(Bytes::from(PAGE_BYTES), length), false)).await?;
         pages.had.fill(None);
-        pages.active.iter_mut().for_each(|page| page.fill(0));
         Ok(())
     }
 
@@ -149,20 +187,17 @@ pub(crate) struct MapWriter<'a> {
 }
 
 impl MapWriter<'_> {
-    /// Changes the page of the had bits that has bit `number` times [`PAGE_BITS`] first, by `change`.
-    pub(crate) async fn update_had(
-        &mut self,
-        number: usize,
-        change: impl FnOnce(&mut [u8; PAGE_BYTES]) + Send,
-    ) -> Result<()> {
-        let known = self.pages.had[number].as_deref();
-        let mut page = Box::new(known.copied().unwrap_or([0; PAGE_BYTES]));
-        change(&mut page);
-        if known.is_some_and(|known| *known == *page) || (known.is_none() && page.iter().all(|byte| *byte == 0)) {
-            return Ok(());
+    /// Page `number` of the had bits as it is on record.
+    pub(crate) fn had_page(&self, number: usize) -> Box<[u8; PAGE_BYTES]> {
+        self.pages.had[number].clone().unwrap_or_else(|| Box::new([0; PAGE_BYTES]))
+    }
+
+    /// Puts page `number` of the had bits on record, if it is not what is there.
+    pub(crate) async fn set_had_page(&mut self, number: usize, page: Box<[u8; PAGE_BYTES]>) -> Result<()> {
+        if *page != *self.had_page(number) {
+            self.write(1 + number, &page[..]).await?;
+            self.pages.had[number] = Some(page);
         }
-        self.write(1 + number, &page[..]).await?;
-        self.pages.had[number] = Some(page);
         Ok(())
     }
 
@@ -221,6 +256,19 @@ impl Pages {
     fn is_active(&self, number: u64) -> bool {
         bit(&self.active[(number / PAGE_BITS) as usize][..], number % PAGE_BITS)
     }
+
+    /// The numbers of all extents that are active.
+    fn active_extents(&self) -> Vec<u64> {
+        let mut extents = Vec::new();
+        for (number, page) in (0..).zip(&self.active) {
+            let mut from = 0;
+            while let Some(run) = next_run_of_bits(&page[..], from..PAGE_BITS) {
+                from = run.end;
+                extents.extend(number * PAGE_BITS + run.start..number * PAGE_BITS + run.end);
+            }
+        }
+        extents
+    }
 }
 
 /// The numbers of the activity log's extents that `extent` touches.
@@ -232,14 +280,35 @@ pub(crate) fn bit(bytes: &[u8], number: u64) -> bool {
     bytes[(number / 8) as usize] & (1 << (number % 8)) != 0
 }
 
+/// The first run of bits within `range` that are set.
+fn next_run_of_bits(bytes: &[u8], range: Range<u64>) -> Option<Range<u64>> {
+    /// The first bit from `from` on that is `value`; whole bytes of the other value are passed over at once.
+    fn next(bytes: &[u8], from: u64, end: u64, value: bool) -> u64 {
+        let other = if value { 0 } else { 0xff };
+        let mut at = from;
+        while at < end {
+            if at.is_multiple_of(8) && bytes[(at / 8) as usize] == other {
+                at += 8;
+            } else if bit(bytes, at) == value {
+                return at;
+            } else {
+                at += 1;
+            }
+        }
+        end
+    }
+    let start = next(bytes, range.start, range.end, true);
+    (start < range.end).then(|| start..next(bytes, start, range.end, false))
+}
+
 pub(crate) fn set_bit(bytes: &mut [u8], number: u64, value: bool) {
     let mask = 1 << (number % 8);
     let byte = &mut bytes[(number / 8) as usize];
     *byte = if value { *byte | mask } else { *byte & !mask };
 }
 
-fn had_pages(volume: Bytes, chunk: ChunkSize) -> u64 {
-    chunk.count(volume).div_ceil(PAGE_BITS).max(1)
+fn had_pages(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> u64 {
+    chunk.count(volume).div_ceil(page_chunks).max(1)
 }
 
 fn active_pages(volume: Bytes) -> u64 {
@@ -256,6 +325,10 @@ fn encode_header(identity: &MapIdentity) -> Buffer {
     header[40..56].copy_from_slice(&identity.job);
     let crc = crc32fast::hash(&header[..56]);
     header[56..60].copy_from_slice(&crc.to_le_bytes());
+    if identity.page_chunks != ProgressMap::PAGE_CHUNKS {
+        // Only in tests; the map that everybody else has says nothing here.
+        header[60..64].copy_from_slice(&(identity.page_chunks as u32).to_le_bytes());
+    }
     header
 }
 
@@ -271,23 +344,38 @@ mod tests {
     use block::MemDevice;
 
     fn identity() -> MapIdentity {
-        MapIdentity { boot: [1; 16], job: [2; 16], volume: Bytes::mib(40), chunk: ChunkSize::default() }
+        let page_chunks = ProgressMap::PAGE_CHUNKS;
+        MapIdentity { boot: [1; 16], job: [2; 16], volume: Bytes::mib(40), chunk: ChunkSize::default(), page_chunks }
     }
 
     fn device() -> Device {
-        Device::new("map", MemDevice::new(ProgressMap::bytes_needed(identity().volume, identity().chunk)))
+        let MapIdentity { volume, chunk, .. } = identity();
+        Device::new("map", MemDevice::new(ProgressMap::bytes_needed(volume, chunk, 1)))
+    }
+
+    async fn found(device: &Device, identity: MapIdentity) -> Found {
+        ProgressMap::open(device.clone(), identity).await.expect("opens").found().await
     }
 
     async fn had(device: &Device, identity: MapIdentity) -> Vec<(u64, u64)> {
-        let runs = ProgressMap::open(device.clone(), identity).await.expect("opens").had_runs().await;
+        let runs = found(device, identity).await.had;
         runs.into_iter().map(|run| (run.start, run.end)).collect()
     }
 
     async fn with_had(device: &Device, chunks: std::ops::Range<u64>) -> ProgressMap {
         let map = ProgressMap::open(device.clone(), identity()).await.expect("opens");
-        let change = |page: &mut [u8; PAGE_BYTES]| chunks.for_each(|chunk| set_bit(&mut page[..], chunk, true));
-        map.lock().await.update_had(0, change).await.expect("memory takes it");
+        for chunk in chunks {
+            set_had(&map, chunk, ProgressMap::PAGE_CHUNKS).await;
+        }
         map
+    }
+
+    async fn set_had(map: &ProgressMap, chunk: u64, page_chunks: u64) {
+        let mut writer = map.lock().await;
+        let number = (chunk / page_chunks) as usize;
+        let mut page = writer.had_page(number);
+        set_bit(&mut page[..], chunk % page_chunks, true);
+        writer.set_had_page(number, page).await.expect("memory takes it");
     }
 
     #[tokio::test]
@@ -307,9 +395,33 @@ mod tests {
         map.activate(&[1, 3]).await.expect("memory takes it");
         assert_eq!(had(&device, identity()).await, [(0, 64), (128, 192), (256, 640)]);
         map.lock().await.set_active(&[3], false).await.expect("memory takes it");
-        assert_eq!(had(&device, identity()).await, [(0, 64), (128, 640)]);
+        let expected = Found { had: vec![0..64, 128..640], stale_pages: vec![0], active: vec![1] };
+        assert_eq!(found(&device, identity()).await, expected);
         map.forget().await.expect("memory takes it");
-        assert_eq!(had(&device, identity()).await, []);
+        let expected = Found { active: vec![1], ..Found::default() };
+        assert_eq!(found(&device, identity()).await, expected, "a write there may be under way");
+    }
+
+    #[tokio::test]
+    async fn pages_of_any_size_say_the_same_and_which_of_them_say_too_much() {
+        for page_chunks in [1, 5, 64, 100, 639] {
+            let (device, identity) = (device(), MapIdentity { page_chunks, ..identity() });
+            let map = ProgressMap::open(device.clone(), identity).await.expect("opens");
+            for chunk in 50..400_u64 {
+                set_had(&map, chunk, page_chunks).await;
+            }
+            map.activate(&[1, 3, 9]).await.expect("memory takes it");
+            let pages = (64..128_u64).chain(192..256).map(|chunk| chunk / page_chunks);
+            let stale_pages = pages.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
+            let had = vec![50..64, 128..192, 256..400];
+            assert_eq!(found(&device, identity).await, Found { had, stale_pages, active: vec![1, 3, 9] });
+        }
+    }
+
+    #[tokio::test]
+    async fn a_map_says_what_it_has_said_since_there_are_maps() {
+        let header = encode_header(&identity());
+        assert!(header[60..].iter().all(|byte| *byte == 0), "the programs of before would begin it anew");
     }
 
     #[tokio::test]

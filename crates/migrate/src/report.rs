@@ -132,6 +132,18 @@ pub struct Switchover {
     pub flush_us: u64,
     /// Waiting for the guest's requests in flight.
     pub quiesce_us: u64,
+    /// The longest that the guest might be held for that, which follows from its own latency.
+    #[serde(default)]
+    pub quiesce_limit_us: u64,
+    /// Holding the guest when the move began, until the mirror was in its path: all attempts together,
+    #[serde(default)]
+    pub entry_us: u64,
+    /// the longest request of the guest's around that,
+    #[serde(default)]
+    pub entry_stall_us: u64,
+    /// and how often it was let go and held again later.
+    #[serde(default)]
+    pub entry_retries: u64,
     /// Copying the rest while the guest was held, and flushing that; nothing for a mirror.
     pub last_copy_us: u64,
     /// How much that was, in bytes.

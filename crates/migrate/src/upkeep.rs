@@ -5,6 +5,8 @@ use std::time::Duration;
 use block::{Error, Result};
 
 use crate::strategy::mirror::filter::Shared;
+use crate::strategy::mirror::record::Part;
+use crate::strategy::mirror::tracker::{Mode, Tracker};
 
 /// How often to look.
 const LOOK: Duration = Duration::from_millis(250);
@@ -16,6 +18,17 @@ const LOOKS_MAX: u32 = 20;
 const FLUSH_PART: u32 = 20;
 
 impl Shared {
+    /// Walks over the volume a part at a time: guest requests get in between.
+    pub(crate) async fn in_parts<T>(&self, from: T, step: impl Fn(&mut Tracker, T) -> Option<T>) {
+        let mut next = Some(from);
+        while let Some(from) = next {
+            next = self.tracker(|tracker| step(tracker, from));
+            if next.is_some() {
+                crate::pace::yield_now().await;
+            }
+        }
+    }
+
     /// Flushes the target. Done means that all that was answered there before is durable.
     ///
     /// # Errors
@@ -26,16 +39,21 @@ impl Shared {
         let Some(session) = self.tracker(|tracker| tracker.session().cloned()) else {
             return Err(Error::new(block::ErrorKind::Disconnected, "there is no target to flush"));
         };
-        self.tracker(|tracker| {
+        let covers = self.tracker(|tracker| {
             tracker.counts.unflushed = 0;
-            tracker.begin_flush();
+            tracker.flushes_left
         });
+        self.in_parts(Part::default(), Tracker::begin_flush).await;
         let target = session.target.clone();
         let flush = Box::pin(async move { target.flush().await });
         let flushed = self.finish_target(flush, session.number).await;
         match flushed {
             Ok(()) => {
-                self.tracker(|tracker| tracker.is_current(session.number).then(|| tracker.end_flush()));
+                let end = |tracker: &mut Tracker, from| {
+                    tracker.is_current(session.number).then(|| tracker.end_flush(from)).flatten()
+                };
+                self.in_parts(Part::default(), end).await;
+                self.tracker(|tracker| tracker.cover_flushes(session.number, covers));
                 Ok(())
             }
             Err(error) => {
@@ -49,16 +67,35 @@ impl Shared {
     /// Brings the progress map up to date.
     pub(crate) async fn sync_map(&self) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
-        let mut writer = map.lock().await;
-        for number in self.tracker(|tracker| tracker.take_stale_pages()) {
+        let mut from = 0;
+        loop {
+            // Let go after every page: guest writes that wait for the map get in between.
+            let mut writer = map.lock().await;
+            let Some(number) = self.tracker(|tracker| tracker.take_stale_page(from)) else { break };
+            from = number + 1;
             // The page is filled when it is written, with what is true then.
-            let filled = writer.update_had(number as usize, |page| {
-                self.tracker(|tracker| tracker.fill_had_page(number, page));
-            });
-            filled.await?;
+            let mut page = writer.had_page(number as usize);
+            let mut next = Some(0);
+            while let Some(at) = next {
+                next = self.tracker(|tracker| tracker.fill_had_page(number, at, &mut page));
+            }
+            if let Err(error) = writer.set_had_page(number as usize, page).await {
+                self.tracker(|tracker| tracker.mark_stale_page(number));
+                return Err(error);
+            }
+            drop(writer);
+            crate::pace::yield_now().await;
         }
-        let idle = self.tracker(|tracker| tracker.take_idle());
-        writer.set_active(&idle, false).await
+        let mut next = Some(0);
+        while let Some(at) = next {
+            let mut writer = map.lock().await;
+            let (idle, more) = self.tracker(|tracker| tracker.take_idle(at));
+            next = more;
+            writer.set_active(&idle, false).await?;
+            drop(writer);
+            crate::pace::yield_now().await;
+        }
+        Ok(())
     }
 
     /// Flushes and writes down, for as long as it is polled.
@@ -80,8 +117,7 @@ impl Shared {
             looks = 0;
             let began = self.env.now();
             // A failure has been noted where the driver looks; without one the map may follow.
-            let flushed =
-                !any || mode == crate::strategy::mirror::tracker::Mode::InDoubt || self.flush_target().await.is_ok();
+            let flushed = !any || mode == Mode::InDoubt || self.flush_target().await.is_ok();
             wanted = looks_between((self.env.now().since(began) * FLUSH_PART).max(self.flush_interval));
             if !is_much && unsynced < LOOKS_MAX {
                 continue;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
 use common::{Disk, World, lost, map_device, map_on, options, outcome, switched, until};
-use migrate::{JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
+use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
 
 #[tokio::test(start_paused = true)]
 async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_sees_nothing() {
@@ -389,16 +389,19 @@ async fn a_mirror_that_a_cancel_had_to_leave_behind_is_in_nobodys_way() {
 
 #[tokio::test(start_paused = true)]
 async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
-    for is_fresh in [true, false] {
+    for (is_fresh, keeps_holes) in [(true, false), (false, false), (false, true)] {
         let size = 1_000_000;
         let env: env::EnvRef = env::testing::PausedEnv::shared(1);
         let world = World::over(env.clone(), Disk::new(&env, Bytes(size)), Disk::new(&env, Bytes(size)));
-        // Every mutation of the target fails: where zeroes are trusted there is none.
-        world.target.manners.lock().writes_left = Some(0);
+        // Every mutation of the target fails: where zeroes are trusted, or holes are holes for good, there is none.
+        {
+            let mut manners = world.target.manners.lock();
+            (manners.writes_left, manners.keeps_holes) = (Some(0), keeps_holes);
+        }
         let parts = Parts { target_is_fresh: is_fresh, ..world.parts() };
         let (control, work) = world.start_with(parts, options()).await;
         let is_lost = lost(&control).await;
-        assert_eq!(is_lost, !is_fresh);
+        assert_eq!(is_lost, !is_fresh && !keeps_holes);
         world.target.mend();
         control.resume();
         switched(work).await;
@@ -441,6 +444,15 @@ impl migrate::Digests for Held {
     }
 }
 
+/// The target fails when what is there has been flushed. Gives whether it is lost.
+async fn lost_when_flushed(world: &World, control: &Control) -> bool {
+    control.pause();
+    world.env.sleep(Duration::from_secs(6)).await;
+    world.target.manners.lock().writes_left = Some(0);
+    control.resume();
+    lost(control).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_again_with_every_strategy() {
     use migrate::Strategy;
@@ -460,12 +472,7 @@ async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_
         let guest = world.guest(1);
         let (control, work) = world.start(slowly).await;
         until(&control, |progress| progress.bytes_done > 6_000_000 || progress.phase.is_final()).await;
-        // What is there is flushed meanwhile.
-        control.pause();
-        world.env.sleep(Duration::from_secs(6)).await;
-        world.target.manners.lock().writes_left = Some(0);
-        control.resume();
-        assert!(lost(&control).await, "{strategy}: it was over before the target was lost");
+        assert!(lost_when_flushed(&world, &control).await, "{strategy}: it was over before the target was lost");
         // A chunk in its midst, one byte of another, and all of a third.
         world.target.put(70_000, &[0xee; 4096]).await;
         world.target.put(1_000_001, &[0xee]).await;
@@ -506,11 +513,7 @@ async fn what_cannot_be_compared_with_a_target_that_is_there_is_copied_again() {
     let slowly = MoveOptions { verify: Verify::Off, bandwidth: Some(4_000_000), ..options() };
     let (control, work) = world.start(slowly).await;
     until(&control, |progress| progress.bytes_done > 2_000_000 || progress.phase.is_final()).await;
-    control.pause();
-    world.env.sleep(Duration::from_secs(6)).await;
-    world.target.manners.lock().writes_left = Some(0);
-    control.resume();
-    assert!(lost(&control).await);
+    assert!(lost_when_flushed(&world, &control).await);
     world.target.put(70_000, &[0xee; 4096]).await;
     world.target.mend();
     control.resume_after_comparing(Held::new(&world.target, Some(ErrorKind::TimedOut)) as _);

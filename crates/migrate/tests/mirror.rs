@@ -308,3 +308,38 @@ async fn the_longest_stall_of_the_switchover_is_what_the_meter_saw() {
     world.stop.store(true, Ordering::Relaxed);
     reading.await.expect("the guest is content");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_bandwidth_that_was_too_small_keeps_the_copy_waiting_no_longer_than_it_is_so_small() {
+    let world = World::new(3, 4_000_000).await;
+    let (control, work) = world.start(MoveOptions { bandwidth: Some(4096), ..options() }).await;
+    world.env.sleep(Duration::from_secs(5)).await;
+    assert!(control.snapshot().bytes_left > 0, "nothing was held back");
+    control.set_bandwidth(None);
+    let began = world.env.now();
+    switched(work).await;
+    let took = world.env.now() - began;
+    assert!(took < Duration::from_secs(10), "after it was raised the move took another {took:?}");
+}
+
+/// Holes that a target writes out count for the bandwidth; those that it unmaps do not.
+#[tokio::test(start_paused = true)]
+async fn the_bandwidth_holds_for_holes_that_the_target_writes_out() {
+    for is_written_out in [true, false] {
+        let env: EnvRef = PausedEnv::shared(4);
+        let (source, target) = (Disk::new(&env, Bytes::mib(64)), Disk::new(&env, Bytes::mib(64)));
+        target.put(0, &vec![7; 64 << 20]).await;
+        target.manners.lock().blind = is_written_out;
+        target.manners.lock().zero_ms_per_mib = 10;
+        let world = World::over(env, source, target);
+        let mut parts = world.parts();
+        parts.target_is_fresh = false;
+        let slowly = MoveOptions { bandwidth: Some(4 << 20), verify: Verify::Off, ..options() };
+        let began = world.env.now();
+        let (_, work) = world.start_with(parts, slowly).await;
+        switched(work).await;
+        world.assert_equal_at_commit();
+        let took = (world.env.now() - began).as_secs_f64();
+        assert_eq!((14.0..20.0).contains(&took), is_written_out, "64 MiB of holes at 4 MiB/s took {took} s");
+    }
+}

@@ -71,7 +71,7 @@ fuzz_target!(|bytes: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {
         let device = Device::new("memory", MemDevice::new(Bytes::mib(1)));
-        let limits = ReceiverLimits { pool: Bytes::mib(4), ..ReceiverLimits::default() };
+        let limits = ReceiverLimits { pool: Bytes::mib(4), share: Bytes::mib(2), ..ReceiverLimits::default() };
         let env = PausedEnv::shared(1);
         let receiver = Receiver::new(Arc::clone(&env), Arc::new(OneVolume(device)), limits);
         let stream = tokio::io::join(std::io::Cursor::new(said), tokio::io::sink());

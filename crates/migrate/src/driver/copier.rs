@@ -27,6 +27,8 @@ pub(crate) const COPY_BYTES_MIN: u64 = 256 << 10;
 const STEP_BYTES: u64 = 128 << 10;
 /// Holes are brought into step in runs of this size.
 const HOLE_BYTES_MAX: u64 = 256 << 20;
+/// With a bandwidth, which those count for that the target writes out.
+const LIMITED_HOLE_BYTES_MAX: u64 = 16 << 20;
 /// So often a copy is tried again after an error.
 const RETRIES_MAX: u8 = 3;
 /// Before the first retry; it doubles.
@@ -54,7 +56,7 @@ enum Next {
 pub(crate) struct Copies {
     in_flight: FuturesUnordered<BoxFuture<'static, Ended>>,
     bytes: u64,
-    /// Nothing more is begun before this, for the bandwidth's, a retry's or the guest's sake.
+    /// Nothing more is begun before this, for a retry's or the guest's sake.
     not_before: Moment,
     /// What the source said of an extent when it was asked last.
     hint: Option<(Extent, bool)>,
@@ -99,7 +101,7 @@ impl Driver {
                 self.tick();
                 self.heed();
             }
-            stop = stop.or_else(|| self.demand());
+            self.look_for_end(&mut stop);
             let is_too_late = self.is_too_late();
             if stop.is_none() && !self.machine.paused() && !is_too_late {
                 self.begin_copies(&mut copies).await;
@@ -116,10 +118,10 @@ impl Driver {
                     }
                 }
             }
-            let now = self.env.now();
-            let mut limit = next_tick.since(now);
-            if copies.not_before > now {
-                limit = limit.min(copies.not_before.since(now));
+            let mut limit = next_tick.since(self.env.now());
+            let rest = self.rest_of(&copies);
+            if !rest.is_zero() {
+                limit = limit.min(rest);
             }
             let ended = self.next_ended(&mut copies, limit).await;
             for ended in ended {
@@ -138,6 +140,7 @@ impl Driver {
     pub(super) async fn copy_held(&mut self, until: Option<Moment>) -> Option<Event> {
         let mut copies = Copies::new(true, self.options.strategy);
         let (began, bytes, retries) = (self.env.now(), self.bytes_left(), self.statistics.retries);
+        let mut heard = began;
         let mut stop = None;
         loop {
             stop = stop.or_else(|| self.demand());
@@ -145,7 +148,8 @@ impl Driver {
                 let (now, begun) = (self.env.now(), bytes.saturating_sub(self.bytes_left()) + copies.bytes);
                 now >= until || Convergence::is_in_vain(now.since(began), until.since(began), begun, bytes)
             });
-            if stop.is_none() && (is_vain || self.statistics.retries > retries) {
+            let is_silent = self.mirror.silence_limit().is_some_and(|limit| self.env.now().since(heard) >= limit);
+            if stop.is_none() && (is_vain || is_silent || self.statistics.retries > retries) {
                 stop = Some(Event::Missing);
             }
             if stop.is_some() {
@@ -160,6 +164,7 @@ impl Driver {
             let limit = until.map_or(TICK, |until| until.since(self.env.now()).min(TICK));
             for ended in self.next_ended(&mut copies, limit.max(Duration::from_micros(100))).await {
                 copies.bytes -= ended.bytes;
+                heard = self.env.now();
                 stop = stop.or(self.take_ended(&mut copies, ended));
             }
         }
@@ -168,6 +173,7 @@ impl Driver {
     /// Drives copies to their end and begins none.
     pub(super) async fn end_copies(&mut self, mut copies: Copies) {
         while !copies.in_flight.is_empty() {
+            self.part_if_cancelled();
             let ended = self.next_ended(&mut copies, TICK).await;
             if ended.is_empty() {
                 self.tick();
@@ -213,16 +219,21 @@ impl Driver {
             };
             let run = run.clone();
             if !buffers.is_empty() && !copies.held {
-                let wait = self.bucket.take(length.0);
-                copies.not_before = copies.not_before.max(self.env.now() + wait);
+                let _ = self.bucket.take(length.0);
             }
             self.begin_copy(copies, run, length, buffers);
         }
     }
 
+    /// How long nothing more is begun, for the sake of the bandwidth as it is now, of a retry or of the guest.
+    fn rest_of(&self, copies: &Copies) -> Duration {
+        let rest = copies.not_before.since(self.env.now());
+        if copies.held { rest } else { rest.max(self.bucket.wait()) }
+    }
+
     /// How large the next copy may be; `None` if there may be none now.
     fn next_size(&self, copies: &Copies) -> Option<u64> {
-        let is_due = self.env.now() >= copies.not_before;
+        let is_due = self.rest_of(copies).is_zero() && !self.mirror.is_target_silent();
         if copies.by_window {
             return (is_due && copies.in_flight.is_empty()).then_some(self.options.window_bytes_max);
         }
@@ -270,11 +281,12 @@ impl Driver {
         copies.bytes += bytes;
         self.note_busy(true, 0);
         let by_window = copies.by_window;
+        let bucket = (!copies.held).then(|| Arc::clone(&self.bucket));
         copies.in_flight.push(Box::pin(async move {
             // Devices that answer at once would otherwise never let anybody else run.
             crate::pace::yield_now().await;
             let (outcome, at_once) = if is_hole {
-                (mirror.copy_zero_run(run.clone()).await.map(|_| Copied::default()), false)
+                (mirror.copy_zero_run(run.clone(), bucket).await.map(|_| Copied::default()), false)
             } else if by_window {
                 (mirror.copy_window(run.clone(), buffers).await, false)
             } else {
@@ -288,15 +300,16 @@ impl Driver {
     /// Which chunks to copy next, as data or as a hole.
     async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
         let unit = self.options.chunk_bytes;
+        let hole_bytes_max = if self.statistics.is_limited() { LIMITED_HOLE_BYTES_MAX } else { HOLE_BYTES_MAX };
         let cursor = self.cursor;
         let run = match self.mirror.tracker(|tracker| tracker.sweeps()) {
-            true => self.next_in_sweep(chunks_max, HOLE_BYTES_MAX / unit).await,
+            true => self.next_in_sweep(chunks_max, hole_bytes_max / unit).await,
             false => self.mirror.tracker(|tracker| {
                 tracker.session()?;
                 // Where every chunk is asked for its heat, no more of them than can be used. A window is held as a whole.
                 let longest = match copies.by_window || tracker.hot().is_some_and(|hot| hot.is_on()) {
                     true => chunks_max,
-                    false => HOLE_BYTES_MAX / unit,
+                    false => hole_bytes_max / unit,
                 };
                 tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
             }),
@@ -360,6 +373,10 @@ impl Driver {
             }
             Err(CopyError::Target(session, error)) => (Some(session), error),
             Err(CopyError::Source(error)) => (None, error),
+            Err(CopyError::Silent) => {
+                self.cursor = self.cursor.min(ended.run.start);
+                return None;
+            }
         };
         copies.hint = None;
         let retries = copies.retries.entry(ended.run.start).or_default();

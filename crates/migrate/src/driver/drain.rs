@@ -48,7 +48,7 @@ impl Driver {
     }
 
     /// Waits for `work`, and gives what ends that early instead.
-    async fn meanwhile<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Result<T, Event> {
+    pub(super) async fn meanwhile<T>(&mut self, mut work: Pin<&mut impl Future<Output = T>>) -> Result<T, Event> {
         loop {
             if let Some(event) = self.demand() {
                 return Err(event);

@@ -192,6 +192,8 @@ impl Driver {
             }
             Verdict::Mirror => {
                 self.tracking = None;
+                // Nearly all of it a few chunks at a time, and what is written meanwhile at once.
+                self.get_and_clear(true).await;
                 self.mirror.mirror_from_now_on();
                 self.begin_pass(false).await;
                 None
@@ -236,6 +238,15 @@ impl Driver {
         self.statistics.switchover.last_copy_us = micros(took);
         self.statistics.switchover.last_copy_bytes = bytes;
         self.statistics.switchover.window_us += micros(took);
+        let event = match event {
+            Event::CaughtUp => match self.settle_target().await {
+                Event::Quiesced => Event::CaughtUp,
+                // It takes too long while the guest is held.
+                Event::NotQuiesced => Event::Missing,
+                event => event,
+            },
+            event => event,
+        };
         match event {
             Event::CaughtUp => self.end_pass(format!("switch over: {} were copied in {took:.0?}", Bytes(bytes))),
             Event::Missing => {
@@ -273,7 +284,9 @@ impl Driver {
             return event;
         }
         match flushed {
-            Some(Ok(())) if self.mirror.tracker(|tracker| tracker.is_complete()) => Event::CaughtUp,
+            Some(Ok(())) if self.is_settled() && self.mirror.tracker(|tracker| tracker.is_complete()) => {
+                Event::CaughtUp
+            }
             Some(Ok(())) | None => Event::Missing,
             Some(Err(error)) => {
                 self.error = Some(error);
@@ -288,6 +301,7 @@ impl Driver {
         if let Some(mut flush) = self.pending_flush.get_mut().take() {
             // One that fails has dropped the target, which is seen next.
             while env::timeout(&*self.env, TICK, &mut flush).await.is_none() {
+                self.part_if_cancelled();
                 self.tick();
             }
         }

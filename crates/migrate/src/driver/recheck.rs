@@ -18,6 +18,7 @@ use futures::future::{BoxFuture, try_join};
 
 use super::Driver;
 use crate::Event;
+use crate::strategy::mirror::tracker::Tracker;
 
 /// So much of the volume has one digest at first.
 const DIGEST_BYTES: u64 = 4 << 20;
@@ -57,16 +58,15 @@ impl Driver {
             }
             let runs = self.next_had(&mut from, chunks_max);
             if runs.is_empty() {
-                digests.compared();
-                return None;
+                return self.end_recheck(digests).await;
             }
             let began = self.env.now();
             if let Err(error) = self.recheck_runs(&runs, digests).await {
                 tracing::warn!(error = error.chain(), "what the target has could not be compared");
                 // A target that is lost again is compared when it is back. Of one that is there nobody knows what it has.
                 if error.kind() != ErrorKind::Disconnected {
-                    self.give_up_from(runs[0].start);
-                    digests.compared();
+                    self.give_up_from(runs[0].start).await;
+                    return self.end_recheck(digests).await;
                 }
                 return None;
             }
@@ -90,14 +90,20 @@ impl Driver {
         })
     }
 
+    /// What the target has not got is off the record before anybody is told that all was compared: whoever comes after a
+    /// death of this process compares nothing again.
+    async fn end_recheck(&mut self, digests: &dyn Digests) -> Option<Event> {
+        if let Err(error) = self.mirror.sync_map().await {
+            self.error = Some(error);
+            return Some(Event::Broken);
+        }
+        digests.compared();
+        None
+    }
+
     /// Gives up all that the target is thought to have from the chunk `from` on.
-    fn give_up_from(&self, mut from: u64) {
-        self.mirror.tracker(|tracker| {
-            while let Some(run) = tracker.next_had(from, u64::MAX) {
-                from = run.end;
-                run.for_each(|index| _ = tracker.lose_had(index));
-            }
-        });
+    async fn give_up_from(&self, from: u64) {
+        self.mirror.in_parts(from, Tracker::lose_all_had).await;
     }
 
     async fn recheck_runs(&mut self, runs: &[Range<u64>], digests: &dyn Digests) -> Result<()> {

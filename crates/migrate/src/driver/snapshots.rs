@@ -8,7 +8,7 @@ use env::Moment;
 
 use super::passes::Left;
 use super::{Driver, TICK};
-use crate::strategy::mirror::filter::JobEntry;
+use crate::strategy::mirror::device::JobEntry;
 use crate::strategy::snapshot::rounds::{Decision, Rounds};
 use crate::strategy::snapshot::{Fold, Last, Pace};
 use crate::{Event, OnNoConverge, Snapshots};
@@ -103,9 +103,16 @@ impl Driver {
     }
 
     /// Lays another snapshot over the one that the guest writes to.
-    async fn take_another(&self, snapshots: &mut Snapshots) -> Result<()> {
-        let limit = self.options.quiesce_limit();
-        snapshots.take_within(&self.slot, &self.mirror(), limit, TAKE_LIMIT).await
+    async fn take_another(&mut self, snapshots: &mut Snapshots) -> Result<()> {
+        if let Some(meter) = &self.meter {
+            meter.begin_stall();
+        }
+        let below = self.mirror();
+        let taken = snapshots.take_within(&self.slot, &below, &mut self.hold, TAKE_LIMIT).await;
+        self.note_stall();
+        let (_, retries) = taken?;
+        self.statistics.switchover.quiesce_retries += retries;
+        Ok(())
     }
 
     /// Folds the last snapshot while the guest is held, for as long as `hold`. `None` if it was let go as it was.
@@ -124,12 +131,18 @@ impl Driver {
         let in_flight_bytes_max = self.window_bytes_max();
         let (slot, env, pool) = (&self.slot, &self.env, &self.pool);
         let mut fold = Fold { snapshots, slot, env, pool, below, into, durable, in_flight_bytes_max };
-        let outcome = fold.fold_last(self.options.quiesce_limit(), Some(hold)).await;
+        let drain = self.hold.limit();
+        let outcome = fold.fold_last(drain, Some(hold)).await;
         self.note_stall();
+        self.note_hold_limit(drain);
         match outcome? {
-            Last::Folded(bytes) => Ok(Some(bytes)),
+            Last::Folded(bytes) => {
+                self.hold.note_success();
+                Ok(Some(bytes))
+            }
             Last::NotHeld => {
                 self.statistics.switchover.quiesce_retries += 1;
+                self.hold.note_failure();
                 self.wait(TICK).await;
                 Ok(None)
             }
@@ -158,19 +171,13 @@ impl Driver {
         let in_flight_bytes_max = self.window_bytes_max();
         let (slot, env, pool) = (&slot, &env, &pool);
         let mut fold = Fold { snapshots, slot, env, pool, below, into, durable, in_flight_bytes_max };
-        let (mut not_before, mut next_tick) = (Moment::default(), began);
-        let pace = |under_way, length| self.fold_pace((under_way, length), stop, &mut not_before, &mut next_tick);
+        let mut next_tick = began;
+        let pace = |under_way, length| self.fold_pace((under_way, length), stop, &mut next_tick);
         fold.fold_lowest(pace).await
     }
 
     /// What the next piece of a fold waits for.
-    fn fold_pace(
-        &mut self,
-        (under_way, length): (u64, u64),
-        stop: &mut Option<Event>,
-        not_before: &mut Moment,
-        next_tick: &mut Moment,
-    ) -> Pace {
+    fn fold_pace(&mut self, (under_way, length): (u64, u64), stop: &mut Option<Event>, next_tick: &mut Moment) -> Pace {
         let now = self.env.now();
         if now >= *next_tick {
             *next_tick = now + TICK;
@@ -183,14 +190,16 @@ impl Driver {
         if self.machine.paused() {
             return Pace::Wait(TICK);
         }
-        if now < *not_before {
-            return Pace::Wait(not_before.since(now));
+        let rest = self.bucket.wait();
+        if !rest.is_zero() {
+            // Somebody may change the bandwidth meanwhile.
+            return Pace::Wait(rest.min(TICK));
         }
         let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
         if under_way > 0 && under_way + length > allowed {
             return Pace::Wait(TICK);
         }
-        *not_before = now + self.bucket.take(length);
+        let _ = self.bucket.take(length);
         Pace::Go
     }
 

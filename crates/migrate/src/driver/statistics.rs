@@ -108,6 +108,11 @@ impl Statistics {
         }
     }
 
+    /// Whether there is a bandwidth.
+    pub(crate) const fn is_limited(&self) -> bool {
+        self.bandwidth.is_some()
+    }
+
     pub(crate) const fn set_past_page_cache(&mut self, past: bool) {
         self.verification.past_page_cache = past;
     }
@@ -217,6 +222,7 @@ impl Driver {
         let statistics = &self.statistics;
         let (counts, proved, buffered) =
             self.mirror.tracker(|tracker| (tracker.counts, tracker.bytes_proved().0, tracker.bytes_buffered()));
+        let has_suspects = self.mirror.tracker(|tracker| tracker.has_suspects());
         let is_there = self.machine.phase().is_committed();
         let phases = statistics.phases.iter().map(|(phase, span)| (phase.name().to_owned(), span.as_secs_f64()));
         Report {
@@ -238,7 +244,7 @@ impl Driver {
             stall_us_max: statistics.stall.as_micros() as u64,
             verified: match statistics.verification.mode {
                 Verify::Off => false,
-                Verify::Sample => statistics.verified,
+                Verify::Sample => statistics.verified && !has_suspects,
                 // All of it means what was copied last, too.
                 Verify::Full => statistics.verified && proved == statistics.size.0,
             },

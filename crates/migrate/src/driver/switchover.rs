@@ -48,7 +48,8 @@ impl Driver {
             }
         }
         let began = self.env.now();
-        let flushed = self.mirror.flush_target().await;
+        let mirror = Arc::clone(&self.mirror);
+        let flushed = self.with_target(async move { mirror.flush_target().await }).await;
         let took = self.env.now().since(began);
         self.statistics.switchover.flush_us = micros(took);
         if let Some(tracking) = &mut self.tracking {
@@ -68,7 +69,12 @@ impl Driver {
     /// Asks whether the target can be what the volume's record will name. The mirror is on meanwhile.
     async fn ask_target(&mut self) -> Event {
         let limit = self.options.target_limit();
-        let answer = env::timeout(&*self.env, limit, self.journal.may_commit()).await;
+        let (env, journal) = (Arc::clone(&self.env), Arc::clone(&self.journal));
+        let asked = async move { env::timeout(&*env, limit, journal.may_commit()).await };
+        let answer = match self.meanwhile(pin!(asked)).await {
+            Ok(answer) => answer,
+            Err(event) => return event,
+        };
         let answer = answer.unwrap_or_else(|| {
             let context = format!("the target did not say within {limit:?} whether it can hold the volume");
             Err(Error::new(ErrorKind::TimedOut, context))
@@ -95,14 +101,16 @@ impl Driver {
         if let Some(tracking) = &mut self.tracking {
             tracking.held_since = began;
         }
-        let quiesced = env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await;
+        let limit = self.hold.limit();
+        self.note_hold_limit(limit);
+        let quiesced = env::timeout(&*self.env, limit, self.slot.quiesce()).await;
         self.statistics.switchover.quiesce_us = micros(self.env.now().since(began));
         self.statistics.switchover.window_us = self.statistics.switchover.quiesce_us;
         let Some(quiesced) = quiesced else {
-            self.statistics.switchover.quiesce_retries += 1;
-            self.note_stall();
-            return Event::NotQuiesced;
+            self.hold.note_failure();
+            return self.not_quiesced();
         };
+        self.hold.note_success();
         self.quiesced = Some(quiesced);
         // Nothing is in flight any more, so what is true now stays true until the guest is let go.
         if let Some(event) = self.demand() {
@@ -111,6 +119,7 @@ impl Driver {
         let (is_complete, is_flushed) =
             self.mirror.tracker(|tracker| (tracker.is_complete() && tracker.is_drained(), !tracker.has_unflushed()));
         match (self.tracking.is_some(), is_complete) {
+            (_, true) if !self.is_settled() => self.not_quiesced(),
             // The guest's flushes went to both sides since before the last flush.
             (false, true) => self.settle_target().await,
             (false, false) => Event::Missing,
@@ -121,9 +130,10 @@ impl Driver {
 
     /// The target is as the commit needs it, while the guest is held. One that takes long is given the time while the guest
     /// works: there is less to do then the next time.
-    async fn settle_target(&mut self) -> Event {
+    pub(super) async fn settle_target(&mut self) -> Event {
         let began = self.env.now();
-        let settled = env::timeout(&*self.env, self.options.commit_limit(), self.journal.before_commit()).await;
+        let limit = self.options.commit_limit().min(self.options.silence_limit().unwrap_or(Duration::MAX));
+        let settled = env::timeout(&*self.env, limit, self.journal.before_commit()).await;
         self.statistics.switchover.window_us += micros(self.env.now().since(began));
         match settled {
             Some(Ok(())) => self.demand().unwrap_or(Event::Quiesced),
@@ -131,12 +141,20 @@ impl Driver {
                 self.error = Some(error.wrap("making the target durable before the commit"));
                 Event::TargetFailed
             }
-            None => {
-                self.statistics.switchover.quiesce_retries += 1;
-                self.note_stall();
-                Event::NotQuiesced
-            }
+            None => self.not_quiesced(),
         }
+    }
+
+    /// The guest is let go, and held again later.
+    fn not_quiesced(&mut self) -> Event {
+        self.statistics.switchover.quiesce_retries += 1;
+        self.note_stall();
+        Event::NotQuiesced
+    }
+
+    /// Whether nothing that the target was not waited for is under way there, or has yet to be made durable.
+    pub(super) fn is_settled(&self) -> bool {
+        !self.mirror.has_late_writes() && self.mirror.tracker(|tracker| tracker.covers_guest_flushes())
     }
 
     pub(super) async fn commit(&mut self) -> Event {
@@ -264,8 +282,11 @@ impl Driver {
             if let Some(meter) = &self.meter {
                 meter.begin_stall();
             }
-            self.quiesced = env::timeout(&*self.env, self.options.quiesce_limit(), self.slot.quiesce()).await;
+            let limit = self.hold.limit();
+            self.note_hold_limit(limit);
+            self.quiesced = env::timeout(&*self.env, limit, self.slot.quiesce()).await;
             if self.quiesced.is_none() {
+                self.hold.note_failure();
                 self.statistics.switchover.quiesce_retries += 1;
                 self.env.sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
@@ -316,6 +337,12 @@ impl Driver {
             }
         }
         Ok(hasher.finalize().to_hex().to_string())
+    }
+
+    /// The guest is held for its requests in flight, for as long as `limit`.
+    pub(super) fn note_hold_limit(&mut self, limit: Duration) {
+        let known = &mut self.statistics.switchover.quiesce_limit_us;
+        *known = micros(limit).max(*known);
     }
 
     pub(super) fn note_stall(&mut self) {

@@ -13,6 +13,7 @@ use std::pin::pin;
 use super::copier::COPY_BYTES_MAX;
 use super::{Driver, TICK};
 use crate::strategy::mirror::compare::{CompareError, Compared, difference};
+use crate::strategy::mirror::scrutiny::Uncompared;
 use crate::{Event, Verify};
 
 /// So often comparisons that cannot read are tried again before verification gives up.
@@ -40,23 +41,34 @@ impl Driver {
         }
     }
 
-    async fn compare_all(&mut self) -> Event {
+    /// Says what is to be compared: everything, or what is wanted. `None` if that is nothing at all.
+    fn begin_comparison(&mut self) -> Option<bool> {
         let full = match self.options.verify {
-            Verify::Off => return self.end_verify(),
+            Verify::Off => return None,
             Verify::Sample => {
                 self.draw_sample();
                 false
             }
             Verify::Full => true,
         };
-        if self.tracking.as_ref().is_some_and(|tracking| tracking.is_compared) {
+        let is_compared = self.tracking.as_ref().is_some_and(|tracking| tracking.is_compared);
+        if is_compared && !self.mirror.tracker(|tracker| tracker.has_suspects()) {
             // Once is enough: what the guest changes while this goes on is copied again without, or there would be no end.
-            return self.end_verify();
+            return None;
         }
+        let waiting = self.mirror.tracker(|tracker| {
+            tracker.begin_comparison();
+            tracker.uncompared(full)
+        });
+        let verification = &self.statistics.verification;
+        self.statistics.bytes_to_verify =
+            (verification.bytes + waiting * self.options.chunk_bytes).min(self.mirror.size.0.max(verification.bytes));
+        Some(full)
+    }
+
+    async fn compare_all(&mut self) -> Event {
+        let Some(full) = self.begin_comparison() else { return self.end_verify() };
         let chunk = self.options.chunk_bytes;
-        let waiting = self.mirror.tracker(|tracker| tracker.uncompared(full)) * chunk;
-        self.statistics.bytes_to_verify = (self.statistics.verification.bytes + waiting)
-            .min(self.mirror.size.0.max(self.statistics.verification.bytes));
         let mut in_flight: FuturesUnordered<BoxFuture<'static, Ended>> = FuturesUnordered::new();
         let mut bytes = 0;
         let mut stop = None;
@@ -69,18 +81,22 @@ impl Driver {
                 next_tick = now + TICK;
                 self.tick();
             }
-            stop = stop.or_else(|| self.demand());
+            self.look_for_end(&mut stop);
             while stop.is_none() && !self.machine.paused() && self.env.now() >= not_before {
                 let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
                 // A comparison needs two buffers at once.
                 let room = self.pool.limit().0.saturating_sub(self.pool.in_use().0) >= 4 * COPY_BYTES_MAX;
-                if bytes > 0 && (bytes >= allowed || !room) {
+                if bytes > 0 && (bytes >= allowed || !room) || self.mirror.is_target_silent() {
                     break;
                 }
-                let chunks = ((allowed / 4).clamp(chunk, COPY_BYTES_MAX) / chunk).max(1);
-                let Some((run, was_wanted)) = self.mirror.tracker(|tracker| tracker.take_uncompared(full, chunks))
-                else {
-                    break;
+                let chunks = (allowed / 4).clamp(chunk, COPY_BYTES_MAX.max(chunk)) / chunk;
+                let (run, was_wanted) = match self.mirror.tracker(|tracker| tracker.take_uncompared(full, chunks)) {
+                    Uncompared::Run(run, was_wanted) => (run, was_wanted),
+                    Uncompared::NothingYet => {
+                        crate::pace::yield_now().await;
+                        continue;
+                    }
+                    Uncompared::Nothing => break,
                 };
                 let length = self.mirror.tracker(|tracker| tracker.run_extent(&run)).length.0;
                 bytes += length;
@@ -161,12 +177,16 @@ impl Driver {
             // The guest has written there, and it will be copied again.
             Ok(Compared::NotHad) if self.tracking.is_some() => None,
             Ok(Compared::NotHad) => Some(Event::Missing),
+            // It is compared when the target answers again.
+            Err(CompareError::Silent) => None,
             Err(error) => {
+                self.mirror.tracker(|tracker| tracker.compare_again(ended.run));
                 *failures += 1;
                 let is_borne = *failures <= RETRIES_MAX
                     && match &error {
                         CompareError::Source(_) => true,
                         CompareError::Target(session, error) => self.mirror.bears_failure(*session, error),
+                        CompareError::Silent => true,
                     };
                 if is_borne {
                     self.statistics.retries += 1;
@@ -181,6 +201,7 @@ impl Driver {
                         self.mirror.fail_target(session, error);
                         None
                     }
+                    CompareError::Silent => None,
                 }
             }
         }

@@ -25,15 +25,21 @@
 pub(crate) mod buffer;
 pub(crate) mod compare;
 pub(crate) mod copy;
+pub(crate) mod device;
 pub(crate) mod filter;
+pub(crate) mod flushes;
 pub(crate) mod landing;
 pub(crate) mod patience;
+pub(crate) mod pieces;
 pub(crate) mod plan;
+pub(crate) mod record;
 pub(crate) mod scrutiny;
 pub(crate) mod session;
 pub(crate) mod silence;
 pub(crate) mod states;
 pub(crate) mod target_work;
+#[cfg(test)]
+mod tests;
 pub(crate) mod tracker;
 
 pub(crate) use filter::Mirror;

@@ -20,7 +20,7 @@
 //! has written since; to drop the write of a fold would be no such proof, for a side may have it already. A fold ends
 //! only when every piece that it has begun has ended, and a fold that ended early is done again from its beginning.
 //!
-//! [`JobEntry`]: super::mirror::filter::JobEntry
+//! [`JobEntry`]: super::mirror::device::JobEntry
 //!
 //! An overlay is listed durably before the guest can write to it, and struck off durably when all that it holds is
 //! flushed on what lies below; listed or not, an overlay that is empty or folded changes nothing that anybody reads.
@@ -35,6 +35,8 @@ use block::{BufferPool, Bytes, Device, Error, ErrorKind, IoFuture, Result, Slot}
 use env::EnvRef;
 use filters::{Overlay, OverlayHeader};
 
+use crate::pace::HoldLimit;
+
 pub(crate) use fold::{Fold, Last, Pace};
 
 /// Before the guest is held once more for a snapshot.
@@ -48,8 +50,8 @@ pub trait SnapshotStore: Send + Sync {
     /// The numbers of the overlays that are on record, the lowest first.
     fn recorded(&self) -> Vec<u32>;
 
-    /// Makes the device of overlay `number`, `length` bytes of zeroes without space, in the place of any of that number.
-    /// Done means that a crash keeps it.
+    /// Makes the device of overlay `number`, `length` bytes of zeroes, in the place of any of that number. Where its space can
+    /// be reserved, it is: an overlay that is full fails the guest. Done means that a crash keeps it.
     fn create(&self, number: u32, length: Bytes) -> IoFuture<'_, Device>;
 
     /// Opens the device of overlay `number`.
@@ -166,21 +168,34 @@ impl Snapshots {
         Ok(())
     }
 
-    /// The same, as often as it takes, up to `limit` in all.
+    /// The same, as often as it takes, up to `limit` in all. Gives how long the guest was held, and how often it was let go.
     pub(crate) async fn take_within(
         &mut self,
         slot: &Slot,
         below: &Device,
-        hold: Duration,
+        hold: &mut HoldLimit,
         limit: Duration,
-    ) -> Result<()> {
+    ) -> Result<(Duration, u64)> {
         let until = self.env.now() + limit;
+        let (mut held, mut retries) = (Duration::ZERO, 0);
         loop {
-            match self.take(slot, below, hold).await {
+            // What the guest need not be held for.
+            if self.prepared.is_none() {
+                self.prepare(below).await?;
+            }
+            let began = self.env.now();
+            let outcome = self.take(slot, below, hold.limit()).await;
+            held += self.env.now().since(began);
+            match outcome {
                 Err(error) if error.kind() == ErrorKind::Busy && self.env.now() < until => {
+                    hold.note_failure();
+                    retries += 1;
                     self.env.sleep(ENTER_PAUSE).await;
                 }
-                outcome => return outcome,
+                outcome => {
+                    hold.note_success();
+                    return outcome.map(|()| (held, retries));
+                }
             }
         }
     }

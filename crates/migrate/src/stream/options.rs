@@ -52,6 +52,9 @@ pub struct StreamOptions {
     pub patience: Duration,
     /// How often a frame that arrives damaged is sent again.
     pub damage_max: u8,
+    /// Streams but the first are ended when nothing was asked for so long, and dialled again when requests wait. `None`: all
+    /// of them stay.
+    pub idle_max: Option<Duration>,
     /// Where streams run: number `k` on the one at `k` modulo their number. Empty: all where the device was connected.
     pub workers: Vec<EnvRef>,
 }
@@ -106,6 +109,7 @@ impl Default for StreamOptions {
             backoff_max: Duration::from_secs(5),
             patience: Duration::from_secs(300),
             damage_max: 4,
+            idle_max: None,
             workers: Vec::new(),
         }
     }
@@ -114,10 +118,16 @@ impl Default for StreamOptions {
 /// What a receiver bears.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverLimits {
-    /// Payloads of all sessions together; at least 4 MiB. Who needs more waits, and its connection is not read meanwhile.
+    /// Payloads of all sessions together, beside what each has for itself. Who needs more waits, and its connection is not
+    /// read meanwhile.
     pub pool: Bytes,
-    /// How many connections there may be. Each has 256 KiB of its own beside the pool.
+    /// What each session has for itself, once for what it is told and once for what it answers; at least 2 MiB.
+    pub share: Bytes,
+    /// How many connections there may be before further streams of a session are refused. Each has 256 KiB of its own beside
+    /// the pool.
     pub connections_max: usize,
+    /// The same of the first stream of a session, without which its guest has no disk.
+    pub connections_max_first: usize,
     /// How many requests of a connection may be in flight.
     pub requests_max: usize,
     /// How many bytes of a connection may be in flight, answers that wait to be sent included.
@@ -136,7 +146,9 @@ impl Default for ReceiverLimits {
     fn default() -> Self {
         Self {
             pool: Bytes::mib(128),
+            share: Bytes::mib(4),
             connections_max: 256,
+            connections_max_first: 512,
             requests_max: 256,
             bytes_max: Bytes::mib(16),
             opening_max: Duration::from_secs(10),

@@ -32,8 +32,20 @@ pub struct Manners {
     pub kind: Option<ErrorKind>,
     /// Mutations never end while this is set.
     pub hung: bool,
+    /// Nothing ends while this is set, reads and flushes no more than mutations.
+    pub stopped: bool,
+    /// Mutations of generations before this one never end.
+    pub forsaken: Option<u64>,
+    /// Of the mutations that begin.
+    pub generation: u64,
+    /// It writes zeroes out, and takes so long for each MiB of them.
+    pub zero_ms_per_mib: u64,
+    /// It is stopped when it is flushed next.
+    pub stops_at_flush: bool,
     /// It cannot tell holes from data.
     pub blind: bool,
+    /// Its holes are holes for good.
+    pub keeps_holes: bool,
 }
 
 /// A disk in memory.
@@ -51,11 +63,19 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// What hangs now hangs on; what comes later does not.
+    pub fn forsake(&self) {
+        let mut manners = self.manners.lock();
+        manners.hung = false;
+        manners.generation += 1;
+        manners.forsaken = Some(manners.generation);
+    }
+
     /// Nothing fails or hangs any more.
     pub fn mend(&self) {
         let mut manners = self.manners.lock();
-        let Manners { delay_ms, kind, blind, .. } = *manners;
-        *manners = Manners { delay_ms, kind, blind, ..Manners::default() };
+        let Manners { delay_ms, kind, blind, generation, .. } = *manners;
+        *manners = Manners { delay_ms, kind, blind, generation, ..Manners::default() };
     }
 
     pub fn new(env: &EnvRef, size: Bytes) -> Self {
@@ -95,6 +115,9 @@ impl Disk {
         let delay = self.manners.lock().delay_ms;
         if delay > 0 {
             self.env.sleep(Duration::from_millis(self.env.random() % (delay + 1))).await;
+        }
+        while self.manners.lock().stopped {
+            self.env.sleep(Duration::from_millis(10)).await;
         }
     }
 
@@ -140,7 +163,15 @@ impl BlockDevice for Disk {
             }
             let done = async {
                 self.pause().await;
-                while self.manners.lock().hung {
+                let generation = self.manners.lock().generation;
+                loop {
+                    {
+                        let manners = self.manners.lock();
+                        let is_forsaken = manners.forsaken.is_some_and(|before| generation < before);
+                        if !(manners.hung || is_forsaken) {
+                            break;
+                        }
+                    }
                     self.env.sleep(Duration::from_millis(10)).await;
                 }
                 {
@@ -150,6 +181,10 @@ impl BlockDevice for Disk {
                 }
                 if matches!(mutation.kind(), MutationKind::Data(_)) {
                     self.data_written.fetch_add(extent.length.0, Ordering::Relaxed);
+                }
+                if !matches!(mutation.kind(), MutationKind::Data(_)) {
+                    let cost = self.manners.lock().zero_ms_per_mib * extent.length.0 / (1 << 20);
+                    self.env.sleep(Duration::from_millis(cost)).await;
                 }
                 let number = self.writes.fetch_add(1, Ordering::Relaxed) + 1;
                 let is_struck = self.manners.lock().every_nth_write_fails.is_some_and(|nth| number.is_multiple_of(nth));
@@ -170,8 +205,16 @@ impl BlockDevice for Disk {
         })
     }
 
+    fn keeps_holes(&self) -> bool {
+        self.manners.lock().keeps_holes
+    }
+
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
+            {
+                let mut manners = self.manners.lock();
+                manners.stopped |= std::mem::take(&mut manners.stops_at_flush);
+            }
             self.pause().await;
             let mut manners = self.manners.lock();
             let kind = manners.kind;
@@ -186,7 +229,12 @@ impl BlockDevice for Disk {
             let all = ExtentStatus { extent, state: block::ExtentState::Data };
             return block::ready(Ok(vec![all]));
         }
-        self.memory.extents(extent)
+        Box::pin(async move {
+            while self.manners.lock().stopped {
+                self.env.sleep(Duration::from_millis(10)).await;
+            }
+            self.memory.extents(extent).await
+        })
     }
 }
 
@@ -216,6 +264,8 @@ pub struct TestJournal {
     /// Whether the commit found the two sides equal; only the first is looked at, which has the guest held.
     pub equal: Mutex<Option<bool>>,
     pub target_flushes: AtomicU64,
+    /// How often it was asked to have the target as the commit needs it.
+    pub before_commits: AtomicU64,
 }
 
 impl JobJournal for TestJournal {
@@ -242,8 +292,17 @@ impl JobJournal for TestJournal {
         })
     }
 
+    fn before_commit(&self) -> IoFuture<'static, ()> {
+        self.before_commits.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async { Ok(()) })
+    }
+
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
+            assert!(
+                self.before_commits.load(Ordering::Relaxed) > self.commits.load(Ordering::Relaxed),
+                "the commit is stored, and the target was not made ready for it"
+            );
             if self.commits.fetch_add(1, Ordering::Relaxed) == 0 {
                 let (source, target) = self.disks.lock().clone();
                 // From here on the guest's errors would be its own.
@@ -321,6 +380,7 @@ impl World {
             committed: AtomicBool::new(false),
             equal: Mutex::new(None),
             target_flushes: AtomicU64::new(0),
+            before_commits: AtomicU64::new(0),
         };
         Self {
             slot: Slot::new(source_device.clone()),
@@ -544,12 +604,17 @@ pub async fn killed_after(world: World, map: &Device, size: u64, options: MoveOp
 }
 
 pub async fn map_on(device: &Device, size: u64, boot: u8) -> ProgressMap {
+    map_of_pages(device, size, boot, ProgressMap::PAGE_CHUNKS).await
+}
+
+/// The same, with pages of so many chunks.
+pub async fn map_of_pages(device: &Device, size: u64, boot: u8, page_chunks: u64) -> ProgressMap {
     let chunk = options().chunk_size().expect("the chunk size is valid");
-    let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk };
+    let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk, page_chunks };
     ProgressMap::open(device.clone(), identity).await.expect("the map opens")
 }
 
 pub fn map_device(size: u64) -> Device {
     let chunk = options().chunk_size().expect("the chunk size is valid");
-    Device::new("map", MemDevice::new(ProgressMap::bytes_needed(Bytes(size), chunk)))
+    Device::new("map", MemDevice::new(ProgressMap::bytes_needed(Bytes(size), chunk, 1)))
 }

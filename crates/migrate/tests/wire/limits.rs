@@ -52,7 +52,7 @@ fn lazy_pair(limits: ReceiverLimits, takes: Duration) -> Pair {
 #[tokio::test(start_paused = true)]
 async fn the_receivers_pool_is_never_exceeded_and_everybody_is_served_in_the_end() {
     for compression in [Compression::Off, Compression::Lz4] {
-        let limits = ReceiverLimits { pool: Bytes::mib(4), ..ReceiverLimits::default() };
+        let limits = ReceiverLimits { pool: Bytes::mib(3), share: Bytes::mib(2), ..ReceiverLimits::default() };
         let pair = lazy_pair(limits, Duration::from_millis(40));
         let options = StreamOptions { streams: 4, compression, ..StreamOptions::default() };
         let remote = pair.connect(Role::Copy, options).await.expect("it is let in");
@@ -73,7 +73,7 @@ async fn the_receivers_pool_is_never_exceeded_and_everybody_is_served_in_the_end
         };
         written.into_iter().for_each(|outcome| outcome.expect("it is served in its time"));
         fetched.into_iter().for_each(|outcome| drop(outcome.expect("it is served in its time")));
-        assert!(most <= Bytes::mib(4) && most >= Bytes::mib(3), "{most} of 4 MiB were in use");
+        assert!(most <= Bytes::mib(7) && most >= Bytes::mib(4), "{most} of 3 MiB and two shares of 2 were in use");
         assert_eq!(read(&device, 99 << 20, 512 << 10).await, data[..]);
         assert_eq!(
             remote.statistics().streams.iter().map(|stream| stream.deaths).sum::<u64>(),
@@ -94,10 +94,22 @@ struct Raw {
 
 impl Raw {
     fn connect(pair: &Pair) -> Self {
-        let (transport, far) = tokio::io::duplex(8 << 20);
-        let receiver = pair.receiver();
-        let serving = tokio::spawn(async move { receiver.serve(Box::new(far), PeerName("south".to_owned())).await });
+        Self::connect_as(pair, "south")
+    }
+
+    fn connect_as(pair: &Pair, peer: &str) -> Self {
+        let (transport, far) = tokio::io::duplex(64 << 10);
+        let (receiver, peer) = (pair.receiver(), PeerName(peer.to_owned()));
+        let serving = tokio::spawn(async move { receiver.serve(Box::new(far), peer).await });
         Self { transport, serving }
+    }
+
+    async fn open_of(pair: &Pair, peer: &str) -> Self {
+        let request = pair.request(Role::Copy);
+        let opening = Opening { sender: [2; 16], session: 1, stream: 0, generation: 1, joins: false, request };
+        let mut raw = Self::connect_as(pair, peer);
+        assert_eq!(raw.introduce(&opening).await, Status::Done);
+        raw
     }
 
     async fn open(pair: &Pair) -> Self {
@@ -115,14 +127,19 @@ impl Raw {
 
     async fn ask(pair: &Pair, opening: &Opening) -> (Self, Status) {
         let mut raw = Self::connect(pair);
-        raw.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
+        let status = raw.introduce(opening).await;
+        (raw, status)
+    }
+
+    async fn introduce(&mut self, opening: &Opening) -> Status {
+        self.transport.write_all(&Hello::default().to_bytes()).await.expect("it is read");
         let mut choice = [0; CHOICE_BYTES];
-        raw.transport.read_exact(&mut choice).await.expect("it is answered");
+        self.transport.read_exact(&mut choice).await.expect("it is answered");
         let message = encode(opening).expect("it is short");
-        raw.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
-        let (header, _) = raw.hear().await;
+        self.say(&Header::request(Kind::Open, 0).with_payload(&message), &message).await;
+        let (header, _) = self.hear().await;
         assert_eq!(header.kind, Kind::Open);
-        (raw, header.status)
+        header.status
     }
 
     async fn say(&mut self, header: &Header, payload: &[u8]) {
@@ -261,12 +278,106 @@ async fn a_stream_that_there_cannot_be_ends_nobodys_session() {
 
 #[tokio::test(start_paused = true)]
 async fn there_are_only_so_many_connections() {
-    let limits = ReceiverLimits { connections_max: 3, ..ReceiverLimits::default() };
+    let limits = ReceiverLimits { connections_max: 3, connections_max_first: 4, ..ReceiverLimits::default() };
     let pair = lazy_pair(limits, Duration::ZERO);
-    let (_remote, device) = pair.device(Role::Copy, 3).await;
-    let error = Raw::connect(&pair).end().await.expect_err("a fourth was let in");
-    assert_eq!(error.kind(), ErrorKind::Busy);
+    let (remote, device) = pair.device(Role::Copy, 4).await;
+    assert_eq!(pair.receiver().connections(), 3, "a fourth stream was let in");
+    // The first stream of another session finds a place, and its second one none.
+    let first = Raw::open(&pair).await;
+    let request = pair.request(Role::Copy);
+    let joining = Opening { sender: [2; 16], session: 1, stream: 1, generation: 1, joins: true, request };
+    let (second, status) = Raw::ask(&pair, &joining).await;
+    assert_eq!(status, Status::Failed(ErrorKind::Busy), "a second stream was let in");
+    let error = second.end().await.expect_err("it was refused");
+    assert!(error.chain().contains("4 connections"), "{}", error.chain());
+    let third = Opening { sender: [3; 16], joins: false, stream: 0, ..joining };
+    let (_third, status) = Raw::ask(&pair, &third).await;
+    assert_eq!(status, Status::Failed(ErrorKind::Busy), "there is no limit");
     device.flush().await.expect("the others are not disturbed");
+    drop((first, remote));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_of_an_idle_forward_leave_but_one_and_are_back_when_much_is_asked() {
+    let pair = lazy_pair(ReceiverLimits::default(), Duration::from_millis(5));
+    let idle_max = Some(Duration::from_secs(30));
+    let options = StreamOptions { streams: 3, idle_max, patience: Duration::ZERO, ..StreamOptions::default() };
+    let remote = pair.connect(Role::Forward, options).await.expect("it is let in");
+    let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
+    let data = noise(1, 512 << 10);
+    for _ in 0..3 {
+        let burst = join_all((0..60_u64).map(|number| device.write(write(number << 20, &data)))).await;
+        burst.into_iter().for_each(|outcome| outcome.expect("written"));
+        assert_eq!(pair.receiver().connections(), 3, "a burst is not spread over the streams");
+        // A request now and then keeps the first one only.
+        for _ in 0..20 {
+            pair.env.sleep(Duration::from_secs(3)).await;
+            device.flush().await.expect("flushed");
+        }
+        assert_eq!(pair.receiver().connections(), 1, "an idle forward keeps its streams");
+    }
+    let statistics = remote.statistics();
+    assert_eq!((statistics.sessions, statistics.streams.iter().map(|stream| stream.deaths).sum::<u64>()), (1, 0));
+    assert!(pair.lines.ends.lock().iter().all(Result::is_ok), "{:?}", pair.lines.ends.lock());
+}
+
+/// Writes to the second half never end.
+struct HalfHung(MemDevice);
+
+impl BlockDevice for HalfHung {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        self.0.read(offset, buffer)
+    }
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        if mutation.extent().offset >= Bytes::mib(64) {
+            return Box::pin(std::future::pending());
+        }
+        self.0.write(mutation)
+    }
+    fn flush(&self) -> IoFuture<'_, ()> {
+        self.0.flush()
+    }
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        self.0.extents(extent)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_hangs_or_takes_no_answers_leaves_memory_to_the_others() {
+    let limits = ReceiverLimits { pool: Bytes::mib(8), ..ReceiverLimits::default() };
+    let pair = Pair::with_limits(1, Device::new("half", HalfHung(MemDevice::new(Bytes::mib(128)))), limits);
+    let data = noise(1, 1 << 20);
+    for number in 0..16 {
+        pair.gate.device.write(write(number << 20, &data)).await.expect("written");
+    }
+    // One whose disk hangs, and one whose sender takes no answers.
+    let mut hung = Raw::open(&pair).await;
+    let mut deaf = Raw::open_of(&pair, "west").await;
+    let hanging = async {
+        for number in 0..16 {
+            let header = Header { offset: (64 + number) << 20, ..Header::request(Kind::Write, 1 + number) };
+            hung.say(&header.with_payload(&data), &data).await;
+        }
+    };
+    let asking = async {
+        for number in 0..16 {
+            let length = 1 << 20;
+            deaf.say(&Header { offset: number << 20, length, ..Header::request(Kind::Read, 1 + number) }, &[]).await;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(5), async { futures::join!(hanging, asking) }).await;
+    let (remote, device) = pair.device(Role::Copy, 2).await;
+    let work = async {
+        for number in 0..20 {
+            device.write(write(number << 20, &data)).await.expect("written");
+            assert_eq!(read(&device, number << 20, 1 << 20).await, data[..]);
+            remote.call(transhume_migrate::stream::Ask::Status).await.expect("answered");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), work).await.expect("a session waits for another one's memory");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,5 +6,6 @@ mod garbage;
 mod ground;
 mod limits;
 mod rates;
+mod recorded;
 mod survival;
 mod versions;

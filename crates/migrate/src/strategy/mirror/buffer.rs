@@ -23,7 +23,6 @@ use std::collections::{BTreeMap, VecDeque};
 
 use block::{Data, Extent, Mutation, MutationKind};
 
-use super::scrutiny::Scrutiny;
 use super::tracker::{Life, Mode, Session, Tracker, WritePlan};
 use crate::progress_map::active_of;
 
@@ -187,7 +186,7 @@ impl Tracker {
                 Life::Absent => {}
                 Life::Reading | Life::Writing => _ = self.redo.insert(index),
                 Life::Had => {
-                    self.scrutiny.set(index, Scrutiny::Wanted);
+                    self.suspect(index..index + 1);
                     if may_be_lost {
                         self.lose(index);
                     }

@@ -7,10 +7,12 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
+use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
 
 use super::copy::zero_prefix;
 use super::filter::Shared;
+use super::silence::{Asked, AtTarget};
+use super::target_work::TargetWork;
 use crate::Comparison;
 
 /// How often a comparison is disturbed before it takes the lock.
@@ -40,6 +42,8 @@ pub(crate) struct Effort {
 pub(crate) enum CompareError {
     Source(Error),
     Target(u64, Error),
+    /// The target is silent, and the guest may wait for what is compared.
+    Silent,
 }
 
 impl Shared {
@@ -59,7 +63,7 @@ impl Shared {
                 true => match self.lock_for_job(extent).await {
                     None => return Ok(Compared::NotHad),
                     guard => {
-                        self.landed(extent).await;
+                        self.or_lose_silent(self.landed(extent)).await;
                         guard
                     }
                 },
@@ -72,13 +76,15 @@ impl Shared {
                 Some(devices) => (&devices.source, &devices.target),
                 None => (&self.source, &session.target),
             };
-            if effort.conflicts == 0 && both_zero(source, target, extent).await {
+            let at_target = TargetOfComparison { shared: self, target, session: session.number, locked: effort.locked };
+            if effort.conflicts == 0 && reads_zero(source, extent).await && at_target.reads_zero(extent).await? {
                 return Ok(Compared::Equal(effort));
             }
-            let (a, b) = futures::join!(source.read(extent.offset, buffers.0), target.read(extent.offset, buffers.1));
+            let (mine, theirs) = buffers;
+            let (a, b) = futures::join!(source.read(extent.offset, mine), at_target.read(extent, theirs));
             let failed = |error: Error| error.wrap(format!("comparing {extent}"));
             let a = a.map_err(|error| CompareError::Source(failed(error)))?;
-            let b = b.map_err(|error| CompareError::Target(session.number, failed(error)))?;
+            let b = b?.map_err(|error| CompareError::Target(session.number, failed(error)))?;
             let difference = first_difference(&a, &b);
             let after = self.tracker(|tracker| tracker.generation(run.clone()));
             drop(guard);
@@ -106,10 +112,42 @@ impl Shared {
     }
 }
 
-/// Whether both sides say, without being read, that they have nothing there.
-async fn both_zero(source: &Device, target: &Device, extent: Extent) -> bool {
-    let is_zero = async |device: &Device| zero_prefix(device, extent).await.is_ok_and(|end| end == extent.end());
-    is_zero(source).await && is_zero(target).await
+/// The target as a comparison reads it: one that hangs is given up with its session, and one that is silent is not waited for
+/// under the lock. What is under way there then keeps its memory.
+struct TargetOfComparison<'a> {
+    shared: &'a Shared,
+    target: &'a Device,
+    session: u64,
+    locked: bool,
+}
+
+impl TargetOfComparison<'_> {
+    /// Whether it says, without being read, that it has nothing there.
+    async fn reads_zero(&self, extent: Extent) -> Result<bool, CompareError> {
+        let target = self.target.clone();
+        let asking = Box::pin(async move { Ok(reads_zero(&target, extent).await) });
+        Ok(self.finish(asking).await?.unwrap_or(false))
+    }
+
+    async fn read(&self, extent: Extent, buffer: Buffer) -> Result<Result<Buffer>, CompareError> {
+        let target = self.target.clone();
+        self.finish(Box::pin(async move { target.read(extent.offset, buffer).await })).await
+    }
+
+    async fn finish<T: Send + 'static>(&self, work: TargetWork<T>) -> Result<Result<T>, CompareError> {
+        if !self.locked {
+            return Ok(self.shared.finish_target(work, self.session).await);
+        }
+        match self.shared.finish_at_target(work, self.session, Asked::Read).await {
+            AtTarget::Answered(outcome) => Ok(outcome),
+            AtTarget::Left => Err(CompareError::Silent),
+        }
+    }
+}
+
+/// Whether a device says, without being read, that it has nothing there.
+async fn reads_zero(device: &Device, extent: Extent) -> bool {
+    zero_prefix(device, extent).await.is_ok_and(|end| end == extent.end())
 }
 
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {

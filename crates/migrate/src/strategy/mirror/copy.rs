@@ -5,16 +5,25 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::checksum::checksum_of;
 use crate::stream::FRAME_BYTES;
-use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, Mutation, Result};
+use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, ExtentState, Mutation, Result};
+use filters::TokenBucket;
 
 use super::filter::Shared;
+use super::silence::{Asked, AtTarget};
+use super::target_work::TargetWork;
 use super::tracker::Session;
 
 /// Zeroes are written in pieces of this size, so that a target that must write them out is not held for long.
 const ZERO_BYTES_MAX: u64 = 4 << 20;
+
+/// Zeroes that the target takes faster than this, in bytes a second, it does not write out.
+const UNMAP_RATE_MIN: f64 = 1e9;
+/// How often whoever waits for the bandwidth looks at it again.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Which side of a copy failed.
 #[derive(Debug)]
@@ -22,6 +31,8 @@ pub(crate) enum CopyError {
     Source(Error),
     /// Of the session with this number.
     Target(u64, Error),
+    /// The target is silent, and the guest may wait for what the copy keeps from it.
+    Silent,
 }
 
 /// What a copy has done.
@@ -79,7 +90,7 @@ impl Shared {
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
         claim.written = true;
         let guard = hold.then_some(guard);
-        let copied = self.write_copy(extent, pieces, &session).await?;
+        let copied = self.write_copy(extent, pieces, &session, guard.is_some()).await?;
         self.end_copy(claim, &session, copied);
         drop(guard);
         Ok(copied)
@@ -96,12 +107,13 @@ impl Shared {
         runs_of(extent, &data, self.chunk.bytes()).into_iter().map(cut).collect()
     }
 
-    /// Writes what was read of `extent` to the target of `session`.
+    /// Writes what was read of `extent` to the target of `session`, with the extent's lock `held` or not.
     pub(in crate::strategy) async fn write_copy(
         &self,
         extent: Extent,
         pieces: Vec<Piece>,
         session: &Session,
+        held: bool,
     ) -> Result<Copied, CopyError> {
         // Where both devices answer at once, this is half of the copy's time: others on this worker get their turn.
         crate::pace::yield_now().await;
@@ -115,14 +127,44 @@ impl Shared {
             return Err(CopyError::Source(Error::new(ErrorKind::Corrupt, context)));
         }
         let writes = Box::pin(write_pieces(session.clone(), pieces));
-        let written = self.finish_target(writes, session.number).await;
-        written.map_err(|error| CopyError::Target(session.number, error.wrap(format!("copying {extent}"))))?;
+        let failed = |error: Error| CopyError::Target(session.number, error.wrap(format!("copying {extent}")));
+        let asked = Asked::Write { extent, is_forced: false };
+        self.finish_for_copy(writes, session, held.then_some(asked)).await?.map_err(failed)?;
         Ok(copied)
+    }
+
+    /// Gives the target its time for a part of a copy. With the lock of what is `asked` held, one that is silent is not waited
+    /// for.
+    async fn finish_for_copy<T: Send + 'static>(
+        &self,
+        target: TargetWork<T>,
+        session: &Session,
+        asked: Option<Asked>,
+    ) -> Result<Result<T>, CopyError> {
+        let Some(asked) = asked else { return Ok(self.finish_target(target, session.number).await) };
+        match self.finish_at_target(target, session.number, asked).await {
+            AtTarget::Answered(outcome) => Ok(outcome),
+            AtTarget::Left => Err(CopyError::Silent),
+        }
+    }
+
+    /// Whether the target need not be written to read `extent` as zeroes. The extent's lock is held.
+    async fn is_left_alone(&self, session: &Session, extent: Extent) -> Result<bool, CopyError> {
+        let asked_of = session.clone();
+        let asking = Box::pin(async move { left_alone(&asked_of, extent).await });
+        let failed = |error: Error| CopyError::Target(session.number, error.wrap(format!("copying the hole {extent}")));
+        let end = self.finish_for_copy(asking, session, Some(Asked::Read)).await?.map_err(failed)?;
+        Ok(end == extent.end())
     }
 
     /// Brings the part of a claimed run that the source reads as zeroes without data into step, without reading it; the
     /// rest of the run is given up again. Gives how many chunks, from the run's start, were done.
-    pub(crate) async fn copy_zero_run(&self, run: Range<u64>) -> Result<u64, CopyError> {
+    /// What the target writes out for that is paid for in `bucket`.
+    pub(crate) async fn copy_zero_run(
+        &self,
+        run: Range<u64>,
+        bucket: Option<Arc<TokenBucket>>,
+    ) -> Result<u64, CopyError> {
         let mut claim = Claim::new(self, run.clone());
         claim.nothing_happened();
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
@@ -146,7 +188,7 @@ impl Shared {
         let extent = self.tracker(|tracker| tracker.run_extent(&zeroes));
         let failed = |error: Error| CopyError::Target(session.number, error.wrap(format!("copying the hole {extent}")));
         let copied = Copied { zero: extent.length.0, ..Copied::default() };
-        if session.trusts_zeroes && zero_prefix(&session.target, extent).await.map_err(failed)? == extent.end() {
+        if self.is_left_alone(&session, extent).await? {
             self.tracker(|tracker| {
                 tracker.counts.zero += copied.zero;
                 tracker.end_skip(zeroes, session.number);
@@ -157,11 +199,40 @@ impl Shared {
         claim.written = true;
         self.tracker(|tracker| tracker.begin_writing(zeroes.clone()));
         let guard = hold.then_some(guard);
-        let writes = Box::pin(write_pieces(session.clone(), vec![Piece { extent, data: None }]));
-        self.finish_target(writes, session.number).await.map_err(failed)?;
+        // Every piece has its own time: a target may write zeroes out slowly.
+        for extent in extent.split_at_multiples(ZERO_BYTES_MAX) {
+            let began = self.env.now();
+            let writes = Box::pin(write_pieces(session.clone(), vec![Piece { extent, data: None }]));
+            let asked = guard.is_some().then_some(Asked::Write { extent, is_forced: false });
+            self.finish_for_copy(writes, &session, asked).await?.map_err(failed)?;
+            if let (Some(bucket), None) = (&bucket, &guard) {
+                self.pay_for_zeroes(&session, extent, self.env.now().since(began), bucket).await;
+            }
+        }
         self.end_copy(claim, &session, copied);
         drop(guard);
         Ok(chunks)
+    }
+
+    /// Waits for the bandwidth if the target has written `extent` out: it took its time, and is no hole there. No lock is held.
+    async fn pay_for_zeroes(&self, session: &Session, extent: Extent, took: Duration, bucket: &TokenBucket) {
+        if took.as_secs_f64() * UNMAP_RATE_MIN < extent.length.0 as f64 {
+            return;
+        }
+        let target = session.target.clone();
+        let asking = Box::pin(async move { zero_prefix(&target, extent).await });
+        if self.finish_target(asking, session.number).await.is_ok_and(|end| end == extent.end()) {
+            return;
+        }
+        let _ = bucket.take(extent.length.0);
+        loop {
+            let rest = bucket.wait();
+            if rest.is_zero() || session.require().is_err() {
+                return;
+            }
+            // The bandwidth may be changed meanwhile.
+            self.env.sleep(rest.min(LOOK)).await;
+        }
     }
 
     /// Has the layer below copy all of a claimed `extent`, if it does such things. The lock is held over it, as it is
@@ -170,7 +241,8 @@ impl Shared {
     pub(in crate::strategy) async fn offload(&self, extent: Extent, session: &Session) -> Result<bool, CopyError> {
         let Some(offload) = self.tracker(|tracker| tracker.offload()) else { return Ok(false) };
         let copy = Box::pin(async move { offload.copy(extent).await });
-        match self.finish_target(copy, session.number).await {
+        let asked = Asked::Write { extent, is_forced: false };
+        match self.finish_for_copy(copy, session, Some(asked)).await? {
             Ok(done) => Ok(done == extent.length),
             Err(error) if self.tracker(|tracker| tracker.is_current(session.number)) => {
                 tracing::warn!(%extent, error = error.chain(), "a copy could not be offloaded and is made here");
@@ -278,10 +350,22 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
 
 /// Where the part of `extent` that is known to read as zeroes, from its start, ends.
 pub(crate) async fn zero_prefix(device: &Device, extent: Extent) -> Result<Bytes> {
+    prefix(device, extent, ExtentState::reads_zero).await
+}
+
+/// Where the part of `extent` that needs no zeroes written at the target, from its start, ends.
+async fn left_alone(session: &Session, extent: Extent) -> Result<Bytes> {
+    if !session.trusts_zeroes && !session.target.keeps_holes() {
+        return Ok(extent.offset);
+    }
+    prefix(&session.target, extent, |state| session.believes(state)).await
+}
+
+async fn prefix(device: &Device, extent: Extent, counts: impl Fn(ExtentState) -> bool) -> Result<Bytes> {
     let mut next = extent.offset;
     while next < extent.end() {
         for piece in device.extents(Extent::between(next, extent.end())).await? {
-            if !piece.state.reads_zero() {
+            if !counts(piece.state) {
                 return Ok(next);
             }
             next = piece.extent.end();
@@ -294,8 +378,9 @@ pub(crate) async fn zero_prefix(device: &Device, extent: Extent) -> Result<Bytes
 async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
     for piece in extent.split_at_multiples(ZERO_BYTES_MAX) {
         session.require()?;
-        if !session.trusts_zeroes || zero_prefix(&session.target, piece).await? != piece.end() {
-            session.target.write(Mutation::zeroes(piece, true)).await?;
+        let from = left_alone(session, piece).await?;
+        if from < piece.end() {
+            session.target.write(Mutation::zeroes(Extent::between(from, piece.end()), true)).await?;
         }
     }
     Ok(())

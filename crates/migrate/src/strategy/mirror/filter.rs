@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use block::{
-    BlockDevice, Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
-    Mutation, MutationKind, RangeGuard, RangeLock, Result,
+    Bytes, ChunkSize, Device, Error, ErrorKind, Extent, Mutation, MutationKind, RangeGuard, RangeLock, Result,
 };
 use env::{EnvRef, Moment};
 use futures::future::{Either, select};
@@ -18,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::landing::Room;
 use super::patience::may_pass;
-use super::silence::{AtTarget, Late, LeftWrites};
+use super::silence::{Asked, AtTarget, Late, LeftRequests};
 use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use crate::control::Control;
@@ -41,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) map: Option<ProgressMap>,
     tracker: Mutex<Tracker>,
     /// The target answers reads, too.
-    reads_target: AtomicBool,
+    pub(super) reads_target: AtomicBool,
     /// Guest writes are tracked, and need not have their extents alone.
     tracks: AtomicBool,
     /// Told of every change of mode or session. Wakes those who wait in the order in which they came: a channel of
@@ -49,8 +48,8 @@ pub(crate) struct Shared {
     changes: Notify,
     /// Writes to a target that was given up while they were under way.
     late: Arc<AtomicUsize>,
-    /// Those that were left to the source although their target goes on.
-    pub(super) left: LeftWrites,
+    /// Requests that were left although their target goes on.
+    pub(super) left: LeftRequests,
     pub(super) target_limit: Duration,
     /// How often the target is flushed.
     pub(crate) flush_interval: Duration,
@@ -94,7 +93,7 @@ impl Mirror {
             tracks,
             changes: Notify::new(),
             late: Arc::default(),
-            left: LeftWrites::new(options.silence_limit()),
+            left: LeftRequests::new(options.silence_limit(), options.strategy.leaves_chunks()),
             target_limit: options.target_limit(),
             flush_interval: options.flush_interval(),
             flushing: tokio::sync::Mutex::default(),
@@ -131,11 +130,17 @@ impl Shared {
         self.announce();
     }
 
-    /// Drops the mirror; the guest's writes are tracked from now on.
-    pub(crate) fn drop_session(&self) {
+    /// Waits for the target no more. The mirror is dropped next, and what the target may have lost with it.
+    pub(crate) fn end_session(&self) {
         let buffered = self.tracker(Tracker::drop_session);
         drop(buffered);
         self.announce();
+    }
+
+    /// Drops the mirror; the guest's writes are tracked from now on. What the target may have lost must be copied again.
+    pub(crate) async fn drop_session(&self) {
+        self.end_session();
+        self.in_parts(0, Tracker::lose_unflushed).await;
     }
 
     /// Mirrors guest writes at once from now on, or buffers them again.
@@ -173,7 +178,7 @@ impl Shared {
         Late::new(&self.late)
     }
 
-    /// Whether writes to a target that was given up are still under way.
+    /// Whether requests to a target that was given up, or that were left, are still under way.
     pub(crate) fn has_late_writes(&self) -> bool {
         self.late.load(Ordering::Acquire) > 0
     }
@@ -243,7 +248,8 @@ impl Shared {
         }
     }
 
-    async fn write(&self, mutation: Mutation, writer: Writer) -> Result<()> {
+    /// Carries out a write as one. What the target has of it may be left to the source with `leaves`.
+    pub(super) async fn write_piece(&self, mutation: Mutation, writer: Writer, leaves: bool) -> Result<()> {
         let extent = mutation.extent();
         // A discard leaves the two sides free to differ, so both are told to read as zeroes.
         let mutation = match mutation.kind() {
@@ -268,7 +274,7 @@ impl Shared {
             // What was buffered before comes before.
             self.landed_or_lost(extent).await;
         }
-        let plan = self.tracker.lock().plan_write(extent);
+        let plan = self.tracker.lock().plan_write(extent, leaves);
         let mut finish = Finish { shared: self, plan: &plan, may_differ: true };
         if !plan.activate.is_empty()
             && let Err(error) = self.activate(&plan.activate, writer).await
@@ -381,11 +387,11 @@ impl Shared {
         let flush = || flush_of(target.clone());
         let extent = mutation.extent();
         let nothing = async { Ok(()) };
-        let (source, target) = self.both(nothing, flush(), session.number).await;
+        let (source, target) = self.flush_both(nothing, flush(), session.number).await;
         self.settle(session, source, target.map_err(|error| error.wrap(format!("forcing {extent}"))), flush).await
     }
 
-    async fn guest_flush(&self) -> Result<()> {
+    pub(super) async fn guest_flush(&self) -> Result<()> {
         let (session, mode) = {
             let tracker = self.tracker.lock();
             (tracker.mode().flushes_both().then(|| tracker.session().cloned()).flatten(), tracker.mode())
@@ -395,7 +401,7 @@ impl Shared {
             return session.target.flush().await;
         }
         let flush = || flush_of(session.target.clone());
-        let (source, target) = self.both(self.source.flush(), flush(), session.number).await;
+        let (source, target) = self.flush_both(self.source.flush(), flush(), session.number).await;
         self.settle(&session, source, target, flush).await
     }
 
@@ -428,8 +434,8 @@ impl Shared {
         }
     }
 
-    /// Writes to both sides, and tells how long that has taken if it `began` at a moment that matters. The target's part must end
-    /// if it is forced, or else may be left when the target is silent.
+    /// Writes to both sides, and tells how long that has taken if it `began` at a moment that matters. The target's part may be
+    /// left when the target is silent.
     async fn write_both(
         &self,
         (mutation, extent): (&Mutation, Extent),
@@ -444,7 +450,9 @@ impl Shared {
             answer
         };
         let answers = match select(pin!(source), target).await {
-            Either::Left((source, target)) => (source, self.finish_at_target(target, session, extent, is_forced).await),
+            Either::Left((source, target)) => {
+                (source, self.finish_at_target(target, session, Asked::Write { extent, is_forced }).await)
+            }
             Either::Right((target, source)) => {
                 self.note_answer(session, &target);
                 (source.await, AtTarget::Answered(target))
@@ -457,20 +465,44 @@ impl Shared {
         answers
     }
 
-    /// Drives both sides, until the target's session ends at the latest. What the target is still doing then goes on by
-    /// itself.
-    async fn both(
+    /// Flushes both sides, until the target's session ends at the latest. What the target is still doing then goes on by
+    /// itself. A target that is silent is flushed again before it may hold the volume.
+    async fn flush_both(
         &self,
         source: impl Future<Output = Result<()>> + Send,
         target: TargetWork,
         session: u64,
     ) -> (Result<()>, Result<()>) {
+        if self.tracker(|tracker| tracker.leave_flush_in_silence()) {
+            return (source.await, Ok(()));
+        }
         match select(pin!(source), target).await {
-            Either::Left((source, target)) => (source, self.finish_target(target, session).await),
+            Either::Left((source, target)) => match self.finish_at_target(target, session, Asked::Flush).await {
+                AtTarget::Answered(target) => (source, target),
+                AtTarget::Left => {
+                    self.tracker(Tracker::leave_flush);
+                    (source, Ok(()))
+                }
+            },
             Either::Right((target, source)) => {
                 self.note_answer(session, &target);
                 (source.await, target)
             }
+        }
+    }
+
+    /// Waits until a target that was asked something when it `began` must have answered, and gives how long that is. In doubt
+    /// the guest waits for it, and nothing may be left.
+    async fn wait_for_answer(&self, began: Moment) -> Duration {
+        loop {
+            let changed = self.changed();
+            let in_doubt = self.tracker.lock().mode() == Mode::InDoubt;
+            let limit = self.silence_limit().filter(|_| in_doubt).unwrap_or(self.target_limit);
+            let (now, due) = (self.env.now(), began + limit);
+            if now >= due {
+                return limit;
+            }
+            select(pin!(changed), self.env.sleep(due.since(now))).await;
         }
     }
 
@@ -483,8 +515,8 @@ impl Shared {
         let gone = |tracker: &Tracker| !tracker.is_current(session) && tracker.mode() != Mode::TargetHolds;
         let given_up = async {
             let slow = async {
-                self.env.sleep(self.target_limit).await;
-                let context = format!("the target has not answered for {:?}", self.target_limit);
+                let limit = self.wait_for_answer(self.env.now()).await;
+                let context = format!("the target has not answered for {limit:?}");
                 self.fail_target(session, Error::new(ErrorKind::TimedOut, context));
                 // In doubt, or when the target holds the volume, slowness does not end the wait.
                 std::future::pending::<()>().await;
@@ -530,59 +562,5 @@ pub(super) struct Finish<'a> {
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
         self.shared.tracker.lock().finish_write(self.plan, self.may_differ);
-    }
-}
-
-impl BlockDevice for Mirror {
-    fn geometry(&self) -> Geometry {
-        // The size is the one that the copy began with: a volume does not grow while it is moved.
-        Geometry { size: self.shared.size, ..self.shared.source.geometry() }
-    }
-
-    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        if self.shared.reads_target.load(Ordering::Acquire)
-            && let Some(session) = self.shared.tracker.lock().session().cloned()
-        {
-            return Box::pin(async move { session.target.read(offset, buffer).await });
-        }
-        Box::pin(self.shared.source.read(offset, buffer))
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.write(mutation, Writer::Guest))
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.guest_flush())
-    }
-
-    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        Box::pin(self.shared.source.extents(extent))
-    }
-}
-
-/// The mirror as the job itself writes to it, to fold a snapshot: what the guest's writes wait for the end of the job
-/// for, the job's are refused for, before they have reached either side.
-pub(crate) struct JobEntry(pub(crate) Mirror);
-
-impl BlockDevice for JobEntry {
-    fn geometry(&self) -> Geometry {
-        self.0.geometry()
-    }
-
-    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        self.0.read(offset, buffer)
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(self.0.shared.write(mutation, Writer::Job))
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        self.0.flush()
-    }
-
-    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        self.0.extents(extent)
     }
 }

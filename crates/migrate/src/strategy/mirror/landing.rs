@@ -123,7 +123,8 @@ impl Shared {
         }
         let began = self.env.now();
         let over = self.wait_until(|tracker| !tracker.is_buffering());
-        let buffer = match select(pin!(room.pool.acquire(bytes)), pin!(over)).await {
+        let room = self.or_lose_silent(room.pool.acquire(bytes));
+        let buffer = match select(pin!(room), pin!(over)).await {
             Either::Left((buffer, _)) => Some(buffer),
             Either::Right(_) => None,
         };
@@ -139,7 +140,8 @@ impl Shared {
 
     /// The same, or until there is no target: a guest write then goes to the source alone.
     pub(super) async fn landed_or_lost(&self, extent: Extent) {
-        self.wait_landed(|tracker| tracker.session().is_none() || !tracker.is_pending(extent)).await;
+        let landed = self.wait_landed(|tracker| tracker.session().is_none() || !tracker.is_pending(extent));
+        self.or_lose_silent(landed).await;
     }
 
     /// Waits until everything that was buffered has landed.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::{Device, Error, ErrorKind, Result};
+use block::{Device, Error, ErrorKind, ExtentState, Result};
 
 /// One attempt with one target.
 #[derive(Clone)]
@@ -32,6 +32,16 @@ impl Session {
         match self.is_over.load(Ordering::Acquire) {
             false => Ok(()),
             true => Err(given_up()),
+        }
+    }
+
+    /// Whether what the target says of an extent is enough to leave it alone as zeroes. A hole that stays one needs no trust: to
+    /// write zeroes into all holes of a sparse target would allocate what the volume never had.
+    pub(crate) fn believes(&self, state: ExtentState) -> bool {
+        match state {
+            ExtentState::Hole => self.trusts_zeroes || self.target.keeps_holes(),
+            ExtentState::Zero => self.trusts_zeroes,
+            ExtentState::Data => false,
         }
     }
 

@@ -1,22 +1,27 @@
 //! A target that says nothing any more: the guest does not wait for it.
 //!
 //! ```text
-//!              a guest's write waits, and nothing was answered for the limit
-//!   heard ──────────────────────────────────────────────────────────────────▶ silent
-//!     ▲                                                                          │
-//!     └────── it answers anything: it is not called silent again for a while ◀───┘
+//!              the guest waits, and nothing was answered for the limit
+//!   heard ──────────────────────────────────────────────────────────────▶ silent
+//!     ▲                                                                       │
+//!     └── it answers anything: for a while it is called silent later only ◀───┘
 //! ```
 //!
-//! While the target is silent its session goes on: a network that was away for half a second has lost nothing. What it does
-//! not answer is *left*: the source answers the guest, and the chunk is absent, to be copied again, as if the target had
-//! failed the write. What the guest writes meanwhile to chunks that the target has is left without being sent.
+//! While the target is silent its session goes on: a network or a server that was away for half a second has lost nothing.
+//! What it does not answer is *left*: the source answers the guest, and the chunk is absent, to be copied again, as if the
+//! target had failed the write. What the guest writes meanwhile to chunks that the target has is left without being sent. A
+//! copy or a comparison that keeps the guest from an extent is left in the same way, and so is a flush of the guest's: the
+//! target is flushed again before it may hold the volume.
 //!
 //! A write that was left is still under way and may land at any time. It has a *turn* on its extent until it has: no copy
 //! reads the extent before, and a chunk that is absent is mirrored to by nobody, so nothing newer is ever there for it to land on.
 //! A copy looks for turns when it has the extent's lock, which whoever takes one holds, too.
 //!
-//! While any of them is under way the target is not called silent anew. A slow target answers something all the time. One that
-//! stays silent is lost after its time for an answer, or as soon as a request to it fails, as without this.
+//! While any of them is under way the target is not called silent anew; if it says nothing at all all the same, it is lost. So
+//! is one that stays silent for its time for an answer, or that answers others and not what was left. A slow target answers
+//! something all the time, and is waited for.
+//!
+//! The paper's mirror cannot leave a chunk, nor can one that has answered the guest already: their target is lost instead.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -24,7 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Extent, RangeGuard, RangeLock};
+use block::{Error, ErrorKind, Extent, RangeGuard, RangeLock, Result};
 use env::Moment;
 use futures::future::{Either, select};
 use parking_lot::Mutex;
@@ -35,8 +40,10 @@ use super::patience::may_pass;
 use super::target_work::TargetWork;
 use super::tracker::Mode;
 
-/// A target that has answered is not called silent again for so many limits: mirroring converges between silences.
+/// A target that has answered is called silent later only for so many limits: mirroring converges between silences.
 const REST_LIMITS: u32 = 40;
+/// So many limits are later, and as many a target has that cannot be left.
+const PATIENT_LIMITS: u32 = 3;
 
 /// Whether the target of a session answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,53 +67,93 @@ impl Silence {
         self.since
     }
 
-    /// Whether a write that waits since `began` need not wait any more: it is silent. If not, when to ask again.
+    /// Whether what waits since `began` need not wait any more: it is silent. If not, when to ask again.
     pub(crate) fn ask(&mut self, now: Moment, began: Moment, limit: Duration) -> Result<(), Moment> {
         if self.since.is_some() {
             return Ok(());
         }
-        let due = (self.heard.max(began) + limit).max(self.not_before);
+        let from = self.heard.max(began);
+        let due = (from + limit).max(self.not_before).min(from + limit * PATIENT_LIMITS);
         if now < due {
             return Err(due);
         }
         self.since = Some(now);
         Ok(())
     }
+
+    /// When whoever waits since `began` has waited for long without anything being answered.
+    fn patient(&self, began: Moment, limit: Duration) -> Moment {
+        self.heard.max(began) + limit * PATIENT_LIMITS
+    }
 }
 
-/// Writes that were left while they were under way.
-pub(crate) struct LeftWrites {
+/// Requests that were left while they were under way.
+pub(crate) struct LeftRequests {
     limit: Option<Duration>,
+    /// Whether what a guest's write waits for is left; otherwise the target is lost.
+    leaves: bool,
     turns: RangeLock,
     /// How many are under way.
     count: Arc<AtomicUsize>,
-    /// How those ended that nobody has heard of yet, and of which session they were.
+    /// What became of those that nobody has heard of yet.
     ended: Arc<Ended>,
 }
 
 #[derive(Default)]
 struct Ended {
-    list: Mutex<VecDeque<(u64, block::Result<()>)>>,
+    list: Mutex<VecDeque<News>>,
     told: Notify,
 }
 
-impl LeftWrites {
-    /// Writes are left after `limit`; never if there is none.
-    pub(crate) fn new(limit: Option<Duration>) -> Self {
-        Self { limit, turns: RangeLock::new(), count: Arc::default(), ended: Arc::default() }
+/// What became of a request that was left.
+struct News {
+    session: u64,
+    /// A flush, or a write that is one: what it did not make durable is lost.
+    is_flush: bool,
+    /// `None` if its time is over.
+    outcome: Option<Result<()>>,
+}
+
+impl Ended {
+    fn tell(&self, news: News) {
+        self.list.lock().push_back(news);
+        self.told.notify_one();
     }
 }
 
-/// What became of a guest's write at the target.
-pub(super) enum AtTarget {
-    Answered(block::Result<()>),
+impl LeftRequests {
+    /// The guest waits for no longer than `limit`; for as long as the target has for an answer if there is none.
+    pub(crate) fn new(limit: Option<Duration>, leaves: bool) -> Self {
+        Self { limit, leaves, turns: RangeLock::new(), count: Arc::default(), ended: Arc::default() }
+    }
+
+    /// Whether any is under way.
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+}
+
+/// What is asked of a target while a guest may wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// To write an extent whose lock the caller holds, durably or not.
+    Write { extent: Extent, is_forced: bool },
+    /// To say what it holds.
+    Read,
+    /// To make durable what it was written.
+    Flush,
+}
+
+/// What became of that.
+pub(crate) enum AtTarget<T = ()> {
+    Answered(Result<T>),
     /// It is still under way, and nobody waits for it.
     Left,
 }
 
 impl Shared {
     /// A request to the target of `session` has ended. A connection that is lost is no answer.
-    pub(crate) fn note_answer<T>(&self, session: u64, outcome: &block::Result<T>) {
+    pub(crate) fn note_answer<T>(&self, session: u64, outcome: &Result<T>) {
         let Some(limit) = self.left.limit else { return };
         if outcome.as_ref().is_err_and(|error| !may_pass(error)) {
             return;
@@ -125,93 +172,140 @@ impl Shared {
         }
     }
 
-    /// The source has answered a guest's write of `extent`, whose lock the caller holds; gives the target its time, which is
-    /// over when it is silent, unless the write `must_end`.
-    pub(super) async fn finish_at_target(
+    /// Whether the target is silent: nothing is begun there that a guest could come to wait for.
+    pub(crate) fn is_target_silent(&self) -> bool {
+        self.tracker(|tracker| tracker.silence.since().is_some())
+    }
+
+    /// How long the guest waits for a target of which nothing is heard, if not for as long as that has for an answer.
+    pub(crate) const fn silence_limit(&self) -> Option<Duration> {
+        self.left.limit
+    }
+
+    /// A guest may wait for `asked`: gives the target its time, which is over when it is silent.
+    pub(crate) async fn finish_at_target<T: Send + 'static>(
         &self,
-        target: TargetWork,
+        target: TargetWork<T>,
         session: u64,
-        extent: Extent,
-        must_end: bool,
-    ) -> AtTarget {
-        let Some(limit) = self.left.limit.filter(|_| !must_end) else {
+        asked: Asked,
+    ) -> AtTarget<T> {
+        let Some(limit) = self.left.limit else {
             return AtTarget::Answered(self.finish_target(target, session).await);
         };
         let (mut ours, theirs) = handover(target);
         let waiting = self.finish_target(Box::pin(theirs), session);
-        match select(pin!(waiting), pin!(self.turn_in_silence(session, extent, limit))).await {
+        match select(pin!(waiting), pin!(self.turn_in_silence(session, asked, limit))).await {
             Either::Left((answer, _)) => AtTarget::Answered(answer),
             Either::Right((turn, _)) => {
                 if let Some(target) = ours.take_back() {
-                    self.leave(target, session, turn);
+                    self.leave(target, session, asked, turn);
                 }
                 AtTarget::Left
             }
         }
     }
 
-    /// Waits until the target of `session` is silent and its writes may be left; gives a turn on `extent`.
-    async fn turn_in_silence(&self, session: u64, extent: Extent, limit: Duration) -> RangeGuard {
+    /// Waits until the target of `session` is silent and `asked` may be left; gives a turn on what is written.
+    async fn turn_in_silence(&self, session: u64, asked: Asked, limit: Duration) -> Option<RangeGuard> {
         let began = self.env.now();
+        let may_leave = self.left.leaves || asked == Asked::Flush;
         loop {
             let changed = self.changed();
             let now = self.env.now();
-            let asked = self.tracker(|tracker| {
+            let mut was_silent = false;
+            let due = self.tracker(|tracker| {
                 let is_the_sources = matches!(tracker.mode(), Mode::SourceHolds | Mode::FlushBoth);
                 if !is_the_sources || !tracker.is_current(session) {
                     return None;
                 }
-                let was_silent = tracker.silence.since().is_some();
-                // So there are never more of them than the guest had under way when the target fell silent.
-                if !was_silent && self.left.count.load(Ordering::Acquire) > 0 {
-                    return None;
-                }
-                Some((tracker.silence.ask(now, began, limit), was_silent))
+                was_silent = tracker.silence.since().is_some();
+                // So there are never more of them than were under way when the target fell silent.
+                let is_anew = tracker.silence.since().is_none() && self.left.any();
+                Some(match may_leave && !is_anew {
+                    true => tracker.silence.ask(now, began, limit).err(),
+                    false => Some(tracker.silence.patient(began, limit)),
+                })
             });
-            match asked {
-                Some((Ok(()), was_silent)) => {
+            match due {
+                Some(None) => {
+                    // Once: it wakes who waits here, too.
                     if !was_silent {
-                        tracing::info!(session, "the target is silent: the guest's writes are left to the source");
+                        tracing::info!(session, ?asked, "the target is silent: the guest does not wait for it");
                         self.announce();
                         self.left.ended.told.notify_one();
                     }
-                    match self.left.turns.try_exclusive(extent) {
-                        Some(turn) => return turn,
-                        None => changed.await,
+                    match asked {
+                        Asked::Read | Asked::Flush => return None,
+                        Asked::Write { extent, .. } => match self.left.turns.try_exclusive(extent) {
+                            Some(turn) => return Some(turn),
+                            None => changed.await,
+                        },
                     }
                 }
-                Some((Err(due), _)) => _ = select(pin!(changed), self.env.sleep(due.since(now))).await,
+                Some(Some(due)) if now >= due => self.lose_silent(session, now.since(began)),
+                Some(Some(due)) => _ = select(pin!(changed), self.env.sleep(due.since(now))).await,
                 None => changed.await,
             }
         }
     }
 
-    /// Lets a write go on by itself.
-    fn leave(&self, target: TargetWork, session: u64, turn: RangeGuard) {
+    /// A guest has waited for the target for `span`, of which nothing was heard.
+    fn lose_silent(&self, session: u64, span: Duration) {
+        let context = format!("the target has answered nothing for {span:?} that the guest has waited");
+        self.fail_target(session, Error::new(ErrorKind::TimedOut, context));
+    }
+
+    /// Waits for `work`, which the target must do something for and a guest waits for: one that says nothing is lost.
+    pub(crate) async fn or_lose_silent<T>(&self, work: impl Future<Output = T>) -> T {
+        let Some(limit) = self.left.limit else { return work.await };
+        let began = self.env.now();
+        let watch = async {
+            loop {
+                let changed = self.changed();
+                let now = self.env.now();
+                let due = self.tracker(|tracker| {
+                    let is_the_sources = matches!(tracker.mode(), Mode::SourceHolds | Mode::FlushBoth);
+                    let number = tracker.session().filter(|_| is_the_sources)?.number;
+                    Some((number, tracker.silence.patient(began, limit)))
+                });
+                match due {
+                    Some((session, due)) if now >= due => self.lose_silent(session, now.since(began)),
+                    Some((_, due)) => _ = select(pin!(changed), self.env.sleep(due.since(now))).await,
+                    None => changed.await,
+                }
+            }
+        };
+        match select(pin!(work), pin!(watch)).await {
+            Either::Left((done, _)) => done,
+            Either::Right((never, _)) => never,
+        }
+    }
+
+    /// Lets a request go on by itself.
+    fn leave<T: Send + 'static>(&self, target: TargetWork<T>, session: u64, asked: Asked, turn: Option<RangeGuard>) {
         let late = (self.count_late(), Late::new(&self.left.count));
-        let ended = Arc::clone(&self.left.ended);
+        let (env, limit, ended) = (Arc::clone(&self.env), self.target_limit, Arc::clone(&self.left.ended));
+        let is_flush = matches!(asked, Asked::Flush | Asked::Write { is_forced: true, .. });
         self.env.spawn(Box::pin(async move {
-            let outcome = target.await;
+            let outcome = match select(target, env.sleep(limit)).await {
+                Either::Left((outcome, _)) => outcome,
+                Either::Right(((), target)) => {
+                    ended.tell(News { session, is_flush, outcome: None });
+                    target.await
+                }
+            };
             drop((turn, late));
-            ended.list.lock().push_back((session, outcome));
-            ended.told.notify_one();
+            ended.tell(News { session, is_flush, outcome: Some(outcome.map(drop)) });
         }));
     }
 
-    /// Hears of writes that were left and of silence that lasts, for as long as it is polled.
+    /// Hears of requests that were left and of silence that lasts, for as long as it is polled.
     pub(crate) async fn hear_left(&self) {
         loop {
             let told = self.left.ended.told.notified();
             let ended = std::mem::take(&mut *self.left.ended.list.lock());
             if !ended.is_empty() {
-                for (session, outcome) in ended {
-                    self.note_answer(session, &outcome);
-                    if let Err(error) = outcome
-                        && !may_pass(&error)
-                    {
-                        self.fail_target(session, error.wrap("mirroring to the target"));
-                    }
-                }
+                ended.into_iter().for_each(|news| self.hear(news));
                 self.announce();
             }
             let silent = self.tracker(|tracker| {
@@ -224,13 +318,27 @@ impl Shared {
             };
             let lasts = self.env.now().since(since);
             if lasts >= self.target_limit {
-                let context = format!("the target has not answered for {:?}", self.target_limit);
-                self.fail_target(session, Error::new(ErrorKind::TimedOut, context));
+                self.fail_target(session, self.too_late());
                 told.await;
             } else {
                 select(pin!(told), self.env.sleep(self.target_limit - lasts)).await;
             }
         }
+    }
+
+    fn hear(&self, news: News) {
+        let News { session, is_flush, outcome } = news;
+        let Some(outcome) = outcome else { return self.fail_target(session, self.too_late()) };
+        self.note_answer(session, &outcome);
+        if let Err(error) = outcome
+            && (is_flush || !may_pass(&error))
+        {
+            self.fail_target(session, error.wrap("mirroring to the target"));
+        }
+    }
+
+    fn too_late(&self) -> Error {
+        Error::new(ErrorKind::TimedOut, format!("the target has not answered for {:?}", self.target_limit))
     }
 
     /// Locks `extent` for a copy as [`lock_for_copy`](Self::lock_for_copy) does, when no write that was left is under way in it.
@@ -249,7 +357,7 @@ impl Shared {
 }
 
 /// A request that one party waits for and another may take over.
-fn handover(target: TargetWork) -> (Ours, impl Future<Output = block::Result<()>> + Send) {
+fn handover<T: Send + 'static>(target: TargetWork<T>) -> (Ours<T>, impl Future<Output = Result<T>> + Send + 'static) {
     let place = Arc::new(Mutex::new(Some(target)));
     let ours = Ours(Arc::clone(&place));
     let theirs = std::future::poll_fn(move |context| match &mut *place.lock() {
@@ -259,11 +367,11 @@ fn handover(target: TargetWork) -> (Ours, impl Future<Output = block::Result<()>
     (ours, theirs)
 }
 
-struct Ours(Arc<Mutex<Option<TargetWork>>>);
+struct Ours<T>(Arc<Mutex<Option<TargetWork<T>>>>);
 
-impl Ours {
+impl<T> Ours<T> {
     /// The request, if it is not over.
-    fn take_back(&mut self) -> Option<TargetWork> {
+    fn take_back(&mut self) -> Option<TargetWork<T>> {
         self.0.lock().take()
     }
 }
@@ -313,8 +421,9 @@ mod tests {
         let mut silence = Silence::default();
         assert_eq!(silence.ask(at(300), at(50), LIMIT), Ok(()));
         silence.answered(at(500), LIMIT);
-        assert_eq!((silence.since(), silence.ask(at(900), at(550), LIMIT)), (None, Err(at(10_500))));
+        assert_eq!((silence.since(), silence.ask(at(900), at(550), LIMIT)), (None, Err(at(1_300))));
         silence.answered(at(600), LIMIT);
+        assert_eq!(silence.ask(at(1_349), at(550), LIMIT), Err(at(1_350)), "no longer than three limits");
         assert_eq!(silence.ask(at(10_600), at(10_400), LIMIT), Err(at(10_650)));
         assert_eq!(silence.ask(at(10_650), at(10_400), LIMIT), Ok(()));
     }

@@ -14,7 +14,7 @@ use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
 use super::silence::Silence;
 pub(crate) use super::states::{Durability, Life, Mode};
-use crate::progress_map::{PAGE_BITS, PAGE_BYTES, active_of, bit, set_bit};
+use crate::progress_map::{ProgressMap, active_of};
 use crate::strategy::auto::Auto;
 use crate::strategy::mirror_paper::offsets::Offsets;
 use crate::strategy::tracking::dirt::Dirt;
@@ -30,7 +30,7 @@ pub(crate) struct Tracker {
     size: Bytes,
     pub(in crate::strategy) chunk: ChunkSize,
     pub(in crate::strategy) life: ChunkMap<Life>,
-    durability: ChunkMap<Durability>,
+    pub(super) durability: ChunkMap<Durability>,
     pub(in crate::strategy) scrutiny: ChunkMap<Scrutiny>,
     /// What the guest has written since it was copied, where that is tracked and not mirrored.
     pub(in crate::strategy) dirt: Option<Dirt>,
@@ -42,6 +42,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) auto: Option<Auto>,
     /// How far the copy is, where that is all that is known of it.
     pub(in crate::strategy) offsets: Option<Offsets>,
+    /// Something has happened to chunks that were, or are, to be compared since the comparison last began.
+    pub(super) has_suspects: bool,
     /// From which chunk on a comparison of a volume that is tracked goes on.
     pub(in crate::strategy) compare_from: u64,
     session: Option<Session>,
@@ -54,6 +56,10 @@ pub(crate) struct Tracker {
     patience: Patience,
     /// The session's target's.
     pub(super) silence: Silence,
+    /// How many flushes of the guest's the session's target was not waited for, or not asked for.
+    pub(crate) flushes_left: u64,
+    /// How many of them a flush that has succeeded since covers.
+    pub(super) flushes_covered: u64,
     mode: Mode,
     /// Chunks in `writing` that the guest has written to.
     pub(in crate::strategy) redo: BTreeSet<u64>,
@@ -63,12 +69,15 @@ pub(crate) struct Tracker {
     /// `None` without a progress map.
     pub(in crate::strategy) activity: Option<BTreeMap<u64, Activity>>,
     /// Pages of the progress map's had bits that are not up to date.
-    pub(in crate::strategy) stale_pages: BTreeSet<u64>,
+    pub(super) stale_pages: BTreeSet<u64>,
+    /// For how many chunks a page of them stands.
+    pub(super) page_chunks: u64,
     pub(crate) counts: Counts,
 }
 
 impl Tracker {
-    pub(crate) fn new(size: Bytes, chunk: ChunkSize, target: Device, is_fresh: bool, keeps_progress: bool) -> Self {
+    /// Of a volume of `size` that is copied to `target`, without a progress map.
+    pub(crate) fn new(size: Bytes, chunk: ChunkSize, target: Device, is_fresh: bool) -> Self {
         let chunks = chunk.count(size);
         Self {
             size,
@@ -81,6 +90,7 @@ impl Tracker {
             queue: None,
             auto: None,
             offsets: None,
+            has_suspects: false,
             compare_from: 0,
             session: Some(Session::new(1, target, is_fresh)),
             sessions: 1,
@@ -88,14 +98,23 @@ impl Tracker {
             offload: None,
             patience: Patience::default(),
             silence: Silence::default(),
+            flushes_left: 0,
+            flushes_covered: 0,
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
             redone: BTreeMap::new(),
             generations: vec![0; GENERATIONS as usize],
-            activity: keeps_progress.then(BTreeMap::new),
+            activity: None,
             stale_pages: BTreeSet::new(),
+            page_chunks: ProgressMap::PAGE_CHUNKS,
             counts: Counts::default(),
         }
+    }
+
+    /// Keeps a progress map up to date, of whose pages each stands for so many chunks.
+    pub(crate) fn keep_progress(&mut self, page_chunks: u64) {
+        self.activity = Some(BTreeMap::new());
+        self.page_chunks = page_chunks;
     }
 
     pub(crate) const fn mode(&self) -> Mode {
@@ -124,7 +143,7 @@ impl Tracker {
     }
 
     /// Chunks that an earlier session of the job has copied and flushed.
-    pub(crate) fn adopt(&mut self, runs: &[Range<u64>]) {
+    pub(in crate::strategy) fn adopt(&mut self, runs: &[Range<u64>]) {
         if let Some(session) = &mut self.session {
             session.trusts_zeroes = false;
         }
@@ -138,19 +157,27 @@ impl Tracker {
 
     /// Goes on with `target`, which has what was had before unless it is `empty`.
     pub(crate) fn begin_session(&mut self, target: Device, empty: bool) {
+        // Whoever calls has done most of it, and of what follows, a part at a time.
+        let mut from = Some(0);
+        while let Some(at) = from {
+            from = self.lose_unflushed(at);
+        }
         if empty {
             // A copy that still runs ends with its session and makes its chunks absent itself.
             self.life.replace(Life::Had, Life::Absent);
             self.go_back_to_start();
-            self.stale_pages.extend(0..self.life.len().div_ceil(PAGE_BITS));
-            self.compare_from = 0;
+            self.mark_stale(0..self.chunks());
+            // What was proved was proved of the target before.
+            self.scrutiny.replace(Scrutiny::Equal, Scrutiny::Wanted);
             if let Some(dirt) = &mut self.dirt {
                 dirt.clear();
             }
         }
+        self.compare_from = 0;
         self.sessions += 1;
         self.counts.again += std::mem::take(&mut self.lost);
         (self.patience, self.silence) = (Patience::default(), Silence::default());
+        self.flushes_covered = self.flushes_left;
         self.session = Some(Session::new(self.sessions, target, empty));
     }
 
@@ -162,32 +189,18 @@ impl Tracker {
         is_the_sources && self.is_current(session) && self.patience.bears_failure(now)
     }
 
-    /// The target is gone: what was not flushed there must be copied again, and looked at. Gives what was buffered.
+    /// The target is gone. What was not flushed there is to be [lost](Self::lose_unflushed) before another session begins.
+    /// Gives what was buffered.
     #[must_use = "it is freed outside the tracker's lock"]
     pub(crate) fn drop_session(&mut self) -> VecDeque<Buffered> {
         if let Some(session) = self.session.take() {
             session.end();
         }
-        let buffered = self.drop_buffered();
-        for state in [Durability::Unflushed, Durability::Flushing, Durability::FlushingAndUnflushed] {
-            let mut from = 0;
-            while let Some(run) = self.durability.next_run(state, from, u64::MAX) {
-                from = run.end;
-                for index in run.clone() {
-                    if self.life.get(index) == Life::Had {
-                        self.scrutiny.set(index, Scrutiny::Wanted);
-                        self.count_again(index..index + 1);
-                        self.lose(index);
-                    }
-                }
-                self.durability.set_range(run, Durability::Clean);
-            }
-        }
-        buffered
+        self.drop_buffered()
     }
 
     /// The target gets these chunks again, although the guest has not asked for that, or will when there is one again.
-    fn count_again(&mut self, run: Range<u64>) {
+    pub(super) fn count_again(&mut self, run: Range<u64>) {
         let bytes = self.run_extent(&run).length.0;
         *(if self.session.is_some() { &mut self.counts.again } else { &mut self.lost }) += bytes;
     }
@@ -198,7 +211,7 @@ impl Tracker {
             return;
         }
         self.life.set(index, Life::Absent);
-        self.stale_pages.insert(index / PAGE_BITS);
+        self.mark_stale(index..index + 1);
     }
 
     /// The next run of chunks at or after `from`, at most `chunks_max` long, that the target is thought to have.
@@ -211,17 +224,18 @@ impl Tracker {
     pub(crate) fn lose_had(&mut self, index: u64) -> bool {
         let is_new = self.is_in_step(index);
         if is_new {
-            self.scrutiny.set(index, Scrutiny::Wanted);
+            self.suspect(index..index + 1);
             self.count_again(index..index + 1);
             self.lose(index);
         }
         is_new
     }
 
-    /// Decides what becomes of a guest write. The caller holds the extent's lock until [`finish_write`].
+    /// Decides what becomes of a guest write, all of which is left to the source with `leaves` where that can be. The caller
+    /// holds the extent's lock until [`finish_write`].
     ///
     /// [`finish_write`]: Self::finish_write
-    pub(crate) fn plan_write(&mut self, extent: Extent) -> WritePlan {
+    pub(crate) fn plan_write(&mut self, extent: Extent, leaves: bool) -> WritePlan {
         if let Some(tracked) = self.plan_tracked(extent) {
             return tracked;
         }
@@ -232,7 +246,7 @@ impl Tracker {
         self.count_write(extent);
         let (parts, active) = match self.offsets {
             Some(_) => self.mirrored_by_offset(extent),
-            None => self.mirrored_by_life(extent),
+            None => self.mirrored_by_life(extent, self.may_leave() && (leaves || self.silence.since().is_some())),
         };
         if active {
             self.activate(&mut plan);
@@ -246,14 +260,14 @@ impl Tracker {
     }
 
     /// Which parts of a write are to be mirrored, and whether the activity log must have it first.
-    fn mirrored_by_life(&mut self, extent: Extent) -> (Vec<Extent>, bool) {
+    fn mirrored_by_life(&mut self, extent: Extent, leaves: bool) -> (Vec<Extent>, bool) {
         let mut parts: Vec<Extent> = Vec::new();
         let mut lost = false;
         for index in self.chunk.indices_of(extent) {
             match self.life.get(index) {
                 Life::Absent | Life::Reading => {}
                 Life::Writing => _ = self.redo.insert(index),
-                Life::Had if self.session.is_none() || self.is_left_in_silence() || self.leaves(index) => {
+                Life::Had if self.session.is_none() || leaves || self.leaves(index) => {
                     self.lose(index);
                     lost = true;
                 }
@@ -271,9 +285,10 @@ impl Tracker {
         (parts, active)
     }
 
-    /// Whether the guest's writes are left to the source because the target is silent.
-    fn is_left_in_silence(&self) -> bool {
-        self.silence.since().is_some() && self.mode == Mode::SourceHolds
+    /// Whether what the target has may be left to the source: its chunks are absent then.
+    const fn may_leave(&self) -> bool {
+        let is_able = self.offsets.is_none() && self.queue.is_none();
+        is_able && matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth)
     }
 
     /// The activity log has these extents now.
@@ -300,13 +315,16 @@ impl Tracker {
         } else if plan.buffered && may_differ {
             self.differ(plan.extent);
         }
-        let Some((_, parts)) = &plan.mirror else { return };
+        let Some((session, parts)) = &plan.mirror else { return };
+        // The target that has answered is lost, and with it perhaps what no flush has covered: one that ended while the
+        // source was still under way has left its chunks clean.
+        let may_differ = may_differ || !self.is_current(session.number);
         for part in parts {
             for index in self.chunk.indices_of(*part) {
                 // Said again at the end: a flush that began meanwhile does not cover this write.
                 self.touch_target(index);
                 if may_differ {
-                    self.scrutiny.set(index, Scrutiny::Wanted);
+                    self.suspect(index..index + 1);
                     // Where the target may hold the volume, writes must go on to reach it. When a doubt is settled for the
                     // source, the mirror is dropped and with it everything that was written since the last flush.
                     let may_be_lost = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
@@ -390,7 +408,7 @@ impl Tracker {
     pub(crate) fn give_up(&mut self, run: Range<u64>, suspect: bool) {
         self.redo.retain(|index| !run.contains(index));
         if suspect {
-            self.scrutiny.set_range(run.clone(), Scrutiny::Wanted);
+            self.suspect(run.clone());
         }
         self.abandon_window();
         self.life.set_range(run, Life::Absent);
@@ -408,9 +426,9 @@ impl Tracker {
             return self.give_up_written(run);
         }
         self.want_again(run.clone());
+        self.mark_stale(run.clone());
         for index in run {
             self.touch_target(index);
-            self.stale_pages.insert(index / PAGE_BITS);
             if self.redo.remove(&index) {
                 self.counts.redos += 1;
                 *self.redone.entry(index).or_default() += 1;
@@ -430,7 +448,7 @@ impl Tracker {
         }
         self.want_again(run.clone());
         self.redone.clear_range(run.clone());
-        self.stale_pages.extend(run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS);
+        self.mark_stale(run.clone());
         self.life.set_range(run, Life::Had);
     }
 
@@ -450,73 +468,10 @@ impl Tracker {
         self.durability.count(Durability::Clean) != self.durability.len()
     }
 
-    /// A flush of the target begins.
-    pub(crate) fn begin_flush(&mut self) {
-        self.durability.replace(Durability::FlushingAndUnflushed, Durability::Flushing);
-        self.durability.replace(Durability::Unflushed, Durability::Flushing);
-    }
-
-    /// The flush that began has succeeded.
-    pub(crate) fn end_flush(&mut self) {
-        self.durability.replace(Durability::Flushing, Durability::Clean);
-        self.durability.replace(Durability::FlushingAndUnflushed, Durability::Unflushed);
-    }
-
     /// Whether all of these chunks are on both sides.
     pub(crate) fn all_had(&self, run: Range<u64>) -> bool {
         let length = run.end - run.start;
         self.session.is_some() && self.life.next_run(Life::Had, run.start, length) == Some(run)
-    }
-
-    /// The pages of the progress map that are not up to date; the caller brings every one of them up to date.
-    pub(crate) fn take_stale_pages(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.stale_pages).into_iter().collect()
-    }
-
-    /// Whether a chunk is on both sides, and the guest has not changed it since.
-    fn is_in_step(&self, index: u64) -> bool {
-        let is_clean = |dirt: &Dirt| !dirt.clean_prefix(index..index + 1).is_empty();
-        self.life.get(index) == Life::Had && self.dirt.as_ref().is_none_or(is_clean)
-    }
-
-    /// Brings a page of had bits up to date. A chunk that waits for its first flush keeps the page stale.
-    pub(crate) fn fill_had_page(&mut self, number: u64, page: &mut [u8; PAGE_BYTES]) {
-        let first = number * PAGE_BITS;
-        let end = (first + PAGE_BITS).min(self.life.len());
-        for index in first..end {
-            let within = index - first;
-            if !self.is_in_step(index) {
-                set_bit(page, within, false);
-            } else if self.durability.get(index) == Durability::Clean {
-                set_bit(page, within, true);
-            } else if !bit(page, within) {
-                self.stale_pages.insert(number);
-            }
-        }
-    }
-
-    /// The extents of the activity log that need not be there any more: nothing in flight, nothing unflushed, and the
-    /// had bits say what is. They are forgotten here; the caller clears them on record before anybody else may set them.
-    pub(crate) fn take_idle(&mut self) -> Vec<u64> {
-        let Some(activity) = &mut self.activity else { return Vec::new() };
-        let mut idle = Vec::new();
-        activity.retain(|number, entry| {
-            let start = Bytes(number * crate::progress_map::ACTIVE_EXTENT.0);
-            let end = (start + crate::progress_map::ACTIVE_EXTENT).min(self.size);
-            let chunks = self.chunk.indices_of(Extent::between(start, end));
-            let pages = chunks.start / PAGE_BITS..=(chunks.end - 1) / PAGE_BITS;
-            let is_clean = self
-                .durability
-                .next_run(Durability::Clean, chunks.start, chunks.end - chunks.start)
-                .is_some_and(|run| run == chunks);
-            let keep =
-                entry.in_flight > 0 || !entry.on_record || !is_clean || self.stale_pages.range(pages).next().is_some();
-            if !keep {
-                idle.push(*number);
-            }
-            keep
-        });
-        idle
     }
 
     pub(crate) fn chunk_extent(&self, index: u64) -> Extent {

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use block::{Bytes, Extent};
 
-use crate::progress_map::PAGE_BITS;
 use crate::strategy::mirror::tracker::{Life, Tracker};
 
 /// Which part of a volume is copied, being copied, and to be copied.
@@ -102,7 +101,7 @@ impl Tracker {
         let Some(end) = self.window_start() else { return false };
         let to = self.chunk_extent(index).offset;
         self.life.set_range(index..end, Life::Absent);
-        self.stale_pages.extend(index / PAGE_BITS..=(end - 1) / PAGE_BITS);
+        self.mark_stale(index..end);
         self.offsets.as_mut().expect("asked above").go_back(to);
         true
     }
@@ -115,9 +114,7 @@ impl Tracker {
         let recorded = had.last().map_or(Bytes::ZERO, |run| byte(run.end));
         self.offsets = Some(Offsets { copied: byte(copied), copying: byte(copied), recorded });
         // The others are on record, and must not be there any more once the guest has written to them.
-        let others = had.iter().filter(|run| run.start > 0);
-        let pages: Vec<_> = others.map(|run| run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS).collect();
-        self.stale_pages.extend(pages.into_iter().flatten());
+        had.iter().filter(|run| run.start > 0).for_each(|run| self.mark_stale(run.clone()));
     }
 
     /// Which part of a write is to be mirrored, and whether a crash after it could take something for copied that is
@@ -154,7 +151,8 @@ mod tests {
     fn tracker() -> Tracker {
         let chunk = ChunkSize::new(CHUNK).expect("a chunk size");
         let target = Device::new("target", MemDevice::new(SIZE));
-        let mut tracker = Tracker::new(SIZE, chunk, target, true, true);
+        let mut tracker = Tracker::new(SIZE, chunk, target, true);
+        tracker.keep_progress(crate::ProgressMap::PAGE_CHUNKS);
         tracker.mirror_by_offsets();
         tracker
     }
@@ -214,7 +212,7 @@ mod tests {
                     }
                     Step::Write(at, length, fails) => {
                         let extent = Extent::new(Bytes(at), Bytes(length));
-                        let plan = tracker.plan_write(extent);
+                        let plan = tracker.plan_write(extent, false);
                         let end = (copied * CHUNK).min(extent.end().0);
                         let expected = (at < end).then(|| vec![Extent::between(Bytes(at), Bytes(end))]);
                         let parts = plan.mirror.as_ref().map(|(_, parts)| parts.clone());
@@ -238,9 +236,9 @@ mod tests {
         let mut tracker = tracker();
         tracker.adopt(&[0..3, 5..9]);
         assert_eq!((tracker.window_start(), tracker.bytes_had()), (Some(3), Bytes(3 * CHUNK)));
-        let plan = tracker.plan_write(Extent::new(Bytes(6 * CHUNK), Bytes(10)));
+        let plan = tracker.plan_write(Extent::new(Bytes(6 * CHUNK), Bytes(10)), false);
         assert!(plan.mirror.is_none() && plan.active, "it is on record as copied, and a crash must not believe that");
-        let plan = tracker.plan_write(Extent::new(Bytes(10 * CHUNK), Bytes(10)));
+        let plan = tracker.plan_write(Extent::new(Bytes(10 * CHUNK), Bytes(10)), false);
         assert!(plan.mirror.is_none() && !plan.active);
         tracker.adopt(&[1..2, 2..3]);
         assert_eq!(tracker.window_start(), Some(0));
@@ -252,7 +250,7 @@ mod tests {
         tracker.adopt(&[0..12, 14..15]);
         assert!(tracker.drop_session().is_empty());
         assert_eq!(tracker.window_start(), Some(12), "all of it was flushed");
-        let plan = tracker.plan_write(Extent::new(Bytes(5 * CHUNK + 7), Bytes(3 * CHUNK)));
+        let plan = tracker.plan_write(Extent::new(Bytes(5 * CHUNK + 7), Bytes(3 * CHUNK)), false);
         assert!(plan.mirror.is_none() && plan.active);
         assert_eq!(tracker.window_start(), Some(5));
     }

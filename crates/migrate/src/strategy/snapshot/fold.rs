@@ -12,6 +12,7 @@ use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
 use super::{Snapshot, Snapshots};
+use crate::pace::HoldLimit;
 
 /// What is folded in one piece at most.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -30,7 +31,7 @@ const BACK_BYTES_MAX: Bytes = Bytes::mib(4);
 /// Or after so many rounds, for a guest may write as fast as it is folded.
 const BACK_ROUNDS_MAX: u32 = 8;
 /// How long the guest's requests have to drain before it is let go once more.
-const BACK_HOLD: Duration = Duration::from_millis(500);
+const BACK_HOLD: Duration = Duration::from_millis(250);
 
 /// What the next piece has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,9 +159,9 @@ impl Fold<'_> {
     /// failure and is asked for nothing.
     pub(crate) async fn fold_all(&mut self, mut note: impl FnMut(block::Error)) {
         let mut pause = RETRY_PAUSE;
-        let mut rounds = 0;
+        let (mut rounds, mut hold) = (0, HoldLimit::new(BACK_HOLD));
         while !self.snapshots.is_empty() {
-            match self.fold_some(&mut rounds).await {
+            match self.fold_some(&mut rounds, &mut hold).await {
                 Ok(()) => pause = RETRY_PAUSE,
                 Err(error) => {
                     tracing::warn!(error = error.chain(), "an overlay could not be folded yet");
@@ -179,7 +180,7 @@ impl Fold<'_> {
         }
     }
 
-    async fn fold_some(&mut self, rounds: &mut u32) -> Result<()> {
+    async fn fold_some(&mut self, rounds: &mut u32, hold: &mut HoldLimit) -> Result<()> {
         self.snapshots.rebase(&self.below)?;
         if self.snapshots.len() > 1 {
             return self.fold_lowest(|_, _| Pace::Go).await.map(drop);
@@ -187,17 +188,22 @@ impl Fold<'_> {
         if self.snapshots.top_bytes() > BACK_BYTES_MAX && *rounds < BACK_ROUNDS_MAX {
             *rounds += 1;
             let below = self.below.clone();
-            return match self.snapshots.take(self.slot, &below, BACK_HOLD).await {
-                Err(error) if error.kind() != block::ErrorKind::Busy => {
+            return match self.snapshots.take(self.slot, &below, hold.limit()).await {
+                Err(error) if error.kind() == block::ErrorKind::Busy => {
+                    hold.note_failure();
+                    Ok(())
+                }
+                Err(error) => {
                     // There is no room for another one, perhaps: the guest is held for longer then.
                     *rounds = BACK_ROUNDS_MAX;
                     Err(error)
                 }
-                _ => Ok(()),
+                Ok(()) => Ok(()),
             };
         }
         // However long that takes: the way back has no other end.
-        if self.fold_last(BACK_HOLD, None).await? == Last::NotHeld {
+        if self.fold_last(hold.limit(), None).await? == Last::NotHeld {
+            hold.note_failure();
             self.env.sleep(super::ENTER_PAUSE).await;
         }
         Ok(())

@@ -97,6 +97,19 @@ impl Dirt {
         }
     }
 
+    /// The same of the next `chunks_max` that have a mark, from chunk `from` on. Gives the chunk to go on with.
+    pub(crate) fn clear_part(&mut self, from: u64, chunks_max: u64) -> Option<u64> {
+        let (mut at, mut left) = (from, chunks_max);
+        while left > 0 {
+            let first = [Mark::Ahead, Mark::Dirty, Mark::Deferred].map(|mark| Some((self.marks.next(mark, at)?, mark)));
+            let (start, mark) = first.into_iter().flatten().min_by_key(|(start, _)| *start)?;
+            let run = self.marks.next_run(mark, start, left)?;
+            (at, left) = (run.end, left - (run.end - run.start));
+            self.marks.set_range(run, Mark::Clean);
+        }
+        Some(at)
+    }
+
     /// How many chunks must be copied again: all of them, and those that are put off.
     pub(crate) fn dirty(&self) -> (u64, u64) {
         let deferred = self.marks.count(Mark::Deferred);
@@ -114,6 +127,11 @@ impl Dirt {
             Some(clean) if clean.start == run.start => clean,
             _ => run.start..run.start,
         }
+    }
+
+    /// Whether a chunk has no mark.
+    pub(crate) fn is_clean_at(&self, index: u64) -> bool {
+        self.marks.get(index) == Mark::Clean
     }
 
     /// The first chunk without a mark at or after `from`.

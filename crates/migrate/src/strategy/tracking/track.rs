@@ -8,10 +8,12 @@ use filters::Heat;
 
 use super::dirt::Dirt;
 use super::hot::Hot;
-use crate::progress_map::{PAGE_BITS, active_of};
+use crate::progress_map::active_of;
 use crate::strategy::mirror::scrutiny::Scrutiny;
 use crate::strategy::mirror::tracker::{Life, Mode, Tracker, WritePlan};
 
+/// So many stretches that cannot be compared now are passed under one lock of the tracker.
+const PASSED_AT_ONCE: u32 = 512;
 /// So many hot chunks are put off under one lock of the tracker.
 const DEFERRED_AT_ONCE: u32 = 1024;
 
@@ -91,7 +93,7 @@ impl Tracker {
             let life = self.life.get(index);
             let Some(dirt) = &mut self.dirt else { return };
             if dirt.mark(index, life == Life::Absent) && life == Life::Had {
-                self.stale_pages.insert(index / PAGE_BITS);
+                self.mark_stale(index..index + 1);
             }
         }
     }
@@ -112,7 +114,7 @@ impl Tracker {
     pub(crate) fn get_and_clear(&mut self, from: u64, chunks_max: u64, with_deferred: bool) -> Option<Range<u64>> {
         let run = self.dirt.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
         self.life.set_range(run.clone(), Life::Absent);
-        self.stale_pages.extend(run.start / PAGE_BITS..=(run.end - 1) / PAGE_BITS);
+        self.mark_stale(run.clone());
         Some(run)
     }
 
@@ -135,15 +137,24 @@ impl Tracker {
     }
 
     /// The next run of chunks to compare at or after `from` that are in step: those wanted, and those unseen if `full`.
-    pub(crate) fn next_comparable(&self, full: bool, from: u64, chunks_max: u64) -> Option<(Range<u64>, bool)> {
+    ///
+    /// # Errors
+    /// There may be some; the chunk to go on with.
+    pub(crate) fn next_comparable(
+        &self,
+        full: bool,
+        from: u64,
+        chunks_max: u64,
+    ) -> Result<Option<(Range<u64>, bool)>, u64> {
         let mut from = from;
-        loop {
+        for _ in 0..PASSED_AT_ONCE {
             let wanted = self.scrutiny.next_run(Scrutiny::Wanted, from, chunks_max);
             let unseen = if full { self.scrutiny.next_run(Scrutiny::Unseen, from, chunks_max) } else { None };
             let (run, is_wanted) = match (wanted, unseen) {
                 (Some(wanted), Some(unseen)) if unseen.start < wanted.start => (unseen, false),
                 (Some(wanted), _) => (wanted, true),
-                (None, unseen) => (unseen?, false),
+                (None, Some(unseen)) => (unseen, false),
+                (None, None) => return Ok(None),
             };
             let run = match &self.dirt {
                 None => run,
@@ -151,15 +162,19 @@ impl Tracker {
             };
             if run.is_empty() {
                 // A stretch that the guest has changed is left out at once.
-                from = self.dirt.as_ref()?.next_clean(run.start)?;
+                match self.dirt.as_ref().and_then(|dirt| dirt.next_clean(run.start)) {
+                    Some(clean) => from = clean,
+                    None => return Ok(None),
+                }
                 continue;
             }
-            if self.life.get(run.start) != Life::Had {
-                from = run.start + 1;
-                continue;
+            let Some(had) = self.life.next_run(Life::Had, run.start, run.end - run.start) else { return Ok(None) };
+            if had.start == run.start {
+                return Ok(Some((run.start..had.end.min(run.end), is_wanted)));
             }
-            return Some((run, is_wanted));
+            from = had.start;
         }
+        Err(from)
     }
 
     /// How many bytes were equal on both sides at a moment after their last copy.

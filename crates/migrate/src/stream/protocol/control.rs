@@ -142,6 +142,12 @@ pub enum Ask {
         /// Offset and length of each: at most [`DIGEST_EXTENTS_MAX`], of at most [`DIGEST_BYTES_MAX`] bytes.
         extents: Vec<(u64, u64)>,
     },
+    /// The source's guest uses the volume no more: it is the receiver's alone. A receiver that does not know this answers
+    /// that it is unsupported.
+    Release,
+    /// Would the volume be let in if a session began to fill it? Nothing changes. A receiver that does not know this answers
+    /// that it is unsupported.
+    Offer,
 }
 
 /// How many extents are asked about at once, and how many bytes each has at most.

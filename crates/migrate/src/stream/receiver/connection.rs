@@ -397,7 +397,7 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         self.inbox.expect_large(header.payload_bytes >= LARGE_BYTES);
-        let pool = &self.context.shared.pool;
+        let pool = &self.context.session.received;
         let wire = header.payload_bytes as usize;
         if header.coding == Coding::Raw {
             self.inbound = match pool.try_acquire(wire) {

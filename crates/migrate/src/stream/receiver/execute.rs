@@ -101,7 +101,7 @@ async fn mutate(context: Context<'_>, request: &Header, payload: Option<Buffer>)
 
 async fn read(context: Context<'_>, request: &Header, cost: usize) -> Result<Reply> {
     let extent = extent_of(context, request)?;
-    let buffer = context.shared.pool.acquire(extent.length.as_usize()).await;
+    let buffer = context.session.answered.acquire(extent.length.as_usize()).await;
     let buffer = context.session.device.read(extent.offset, buffer).await?;
     if is_zero(&buffer) {
         let header = Header { coding: Coding::Zero, length: extent.length.0, ..request.reply() };
@@ -114,7 +114,7 @@ async fn extents(context: Context<'_>, request: &Header, cost: usize) -> Result<
     let extent = extent_of(context, request)?;
     let mut pieces = context.session.device.extents(extent).await?;
     pieces.truncate(EXTENT_PIECES_MAX);
-    message(context, request, &encode_extents(&pieces), cost).await
+    Ok(message(request, encode_extents(&pieces), cost))
 }
 
 async fn control(context: Context<'_>, request: &Header, payload: Option<Buffer>, cost: usize) -> Result<Reply> {
@@ -128,12 +128,12 @@ async fn control(context: Context<'_>, request: &Header, payload: Option<Buffer>
         ask => shared.gate.ask(&session.peer, &session.request, ask).await?,
     };
     let bytes = encode(&answer).map_err(|error| Error::new(ErrorKind::Internal, error.0))?;
-    message(context, request, &bytes, cost).await
+    Ok(message(request, bytes, cost))
 }
 
 /// What the session's device holds, piece by piece.
 async fn digests(context: Context<'_>, extents: &[(u64, u64)]) -> Result<Vec<[u8; 32]>> {
-    let (pool, device) = (&context.shared.pool, &context.session.device);
+    let (pool, device) = (&context.session.answered, &context.session.device);
     if extents.len() > DIGEST_EXTENTS_MAX || extents.iter().any(|(_, length)| *length > DIGEST_BYTES_MAX) {
         return Err(Error::new(ErrorKind::TooLarge, "digests of so much are not answered at once"));
     }
@@ -151,12 +151,11 @@ async fn digests(context: Context<'_>, extents: &[(u64, u64)]) -> Result<Vec<[u8
     Ok(digests)
 }
 
-/// A reply with a message, in memory of the pool like every payload.
-async fn message(context: Context<'_>, request: &Header, bytes: &[u8], cost: usize) -> Result<Reply> {
+/// A reply with a message. It waits for no memory: what it takes the connection's allowance has paid for.
+fn message(request: &Header, bytes: Vec<u8>, cost: usize) -> Reply {
     debug_assert!(bytes.len() <= CONTROL_BYTES_MAX as usize, "whoever makes a message keeps to the limit");
-    let mut buffer = context.shared.pool.acquire(bytes.len()).await;
-    buffer.copy_from_slice(bytes);
-    Ok(Reply { header: request.reply().with_payload(&buffer), body: Body::Buffer(buffer), cost, is_last: false })
+    let (header, length) = (request.reply().with_payload(&bytes), bytes.len());
+    Reply { header, body: Body::Bytes(bytes, length), cost, is_last: false }
 }
 
 async fn retire(context: Context<'_>, request: &Header) -> Result<()> {

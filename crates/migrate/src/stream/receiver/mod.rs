@@ -15,6 +15,7 @@
 mod connection;
 mod execute;
 mod session;
+mod share;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,6 +37,7 @@ use super::protocol::{
 use super::{BoxTransport, OnOpened, ReceiverLimits};
 use connection::Engine;
 use session::{Membership, Session};
+use share::Share;
 
 /// Errors tell this much of themselves.
 const WORDS_BYTES_MAX: usize = 1024;
@@ -97,7 +99,10 @@ struct Shared {
     env: EnvRef,
     gate: Arc<dyn Gate>,
     limits: ReceiverLimits,
+    /// What is received of all sessions beside their shares,
     pool: BufferPool,
+    /// and what is answered. A sender that takes no answers keeps nobody's requests waiting.
+    answers: BufferPool,
     connections: AtomicUsize,
     seats: Mutex<BTreeMap<Key, Arc<Seat>>>,
 }
@@ -123,20 +128,37 @@ impl Receiver {
     /// A receiver without connections.
     ///
     /// # Panics
-    /// If the pool is smaller than 4 MiB.
+    /// If a session's share is smaller than 2 MiB.
     #[must_use]
     pub fn new(env: EnvRef, gate: Arc<dyn Gate>, limits: ReceiverLimits) -> Arc<Self> {
-        assert!(limits.pool >= Bytes::mib(4), "two frames of the largest size need 4 MiB");
-        let pool = BufferPool::new(limits.pool);
-        let shared =
-            Shared { env, gate, limits, pool, connections: AtomicUsize::new(0), seats: Mutex::new(BTreeMap::new()) };
+        assert!(limits.share >= Bytes::mib(2), "a frame of the largest size and what it expands to need 2 MiB");
+        let answers = Bytes(limits.pool.get() / 4);
+        let shared = Shared {
+            env,
+            gate,
+            limits,
+            pool: BufferPool::new(limits.pool - answers),
+            answers: BufferPool::new(answers),
+            connections: AtomicUsize::new(0),
+            seats: Mutex::new(BTreeMap::new()),
+        };
         Arc::new(Self { shared })
     }
 
-    /// How many bytes of the pool are in use.
+    /// How many bytes of memory for payloads are in use, by sessions that are open.
     #[must_use]
     pub fn pool_in_use(&self) -> Bytes {
-        self.shared.pool.in_use()
+        let common = self.shared.pool.in_use() + self.shared.answers.in_use();
+        let seats: Vec<_> = self.shared.seats.lock().values().cloned().collect();
+        // One that is being opened or ended has nothing in flight, or soon.
+        let sessions = seats.iter().filter_map(|seat| seat.current.try_lock().ok()?.clone());
+        sessions.fold(common, |sum, session| sum + session.received.own_in_use() + session.answered.own_in_use())
+    }
+
+    /// How many connections there are.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
     }
 
     /// How many sessions there are, those that wait for their sender to come back included.
@@ -168,13 +190,14 @@ impl Receiver {
         let limits = &shared.limits;
         let before = shared.connections.fetch_add(1, Ordering::Relaxed);
         let _counted = Counted(&shared.connections);
-        if before >= limits.connections_max {
-            return Err(Error::new(ErrorKind::Busy, format!("there are {before} connections already")));
-        }
         let opening = env::timeout(&*shared.env, limits.opening_max, receive_opening(&mut transport)).await;
         let late = || Error::new(ErrorKind::TimedOut, format!("{peer} said nothing for {:?}", limits.opening_max));
         let (opening, features) = opening.ok_or_else(late)??;
-        let (session, membership) = match shared.admit(&peer, &opening).await {
+        let admitted = match shared.check_place(&opening, before) {
+            Ok(()) => shared.admit(&peer, &opening).await,
+            Err(error) => Err(error),
+        };
+        let (session, membership) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => {
                 let refusing = refuse(&mut transport, &error);
@@ -215,6 +238,17 @@ impl Receiver {
 }
 
 impl Shared {
+    /// Whether there is a place for one more connection beside so many. The first one of a session finds one when further
+    /// streams of others do not any more.
+    fn check_place(&self, opening: &Opening, others: usize) -> Result<()> {
+        let limits = &self.limits;
+        let most = if opening.joins { limits.connections_max } else { limits.connections_max_first };
+        if others < most {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::Busy, format!("there are {others} connections of other hosts here already")))
+    }
+
     /// Finds or opens the session that a connection belongs to, and makes it a part of it.
     async fn admit(&self, peer: &PeerName, opening: &Opening) -> Result<(Arc<Session>, Membership)> {
         let key = (peer.clone(), opening.request.job);
@@ -258,9 +292,14 @@ impl Shared {
             *current = None;
         }
         let opened = self.gate.open(peer, &opening.request).await?;
-        let session = Arc::new(Session::new(peer.clone(), opening, opened)?);
+        let memory = (self.share_of(&self.pool), self.share_of(&self.answers));
+        let session = Arc::new(Session::new(peer.clone(), opening, opened, memory)?);
         *current = Some(Arc::clone(&session));
         Ok(session)
+    }
+
+    fn share_of(&self, pool: &BufferPool) -> Share {
+        Share::new(self.limits.share, pool)
     }
 
     /// Gives the session up, if it is the one that sits there.

@@ -19,6 +19,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::share::Share;
 use super::{Opened, PeerName, welcome};
 use crate::stream::protocol::{Opening, SessionRequest};
 
@@ -33,6 +34,10 @@ pub(super) struct Session {
     pub(super) ranges: RangeLock,
     /// The answer to the first frame of each of its streams.
     pub(super) welcome: Vec<u8>,
+    /// Memory for what it is told,
+    pub(super) received: Share,
+    /// and for what it answers.
+    pub(super) answered: Share,
     members: Arc<Members>,
 }
 
@@ -117,7 +122,12 @@ impl Members {
 }
 
 impl Session {
-    pub(super) fn new(peer: PeerName, opening: &Opening, opened: Opened) -> Result<Self> {
+    pub(super) fn new(
+        peer: PeerName,
+        opening: &Opening,
+        opened: Opened,
+        (received, answered): (Share, Share),
+    ) -> Result<Self> {
         let welcome = welcome(&opened)?;
         Ok(Self {
             peer,
@@ -127,6 +137,8 @@ impl Session {
             device: opened.device,
             ranges: RangeLock::new(),
             welcome,
+            received,
+            answered,
             members: Arc::default(),
         })
     }

@@ -30,6 +30,9 @@ pub(super) const SHORT_BYTES_MAX: usize = 32 << 10;
 /// After so many short requests a large one has its turn.
 const SHORT_STREAK_MAX: u32 = 8;
 
+/// When so many requests wait, streams that were ended for want of work are dialled again.
+const WAITING_MIN: usize = 4;
+
 /// Why flushes fail for good after the other machine was started again.
 const FORGOTTEN: &str = "the other host was started again and has forgotten writes that were answered, but not flushed";
 
@@ -211,6 +214,8 @@ pub(super) struct Board {
     waits_when_lost: bool,
     is_leaving: bool,
     is_closed: bool,
+    /// Requests wait, and no stream that there is takes them.
+    is_short_of_streams: bool,
 }
 
 /// Operations that fail, and why: answered when the board is not locked any more.
@@ -251,7 +256,13 @@ impl Board {
             waits_when_lost,
             is_leaving: false,
             is_closed: false,
+            is_short_of_streams: false,
         }
+    }
+
+    /// Whether streams that were ended for want of work are to be there again.
+    pub(super) const fn is_short_of_streams(&self) -> bool {
+        self.is_short_of_streams
     }
 
     /// Takes an order; the receiver is told how it ended.
@@ -308,6 +319,8 @@ impl Board {
             if let Some(waker) = &seat.waker {
                 waker.wake_by_ref();
             }
+        } else if self.short.len() + self.large.len() >= WAITING_MIN {
+            self.is_short_of_streams = true;
         }
     }
 
@@ -336,6 +349,7 @@ impl Board {
             seat.waker = Some(waker.clone());
         }
         let Some(operation) = operation else {
+            self.is_short_of_streams &= !(self.short.is_empty() && self.large.is_empty());
             seat.wants = if has_room { Wants::Anything } else { Wants::Short };
             seat.waits_for_path = if let Room::ShortOnPath(path) = room { Some(path) } else { None };
             return Taken::Nothing;

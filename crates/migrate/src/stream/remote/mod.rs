@@ -34,7 +34,7 @@ use futures::StreamExt;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::protocol::{
     Answer, Ask, LinkCounters, MapSummary, PAYLOAD_BYTES_MAX, Role, SessionRequest, USAGE_ADDRESSES_MAX, decode,
@@ -100,6 +100,8 @@ struct Shared {
     /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
     ranges: RangeLock,
     pieces: BufferPool,
+    /// Streams that were ended for want of work are needed, or their session is over.
+    more: Notify,
     /// Held while a session is being opened.
     opening: tokio::sync::Mutex<()>,
 }
@@ -137,6 +139,7 @@ impl Remote {
             known: Mutex::new(None),
             ranges: RangeLock::new(),
             pieces: BufferPool::new(PIECES_POOL),
+            more: Notify::new(),
             opening: tokio::sync::Mutex::new(()),
         };
         let remote = Self { shared: Arc::new(shared) };
@@ -240,6 +243,7 @@ impl Remote {
     pub async fn close(&self) -> Result<()> {
         let left = self.shared.carry_out(Request::Leave).await;
         self.shared.board.lock().close().answer();
+        self.shared.more.notify_waiters();
         left.map(|_| ())
     }
 }
@@ -248,6 +252,7 @@ impl Drop for Remote {
     fn drop(&mut self) {
         let failed = self.shared.board.lock().close();
         failed.answer();
+        self.shared.more.notify_waiters();
     }
 }
 
@@ -306,7 +311,14 @@ impl Shared {
     }
 
     fn submit(&self, order: impl Into<Order>) -> Result<oneshot::Receiver<Result<Answered>>> {
-        self.board.lock().submit(order)
+        let mut board = self.board.lock();
+        let answer = board.submit(order);
+        let is_short_of_streams = board.is_short_of_streams();
+        drop(board);
+        if is_short_of_streams {
+            self.more.notify_waiters();
+        }
+        answer
     }
 
     async fn carry_out(&self, order: impl Into<Order>) -> Result<Answered> {

@@ -63,6 +63,7 @@ impl Shared {
         let _turn = self.opening.lock().await;
         let (session, failed) = self.board.lock().next_session();
         failed.answer();
+        self.more.notify_waiters();
         let place = Place { session, stream: 0, generation: 1 };
         // A connection belongs to the runtime in which it was made: that of the worker that will use it.
         let opener = Arc::clone(self);
@@ -98,6 +99,7 @@ impl Shared {
             let (place, connected) = match first.take() {
                 Some(connected) => (Place { session, stream, generation: 1 }, Ok(connected)),
                 None => {
+                    self.until_needed(session, stream).await;
                     let Some(place) = self.board.lock().dials(session, stream) else { return };
                     (place, self.connect(place, true).await)
                 }
@@ -117,6 +119,13 @@ impl Shared {
             let (why, sent) = Engine::new(Arc::clone(&self), place, connected).run().await;
             let (failed, is_over) = self.board.lock().end(place, sent, &why);
             failed.answer();
+            if is_over {
+                self.more.notify_waiters();
+            }
+            if why.kind() == ErrorKind::Cancelled && !is_over {
+                tracing::debug!(stream, "a stream to another host is not needed for now");
+                continue;
+            }
             if !self.board.lock().is_leaving() {
                 tracing::warn!(stream, error = why.chain(), is_over, "a stream to another host is lost");
                 add(&self.counters.streams[usize::from(stream)].deaths, 1);
@@ -132,6 +141,23 @@ impl Shared {
                 backoff = Backoff::new(&self);
             }
             backoff.wait(&self).await;
+        }
+    }
+
+    /// Waits until a stream is needed, or its session is over.
+    async fn until_needed(&self, session: u64, stream: u16) {
+        if self.options.idle_max.is_none() || stream == 0 {
+            return;
+        }
+        loop {
+            let more = self.more.notified();
+            {
+                let board = self.board.lock();
+                if board.is_short_of_streams() || !board.is_live(session) {
+                    return;
+                }
+            }
+            more.await;
         }
     }
 

@@ -38,6 +38,9 @@ use crate::stream::statistics::{OneStream, add};
 /// When so much waits for the transport, no more is taken: a short request that comes now has this before it.
 const OUTBOX_BYTES: usize = 256 << 10;
 
+/// Why a stream ends that is not needed.
+const IDLE: &str = "there was nothing to be done";
+
 /// How long a connection is kept to say that it will not be used any more.
 const LEAVE_MAX: Duration = Duration::from_millis(500);
 
@@ -89,6 +92,8 @@ pub(super) struct Engine {
     decider: Decider,
     meter: Meter,
     tick: Task,
+    /// When there was last something to be done.
+    worked: Moment,
     /// When the other side last proved that it lives, or this one began to need the proof.
     heard: Moment,
     spoke: Moment,
@@ -120,6 +125,7 @@ impl Engine {
             decider,
             meter: Meter::new(now),
             tick,
+            worked: now,
             heard: now,
             spoke: now,
             given: 0,
@@ -128,11 +134,21 @@ impl Engine {
         }
     }
 
+    /// Whether this stream has had nothing to do for so long that it is not needed. The first of a session always is.
+    fn is_idle(&self, now: Moment) -> bool {
+        let is_quiet = self.sent.is_empty() && self.inbound.is_none() && self.outbox.is_empty();
+        let limit = self.shared.options.idle_max.filter(|_| self.place.stream > 0);
+        limit.is_some_and(|limit| is_quiet && now.since(self.worked) > limit)
+    }
+
     /// Serves the connection until its end: why it ended, and what was not answered.
     pub(super) async fn run(mut self) -> (Error, Vec<Operation>) {
         let why = poll_fn(|task| self.poll(task)).await;
         if self.shared.board.lock().is_closed() {
             self.take_leave().await;
+        } else if why.kind() == ErrorKind::Cancelled {
+            // In order: the other side need not wonder.
+            let _ = env::timeout(&*Arc::clone(&self.shared.env), LEAVE_MAX, self.transport.shutdown()).await;
         }
         let mut operations: Vec<Operation> = self.sent.into_values().map(|sent| sent.operation).collect();
         if let Some(Inbound { sent, target, .. }) = self.inbound {
@@ -197,6 +213,9 @@ impl Engine {
             *self.shared.silence.lock() = Some(now);
             return Err(Error::new(ErrorKind::TimedOut, format!("the other host has not been heard for {silence:?}")));
         }
+        if self.is_idle(now) {
+            return Err(Error::new(ErrorKind::Cancelled, IDLE));
+        }
         if now.since(self.spoke) >= options.beat && self.outbox.is_empty() {
             let beat = Header { offset: self.received, ..Header::request(Kind::Beat, 0) };
             self.outbox.push(&beat, Body::None, 0);
@@ -249,6 +268,7 @@ impl Engine {
 
     fn start(&mut self, operation: Operation) {
         let now = self.shared.now();
+        self.worked = now;
         if self.sent.is_empty() {
             if !self.is_doubtful() {
                 self.heard = now;

@@ -1,0 +1,197 @@
+//! The tracker and the guest's path by themselves.
+
+use block::{BlockDevice, Bytes, ChunkSize, Data, Device, Extent, MemDevice, Mutation};
+use env::testing::PausedEnv;
+
+use super::filter::Mirror;
+use super::record::{CHUNKS_AT_ONCE, Part};
+use super::scrutiny::Uncompared;
+use super::states::Durability;
+use super::tracker::{Life, Mode, Tracker};
+use crate::control::Control;
+use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES};
+use crate::{MoveOptions, Progress};
+
+const SIZE: Bytes = Bytes::mib(1);
+
+fn device(name: &str) -> Device {
+    Device::new(name, MemDevice::new(SIZE))
+}
+
+/// A tracker of whose volume all is copied and flushed.
+fn copied() -> Tracker {
+    let mut tracker = Tracker::new(SIZE, ChunkSize::default(), device("target"), true);
+    tracker.keep_progress(crate::ProgressMap::PAGE_CHUNKS);
+    let run = 0..tracker.chunks();
+    assert!(tracker.claim(run.clone()));
+    tracker.begin_writing(run.clone());
+    tracker.end_copy(run, 1);
+    flush(&mut tracker);
+    tracker
+}
+
+fn flush(tracker: &mut Tracker) {
+    for step in [Tracker::begin_flush, Tracker::end_flush] {
+        let mut next = Some(Part::default());
+        while let Some(from) = next {
+            next = step(tracker, from);
+        }
+    }
+}
+
+#[test]
+fn a_write_that_ends_after_its_target_is_lost_may_be_lost_there_although_a_flush_came_between() {
+    let mut tracker = copied();
+    let plan = tracker.plan_write(Extent::new(Bytes::kib(64), Bytes::kib(4)), false);
+    // The target answers its part after this flush has begun, and the source is late.
+    flush(&mut tracker);
+    assert!(!tracker.has_unflushed());
+    let _ = tracker.drop_session();
+    tracker.begin_session(device("the same target"), false);
+    tracker.finish_write(&plan, false);
+    assert_eq!(tracker.life.get(1), Life::Absent, "the target may have lost what no flush has covered");
+    assert_eq!(tracker.life.get(2), Life::Had, "nobody has written there");
+}
+
+#[test]
+fn what_was_proved_of_one_target_is_not_proved_of_another() {
+    let mut tracker = copied();
+    tracker.want_comparison(0..4);
+    let Uncompared::Run(run, _) = tracker.take_uncompared(false, 4) else { panic!("they are wanted") };
+    tracker.end_compare(run, true);
+    assert_eq!(tracker.bytes_proved(), Bytes::kib(256));
+    let _ = tracker.drop_session();
+    tracker.begin_session(device("another target"), true);
+    assert_eq!((tracker.bytes_proved(), tracker.uncompared(false)), (Bytes::ZERO, 4));
+}
+
+/// A tracker of 16 TiB, all copied, of which every thousandth chunk was written since the last flush.
+fn large() -> Tracker {
+    let mut tracker = Tracker::new(Bytes(16 << 40), ChunkSize::default(), device("target"), true);
+    tracker.keep_progress(crate::ProgressMap::PAGE_CHUNKS);
+    let chunks = tracker.chunks();
+    tracker.life.set_range(0..chunks, Life::Had);
+    (0..chunks).step_by(1000).for_each(|index| tracker.touch_target(index));
+    tracker
+}
+
+/// Walks over the volume, and looks after every step at how many chunks `count` gives: no step changes more of them than
+/// are to be looked at under one lock. Gives how many steps there were.
+fn in_parts<T>(
+    tracker: &mut Tracker,
+    from: T,
+    step: impl Fn(&mut Tracker, T) -> Option<T>,
+    count: impl Fn(&Tracker) -> u64,
+) -> u64 {
+    let (mut next, mut steps) = (Some(from), 0);
+    while let Some(from) = next {
+        let before = count(tracker);
+        next = step(tracker, from);
+        let changed = before.abs_diff(count(tracker));
+        assert!(changed <= CHUNKS_AT_ONCE, "{changed} chunks were changed under one lock");
+        steps += 1;
+    }
+    steps
+}
+
+#[test]
+fn a_flush_of_16_tib_holds_the_tracker_for_a_part_of_it_at_a_time() {
+    let mut tracker = large();
+    let written = tracker.chunks().div_ceil(1000);
+    let unflushed = |tracker: &Tracker| tracker.durability.count(Durability::Unflushed);
+    let steps = in_parts(&mut tracker, Part::default(), Tracker::begin_flush, unflushed);
+    assert!(steps > written / CHUNKS_AT_ONCE, "{steps} steps");
+    assert_eq!(tracker.durability.count(Durability::Flushing), written);
+    tracker.touch_target(7000);
+    let flushing = |tracker: &Tracker| tracker.durability.count(Durability::Flushing);
+    in_parts(&mut tracker, Part::default(), Tracker::end_flush, flushing);
+    assert_eq!(
+        (flushing(&tracker), unflushed(&tracker)),
+        (0, 1),
+        "what was written meanwhile waits for the next flush"
+    );
+}
+
+#[test]
+fn a_target_of_16_tib_that_is_lost_or_another_one_is_forgotten_a_part_at_a_time() {
+    let mut tracker = large();
+    let written = tracker.chunks().div_ceil(1000);
+    let _ = tracker.drop_session();
+    let had = |tracker: &Tracker| tracker.life.count(Life::Had);
+    in_parts(&mut tracker, 0, Tracker::lose_unflushed, had);
+    assert_eq!((had(&tracker), tracker.has_unflushed()), (tracker.chunks() - written, false));
+    let end = tracker.chunks() - 1_000_000;
+    in_parts(&mut tracker, end, Tracker::lose_all_had, had);
+    assert_eq!(tracker.next_had(end, 1), None);
+    tracker.track(false);
+    (0..1_000_000).for_each(|chunk| tracker.mark_dirty(Extent::new(Bytes(chunk << 20), Bytes(1))));
+    let dirty = |tracker: &Tracker| tracker.dirt.as_ref().map_or(0, |dirt| dirt.dirty().0);
+    in_parts(&mut tracker, Part::default(), Tracker::forget_copies, |tracker| had(tracker).max(dirty(tracker)));
+    assert_eq!((had(&tracker), dirty(&tracker)), (0, 0));
+}
+
+#[test]
+fn the_map_of_16_tib_is_brought_up_to_date_in_pieces() {
+    let mut tracker = large();
+    tracker.mark_stale(0..tracker.chunks());
+    let (mut from, mut pages, mut page) = (0, 0, Box::new([0; PAGE_BYTES]));
+    while let Some(number) = tracker.take_stale_page(from) {
+        (from, pages) = (number + 1, pages + 1);
+        // All pages are alike: a few tell.
+        let mut next = (number % 1000 == 0).then_some(0);
+        while let Some(at) = next {
+            next = tracker.fill_had_page(number, at, &mut page);
+            assert!(next.is_none_or(|next| next - at <= CHUNKS_AT_ONCE), "from {at} to {next:?} under one lock");
+        }
+    }
+    assert_eq!(pages, tracker.chunks() / crate::ProgressMap::PAGE_CHUNKS);
+    let extents = tracker.size().0 / ACTIVE_EXTENT.0;
+    let active = (0..extents).step_by(10).collect();
+    tracker.adopt_record(&Found { active, ..Found::default() });
+    let extents_max = CHUNKS_AT_ONCE / tracker.chunk.count(ACTIVE_EXTENT);
+    let (mut next, mut idle) = (Some(0), 0);
+    while let Some(from) = next {
+        let (some, more) = tracker.take_idle(from);
+        assert!(some.len() as u64 <= extents_max, "{} extents under one lock", some.len());
+        assert!(more.is_none_or(|more| more - from <= extents_max * 10), "from {from} to {more:?} under one lock");
+        (next, idle) = (more, idle + some.len());
+    }
+    assert!(
+        idle > 0 && idle < (extents / 10) as usize,
+        "{idle} extents are idle, and those with unflushed chunks are not"
+    );
+}
+
+#[test]
+fn a_volume_of_16_tib_with_nothing_to_compare_is_passed_a_part_at_a_time() {
+    let mut tracker = Tracker::new(Bytes(16 << 40), ChunkSize::default(), device("target"), true);
+    tracker.track(false);
+    // What was copied the guest has changed since, and what it has not is not copied.
+    for index in (0..100_000).step_by(2) {
+        tracker.life.set(index, Life::Had);
+        tracker.mark_dirty(tracker.chunk_extent(index));
+    }
+    tracker.life.set_range(200_000..200_010, Life::Had);
+    assert_eq!(tracker.take_uncompared(true, 256), Uncompared::NothingYet);
+    assert!(tracker.compare_from < CHUNKS_AT_ONCE, "{} chunks under one lock", tracker.compare_from);
+    let found =
+        std::iter::repeat_with(|| tracker.take_uncompared(true, 256)).find(|next| *next != Uncompared::NothingYet);
+    assert_eq!(found, Some(Uncompared::Run(200_000..200_010, false)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn holes_are_those_of_the_side_that_is_read() {
+    let (source, target) = (device("source"), device("target"));
+    let tracker = Tracker::new(SIZE, ChunkSize::default(), target.clone(), true);
+    let options = MoveOptions::default();
+    let control = Control::new(Progress::default(), &options);
+    let chunk = ChunkSize::default();
+    let mirror = Mirror::new(PausedEnv::shared(1), source, tracker, chunk, None, &options, control);
+    let hole = Extent::new(Bytes::kib(128), Bytes::kib(64));
+    target.write(Mutation::data(hole.offset, Data::copy_of(&[7; 65_536]))).await.expect("memory takes it");
+    let is_hole =
+        async || mirror.extents(hole).await.expect("memory answers").iter().all(|piece| piece.state.reads_zero());
+    assert!(is_hole().await, "the source has nothing there");
+    mirror.shared.set_mode(Mode::TargetHolds);
+    assert!(!is_hole().await, "reads go to the target, which has data there");
+}
