@@ -28,6 +28,8 @@ pub struct Config {
     pub socket_dir: Option<PathBuf>,
     /// What is run to tell an adopted VM's configuration of a disk's new place.
     pub persist_hook: Option<PathBuf>,
+    /// How many seconds that program may take; what is left of its process group then is killed.
+    pub persist_hook_seconds: u64,
     /// How many seconds QEMU waits for a daemon that is away before the guest sees errors.
     pub reconnect_delay_seconds: u32,
     /// How many seconds a request waits for an NBD server that holds a volume and is away, before its client sees an error.
@@ -54,6 +56,10 @@ pub struct HostsConfig {
     pub addresses: Vec<String>,
     /// Where volumes of other hosts are put. Nowhere if nothing is said: then this host takes none.
     pub incoming_dirs: Vec<PathBuf>,
+    /// How many volumes there may be in those directories; 0 for any number.
+    pub incoming_volumes_max: usize,
+    /// How large they may be together, in GiB; 0 for any size.
+    pub incoming_gib_max: u64,
     /// How many connections a move to another host uses; 0 for one a core up to four, and at least one for each pair of
     /// addresses.
     pub streams: u16,
@@ -107,6 +113,8 @@ impl Default for HostsConfig {
             plaintext: false,
             arbiter: Vec::new(),
             incoming_dirs: Vec::new(),
+            incoming_volumes_max: 1000,
+            incoming_gib_max: 0,
             streams: 0,
             compression: CompressionConfig::Auto,
             resume_interval_seconds: 2,
@@ -126,6 +134,7 @@ impl Default for Config {
             lock_wait_seconds: 30,
             socket_dir: None,
             persist_hook: None,
+            persist_hook_seconds: vm::PROGRAM_LIMIT.as_secs(),
             reconnect_delay_seconds: vm::RECONNECT_SECONDS,
             nbd_patience_seconds: 60,
             history_max: 1000,
@@ -169,6 +178,7 @@ impl Config {
         within("copy-pool-mib", self.copy_pool_mib, 8, 1 << 20)?;
         within("lock-wait-seconds", self.lock_wait_seconds, 0, 3600)?;
         within("reconnect-delay-seconds", self.reconnect_delay_seconds.into(), 1, u32::MAX.into())?;
+        within("persist-hook-seconds", self.persist_hook_seconds, 1, 86_400)?;
         within("nbd-patience-seconds", self.nbd_patience_seconds, 1, 86_400)?;
         within("history-max", self.history_max as u64, 1, 1_000_000)?;
         self.hosts.as_ref().map_or(Ok(()), HostsConfig::check)

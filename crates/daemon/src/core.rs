@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::v1::{AttachRequest, Job, MoveRequest, Resolution, ResolveRequest, SetRequest, Volume};
-use migrate::Control;
+use api::v1::{AttachRequest, Job, MoveRequest, Prediction, Resolution, ResolveRequest, SetRequest, Volume};
+use block::BufferPool;
+use migrate::{Control, MoveOptions};
 
 use crate::audit::Peer;
 use crate::config::Config;
@@ -35,6 +36,12 @@ impl Core {
         Ok(Self { daemon })
     }
 
+    /// The daemon itself.
+    #[cfg(test)]
+    pub(crate) const fn daemon(&self) -> &Arc<Daemon> {
+        &self.daemon
+    }
+
     /// All volumes, those included that cannot be read.
     #[must_use]
     pub fn volumes(&self) -> Vec<Volume> {
@@ -55,6 +62,29 @@ impl Core {
     /// As the API's `move`.
     pub async fn start_move(&self, volume: &str, request: MoveRequest) -> Result<Job> {
         self.daemon.start_move(&Peer::default(), volume, request).await
+    }
+
+    /// The same, with options that the API does not offer: `tune` changes what follows from the request.
+    ///
+    /// # Errors
+    /// As the API's `move`.
+    pub async fn start_tuned_move(
+        &self,
+        volume: &str,
+        request: MoveRequest,
+        tune: impl FnOnce(&mut MoveOptions) + Send,
+    ) -> Result<Job> {
+        self.daemon.start_tuned_move(&Peer::default(), volume, request, tune).await
+    }
+
+    /// Takes `prediction` for what a plan of the move that `request` asks for has just said: the move begins without a look at
+    /// its source.
+    ///
+    /// # Errors
+    /// If there is no such volume.
+    pub fn note_plan(&self, volume: &str, request: &MoveRequest, prediction: Prediction) -> Result<()> {
+        self.daemon.note_plan(&*self.daemon.volume(volume)?, request, prediction);
+        Ok(())
     }
 
     /// Pauses, resumes or cancels the move of `volume`.
@@ -107,5 +137,12 @@ impl Core {
     #[must_use]
     pub fn control(&self, volume: &str) -> Option<Control> {
         self.daemon.volume(volume).ok()?.job()?.control()
+    }
+
+    /// Where the requests of all clients take their buffers from, and then the copies of the move of `volume`, once it has begun.
+    #[must_use]
+    pub fn pools(&self, volume: &str) -> Vec<BufferPool> {
+        let job = self.daemon.volume(volume).ok().and_then(|volume| volume.job());
+        std::iter::once(self.daemon.pool.clone()).chain(job.and_then(|job| job.pool())).collect()
     }
 }

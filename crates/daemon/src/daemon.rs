@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
-use backends::CacheMode;
+use backends::{CacheMode, TargetError};
 use block::{BufferPool, Bytes};
 use env::{EnvRef, Moment};
 use migrate::Journal;
@@ -14,16 +14,17 @@ use tokio::sync::Semaphore;
 
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
-use crate::document::{AdoptionDocument, ArrivalStage, DOCUMENT_VERSION, SocketOwner, VolumeDocument};
+use crate::document::{AdoptionDocument, ArrivalStage, DOCUMENT_VERSION, JobDocument, SocketOwner, VolumeDocument};
+use crate::foreign::ForeignUse;
 use crate::ground::{Crew, Ground, Hosts, Network, Places};
 use crate::held::{Held, HoldOptions, suited};
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::location::{Location, RemoteVolume};
+use crate::location::{JobTarget, Location};
 use crate::overlays::Footing;
 use crate::problem::{Result, no_volume, of_backend, of_state};
-use crate::remote::Undone;
+use crate::remote::{Debt, Undone};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -48,6 +49,8 @@ pub(crate) struct Daemon {
     pub(crate) places: Arc<Semaphore>,
     /// This boot of the machine.
     pub(crate) boot: [u8; 16],
+    /// For how many chunks a page of a progress map stands.
+    pub(crate) map_page_chunks: u64,
     pub(crate) started: Moment,
     pub(crate) socket_dir: PathBuf,
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
@@ -55,16 +58,21 @@ pub(crate) struct Daemon {
     unreadable: RwLock<BTreeMap<String, Error>>,
     /// This host among others, if it speaks to any.
     pub(crate) host_network: Option<Arc<HostNetwork>>,
+    /// Why it is none, although the configuration says that it is one.
+    pub(crate) host_problem: Option<Error>,
     /// Held while a volume comes or goes.
     pub(crate) membership: tokio::sync::Mutex<()>,
-    /// What other hosts are to be told of volumes that will not arrive there, once anybody has looked.
-    pub(crate) owing: parking_lot::Mutex<Option<Vec<RemoteVolume>>>,
+    /// What other hosts are to be told of volumes that will not arrive there, or are used from here no more, once anybody has
+    /// looked.
+    pub(crate) owing: parking_lot::Mutex<Option<Vec<Debt>>>,
     /// Moves to this host that were undone.
     pub(crate) undone: Undone,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) payers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
     hurrying: parking_lot::Mutex<usize>,
+    /// Exports of other servers that are in use, those included whose requests nobody waits for any more.
+    pub(crate) foreign: parking_lot::Mutex<Vec<ForeignUse>>,
 }
 
 /// A volume that is about to be.
@@ -80,7 +88,7 @@ pub(crate) struct NewVolume {
 impl Daemon {
     /// A daemon without volumes.
     pub(crate) fn new(ground: Ground, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Ground { env, files: _, places: backends, network, hosts, crew, boot } = ground;
+        let Ground { env, files: _, places: backends, network, hosts, crew, boot, map_page_chunks } = ground;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
@@ -92,14 +100,17 @@ impl Daemon {
             pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
             places: Arc::new(Semaphore::new(config.running_jobs_max)),
             boot,
+            map_page_chunks,
             started: env.now(),
             socket_dir: config.socket_dir.clone().unwrap_or(socket_dir),
             volumes: RwLock::default(),
             unreadable: RwLock::default(),
             membership: tokio::sync::Mutex::default(),
             host_network: None,
+            host_problem: None,
             owing: parking_lot::Mutex::default(),
             hurrying: parking_lot::Mutex::default(),
+            foreign: parking_lot::Mutex::default(),
             payers: parking_lot::Mutex::default(),
             undone: Undone::default(),
             layout,
@@ -126,20 +137,45 @@ impl Daemon {
         match place {
             Location::Local(spec) => self.backends.hold(spec, hold, &*self.env).await,
             Location::Remote(remote) => Ok(Held::relayed(self.relay(volume, remote))),
-            Location::Foreign(export) => Held::foreign(export, hold, self.config.nbd_patience(), &self.env),
+            Location::Foreign(export) => {
+                let held = Held::foreign(export, hold, self.config.nbd_patience(), &self.env)?;
+                self.note_foreign(export, &held);
+                Ok(held)
+            }
         }
+    }
+
+    /// Opens and locks a target that is on record. Its name may lead elsewhere by now: only its identity is believed, before
+    /// the first byte is written.
+    pub(crate) async fn hold_prepared(
+        &self,
+        volume: &Volume,
+        target: &JobTarget,
+        hold: &HoldOptions,
+    ) -> block::Result<Held> {
+        let other = |error: TargetError| block::Error::new(error.kind(), error.to_string());
+        if let JobTarget::Local(prepared) = target {
+            self.backends.check(prepared).map_err(other)?;
+        }
+        let held = self.hold(volume, &target.location(), hold).await?;
+        if let JobTarget::Local(prepared) = target
+            && let Some(backend) = held.backend()
+        {
+            // The name may have changed between the look and the opening.
+            backend.check_is(prepared).map_err(other)?;
+        }
+        Ok(held)
     }
 
     /// This host among others.
     pub(crate) fn host_network(&self) -> Result<&Arc<HostNetwork>> {
         let none = || no_hosts("this daemon speaks to no other hosts".to_owned());
-        self.host_network.as_ref().ok_or_else(none)
+        self.host_network.as_ref().ok_or_else(|| self.host_problem.clone().unwrap_or_else(none))
     }
 
     /// The volume `name`.
     pub(crate) fn volume(&self, name: &str) -> Result<Arc<Volume>> {
-        let found = self.volumes.read().get(name).cloned();
-        found.ok_or_else(|| self.unreadable.read().get(name).cloned().unwrap_or_else(|| no_volume(name)))
+        self.volume_if_any(name)?.ok_or_else(|| no_volume(name))
     }
 
     /// The same, if there is one of that name.
@@ -147,10 +183,10 @@ impl Daemon {
     /// # Errors
     /// There is, and recovery could not read its journal.
     pub(crate) fn volume_if_any(&self, name: &str) -> Result<Option<Arc<Volume>>> {
-        match self.volume(name) {
-            Ok(volume) => Ok(Some(volume)),
-            Err(error) if error.code == ErrorCode::NotFound => Ok(None),
-            Err(error) => Err(error),
+        let found = self.volumes.read().get(name).cloned();
+        match found {
+            Some(volume) => Ok(Some(volume)),
+            None => self.unreadable.read().get(name).cloned().map_or(Ok(None), Err),
         }
     }
 
@@ -175,6 +211,11 @@ impl Daemon {
     /// Whether there is a volume of that name which cannot be read.
     pub(crate) fn is_unreadable(&self, name: &str) -> bool {
         self.unreadable.read().contains_key(name)
+    }
+
+    /// Whether `volume` is one of them still.
+    pub(crate) fn has(&self, volume: &Arc<Volume>) -> bool {
+        self.volumes.read().get(&volume.name).is_some_and(|there| Arc::ptr_eq(there, volume))
     }
 
     /// A volume that recovery has found.
@@ -215,7 +256,6 @@ impl Daemon {
 
         let name = new.name.clone();
         let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
-        let owner = new.socket_owner;
         let document = VolumeDocument {
             version: DOCUMENT_VERSION,
             name: new.name,
@@ -223,13 +263,14 @@ impl Daemon {
             epoch: unix_ms(self.env.wall_clock()) / 1000,
             backend: new.backend.into(),
             export: new.export,
-            socket_owner: owner,
+            socket_owner: new.socket_owner,
             read_only: new.read_only,
             size_limit: None,
             adoption: new.adoption,
             job: None,
             arrival: None,
         };
+        let clients = document.clients();
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| {
             self.state.abandon_volume(&name);
@@ -237,7 +278,7 @@ impl Daemon {
         })?;
         let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
         let (_, export) = volume.bring_up(held, self.pool.clone());
-        if let Err(error) = self.network.offer(&uri, export, owner).await {
+        if let Err(error) = self.network.offer(&uri, export, clients).await {
             self.state.abandon_volume(&name);
             return Err(error);
         }
@@ -267,13 +308,19 @@ impl Daemon {
     }
 
     /// Stops serving a volume that nobody uses.
-    pub(crate) async fn detach(&self, name: &str) -> Result<v1::Volume> {
+    pub(crate) async fn detach(self: &Arc<Self>, name: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         let document = volume.document();
         if document.adoption.is_some() {
             let message = format!("{name} is the disk of a running VM");
             return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
+        }
+        if document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
+            let message = format!("whether {name} was given up only the arbiter knows, and it has not said so yet");
+            return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
+                "let this host reach the arbiter; `transhume resolve {name}` says what is on record"
+            )));
         }
         if let Some(arrival) = &document.arrival {
             match arrival.stage {
@@ -287,15 +334,27 @@ impl Daemon {
                     return Err(Error::new(ErrorCode::WrongState, message)
                         .with_hint(format!("`transhume resolve {name}` says what both hosts have on record")));
                 }
-                ArrivalStage::Held { .. } if volume.is_used_from_afar() => {
+                ArrivalStage::Held { .. } if arrival.exclusive || volume.is_used_from_afar() => {
                     let message = format!("a guest of {} uses {name}, through that host's daemon", arrival.host);
-                    return Err(Error::new(ErrorCode::InUse, message)
-                        .with_hint(format!("`transhume volume detach {}` there first", arrival.origin)));
+                    return Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
+                        "`transhume volume detach {}` there first; if that host is gone for good, `transhume resolve {name} \
+                         --take` here",
+                        arrival.origin
+                    )));
                 }
                 ArrivalStage::Held { .. } => {}
             }
         }
-        self.remove_volume(&volume).await
+        let shown = self.remove_volume(&volume).await?;
+        self.let_go_elsewhere(&document).await;
+        Ok(shown)
+    }
+
+    /// A volume of this host is no more: if another host holds it, that need not keep it for a guest of this one.
+    pub(crate) async fn let_go_elsewhere(self: &Arc<Self>, document: &VolumeDocument) {
+        if let Location::Remote(remote) = &document.backend {
+            self.say_released(remote).await;
+        }
     }
 
     /// Withdraws a volume, takes it down and forgets it.
@@ -312,6 +371,8 @@ impl Daemon {
             return Err(Error::new(ErrorCode::InUse, format!("{connections} {clients} connected to {name}"))
                 .with_hint("let them disconnect first"));
         }
+        // A note that was left of when its file was made would have the next start remove the file of a volume that is no more.
+        self.forget_making(name)?;
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {
             self.network.withdraw(&uri).await;

@@ -10,8 +10,10 @@
 //! *Idle* has no job; *moving* has one whose `committed` is empty; *finishing* has one whose `committed` says what
 //! became of the source. A restart reads this and goes on from there.
 
+use std::sync::Arc;
+
 use api::v1::MoveRequest;
-use backends::PreparedTarget;
+use backends::{PreparedTarget, SourceIdentity};
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
@@ -84,6 +86,10 @@ pub struct ArrivalDocument {
     pub target: PreparedTarget,
     /// How far it has come.
     pub stage: ArrivalStage,
+    /// Of a volume that is held: only that host's guest uses it, so it has no export here until that host lets it go. Volumes
+    /// that earlier versions have taken have one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub exclusive: bool,
 }
 
 /// How far a volume has come that another host moves here.
@@ -111,6 +117,15 @@ pub struct SocketOwner {
     pub uid: u32,
     /// The group.
     pub gid: u32,
+}
+
+/// Who may connect to an export.
+#[derive(Clone, Debug, Default)]
+pub struct Clients {
+    /// The owner of its unix socket.
+    pub owner: Option<SocketOwner>,
+    /// The adopted disk: nobody may but the QEMU that it was adopted from.
+    pub disk: Option<Arc<vm::AdoptedDisk>>,
 }
 
 /// How a volume came from a running VM, and all that it takes to give it back.
@@ -167,6 +182,9 @@ pub struct JobDocument {
     /// How long the file or block device was that held it then.
     #[serde(default)]
     pub source_size: Option<u64>,
+    /// Which file or block device that was, whatever its name leads to later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_identity: Option<Box<SourceIdentity>>,
     /// When its turn came, in milliseconds since 1970.
     #[serde(default)]
     pub begun_unix_ms: Option<u64>,
@@ -193,6 +211,22 @@ pub struct JobDocument {
     /// What the commit left to be done, once it is committed.
     #[serde(default)]
     pub committed: Option<Committed>,
+}
+
+impl ArrivalDocument {
+    /// Whether the volume is held here for a guest of the host that it came from, and for nobody else.
+    #[must_use]
+    pub const fn is_for_its_origin(&self) -> bool {
+        self.exclusive && matches!(self.stage, ArrivalStage::Held { .. })
+    }
+}
+
+impl JobDocument {
+    /// Whether only the arbiter knows if the commit counts: it may have been asked, and nothing it has said is on record.
+    #[must_use]
+    pub const fn is_for_the_arbiter(&self) -> bool {
+        self.asked && self.committed.is_none()
+    }
 }
 
 /// Moves of all disks of a machine.
@@ -238,6 +272,13 @@ impl AdoptionDirection {
 }
 
 impl VolumeDocument {
+    /// Who may connect to its export.
+    #[must_use]
+    pub fn clients(&self) -> Clients {
+        let disk = self.adoption.as_ref().map(|adoption| Arc::new(adoption.plan.disk.clone()));
+        Clients { owner: self.socket_owner, disk }
+    }
+
     /// This document with the layout that what it says takes.
     #[must_use]
     pub fn with_version(mut self) -> Self {

@@ -5,7 +5,7 @@
 //! then on it is the operator's word that nobody else writes to it. `nbd::NbdBackend` says what becomes of requests when
 //! the server is lost.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
@@ -15,7 +15,7 @@ use nbd::{BackendOptions, DialUri, NbdBackend, NbdDevice, NbdUri};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;
-use crate::held::{CLIENT_SECTOR, HoldOptions};
+use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
 use crate::location::Location;
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
@@ -69,7 +69,33 @@ impl ForeignExport {
     }
 }
 
+/// An export of another server, for as long as anything of this process may be on its way there.
+pub(crate) struct ForeignUse {
+    uri: NbdUri,
+    backend: Weak<NbdBackend>,
+}
+
 impl Daemon {
+    /// Remembers that `held` uses an export. There is no lock on it that would.
+    pub(crate) fn note_foreign(&self, export: &ForeignExport, held: &Held) {
+        let (Ok(uri), Some(backend)) = (export.uri(), held.export()) else { return };
+        let mut used = self.foreign.lock();
+        used.retain(|other| other.backend.strong_count() > 0);
+        used.push(ForeignUse { uri, backend: Arc::downgrade(backend) });
+    }
+
+    /// Refuses an export to which requests of another move may still be under way: they could land on what is written next.
+    fn refuse_used(&self, uri: &NbdUri) -> Result<()> {
+        let mut used = self.foreign.lock();
+        used.retain(|other| other.backend.strong_count() > 0);
+        if !used.iter().any(|other| other.uri.is_same_export(uri)) {
+            return Ok(());
+        }
+        let message = format!("{uri} is in use here, or has not answered all that an undone move has asked it for");
+        Err(Error::new(ErrorCode::Busy, message)
+            .with_hint("wait until its server has answered, restart that server, or name another target"))
+    }
+
     /// Looks whether the export at `uri` suits as the target of a move of `volume`.
     pub(crate) async fn prepare_foreign(
         &self,
@@ -83,6 +109,7 @@ impl Daemon {
             let message = format!("{} is a container that grows, and {uri} does not", volume.name);
             return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("move it to a file"));
         }
+        self.refuse_used(uri)?;
         let found = inspect(uri, &self.env).await.map_err(|error| of_server(&error))?;
         found.as_target(slot.device().geometry(), overwrite, &self.env).await
     }

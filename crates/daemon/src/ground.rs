@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backends::{
-    BackendSpec, CacheMode, FileBackend, OpenOptions, PreparedTarget, Retired, TargetError, TargetRequest, is_deleted,
-    prepare_target, retire_source,
+    BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions, PreparedTarget, Retired, Retiring, TargetError,
+    TargetRequest, in_place, is_deleted, prepare_target, retire_source,
 };
-use block::{Bytes, Device};
+use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
 use migrate::stream::{Dialer, LinkCounters};
@@ -27,8 +27,8 @@ use nbd::NbdUri;
 use nbd::server::Export;
 
 use crate::arbiter::Arbiter;
-use crate::document::SocketOwner;
-use crate::held::{Held, HoldOptions, file_size};
+use crate::document::Clients;
+use crate::held::{CopyEnd, Held, HoldOptions, file_size};
 use crate::hosts::{HostName, Reception};
 use crate::problem::Result;
 use crate::workers::Worker;
@@ -50,6 +50,8 @@ pub struct Ground {
     pub crew: Arc<dyn Crew>,
     /// This boot of the machine.
     pub boot: [u8; 16],
+    /// How many chunks a page of a progress map stands for: [`migrate::ProgressMap::PAGE_CHUNKS`] but in tests.
+    pub map_page_chunks: u64,
 }
 
 /// A file of the state directory that is written as a device.
@@ -79,6 +81,11 @@ pub trait Places: OverlayPlaces {
         env: &'a dyn Env,
     ) -> BoxFuture<'a, block::Result<Held>>;
 
+    /// What copies from `source` to `target` without reading the bytes, if they can do that.
+    fn offload(&self, _source: CopyEnd, _target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
+        Box::pin(std::future::ready(None))
+    }
+
     /// Makes a target ready; see [`prepare_target`].
     ///
     /// # Errors
@@ -105,13 +112,13 @@ pub trait Places: OverlayPlaces {
     ///
     /// # Errors
     /// What the place says.
-    fn retire(&self, source: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError>;
+    fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError>;
 
     /// See [`is_deleted`].
     ///
     /// # Errors
     /// What the place says.
-    fn is_deleted(&self, source: &Path, epoch: u64) -> Result<bool, TargetError>;
+    fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError>;
 
     /// See [`Retired::delete`].
     ///
@@ -135,8 +142,8 @@ pub trait Places: OverlayPlaces {
 /// The files that a snapshot move keeps beside source and target; `image` is either of them, and `number` says which of
 /// its overlays.
 pub trait OverlayPlaces: Send + Sync {
-    /// Makes an overlay of `length` bytes without space, that nobody else may read, in the place of any that was there, and
-    /// opens it. Done means that a crash keeps it.
+    /// Makes an overlay of `length` bytes of zeroes, that nobody else may read, in the place of any that was there, and opens
+    /// it. Its space is its own from then on, where the place can do that. Done means that a crash keeps it.
     ///
     /// # Errors
     /// What the place says.
@@ -202,12 +209,7 @@ pub trait Network: Send + Sync {
     ///
     /// # Errors
     /// If that address is not to be had.
-    fn offer<'a>(
-        &'a self,
-        uri: &'a NbdUri,
-        export: Arc<Export>,
-        owner: Option<SocketOwner>,
-    ) -> BoxFuture<'a, Result<()>>;
+    fn offer<'a>(&'a self, uri: &'a NbdUri, export: Arc<Export>, clients: Clients) -> BoxFuture<'a, Result<()>>;
 
     /// Lets nobody come there any more.
     fn withdraw<'a>(&'a self, uri: &'a NbdUri) -> BoxFuture<'a, ()>;
@@ -276,7 +278,8 @@ impl Ground {
     pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>, hosts: Arc<dyn Hosts>) -> Result<Self> {
         let boot = crate::daemon::boot_identity()?;
         let (places, crew) = (Arc::new(RealPlaces), Arc::new(Threads));
-        Ok(Self { env, files: RealFiles::shared(), places, network, hosts, crew, boot })
+        let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
+        Ok(Self { env, files: RealFiles::shared(), places, network, hosts, crew, boot, map_page_chunks })
     }
 }
 
@@ -303,6 +306,13 @@ impl Places for RealPlaces {
         Box::pin(Held::open(spec, hold, env))
     }
 
+    fn offload(&self, source: CopyEnd, target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
+        Box::pin(async move {
+            let (source, target) = source.backend.zip(target.backend)?;
+            FileOffload::between(&source, &target).await.map(|offload| Arc::new(offload) as _)
+        })
+    }
+
     fn prepare<'a>(
         &'a self,
         request: &'a TargetRequest<'a>,
@@ -312,34 +322,34 @@ impl Places for RealPlaces {
     }
 
     fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
-        target.check()
+        in_place(|| target.check())
     }
 
     fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
-        target.discard()
+        in_place(|| target.discard())
     }
 
-    fn retire(&self, source: &Path, epoch: u64, keep: &Path) -> Result<Retired, TargetError> {
-        retire_source(source, epoch, keep)
+    fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
+        in_place(|| retire_source(source, keep))
     }
 
-    fn is_deleted(&self, source: &Path, epoch: u64) -> Result<bool, TargetError> {
-        is_deleted(source, epoch)
+    fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
+        in_place(|| is_deleted(source))
     }
 
     fn delete(&self, retired: &Retired) -> Result<(), TargetError> {
-        retired.delete()
+        in_place(|| retired.delete())
     }
 
     fn remove(&self, path: &Path) -> std::io::Result<()> {
-        match std::fs::remove_file(path) {
+        in_place(|| match std::fs::remove_file(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| RealFiles::shared().sync_directory(path.parent().unwrap_or(path))),
-        }
+        })
     }
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
-        file_size(path)
+        in_place(|| file_size(path))
     }
 }
 
@@ -364,15 +374,15 @@ impl OverlayPlaces for RealPlaces {
     }
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
-        overlay_files::remove(image, number)
+        in_place(|| overlay_files::remove(image, number))
     }
 
     fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
-        overlay_files::list(image)
+        in_place(|| overlay_files::list(image))
     }
 
     fn room(&self, image: &Path) -> std::io::Result<Option<Room>> {
-        overlay_files::room(image)
+        in_place(|| overlay_files::room(image))
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks};
+use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks, SourceIdentity};
 use block::{BlockDevice, Bytes, Device};
 use env::{Env, EnvRef};
 use nbd::NbdBackend;
@@ -43,8 +43,6 @@ pub enum QemuRule {
     /// None may have it, and none gets it.
     #[default]
     Exclude,
-    /// Further ones do not get it; the one whose disk was adopted may still have it for a moment.
-    Beside,
     /// An adoption or a release is under way: its steps take and drop the locks.
     Later,
 }
@@ -70,6 +68,16 @@ impl HoldOptions {
         self.qemu = QemuRule::Exclude;
         self
     }
+}
+
+/// An end of a copy: what is copied from, or to.
+#[derive(Clone)]
+pub struct CopyEnd {
+    /// Where it is.
+    pub place: Location,
+    /// Its bytes.
+    pub device: Device,
+    pub(crate) backend: Option<Arc<FileBackend>>,
 }
 
 impl Held {
@@ -104,6 +112,11 @@ impl Held {
         Ok(Self { place, device, backend: None, export: Some(export), qemu_locks: None, relay: None })
     }
 
+    /// The export of another server, if it is one.
+    pub(crate) const fn export(&self) -> Option<&Arc<NbdBackend>> {
+        self.export.as_ref()
+    }
+
     /// From now on the volume's clients rely on it, and on nothing else.
     pub(crate) fn serve_guest(&self) {
         self.export.iter().for_each(|export| export.serve_guest());
@@ -130,8 +143,7 @@ impl Held {
         let qemu_locks = match hold.qemu {
             // A read-only export may stand beside others that read.
             _ if hold.read_only => None,
-            QemuRule::Exclude => Some(QemuLocks::take(spec.path())?),
-            QemuRule::Beside => Some(QemuLocks::take_beside(spec.path())?),
+            QemuRule::Exclude => Some(take_once_free(spec.path(), hold.lock_wait, env).await?),
             QemuRule::Later => None,
         };
         let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
@@ -164,6 +176,21 @@ impl Held {
         }
     }
 
+    /// What the system says of the file or block device that is open.
+    pub(crate) fn metadata(&self) -> Option<std::fs::Metadata> {
+        self.backend.as_ref().and_then(|backend| backend.metadata().ok())
+    }
+
+    /// Which file or block device it is, where that can be told.
+    pub(crate) fn identity(&self) -> Option<SourceIdentity> {
+        self.backend.as_ref().and_then(|backend| backend.identity().ok())
+    }
+
+    /// The same as an end of a copy.
+    pub(crate) fn end(&self) -> CopyEnd {
+        CopyEnd { place: self.place.clone(), device: self.device.clone(), backend: self.backend.clone() }
+    }
+
     /// Whether it is a block device.
     pub(crate) fn is_block_device(&self) -> bool {
         self.backend.as_ref().is_some_and(|backend| backend.is_block_device())
@@ -181,6 +208,23 @@ impl Held {
             self.qemu_locks = Some(QemuLocks::take_beside(path)?);
         }
         Ok(())
+    }
+}
+
+/// Takes QEMU's locks. What a dead QEMU has under way keeps its own for a moment; one that lives keeps them for good, and
+/// others wait for the start meanwhile.
+async fn take_once_free(path: &Path, wait: Duration, env: &dyn Env) -> block::Result<QemuLocks> {
+    const INTERVAL: Duration = Duration::from_millis(50);
+    const WAIT_MAX: Duration = Duration::from_secs(2);
+    let wait = wait.min(WAIT_MAX);
+    let begun = env.now();
+    loop {
+        match QemuLocks::take(path) {
+            Err(error) if error.kind() == block::ErrorKind::Busy && env.now().since(begun) < wait => {
+                env.sleep(INTERVAL).await;
+            }
+            outcome => return outcome,
+        }
     }
 }
 

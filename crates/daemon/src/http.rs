@@ -144,8 +144,10 @@ where
         daemon.note(&peer, (action, &subject), request, outcome.as_ref().err());
         outcome
     });
-    let outcome = task.await.unwrap_or_else(|panic| {
-        Err(Error::new(ErrorCode::Internal, format!("a defect of the daemon: {panic}")).with_hint("please report it"))
+    // A panic ends the process; what else ends a task is the daemon's own end.
+    let outcome = task.await.unwrap_or_else(|ended| {
+        Err(Error::new(ErrorCode::Internal, format!("the daemon ended before this was done: {ended}"))
+            .with_hint("ask it once it is back what became of it"))
     });
     Ok(Json(outcome?))
 }
@@ -207,7 +209,8 @@ async fn start_move_of_all(
 ) -> Answer<Vec<v1::Job>> {
     let request: v1::MoveRequest = parse(&body)?;
     let action = ("move.start-all", name.clone());
-    let work = async move |daemon: Arc<Daemon>, peer: Peer| daemon.start_move_of_all(&peer, &name, request).await;
+    let work =
+        async move |daemon: Arc<Daemon>, peer: Peer| Box::pin(daemon.start_move_of_all(&peer, &name, request)).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 

@@ -56,12 +56,12 @@ pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Committed, DOCUMENT_VERSION,
+    AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Clients, Committed, DOCUMENT_VERSION,
     DOCUMENT_VERSION_ARBITER, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument,
     SocketOwner, VolumeDocument,
 };
 pub use foreign::ForeignExport;
-pub use held::{Held, HoldOptions, QemuRule};
+pub use held::{CopyEnd, Held, HoldOptions, QemuRule};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use rescue::rescue;
 pub use run::main;

@@ -11,16 +11,17 @@ use api::v1::{Error, ErrorCode};
 use env::EnvRef;
 use futures::future::BoxFuture;
 use nbd::server::{End, Export, Exports, Limits};
-use nbd::{NbdUri, TlsServer, Transport, serve_connection, serve_encrypted};
+use nbd::{NbdUri, TlsServer, Transport, prepare_tcp, serve_connection, serve_encrypted};
 use parking_lot::RwLock;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
+use vm::AdoptedDisk;
 
-use crate::document::SocketOwner;
+use crate::document::Clients;
 use crate::ground::Network;
 use crate::problem::{Result, invalid, of_tls};
-use crate::sockets::{UnixSocket, listen_tcp, listen_unix};
+use crate::sockets::{UnixSocket, listen_tcp, listen_unix, make_folder};
 use crate::workers::Workers;
 
 /// How many clients one socket serves at once; further ones are hung up on.
@@ -32,29 +33,51 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// The volumes of one socket.
 #[derive(Default)]
 struct Offered {
-    exports: RwLock<BTreeMap<String, Arc<Export>>>,
+    exports: RwLock<BTreeMap<String, Offer>>,
 }
 
-impl Exports for Offered {
+/// A volume of a socket.
+#[derive(Clone)]
+struct Offer {
+    export: Arc<Export>,
+    /// The adopted disk that it is: nobody else's QEMU gets it, even if it may connect as the same user.
+    disk: Option<Arc<AdoptedDisk>>,
+}
+
+/// What one client sees of the volumes of a socket.
+struct Seen {
+    offered: Arc<Offered>,
+    /// The client's process, where the kernel says.
+    pid: Option<u32>,
+}
+
+impl Seen {
+    fn lets_in(&self, offer: &Offer) -> bool {
+        let Some(disk) = &offer.disk else { return true };
+        let is_its = match self.pid {
+            Some(pid) => disk.is_of(pid),
+            None => disk.process_id.is_none(),
+        };
+        if !is_its {
+            let (volume, pid) = (&disk.volume, self.pid.unwrap_or_default());
+            tracing::warn!(volume, pid, "a process that is not the adopted VM's was refused its disk");
+        }
+        is_its
+    }
+}
+
+impl Exports for Seen {
+    /// The empty name means the only export, if there is only one.
     fn find(&self, name: &str) -> Option<Arc<Export>> {
-        self.exports.read().find(name)
+        let exports = self.offered.exports.read();
+        let only = exports.values().next().filter(|_| name.is_empty() && exports.len() == 1);
+        let found = exports.get(name).or(only).filter(|offer| self.lets_in(offer))?;
+        Some(Arc::clone(&found.export))
     }
 
     fn list(&self) -> Vec<Arc<Export>> {
-        self.exports.read().values().cloned().collect()
-    }
-}
-
-/// Looking an export up among those of one socket.
-trait Find {
-    fn find(&self, name: &str) -> Option<Arc<Export>>;
-}
-
-impl Find for BTreeMap<String, Arc<Export>> {
-    /// The empty name means the only export, if there is only one.
-    fn find(&self, name: &str) -> Option<Arc<Export>> {
-        let only = self.values().next().filter(|_| name.is_empty() && self.len() == 1);
-        self.get(name).or(only).cloned()
+        let exports = self.offered.exports.read();
+        exports.values().filter(|offer| self.lets_in(offer)).map(|offer| Arc::clone(&offer.export)).collect()
     }
 }
 
@@ -86,14 +109,14 @@ impl Listeners {
         Self { acceptor, listeners: Mutex::default() }
     }
 
-    async fn add(&self, uri: &NbdUri, export: Arc<Export>, owner: Option<SocketOwner>) -> Result<()> {
+    async fn add(&self, uri: &NbdUri, export: Arc<Export>, clients: Clients) -> Result<()> {
         let mut listeners = self.listeners.lock().await;
         let listener = match listeners.entry(key(&uri.transport)) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let tls = certificates_of(uri)?.map(|folder| TlsServer::new(folder, Arc::clone(&self.acceptor.env)));
                 let tls = tls.transpose().map_err(|error| of_tls(&error))?.map(Arc::new);
-                entry.insert(self.acceptor.listen(&uri.transport, tls, owner).await?)
+                entry.insert(self.acceptor.listen(&uri.transport, tls, &clients).await?)
             }
         };
         let there = listener.tls.as_ref().map(|tls| tls.folder());
@@ -110,7 +133,7 @@ impl Listeners {
             Entry::Occupied(_) => Err(Error::new(ErrorCode::AlreadyExists, format!("{uri} is served already"))
                 .with_hint("choose another name or socket")),
             Entry::Vacant(entry) => {
-                entry.insert(export);
+                entry.insert(Offer { export, disk: clients.disk });
                 Ok(())
             }
         }
@@ -142,13 +165,8 @@ impl Listeners {
 
 impl Network for Listeners {
     /// Listens there if nobody of us does yet.
-    fn offer<'a>(
-        &'a self,
-        uri: &'a NbdUri,
-        export: Arc<Export>,
-        owner: Option<SocketOwner>,
-    ) -> BoxFuture<'a, Result<()>> {
-        Box::pin(self.add(uri, export, owner))
+    fn offer<'a>(&'a self, uri: &'a NbdUri, export: Arc<Export>, clients: Clients) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.add(uri, export, clients))
     }
 
     /// The last one closes the socket. Connections that are there stay.
@@ -163,17 +181,15 @@ impl Network for Listeners {
 }
 
 impl Acceptor {
-    async fn listen(
-        &self,
-        transport: &Transport,
-        tls: Option<Arc<TlsServer>>,
-        owner: Option<SocketOwner>,
-    ) -> Result<Listener> {
+    async fn listen(&self, transport: &Transport, tls: Option<Arc<TlsServer>>, clients: &Clients) -> Result<Listener> {
         let offered = Arc::new(Offered::default());
         let acceptor = self.clone();
         match transport {
             Transport::Unix(path) => {
-                let (listener, socket) = listen_unix(&absolute(path), owner, &*self.env).await?;
+                if clients.disk.is_some() {
+                    make_folder(&absolute(path))?;
+                }
+                let (listener, socket) = listen_unix(&absolute(path), clients.owner, &*self.env).await?;
                 let accepting = tokio::spawn(acceptor.accept_unix(listener, tls.clone(), Arc::clone(&offered)));
                 Ok(Listener { offered, tls, accepting: accepting.abort_handle(), socket: Some(socket) })
             }
@@ -188,8 +204,12 @@ impl Acceptor {
     async fn accept_unix(self, listener: tokio::net::UnixListener, tls: Option<Arc<TlsServer>>, offered: Arc<Offered>) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
-            let stream = match listener.accept().await.and_then(|(stream, _)| stream.into_std()) {
-                Ok(stream) => stream,
+            let accepted = listener.accept().await.and_then(|(stream, _)| {
+                let pid = stream.peer_cred()?.pid().and_then(|pid| u32::try_from(pid).ok());
+                Ok((pid.filter(|pid| *pid != 0), stream.into_std()?))
+            });
+            let (pid, stream) = match accepted {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a client could not be accepted");
                     self.env.sleep(ACCEPT_REST).await;
@@ -197,7 +217,8 @@ impl Acceptor {
                 }
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            self.serve(place, tls.clone(), Arc::clone(&offered), move || tokio::net::UnixStream::from_std(stream));
+            let seen = Arc::new(Seen { offered: Arc::clone(&offered), pid });
+            self.serve(place, tls.clone(), seen, move || tokio::net::UnixStream::from_std(stream));
         }
     }
 
@@ -205,7 +226,7 @@ impl Acceptor {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
             let accepted = listener.accept().await.and_then(|(stream, _)| {
-                stream.set_nodelay(true)?;
+                prepare_tcp(&stream)?;
                 stream.into_std()
             });
             let stream = match accepted {
@@ -217,7 +238,8 @@ impl Acceptor {
                 }
             };
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-            self.serve(place, tls.clone(), Arc::clone(&offered), move || tokio::net::TcpStream::from_std(stream));
+            let seen = Arc::new(Seen { offered: Arc::clone(&offered), pid: None });
+            self.serve(place, tls.clone(), seen, move || tokio::net::TcpStream::from_std(stream));
         }
     }
 
@@ -226,7 +248,7 @@ impl Acceptor {
         &self,
         place: OwnedSemaphorePermit,
         tls: Option<Arc<TlsServer>>,
-        offered: Arc<Offered>,
+        seen: Arc<Seen>,
         register: impl FnOnce() -> std::io::Result<S> + Send + 'static,
     ) {
         let (env, limits) = (Arc::clone(&self.env), self.limits);
@@ -238,8 +260,8 @@ impl Acceptor {
             match register() {
                 Ok(stream) => {
                     let summary = match tls {
-                        Some(tls) => serve_encrypted(stream, &tls, offered, env, limits).await,
-                        None => serve_connection(stream, offered, env, limits).await,
+                        Some(tls) => serve_encrypted(stream, &tls, seen, env, limits).await,
+                        None => serve_connection(stream, seen, env, limits).await,
                     };
                     match summary.end {
                         End::Tls(error) => tracing::warn!(%error, "a client of an encrypted export was not let in"),

@@ -97,6 +97,7 @@ fn histogram(out: &mut String, volume: &Volume, verb: &str, window: &DirectionWi
     }
     let count = window.requests() as f64;
     line(out, &format!("{name}_bucket"), &labels(volume, &[("verb", verb), ("le", "+Inf")]), count);
+    line(out, &format!("{name}_sum"), &labels(volume, &[("verb", verb)]), window.latency.sum().as_secs_f64());
     line(out, &format!("{name}_count"), &labels(volume, &[("verb", verb)]), count);
 }
 

@@ -1,8 +1,11 @@
 //! Where the overlays of a snapshot move are, and how a volume is put together from them.
 //!
-//! The first lies beside the source, the others beside the target, as `.NAME.overlay-N`. Which of them count is in the
-//! volume's journal: the volume is its backend with these over it, the lowest first. A file that is not listed counts
-//! for nothing and is removed when the job ends.
+//! All lie beside the source, as `.NAME.overlay-N`, for they are the guest's disk with it: what becomes of the target's file
+//! system is none of the guest's business. Their space is reserved when they are made, where the file system can do that.
+//! Which of them count is in the volume's journal: the volume is its backend with these over it, the lowest first. A file
+//! that is not listed counts for nothing and is removed when the job ends.
+//!
+//! Programs of before have put all but the first beside the target, where they are found.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -60,9 +63,10 @@ impl OverlayFiles {
         })
     }
 
-    /// Beside what overlay `number` lies.
+    /// Beside what overlay `number` lies. The target is looked at only for one that is not beside the source.
     fn image(&self, number: u32) -> &Path {
-        if number == 1 { &self.source } else { &self.target }
+        let is_beside = |image: &Path| self.footing.places.overlays(image).is_ok_and(|found| found.contains(&number));
+        if !is_beside(&self.source) && is_beside(&self.target) { &self.target } else { &self.source }
     }
 
     fn opening(&self) -> OverlayOpening<'_> {
@@ -80,7 +84,7 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn create(&self, number: u32, length: Bytes) -> IoFuture<'_, Device> {
-        self.footing.places.make_overlay(self.image(number), number, length, self.opening())
+        self.footing.places.make_overlay(&self.source, number, length, self.opening())
     }
 
     fn open(&self, number: u32) -> IoFuture<'_, Device> {
@@ -92,9 +96,10 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn remove(&self, number: u32) -> IoFuture<'_, ()> {
-        let removed = self.footing.places.remove_overlay(self.image(number), number);
+        let image = self.image(number);
+        let removed = self.footing.places.remove_overlay(image, number);
         block::ready(removed.map_err(|error| {
-            block::Error::from_os(error, format!("removing overlay {number} beside {}", self.image(number).display()))
+            block::Error::from_os(error, format!("removing overlay {number} beside {}", image.display()))
         }))
     }
 }
@@ -116,9 +121,8 @@ pub(crate) async fn open(
         true => Snapshots::none(files, Arc::clone(env)),
         false => Snapshots::open(files, Arc::clone(env), source.clone()).await.map_err(|error| {
             let error = of_backend(&error, "an overlay of the move under way");
-            Error::new(ErrorCode::BackendUnusable, error.message).with_hint(
-                "the volume is its backend with the overlays beside source and target: put back what is missing",
-            )
+            Error::new(ErrorCode::BackendUnusable, error.message)
+                .with_hint("the volume is its backend with the overlays beside it: put back what is missing")
         })?,
     };
     Ok(Arc::new(tokio::sync::Mutex::new(snapshots)))
@@ -165,12 +169,9 @@ pub(crate) fn add_needs(
     let source = file_of(&volume.backend)?;
     let (at_source, at_target) = (room_beside(places, source)?, room_beside(places, target)?);
     let overlay = header_bytes(size) + size;
-    // The first beside the source; at the target what is copied, and two at once. All three are never there at once: the
-    // first is gone when the third is made.
-    if at_source.file_system != at_target.file_system {
-        needs.add(source, at_source, overlay);
-    }
-    needs.add(target, at_target, Bytes(2 * overlay.0) + size);
+    // Two at once beside the source, for the first is gone when the third is made; at the target what is copied.
+    needs.add(source, at_source, Bytes(2 * overlay.0));
+    needs.add(target, at_target, size);
     Ok(())
 }
 

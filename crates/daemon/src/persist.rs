@@ -1,5 +1,7 @@
 //! Telling an adopted VM's configuration where its disk is now, so that nobody starts it on the stale one tomorrow.
 
+use std::time::Duration;
+
 use api::v1::{Error, ErrorCode, Monitor, MoveRequest};
 
 use crate::adopt;
@@ -58,7 +60,8 @@ impl Daemon {
             device: disk.device.clone(),
             process_id: disk.process_id,
         };
-        adopt::persist(&how, &moved).await.map_err(|error| {
+        let limit = Duration::from_secs(self.config.persist_hook_seconds);
+        adopt::persist(&how, &moved, limit).await.map_err(|error| {
             let message = format!(
                 "the volume is on {}, but the VM's configuration was not told: {}",
                 to.display(),

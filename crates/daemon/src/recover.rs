@@ -6,38 +6,70 @@
 //!                                                                  └──▶ finished forward, after the socket is back
 //! ```
 //!
-//! A guest waits meanwhile, so volumes come back beside each other and none waits for another's trouble.
+//! A guest waits meanwhile, so volumes come back beside each other and none waits for another's trouble: a file system that does
+//! not answer, or an arbiter, holds up what lies on it. Everything else is told of the start after [`START_LIMIT`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use futures::future::join_all;
+use tokio::sync::oneshot;
 
 use crate::daemon::Daemon;
-use crate::document::ArrivalStage;
+use crate::document::{ArrivalStage, JobDocument};
 use crate::held::Held;
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::problem::{Result, of_backend};
+use crate::problem::Result;
 use crate::volume::Volume;
 
+/// How long the start waits for volumes to come back. Those that take longer come back when they can.
+const START_LIMIT: Duration = Duration::from_secs(5);
+/// How long a volume with a move under way is kept from its guest for the sake of the target. One that takes longer gets the
+/// whole of it again.
+const TARGET_LIMIT: Duration = Duration::from_secs(3);
 /// How often an arbiter that cannot be asked is asked again.
 const ARBITER_REST: Duration = Duration::from_secs(2);
 
 /// Brings back every volume. One that cannot be brought back is shown as down, with the reason.
 pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let names = daemon.state.volume_names()?;
-    join_all(names.iter().map(|name| recover_volume(daemon, name))).await;
-    if let Err(error) = daemon.sweep_making() {
-        tracing::warn!(%error, "what was in the making is looked at again by the next start");
+    // First all journals, which are the daemon's own files: whoever asks finds every volume.
+    let volumes: Vec<Arc<Volume>> =
+        join_all(names.iter().map(|name| read_journal(daemon, name))).await.into_iter().flatten().collect();
+    let moves = volumes.iter().filter_map(|volume| volume.document().job.as_ref().map(|job| job.id)).collect();
+    let (back, is_back) = oneshot::channel();
+    let all = join_all(volumes.iter().map(|volume| recover_volume_aside(daemon, volume)));
+    {
+        let (daemon, env) = (Arc::clone(daemon), Arc::clone(&daemon.env));
+        env.spawn(Box::pin(async move {
+            all.await;
+            daemon.settle_groups(&moves);
+            // Whoever has waited long enough is gone.
+            let _ = back.send(());
+        }));
     }
-    daemon.settle_groups();
+    if env::timeout(&*daemon.env, START_LIMIT, is_back).await.is_none() {
+        for volume in volumes.iter().filter(|volume| volume.is_coming_back()) {
+            tracing::error!(
+                volume = volume.name,
+                "what holds a volume has not answered yet; nobody waits for it any more"
+            );
+        }
+    }
+    // Before other hosts come, and have files made again.
+    match env::timeout(&*daemon.env, START_LIMIT, daemon.sweep_making()).await {
+        Some(Ok(())) => {}
+        Some(Err(error)) => tracing::warn!(%error, "what was in the making is looked at again by the next start"),
+        None => tracing::warn!("what was in the making does not answer, and is looked at again by the next start"),
+    }
     daemon.say_farewells_again();
     Ok(())
 }
 
-async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
+/// The volume `name` with its journal; none if that cannot be read.
+async fn read_journal(daemon: &Arc<Daemon>, name: &str) -> Option<Arc<Volume>> {
     let path = daemon.layout.journal(name);
     let journal = match VolumeJournal::open(&path, &daemon.backends, &*daemon.env).await {
         Ok(journal) => journal,
@@ -47,7 +79,7 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
                 .with_hint("put back a copy of it and restart; the volume's bytes are untouched");
             tracing::error!(volume = name, %error, "a volume cannot be brought back");
             daemon.admit_unreadable(name, error);
-            return;
+            return None;
         }
     };
     let volume = Arc::new(Volume::new(name, journal, Arc::clone(&daemon.env)));
@@ -55,12 +87,31 @@ async fn recover_volume(daemon: &Arc<Daemon>, name: &str) {
     if let Some(job) = &volume.document().job {
         daemon.history.note(job.id);
     }
+    Some(volume)
+}
+
+/// Brings a volume back on a task of its own, and gives what ends when that has.
+fn recover_volume_aside(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> impl Future<Output = ()> + Send + use<> {
+    let (done, is_done) = oneshot::channel();
+    volume.set_coming_back(true);
+    let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
+    let env = Arc::clone(&daemon.env);
+    env.spawn(Box::pin(async move {
+        recover_volume(&daemon, &volume).await;
+        volume.set_coming_back(false);
+        // The start may be over.
+        let _ = done.send(());
+    }));
+    async move { _ = is_done.await }
+}
+
+async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
     let _operation = volume.operation.lock().await;
-    match daemon.settle_asked(&volume).await {
-        Ok(()) => bring_back_or_say_why(daemon, &volume).await,
+    match daemon.settle_asked(volume).await {
+        Ok(()) => bring_back_or_say_why(daemon, volume).await,
         Err(error) => {
             volume.set_problem(error);
-            let (daemon, volume) = (Arc::clone(daemon), Arc::clone(&volume));
+            let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
             let env = Arc::clone(&daemon.env);
             env.spawn(Box::pin(async move { bring_back_once_settled(&daemon, &volume).await }));
         }
@@ -87,7 +138,7 @@ async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
 
 async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     if let Some(job) = &volume.document().job
-        && daemon.history.find(job.id).is_some()
+        && daemon.history.find_of(&volume.name, job).is_some()
     {
         // It was over, and only this was left to be done.
         jobs::clear_job(daemon, volume).await;
@@ -98,8 +149,9 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
         // Another host holds it, as far as is known here: it is filled on, or taken, when that host asks for it.
         return daemon.hold_arrival(volume).await;
     }
+    daemon.look_before_resuming(volume).await?;
     let held = daemon.hold(volume, &document.backend, &hold).await;
-    let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+    let held = held.map_err(|error| daemon.of_hold(volume, &error))?;
     if let Some(relay) = held.relay() {
         // Another host holds it, and takes it now if it has not yet.
         relay.turn(document.epoch);
@@ -115,7 +167,10 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
         (Some(job), Some(handle)) => resume(daemon, volume, job, handle).await,
         _ => Next::Nothing,
     };
-    let offered = daemon.network.offer(&volume.uri()?, export, document.socket_owner).await;
+    let offered = match &document.arrival {
+        Some(arrival) if arrival.is_for_its_origin() => Ok(()),
+        _ => daemon.network.offer(&volume.uri()?, export, document.clients()).await,
+    };
     if offered.is_ok() {
         tracing::info!(volume = volume.name, backend = %document.backend, "the volume is back");
     }
@@ -138,6 +193,8 @@ enum Next {
     Nothing,
     /// It is in the queue, as it was.
     Queue(Held),
+    /// The target does not answer: the guest goes on without a mirror, and the copy begins anew when it does.
+    Later(oneshot::Receiver<block::Result<Held>>),
     /// The mirror is in place.
     Drive(Held, jobs::Started),
     /// It was committed.
@@ -146,15 +203,31 @@ enum Next {
     Undo(Error),
 }
 
-async fn resume(daemon: &Daemon, volume: &Volume, job: &crate::document::JobDocument, handle: &JobHandle) -> Next {
+async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, handle: &JobHandle) -> Next {
     if job.committed.is_some() {
         handle.finishing();
         return Next::Complete;
     }
     let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
-    let target = match daemon.hold(volume, &job.target.location(), &hold).await {
-        Ok(target) => target,
-        Err(error) => return Next::Undo(jobs::cannot_resume(volume, &error)),
+    let (opened, mut opening) = oneshot::channel();
+    {
+        let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
+        let env = Arc::clone(&daemon.env);
+        env.spawn(Box::pin(async move {
+            // Whoever does not wait any more has ended.
+            let _ = opened.send(daemon.hold_prepared(&volume, &target, &hold).await);
+        }));
+    }
+    let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {
+        Some(Ok(Ok(target))) => target,
+        Some(Ok(Err(error))) => return Next::Undo(jobs::cannot_resume(volume, &error)),
+        Some(Err(_)) => return Next::Undo(jobs::cannot_resume(volume, &nobody_opens())),
+        None => {
+            tracing::error!(volume = volume.name, target = %job.target, "the target does not answer; its copy begins anew");
+            // From here on nobody keeps track of what the guest writes.
+            daemon.state.drop_progress(&volume.name);
+            return Next::Later(opening);
+        }
     };
     if job.record.sessions == 0 {
         return Next::Queue(target);
@@ -170,16 +243,36 @@ impl Next {
         match self {
             Self::Nothing => {}
             Self::Queue(target) => jobs::run(daemon, volume, handle, target).await,
+            Self::Later(mut opening) => {
+                let opened = tokio::select! {
+                    biased;
+                    () = handle.cancelled() => {
+                        let message = format!("the move of {} was cancelled; the guest is on the source", volume.name);
+                        return undo(&daemon, &volume, &handle, Error::new(ErrorCode::MoveCancelled, message)).await;
+                    }
+                    opened = &mut opening => opened.unwrap_or_else(|_| Err(nobody_opens())),
+                };
+                match opened {
+                    Ok(target) => jobs::run(daemon, volume, handle, target).await,
+                    Err(error) => undo(&daemon, &volume, &handle, jobs::cannot_resume(&volume, &error)).await,
+                }
+            }
             Self::Drive(target, started) => {
                 // It had its place before the restart; others wait until there is one again.
                 let _place = Arc::clone(&daemon.places).try_acquire_owned();
                 jobs::drive(daemon, volume, handle, target, started).await;
             }
             Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
-            Self::Undo(error) => {
-                let error = handle.failure().unwrap_or(error);
-                jobs::undo_without_target(&daemon, &volume, &handle, error).await;
-            }
+            Self::Undo(error) => undo(&daemon, &volume, &handle, error).await,
         }
     }
+}
+
+async fn undo(daemon: &Arc<Daemon>, volume: &Arc<Volume>, handle: &JobHandle, error: Error) {
+    let error = handle.failure().unwrap_or(error);
+    jobs::undo_without_target(daemon, volume, handle, error).await;
+}
+
+fn nobody_opens() -> block::Error {
+    block::Error::new(block::ErrorKind::Internal, "whoever was to open the target is gone")
 }

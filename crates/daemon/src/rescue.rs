@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::daemon::boot_identity;
-use crate::document::{ArrivalStage, VolumeDocument};
+use crate::document::{ArrivalStage, JobDocument, VolumeDocument};
 use crate::ground::{Network, Places, RealPlaces};
 use crate::held::Held;
 use crate::journal::VolumeJournal;
@@ -42,7 +42,7 @@ pub fn rescue(state_dir: &Path, name: &str, json: bool) -> Result<()> {
 /// Whether what is on record makes the backend the volume. There is no daemon that could ask anybody.
 fn check_held(document: &VolumeDocument) -> Result<()> {
     let name = &document.name;
-    if document.job.as_ref().is_some_and(|job| job.asked && job.committed.is_none()) {
+    if document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
         let message = format!("whether {name} was given up to another host only the arbiter knows");
         return Err(Error::new(ErrorCode::WrongState, message)
             .with_hint("start the daemon where the arbiter can be reached: it settles that by itself"));
@@ -103,7 +103,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let failed = |error| of_state(error, "listening to signals");
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    listeners.offer(&uri, export, document.socket_owner).await?;
+    listeners.offer(&uri, export, document.clients()).await?;
     match json {
         true => println!(
             "{}",

@@ -87,24 +87,33 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     let socket_dir = api_path.parent().map(std::path::Path::to_owned).unwrap_or_default();
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Arc::new(Listeners::new(Arc::clone(&env), workers));
-    let host_network = match &config.hosts {
-        Some(hosts) => Some(HostNetwork::start(Arc::clone(&env), hosts, state.layout(), config.worker_count()).await?),
-        None => None,
+    let open = |hosts| HostNetwork::open(Arc::clone(&env), hosts, state.layout(), config.worker_count());
+    let (host_network, problem) = match config.hosts.as_ref().map(open).transpose() {
+        Ok(network) => (network, None),
+        // The guests' disks do not depend on it.
+        Err(error) => {
+            tracing::error!(%error, "this host is none among others until that is mended and the daemon is restarted");
+            (None, Some(error))
+        }
     };
     let hosts: Arc<dyn Hosts> = match &host_network {
         Some(network) => Arc::new(RealHosts(Arc::clone(network))),
         None => Arc::new(NoHosts),
     };
     let mut daemon = Daemon::new(Ground::real(env, listeners, hosts)?, config, state, socket_dir)?;
-    daemon.host_network = host_network;
+    (daemon.host_network, daemon.host_problem) = (host_network, problem);
     let daemon = Arc::new(daemon);
     recover::recover(&daemon).await?;
-    if daemon.config.hosts.is_some() {
+    if daemon.host_network.is_some()
+        && let Err(error) = std::fs::create_dir_all(&daemon.socket_dir)
+    {
         // Where volumes are served that come from other hosts.
-        std::fs::create_dir_all(&daemon.socket_dir)
-            .map_err(|error| of_state(error, format!("creating {}", daemon.socket_dir.display())))?;
+        tracing::error!(%error, path = %daemon.socket_dir.display(), "the directory for sockets could not be made");
     }
     remote::listen(&daemon).await?;
+    if let Some(network) = &daemon.host_network {
+        network.listen().await;
+    }
 
     let mut terminate = on_signal(SignalKind::terminate())?;
     let mut interrupt = on_signal(SignalKind::interrupt())?;

@@ -1,17 +1,24 @@
 //! Binding sockets: never over somebody who listens, always over what a dead daemon left.
 
+use std::os::fd::AsRawFd;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use env::Env;
-use rustix::fs::{Gid, Mode, Uid};
+use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::document::SocketOwner;
 use crate::problem::{Result, of_state};
+
+/// What the socket of an adopted disk is called in the volume's directory.
+pub(crate) const SOCKET_NAME: &str = "nbd.sock";
+
+/// Who may search the directory of an adopted disk's socket: QEMU's user, whoever that is. The socket itself is its alone.
+const FOLDER_MODE: u32 = 0o711;
 
 /// How many clients may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -32,6 +39,10 @@ impl UnixSocket {
         let ours = std::fs::symlink_metadata(&self.path).is_ok_and(|found| found.ino() == self.inode);
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(%error, path = %self.path.display(), "a socket could not be removed");
+        }
+        if ours && self.path.file_name().is_some_and(|name| name == SOCKET_NAME) {
+            // A directory that holds something else is not ours alone.
+            let _ = self.path.parent().map(std::fs::remove_dir);
         }
     }
 }
@@ -100,13 +111,51 @@ fn bind_and_move(new: &Path, path: &Path, owner: Option<SocketOwner>) -> std::io
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(new)?)?;
     // Nobody can connect before it listens.
-    rustix::fs::chmod(new, Mode::from_raw_mode(0o600))?;
-    if let Some(owner) = owner {
-        rustix::fs::chown(new, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?;
-    }
+    give(new, owner)?;
     rustix::net::listen(&socket, BACKLOG)?;
     std::fs::rename(new, path)?;
     Ok(socket)
+}
+
+/// Gives a new socket to its owner. Whoever may write in its directory may have put a link there by now, which is not
+/// followed: what is changed is what was looked at.
+fn give(path: &Path, owner: Option<SocketOwner>) -> std::io::Result<()> {
+    let socket = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode) != FileType::Socket {
+        return Err(std::io::Error::other("somebody has replaced the socket"));
+    }
+    let opened = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    rustix::fs::chmod(&opened, Mode::from_raw_mode(0o600))?;
+    if let Some(owner) = owner {
+        rustix::fs::chown(&opened, Some(Uid::from_raw(owner.uid)), Some(Gid::from_raw(owner.gid)))?;
+    }
+    Ok(())
+}
+
+/// Makes the directory of an adopted disk's socket. One that belongs to somebody else is refused: its owner could put
+/// another socket there, to which QEMU would connect.
+pub(crate) fn make_folder(socket: &Path) -> Result<()> {
+    let Some(folder) = socket.parent() else { return Ok(()) };
+    make_parent(folder)?;
+    match std::fs::DirBuilder::new().mode(FOLDER_MODE).create(folder) {
+        Ok(()) => {
+            // What the process masks out of a mode does not count.
+            let mode = std::fs::Permissions::from_mode(FOLDER_MODE);
+            std::fs::set_permissions(folder, mode).map_err(|error| cannot_listen(socket, &error))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+            let found = std::fs::symlink_metadata(folder).map_err(|error| cannot_listen(socket, &error))?;
+            let is_new = socket.file_name().is_some_and(|name| name == SOCKET_NAME);
+            let is_ours = found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+            if is_ours || !is_new {
+                return Ok(());
+            }
+            let message = format!("{} is there and is no directory of this daemon's user", folder.display());
+            Err(Error::new(ErrorCode::SocketTaken, message)
+                .with_hint("remove it, or choose another name or socket-dir"))
+        }
+        Err(error) => Err(cannot_listen(socket, &error)),
+    }
 }
 
 /// A short name in the same directory: a socket's path has 107 bytes at most.
@@ -159,6 +208,35 @@ mod tests {
         assert!(path.exists(), "the new socket was taken for the old one");
         second.remove();
         assert_eq!(std::fs::read_dir(directory.path()).expect("listed").count(), 0, "something was left behind");
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_a_new_socket_is_not_followed() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (victim, link) = (directory.path().join("victim"), directory.path().join("link"));
+        let _listener = std::os::unix::net::UnixListener::bind(&victim).expect("bound");
+        std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o644)).expect("set");
+        std::os::unix::fs::symlink(&victim, &link).expect("a symlink");
+        give(&link, None).expect_err("a link was followed");
+        assert_eq!(std::fs::metadata(&victim).expect("there").mode() & 0o777, 0o644);
+        give(&victim, None).expect("a socket");
+        assert_eq!(std::fs::metadata(&victim).expect("there").mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn the_directory_of_an_adopted_disks_socket_is_this_daemons_and_no_link() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let (socket, other) = (directory.path().join("web1").join(SOCKET_NAME), directory.path().join("other"));
+        make_folder(&socket).expect("made");
+        make_folder(&socket).expect("there already");
+        assert_eq!(std::fs::metadata(directory.path().join("web1")).expect("there").mode() & 0o777, FOLDER_MODE);
+        // A disk that an earlier version has adopted has its socket beside the others, in a directory that stays as it is.
+        let before = std::fs::metadata(directory.path()).expect("there").mode();
+        make_folder(&directory.path().join("web2.sock")).expect("nothing to make");
+        assert_eq!(std::fs::metadata(directory.path()).expect("there").mode(), before);
+        std::os::unix::fs::symlink(directory.path().join("web1"), &other).expect("a symlink");
+        let error = make_folder(&other.join(SOCKET_NAME)).expect_err("a link was taken");
+        assert_eq!(error.code, ErrorCode::SocketTaken);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 //! STATE/remembered.json          options of disks that were released, for their next adoption
 //! STATE/abandoned.json           volumes that will not arrive on other hosts, which have not been told yet
 //! STATE/jobs/ID.json             moves that are over
+//! STATE/jobs/last                the last number that was given to a move: none is given twice
 //! STATE/hosts/identity.pem        this host's key and certificate, mode 0600
 //! STATE/hosts/trusted.json        the hosts that it trusts
 //! STATE/retired/                 what a block device's tombstone has overwritten

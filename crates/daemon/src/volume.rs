@@ -6,6 +6,7 @@
 //! ```
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::v1::{self, Error, ErrorCode, VolumeState};
 use block::{BufferPool, Bytes, Device, Slot};
@@ -37,6 +38,8 @@ pub(crate) struct Volume {
     live: Mutex<Option<Live>>,
     job: Mutex<Option<Arc<JobHandle>>>,
     problem: Mutex<Option<Error>>,
+    /// A start is bringing it back.
+    is_coming_back: AtomicBool,
     /// The overlays of a snapshot move, while it runs.
     snapshots: Mutex<Option<SharedSnapshots>>,
     /// What another host fills, before this one holds the volume.
@@ -67,6 +70,7 @@ impl Volume {
             live: Mutex::new(None),
             job: Mutex::new(None),
             problem: Mutex::new(None),
+            is_coming_back: AtomicBool::new(false),
             snapshots: Mutex::new(None),
             incoming: Mutex::new(None),
             forward: Mutex::new(None),
@@ -90,8 +94,8 @@ impl Volume {
         let document = self.document();
         let size_advertised = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
         let qemu = match document.adoption.as_ref().map(|adoption| adoption.direction) {
-            None => QemuRule::Exclude,
-            Some(AdoptionDirection::Adopted) => QemuRule::Beside,
+            // A QEMU that goes through us has no locks; one that has them was started on the image itself.
+            None | Some(AdoptionDirection::Adopted) => QemuRule::Exclude,
             Some(AdoptionDirection::Adopting | AdoptionDirection::Releasing) => QemuRule::Later,
         };
         // While it moves a volume keeps its size, whatever becomes of the file below it.
@@ -173,6 +177,11 @@ impl Volume {
         self.live.lock().as_mut().map(|live| std::mem::replace(&mut live.held, held))
     }
 
+    /// What clients come to, while it is up.
+    pub(crate) fn export(&self) -> Option<Arc<Export>> {
+        self.live.lock().as_ref().map(|live| Arc::clone(&live.export))
+    }
+
     /// How many clients are connected.
     pub(crate) fn connections(&self) -> usize {
         self.live.lock().as_ref().map_or(0, |live| live.export.connections())
@@ -198,16 +207,42 @@ impl Volume {
         *self.job.lock() = job;
     }
 
+    /// Whether a start is bringing it back.
+    pub(crate) fn is_coming_back(&self) -> bool {
+        self.is_coming_back.load(Ordering::Acquire)
+    }
+
+    /// Why it is not up.
+    fn problem(&self) -> Option<Error> {
+        let late = || {
+            let message = format!("what holds {} has not answered yet", self.name);
+            let hint = "it is served as soon as it does; see whether its file system or its server is there";
+            Error::new(ErrorCode::BackendUnusable, message).with_hint(hint)
+        };
+        let noted = self.problem.lock().clone();
+        noted.or_else(|| (self.is_coming_back() && self.slot().is_none()).then(late))
+    }
+
+    /// A start begins to bring it back, or has.
+    pub(crate) fn set_coming_back(&self, is_coming_back: bool) {
+        self.is_coming_back.store(is_coming_back, Ordering::Release);
+    }
+
     /// Notes why it could not be brought up.
     pub(crate) fn set_problem(&self, problem: Error) {
         tracing::error!(volume = self.name, problem = %problem, "the volume is down");
         *self.problem.lock() = Some(problem);
     }
 
+    /// What was wrong is right again.
+    pub(crate) fn forget_problem(&self) {
+        *self.problem.lock() = None;
+    }
+
     /// Refuses what needs a volume that is up.
     pub(crate) fn require_up(&self) -> Result<Slot> {
         self.slot().ok_or_else(|| {
-            let problem = self.problem.lock().as_ref().map_or_else(String::new, |problem| format!(": {problem}"));
+            let problem = self.problem().map_or_else(String::new, |problem| format!(": {problem}"));
             Error::new(ErrorCode::WrongState, format!("the volume {} is down{problem}", self.name))
                 .with_hint("remove the cause and restart the daemon, or use `transhume rescue`")
         })
@@ -219,7 +254,7 @@ impl Volume {
         let job = self.job();
         let size = self.slot().map_or_else(|| size_on_record(&document), |slot| slot.device().size());
         let relay = self.relay();
-        let problem = self.problem.lock().as_ref().map(ToString::to_string);
+        let problem = self.problem().as_ref().map(ToString::to_string);
         let problem = problem.or_else(|| relay.as_ref().and_then(|relay| relay.problem()));
         let state = match (&problem, &job) {
             _ if self.slot().is_none() && self.incoming.lock().is_some() => VolumeState::Incoming,

@@ -443,6 +443,14 @@ pub struct Switchover {
     pub flush_us: u64,
     /// Waiting for requests in flight.
     pub quiesce_us: u64,
+    /// The longest that the guest might be held for that, which follows from its own latency.
+    pub quiesce_limit_us: u64,
+    /// Holding the guest when the move began: all attempts together,
+    pub entry_us: u64,
+    /// the longest request of the guest's around that,
+    pub entry_stall_us: u64,
+    /// and how often it was let go and held again later.
+    pub entry_retries: u64,
     /// Copying the rest while the guest was held; nothing for a mirror.
     pub last_copy_us: u64,
     /// How much that was, in bytes.

@@ -12,6 +12,8 @@
 //! The journal says which way it goes; how far it has come, QEMU's graph says (crate `vm`).
 
 mod monitor;
+mod recover;
+mod standing;
 mod surroundings;
 mod watch;
 
@@ -21,7 +23,7 @@ use std::time::Duration;
 
 use api::v1::{self, AdoptRequest, CheckRequest, CheckedDisk, Error, ErrorCode};
 use backends::{BackendSpec, CacheMode};
-use vm::{AdoptionRequest, ExportAddress, Plan, Standing, Verdict, Wish};
+use vm::{AdoptionRequest, ExportAddress, Plan, Verdict};
 
 use crate::audit::Peer;
 use crate::daemon::{Daemon, NewVolume};
@@ -29,12 +31,15 @@ use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
 use crate::held::{HoldOptions, QemuRule, suited};
 use crate::location::require_local;
 use crate::problem::{Result, of_backend};
+use crate::sockets::SOCKET_NAME;
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 use monitor::of_vm;
+use standing::Reached;
 use surroundings::VolumeSurroundings;
 
 pub(crate) use monitor::{is_block_device, persist};
+pub(crate) use recover::recover;
 pub(crate) use watch::watch;
 
 /// How long QEMU may take to let go of a connection whose node it has deleted.
@@ -57,9 +62,7 @@ impl Daemon {
     pub(crate) async fn adopt(self: &Arc<Self>, request: AdoptRequest) -> Result<v1::Volume> {
         check_name(&request.name)?;
         let vm = self.reach(&request.monitor).await?;
-        std::fs::create_dir_all(&self.socket_dir)
-            .map_err(|error| crate::problem::of_state(error, format!("creating {}", self.socket_dir.display())))?;
-        let socket = self.socket_dir.join(format!("{}.sock", request.name));
+        let socket = self.socket_dir.join(&request.name).join(SOCKET_NAME);
         let wanted = AdoptionRequest {
             node: request.node.clone(),
             volume: request.name.clone(),
@@ -94,6 +97,10 @@ impl Daemon {
         };
         let volume = self.make_volume(new, hold).await?;
         let _operation = volume.operation.lock().await;
+        if let Err(error) = require_same_image(&volume, &plan) {
+            self.drop_volume(&volume).await?;
+            return Err(of_vm(&error));
+        }
         let mut surroundings = VolumeSurroundings::new(&volume);
         match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => {
@@ -127,16 +134,20 @@ impl Daemon {
             let hint = format!("wait for it, or `transhume cancel {name}` first");
             return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id)).with_hint(hint));
         }
-        volume.require_up()?;
         let shown = volume.show();
-        let vm = match self.reach(&adoption.monitor).await {
-            Ok(vm) => vm,
+        if volume.slot().is_none() {
+            self.release_down(&volume, adoption).await?;
+            self.remove_volume(&volume).await?;
+            return Ok(shown);
+        }
+        let vm = match self.reach_adopted(&volume, adoption).await? {
+            Reached::Adopted(vm) => vm,
             // A VM that has gone has nothing to be given back to.
-            Err(error) if error.code == ErrorCode::QmpUnreachable && volume.connections() == 0 => {
+            Reached::Successor(_) | Reached::Nobody => {
                 self.remove_volume(&volume).await?;
+                self.let_go_elsewhere(&document).await;
                 return Ok(shown);
             }
-            Err(error) => return Err(error),
         };
         let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
         nudge(&volume, &vm, adoption).await;
@@ -192,57 +203,6 @@ impl Daemon {
     }
 }
 
-/// Looks where an adopted disk stands and finishes what was begun: an adoption is undone if QEMU does not go through us
-/// yet, a release is finished.
-pub(crate) async fn recover(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
-    let _operation = volume.operation.lock().await;
-    let Some(adoption) = volume.document().adoption.clone() else { return };
-    let (wish, settled) = match adoption.direction {
-        AdoptionDirection::Adopted => return,
-        AdoptionDirection::Adopting => (Wish::Back, "the adoption is undone"),
-        AdoptionDirection::Releasing => (Wish::Forward, "the release is finished"),
-    };
-    let start = daemon.env.now();
-    let standing = loop {
-        match attempt(daemon, volume, &adoption, wish).await {
-            Ok(standing) => break Ok(standing),
-            Err(error) if is_passing(&error) && daemon.env.now().since(start) < RECONNECT_LIMIT => {
-                daemon.env.sleep(INTERVAL * 10).await;
-            }
-            Err(error) => break Err(error),
-        }
-    };
-    let outcome = match standing {
-        Ok(Standing::Inside) => turn(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted"),
-        Ok(_) => {
-            if adoption.direction == AdoptionDirection::Releasing {
-                daemon.remember(&adoption.plan);
-            }
-            daemon.drop_volume(volume).await.map(|()| settled)
-        }
-        // QEMU is gone, and with it the question.
-        Err(error) if error.code == ErrorCode::QmpUnreachable && volume.connections() == 0 => {
-            daemon.drop_volume(volume).await.map(|()| "its VM is gone")
-        }
-        Err(error) => Err(error),
-    };
-    match outcome {
-        Ok(words) => tracing::info!(volume = volume.name, "{words}"),
-        Err(error) => volume.set_problem(error),
-    }
-}
-
-fn is_passing(error: &Error) -> bool {
-    matches!(error.code, ErrorCode::WrongState | ErrorCode::QmpBusy)
-}
-
-async fn attempt(daemon: &Daemon, volume: &Arc<Volume>, adoption: &AdoptionDocument, wish: Wish) -> Result<Standing> {
-    let vm = daemon.reach(&adoption.monitor).await?;
-    nudge(volume, &vm, adoption).await;
-    let mut surroundings = VolumeSurroundings::new(volume);
-    vm::recover(&vm.qmp, &adoption.plan, wish, &mut surroundings).await.map_err(|error| of_vm(&error))
-}
-
 /// Makes QEMU connect to the export again after a restart. Its NBD client notices that the connection is gone only when
 /// the guest asks for something; an idle guest does not, so a sector is read in its stead.
 async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
@@ -253,6 +213,15 @@ async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
     let arguments = serde_json::json!({ "command-line": line });
     if let Err(error) = vm.qmp.execute("human-monitor-command", arguments).await {
         tracing::warn!(volume = volume.name, %error, "QEMU could not be asked to connect again");
+    }
+}
+
+/// Refuses an image that was replaced between the look at QEMU's process and its opening here.
+fn require_same_image(volume: &Volume, plan: &Plan) -> vm::Result<()> {
+    let opened = volume.with_held(|held| held.metadata()).flatten();
+    match (opened, plan.disk.process_id) {
+        (Some(opened), Some(pid)) => vm::require_writer(pid, &opened, &plan.disk.image),
+        _ => Ok(()),
     }
 }
 

@@ -3,9 +3,10 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
-use vm::{CommandLine, LibvirtDomain, Plan, Qmp, Remembered, Sources, Virsh};
+use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
 
 use crate::daemon::Daemon;
 use crate::document::SocketOwner;
@@ -38,7 +39,8 @@ impl Daemon {
         let command_line = pid.and_then(|pid| CommandLine::of_process(pid).ok().flatten());
         let owner = pid.and_then(|pid| std::fs::metadata(format!("/proc/{pid}")).ok());
         let owner = owner.map(|process| SocketOwner { uid: process.uid(), gid: process.gid() });
-        Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered() }, owner })
+        let process = pid.and_then(QemuProcess::of);
+        Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered(), process }, owner })
     }
 
     /// Over a monitor of the domain's own that libvirt does not use, if there is one that answers; through libvirt
@@ -112,6 +114,7 @@ pub(crate) fn of_vm(error: &vm::Error) -> Error {
             (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs, or a libvirt domain that does")
         }
         ErrorKind::Disconnected => (ErrorCode::QmpUnreachable, "QEMU has gone; `transhume status` shows what is left"),
+        ErrorKind::TimedOut => (ErrorCode::QmpBusy, "QEMU has much to do or hangs; it is asked again"),
         ErrorKind::LibvirtUnreachable => (ErrorCode::QmpBusy, "see whether `virsh list` answers"),
         ErrorKind::MonitorBusy => (ErrorCode::QmpBusy, "let that one disconnect, or give QEMU a second monitor"),
         ErrorKind::Refused | ErrorKind::NotFound => {
@@ -132,8 +135,8 @@ pub(crate) fn of_vm(error: &vm::Error) -> Error {
 }
 
 /// Tells libvirt's or the operator's configuration where a disk is now.
-pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved) -> Result<Option<String>> {
-    match vm::persist(how, moved, &vm::SystemRunner).await {
+pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved, limit: Duration) -> Result<Option<String>> {
+    match vm::persist(how, moved, &vm::SystemRunner { limit }).await {
         Ok(vm::PersistOutcome::Done { what }) => Ok(Some(what)),
         Ok(vm::PersistOutcome::AlreadyDone) => {
             Ok(Some("the VM's configuration names the new place already".to_owned()))

@@ -12,7 +12,13 @@ pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> 
     if let Some(adoption) = &volume.document().adoption {
         match daemon.reach(&adoption.monitor).await {
             Ok(vm) => {
-                let mut events = VmEvents::watch(&vm.qmp, &adoption.plan.disk);
+                let mut events = VmEvents::watch(&vm.qmp, &adoption.plan.disk).await;
+                // What has begun before is told by no event any more.
+                if let Ok(graph) = Graph::read(&vm.qmp).await {
+                    for event in events.compare(&graph) {
+                        heed(volume, job, &event);
+                    }
+                }
                 while let Some(event) = events.next().await {
                     heed(volume, job, &event);
                     if event.outcome() == Outcome::Look

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Result};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions};
+use backends::{BackendSpec, CacheMode, FileBackend, OpenOptions, reserve};
 use block::{Bytes, Device};
 
 use super::{OverlayOpening, Room};
@@ -29,8 +29,13 @@ pub(super) async fn make(
     opening: OverlayOpening<'_>,
 ) -> block::Result<Device> {
     let path = path_of(image, number);
-    make_file(&path, length)
-        .map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
+    let made = {
+        let path = path.clone();
+        // To reserve a large overlay takes a while.
+        tokio::task::spawn_blocking(move || make_file(&path, length)).await
+    };
+    let made = made.unwrap_or_else(|ended| Err(std::io::Error::other(ended)));
+    made.map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
     open(image, number, opening).await
 }
 
@@ -38,6 +43,11 @@ fn make_file(path: &Path, length: Bytes) -> Result<()> {
     remove_file(path)?;
     let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     file.set_len(length.get())?;
+    if let Err(error) = reserve(&file, length) {
+        // A file that nobody has made stays away.
+        remove_file(path)?;
+        return Err(error);
+    }
     file.sync_all()?;
     File::open(folder_of(path))?.sync_all()
 }
@@ -46,7 +56,9 @@ pub(super) async fn open(image: &Path, number: u32, opening: OverlayOpening<'_>)
     let path = path_of(image, number);
     // Through the page cache: byte by byte where the volume is served so, and small writes of the map cost little.
     let spec = BackendSpec::file(&path).with_cache(CacheMode::Page);
-    let options = OpenOptions { lock_wait: Some(opening.lock_wait), ..OpenOptions::default() };
+    // What is reserved stays reserved.
+    let trim = !fs::metadata(&path).is_ok_and(|found| found.blocks() * 512 >= found.len());
+    let options = OpenOptions { lock_wait: Some(opening.lock_wait), trim, ..OpenOptions::default() };
     let backend = FileBackend::open(&spec, &options, opening.env).await?;
     Ok(Device::new(&path.display().to_string(), backend))
 }

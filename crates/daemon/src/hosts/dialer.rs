@@ -17,6 +17,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::address::Address;
+use super::certificate::Fingerprint;
 use super::connect::connect;
 use super::message::Message;
 use super::name::HostName;
@@ -57,6 +58,25 @@ impl Turns {
     }
 }
 
+/// The connections to trusted hosts that there are, so that those to one can be cut.
+#[derive(Default)]
+pub(crate) struct Dialings(Mutex<Vec<(Fingerprint, Weak<Meter>)>>);
+
+impl Dialings {
+    fn note(&self, host: &Trusted, meter: &Weak<Meter>) {
+        let mut dialings = self.0.lock();
+        dialings.retain(|(_, meter)| meter.strong_count() > 0);
+        dialings.push((host.fingerprint, Weak::clone(meter)));
+    }
+
+    /// Cuts those to the host with this certificate; gives how many there were.
+    pub(crate) fn sever(&self, fingerprint: Fingerprint) -> usize {
+        let dialings = self.0.lock();
+        let meant = dialings.iter().filter(|(host, _)| *host == fingerprint);
+        meant.filter_map(|(_, meter)| meter.upgrade()).map(|meter| meter.sever()).count()
+    }
+}
+
 /// A connection that was made.
 struct Dialled {
     path: StreamPath,
@@ -83,6 +103,9 @@ impl HostDialer {
                 answered => {
                     turns.answered(&self.name, stream);
                     let (transport, dialled) = answered?;
+                    self.network.dialled.note(&host, &dialled.meter);
+                    // Trust may have ended since it was looked up: then nobody will cut what came about meanwhile.
+                    self.network.store.check_still(&host)?;
                     self.newest.lock().insert(stream, dialled);
                     return Ok(transport);
                 }

@@ -35,8 +35,9 @@ use crate::rates::{Counted, Meter};
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// How long a pairing may take from its first message to its last.
 const PAIRING_LIMIT: Duration = Duration::from_secs(30);
-/// How many connections there are at most, and how many of them may not be streams yet.
-const CONNECTIONS_MAX: usize = 512;
+/// How many connections there are at most, and how many of them may not be streams yet. Before there are so many of them
+/// streams are refused with words.
+const CONNECTIONS_MAX: usize = 640;
 const HANDSHAKES_MAX: usize = 64;
 /// How long accepting rests after it failed (no file descriptors are left, most likely).
 const ACCEPT_REST: Duration = Duration::from_millis(100);

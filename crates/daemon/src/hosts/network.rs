@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode};
 use env::{EnvRef, date, unix_seconds};
@@ -11,11 +12,12 @@ use futures::future::BoxFuture;
 use migrate::stream::Dialer;
 use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
+use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use super::address::{Address, DEFAULT_PORT};
 use super::certificate::{self, Fingerprint};
-use super::dialer::{self, HostDialer, Turns};
+use super::dialer::{self, Dialings, HostDialer, Turns};
 use super::identity::Identity;
 use super::invitation::{Code, Invitations, LIFE, TRIES, Try};
 use super::listener::{self, Counters, HANDSHAKE_LIMIT};
@@ -37,6 +39,12 @@ use crate::workers::Workers;
 
 /// How long before its end a certificate is complained about.
 const RENEWAL_SECONDS: u64 = 60 * 86_400;
+/// How long the first try to listen is waited for.
+const FIRST_LISTEN_LIMIT: Duration = Duration::from_secs(2);
+/// How long before it is tried again; it doubles.
+const LISTEN_REST_MIN: Duration = Duration::from_secs(1);
+/// It does not grow beyond this.
+const LISTEN_REST_MAX: Duration = Duration::from_secs(10);
 /// Clocks that differ by more than this are told of.
 const CLOCKS_APART_SECONDS: u64 = 60;
 
@@ -51,11 +59,18 @@ pub(crate) struct HostNetwork {
     pub(crate) carried: Arc<Carried>,
     /// Which of its ways to another host is tried next.
     pub(super) turns: Turns,
+    /// The connections that this host has made.
+    pub(super) dialled: Dialings,
     name: HostName,
     addresses: Vec<Address>,
     plaintext: bool,
     arbiter: Option<Arc<dyn Arbiter>>,
-    bound: Vec<SocketAddr>,
+    /// Where it is to listen.
+    listen: Vec<Address>,
+    /// Where it listens, by number of those.
+    bound: RwLock<BTreeMap<usize, SocketAddr>>,
+    /// Why it does not listen at one of them, yet.
+    unbound: Mutex<BTreeMap<usize, Error>>,
     /// What the configuration says of network interfaces: how many bytes a second they carry.
     speeds: BTreeMap<String, u64>,
     layout: Layout,
@@ -66,13 +81,8 @@ pub(crate) struct HostNetwork {
 }
 
 impl HostNetwork {
-    /// Makes this host's identity if it has none, and listens. Pairing is served at once, streams when there is a reception.
-    pub(crate) async fn start(
-        env: EnvRef,
-        config: &HostsConfig,
-        layout: Layout,
-        worker_count: usize,
-    ) -> Result<Arc<Self>> {
+    /// Makes this host's identity if it has none. Nobody comes before it [listens](Self::listen).
+    pub(crate) fn open(env: EnvRef, config: &HostsConfig, layout: Layout, worker_count: usize) -> Result<Arc<Self>> {
         let name = config.name.as_deref().map_or_else(HostName::of_this_machine, HostName::new)?;
         let folder = layout.hosts();
         let made = layout.files().create_directory(&folder);
@@ -81,43 +91,81 @@ impl HostNetwork {
         complain(&identity, unix_seconds(env.wall_clock()));
         let tls = tls::server(&identity, &env)?;
 
-        let (mut listeners, mut bound) = (Vec::new(), Vec::new());
-        for address in Address::parse_all(&config.listen)? {
-            let listener = listen_tcp(&address.host, address.port).await?;
-            bound.push(listener.local_addr().map_err(|error| of_state(error, "asking for an own address"))?);
-            listeners.push(listener);
-        }
         if config.plaintext {
             tracing::warn!(
                 "plaintext is set: what moves between hosts that both have it set can be read and CHANGED by anybody on the \
                  way, and any host there can pass for a trusted one; it is for measurements only"
             );
         }
-        tracing::info!(host = %name, fingerprint = %identity.fingerprint, listen = ?bound, "other hosts may come");
-        let network = Arc::new(Self {
+        tracing::info!(host = %name, fingerprint = %identity.fingerprint, "this host among others");
+        Ok(Arc::new(Self {
             workers: Arc::new(Workers::start_yielding("wire", worker_count)?),
             store: TrustStore::open(layout.clone())?,
             invitations: Invitations::default(),
             counters: Counters::new(),
             carried: Carried::new(&env),
             turns: Turns::default(),
+            dialled: Dialings::default(),
             name,
             addresses: Address::parse_all(&config.addresses)?,
             plaintext: config.plaintext,
             arbiter: arbiter::of_config(&env, &config.arbiter)?,
             speeds: config.interface_speeds(),
-            bound,
+            listen: Address::parse_all(&config.listen)?,
+            bound: RwLock::default(),
+            unbound: Mutex::default(),
             audit: Audit::open(layout.clone())?,
             layout,
             current: RwLock::new((Arc::new(identity), tls)),
             reception: RwLock::new(None),
             accepting: Mutex::default(),
             env,
+        }))
+    }
+
+    /// Listens wherever it is to, and tries again where it cannot yet: an address may come later than this daemon. Waits for the
+    /// first try, not for long. Pairing is served at once, streams when there is a reception.
+    pub(crate) async fn listen(self: &Arc<Self>) {
+        let tries = (0..self.listen.len()).map(|number| {
+            let (first, tried) = oneshot::channel();
+            let listening = tokio::spawn(Arc::clone(self).listen_at(number, first)).abort_handle();
+            self.accepting.lock().push(listening);
+            tried
         });
-        let accept = |listener| tokio::spawn(listener::accept(Arc::clone(&network), listener)).abort_handle();
-        let accepting = listeners.into_iter().map(accept).collect();
-        *network.accepting.lock() = accepting;
-        Ok(network)
+        let tries: Vec<_> = tries.collect();
+        // A name that nobody resolves is waited for elsewhere.
+        let _ = env::timeout(&*self.env, FIRST_LISTEN_LIMIT, futures::future::join_all(tries)).await;
+    }
+
+    async fn listen_at(self: Arc<Self>, number: usize, first: oneshot::Sender<()>) {
+        let address = &self.listen[number];
+        let mut first = Some(first);
+        let mut rest = LISTEN_REST_MIN;
+        let listener = loop {
+            let listening = listen_tcp(&address.host, address.port).await;
+            match listening.and_then(|listener| {
+                let own = listener.local_addr().map_err(|error| of_state(error, "asking for an own address"))?;
+                Ok((listener, own))
+            }) {
+                Ok((listener, own)) => {
+                    tracing::info!(listen = %own, "other hosts may come");
+                    self.unbound.lock().remove(&number);
+                    self.bound.write().insert(number, own);
+                    break listener;
+                }
+                Err(error) => {
+                    if self.unbound.lock().insert(number, error.clone()).is_none() {
+                        tracing::error!(%address, %error, "other hosts cannot come there yet; it is tried again");
+                    }
+                }
+            }
+            // Nobody may wait for it any more.
+            first.take().map(|first| first.send(()));
+            self.env.sleep(rest).await;
+            rest = (rest * 2).min(LISTEN_REST_MAX);
+        };
+        first.take().map(|first| first.send(()));
+        listener::accept(Arc::clone(&self), listener).await;
     }
 
     /// Takes no connections any more.
@@ -155,7 +203,7 @@ impl HostNetwork {
         About {
             name: self.name.to_string(),
             addresses: self.reachable().iter().map(ToString::to_string).collect(),
-            port: self.bound.first().map_or(DEFAULT_PORT, SocketAddr::port),
+            port: self.port(),
             unix_seconds: self.now(),
         }
     }
@@ -165,7 +213,13 @@ impl HostNetwork {
         if !self.addresses.is_empty() {
             return self.addresses.clone();
         }
-        self.bound.iter().filter(|address| !address.ip().is_unspecified()).map(|address| (*address).into()).collect()
+        let bound = self.bound.read();
+        bound.values().filter(|address| !address.ip().is_unspecified()).map(|address| (*address).into()).collect()
+    }
+
+    fn port(&self) -> u16 {
+        let meant = || self.listen.first().map_or(DEFAULT_PORT, |address| address.port);
+        self.bound.read().values().next().map_or_else(meant, SocketAddr::port)
     }
 
     fn now(&self) -> u64 {
@@ -179,11 +233,13 @@ impl HostNetwork {
             name: self.name.to_string(),
             fingerprint: identity.fingerprint.to_string(),
             addresses: self.reachable().iter().map(ToString::to_string).collect(),
-            listen: self.bound.iter().map(ToString::to_string).collect(),
+            listen: self.bound.read().values().map(ToString::to_string).collect(),
             certificate_until_unix_seconds: identity.validity.until,
             certificate_until: date(identity.validity.until),
             plaintext: self.plaintext,
-            problem: certificate::check(identity.validity, self.now(), "this host", true).err(),
+            problem: certificate::check(identity.validity, self.now(), "this host", true)
+                .err()
+                .or_else(|| self.unbound.lock().values().next().cloned()),
         }
     }
 
@@ -201,9 +257,14 @@ impl HostNetwork {
         self.store.list().iter().map(Trusted::show).collect()
     }
 
-    /// Trusts `name` no more; its streams are cut.
+    /// Trusts `name` no more; streams from it are cut, and so are those to it.
     pub(crate) fn remove(&self, name: &str) -> Result<v1::TrustedHost> {
-        Ok(self.store.remove(name)?.show())
+        let removed = self.store.remove(name)?;
+        let cut = self.dialled.sever(removed.fingerprint);
+        if cut > 0 {
+            tracing::warn!(host = %removed.name, cut, "streams to a host are cut: it is trusted no more");
+        }
+        Ok(removed.show())
     }
 
     /// Gives `name` other addresses.
@@ -226,7 +287,7 @@ impl HostNetwork {
             tries: TRIES,
             name: self.name.to_string(),
             addresses: self.reachable().iter().map(ToString::to_string).collect(),
-            port: self.bound.first().map_or(DEFAULT_PORT, SocketAddr::port),
+            port: self.port(),
         })
     }
 

@@ -88,6 +88,15 @@ impl TrustStore {
         })
     }
 
+    /// Refuses a host that is trusted no more under the name and with the certificate that it had.
+    pub(crate) fn check_still(&self, host: &Trusted) -> Result<()> {
+        match self.named(host.name.as_str())? {
+            known if known.fingerprint == host.fingerprint => Ok(()),
+            _ => Err(Error::new(ErrorCode::HostIdentity, format!("{} was paired anew meanwhile", host.name))
+                .with_hint("what needs it is tried again by itself")),
+        }
+    }
+
     /// The one with this certificate.
     pub(crate) fn with(&self, fingerprint: Fingerprint) -> Option<Trusted> {
         self.hosts.read().iter().find(|host| host.fingerprint == fingerprint).cloned()

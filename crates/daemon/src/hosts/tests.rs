@@ -148,7 +148,9 @@ async fn begin(
     let config = HostsConfig { name: Some(name.to_owned()), listen, plaintext, ..HostsConfig::default() };
     let layout = Layout::new(folder, RealFiles::shared());
     let env: EnvRef = Arc::clone(env) as _;
-    HostNetwork::start(env, &config, layout, 2).await.expect("it starts")
+    let network = HostNetwork::open(env, &config, layout, 2).expect("it opens");
+    network.listen().await;
+    network
 }
 
 async fn two_that_trust() -> (TestHost, TestHost) {
@@ -279,6 +281,25 @@ async fn who_is_not_trusted_is_told_so_and_a_removal_cuts_streams() {
     let error = a.hosts.dialer(&HostName::new("b").expect("a name")).err().expect("it was dialled");
     assert_eq!(error.code, ErrorCode::HostUnknown);
     assert!(error.to_string().contains("transhume trust --invite"), "{error}");
+}
+
+#[tokio::test]
+async fn a_removal_cuts_what_this_host_has_dialled_and_nothing_else() {
+    let (a, _b) = two_that_trust().await;
+    let c = TestHost::start("c").await;
+    c.join(&a, &a.invite()).await.expect("joins");
+    let (mut to_b, mut to_c) =
+        (a.dialer("b").dial(0).await.expect("let in"), a.dialer("c").dial(0).await.expect("let in"));
+    echo(&mut to_b, "a").await;
+    a.network.remove("b").expect("it was trusted");
+    // What it had kept for the network does not get through either.
+    let written = async { to_b.write_all(&[7; 1000]).await.and(to_b.flush().await) };
+    written.await.expect_err("the removed host is still written to");
+    let mut rest = Vec::new();
+    // Cut: an end or an error, but no more bytes.
+    let _ = to_b.read_to_end(&mut rest).await;
+    assert!(rest.is_empty(), "{} bytes came back of a removed host", rest.len());
+    echo(&mut to_c, "a").await;
 }
 
 #[tokio::test]

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, JobState, Report};
+use backends::{Retiring, TargetError};
 use block::Bytes;
 
 use super::{JobHandle, convert};
@@ -14,6 +16,12 @@ use crate::held::Held;
 use crate::location::Location;
 use crate::problem::of_backend;
 use crate::volume::Volume;
+
+/// How long a source that a program of QEMU's has is waited for before it is left as it is, and how often it is tried.
+const RETIRE_WAIT: Duration = Duration::from_secs(2);
+const RETIRE_INTERVAL: Duration = Duration::from_millis(50);
+/// The end of a move that could not be stored is stored again after this.
+const STRIKE_REST: Duration = Duration::from_secs(1);
 
 /// How a migration ended.
 pub(crate) enum Ending {
@@ -136,7 +144,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
     let delete = record.request.delete_source && problem.is_none();
-    match retire(daemon, record, committed, delete) {
+    match retire(daemon, record, committed, delete).await {
         Ok(Retirement { kept, note }) => {
             report.source_kept = kept;
             report.notes.extend(note);
@@ -153,7 +161,8 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
 /// added.
 fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Option<String> {
     let (size, before) = (Bytes(record.size?), Bytes(record.source_size?));
-    let path = committed.source.local_path()?;
+    let named = committed.source.local_path()?;
+    let path = record.source_identity.as_ref().map_or(named, |identity| identity.path());
     let now = daemon.backends.size(path).ok().filter(|now| *now > before)?;
     let source = path.display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
@@ -174,7 +183,12 @@ struct Retirement {
 }
 
 /// Puts the source out of the way, and deletes it with `delete`.
-fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: bool) -> Result<Retirement, Error> {
+async fn retire(
+    daemon: &Daemon,
+    record: &JobDocument,
+    committed: &Committed,
+    delete: bool,
+) -> Result<Retirement, Error> {
     let path = match &committed.source {
         Location::Local(spec) => spec.path(),
         // What lies there is the other host's to put away.
@@ -189,14 +203,23 @@ fn retire(daemon: &Daemon, record: &JobDocument, committed: &Committed, delete: 
         Error::new(ErrorCode::MoveUnfinished, message)
             .with_hint("put the old file out of the way yourself, so that nobody starts a VM on it")
     };
-    if delete && daemon.backends.is_deleted(path, committed.epoch).unwrap_or(false) {
+    let identity = record.source_identity.as_deref();
+    let holder = record.target.local().map(|target| target.spec.path());
+    let source = Retiring { path, identity, holder, epoch: committed.epoch };
+    if delete && daemon.backends.is_deleted(&source).unwrap_or(false) {
         // A crash came right after this had been done.
         return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
     }
-    let retired = daemon
-        .backends
-        .retire(path, committed.epoch, &daemon.layout.retired())
-        .map_err(|error| unfinished("could not be renamed", &error))?;
+    let begun = daemon.env.now();
+    let retired = loop {
+        match daemon.backends.retire(&source, &daemon.layout.retired()) {
+            // What has been killed keeps its locks until its last request is done.
+            Err(TargetError::InUse { .. }) if daemon.env.now().since(begun) < RETIRE_WAIT => {
+                daemon.env.sleep(RETIRE_INTERVAL).await;
+            }
+            outcome => break outcome.map_err(|error| unfinished("could not be renamed", &error))?,
+        }
+    };
     if delete {
         daemon.backends.delete(&retired).map_err(|error| unfinished("could not be deleted", &error))?;
     }
@@ -232,6 +255,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     // All are folded, but one that was never used may be listed. What is not listed goes before the job does, for nobody
     // looks for it afterwards; what is, once no record can name it any more.
     let beside = overlays_beside(volume);
+    let Some(id) = volume.document().job.as_ref().map(|job| job.id) else { return };
     let is_listed = volume.document().job.as_ref().is_some_and(|job| !job.overlays.is_empty());
     let sweep = || {
         if let Some((source, target)) = &beside {
@@ -245,11 +269,30 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     match stored.await {
         Ok(()) if is_listed => sweep(),
         Ok(()) => {}
-        // The next start finds the job and ends it once more.
         Err(error) => {
             tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
+            strike_later(daemon, volume, id);
         }
     }
+}
+
+/// Takes job `id` off the record as soon as that can be stored, unless another one is there by then. A start that finds it ends
+/// it once more, or begins it again although its requester was told that it failed. Overlays are left to the next move's end:
+/// they lie where those of another move may lie by now.
+fn strike_later(daemon: &Daemon, volume: &Volume, id: u64) {
+    let (journal, env) = (Arc::clone(&volume.journal), Arc::clone(&daemon.env));
+    daemon.env.spawn(Box::pin(async move {
+        loop {
+            env.sleep(STRIKE_REST).await;
+            if journal.document().job.as_ref().is_none_or(|job| job.id != id) {
+                return;
+            }
+            let stored = journal.update(|document| document.job = document.job.take().filter(|job| job.id != id));
+            if stored.await.is_ok() {
+                return;
+            }
+        }
+    }));
 }
 
 /// Remembers the job, then takes it off the journal: a crash between the two finds it remembered.

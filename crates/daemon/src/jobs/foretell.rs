@@ -9,6 +9,7 @@ use filters::MeterWindow;
 use migrate::{Forecast, Known, LOOKS, MoveOptions, Scattered};
 
 use super::JobHandle;
+use super::shown::Shown;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::held::Held;
@@ -22,6 +23,10 @@ const PROBE_PIECE: u64 = 1 << 20;
 const STALL_US_EXPECTED: u64 = 2_000;
 /// So many of the last moves say what a switchover takes.
 const EARLIER_MAX: usize = 20;
+/// What takes so much more or less than expected is as expected: of a move of 0.2 s nobody can say more.
+const SECONDS_NEAR: f64 = 0.25;
+/// What every move takes: its records, its flushes and the looks of whoever waits for it.
+const SECONDS_LEAST: f64 = 0.05;
 /// A plan is the prediction of the same move for so long.
 const PLAN_AGE_MAX: Duration = Duration::from_secs(600);
 /// A move waits no longer than this to be foretold.
@@ -71,6 +76,8 @@ pub(super) struct Foretold {
     pub(super) measured: u64,
     /// What the network to the other host carries at most, if it goes to one and that is known.
     pub(super) carried: Option<u64>,
+    /// How fast the last move to the same place went, if there was one.
+    pub(super) shown: Option<u64>,
     /// How fast the copy goes: the least of these and the bandwidth that was asked for.
     pub(super) rate: u64,
     /// What the guest writes, in bytes a second.
@@ -131,15 +138,25 @@ impl Daemon {
         let guest = self.watch_guest(volume, look.guest).await;
         let seconds = guest.span.as_secs_f64().max(1e-9);
         let (write_bytes, writes) = (guest.write.bytes as f64 / seconds, guest.write.requests() as f64 / seconds);
+        let began = self.env.now();
         let (data, is_complete) = self.count_data(&source, look.holes).await?;
+        // The move looks for the holes again.
+        let walk = self.env.now().since(began).as_secs_f64();
         let measured = self.read_rate(&source, look).await?;
-        let limits = [Some(measured), carried, request.bandwidth.filter(|limit| *limit > 0)];
+        let earlier = self.history.newest(EARLIER_MAX);
+        let seen = Shown::of(&earlier, &request.to);
+        let shown = seen.copied.map(|rate| rate as u64);
+        let limits = [Some(measured), carried, shown, request.bandwidth.filter(|limit| *limit > 0)];
         let rate = limits.into_iter().flatten().min().unwrap_or(measured);
         let compared = match request.verify {
-            Verify::Full => data.get(),
+            // Comparing has a rate of its own, which no bandwidth limits: so many bytes would be copied meanwhile.
+            Verify::Full => {
+                let slower = seen.compared.map_or(1.0, |compared| rate as f64 / compared.max(1.0));
+                (data.get() as f64 * slower) as u64
+            }
             Verify::Sample | Verify::Off => 0,
         };
-        let earlier = self.history.newest(EARLIER_MAX).into_iter().filter_map(|job| job.report);
+        let earlier = earlier.into_iter().filter_map(|job| job.report);
         let stall_us = earlier.map(|report| report.stall_us_max).max().filter(|stall_us| *stall_us > 0);
         let mut known = Known {
             volume: source.size().get(),
@@ -154,14 +171,19 @@ impl Daemon {
         if options.strategy.holds_for_copy() {
             known.scattered = self.look_at_scattered(volume, &known, options, look.scattered).await?;
         }
-        let forecast = known.forecast(options);
+        let forecast = with_fixed(known.forecast(options), SECONDS_LEAST + walk);
         let has_seen_stall = stall_us.is_some();
-        Ok(Foretold { data, is_complete, measured, carried, rate, write_bytes, has_seen_stall, forecast })
+        Ok(Foretold { data, is_complete, measured, carried, shown, rate, write_bytes, has_seen_stall, forecast })
     }
 
     /// Keeps what a plan has said, for the move that may follow.
     pub(super) fn keep_plan(&self, volume: &Volume, request: &MoveRequest, foretold: &Foretold) {
-        let prediction = foretold.prediction(unix_ms(self.env.wall_clock()), true);
+        self.note_plan(volume, request, foretold.prediction(0, true));
+    }
+
+    /// Keeps `prediction`, made now, for the move that may follow.
+    pub(crate) fn note_plan(&self, volume: &Volume, request: &MoveRequest, prediction: Prediction) {
+        let prediction = Prediction { made_unix_ms: unix_ms(self.env.wall_clock()), ..prediction };
         *volume.planned.lock() = Some(Planned { request: of_no_weight(request), prediction });
     }
 
@@ -284,6 +306,13 @@ impl Daemon {
     }
 }
 
+/// The same with `seconds` that every move of the volume takes, and that may be twice as many.
+fn with_fixed(forecast: Forecast, seconds: f64) -> Forecast {
+    let (least, most) = forecast.seconds_between;
+    let seconds_between = (least + seconds / 2.0, most + 2.0 * seconds);
+    Forecast { seconds: forecast.seconds + seconds, seconds_between, ..forecast }
+}
+
 /// Sets what was expected beside what it took. A move that was steered, interrupted, or did not come to its switchover says
 /// nothing of how good the prediction was.
 pub(super) fn judge(prediction: &mut Prediction, report: &Report, is_undisturbed: bool) {
@@ -291,7 +320,9 @@ pub(super) fn judge(prediction: &mut Prediction, report: &Report, is_undisturbed
         return;
     }
     prediction.seconds_error_percent = Some((prediction.seconds / report.seconds - 1.0) * 100.0);
-    prediction.seconds_within = Some((prediction.seconds_min..=prediction.seconds_max).contains(&report.seconds));
+    let is_near = (prediction.seconds - report.seconds).abs() <= SECONDS_NEAR;
+    let is_between = (prediction.seconds_min..=prediction.seconds_max).contains(&report.seconds);
+    prediction.seconds_within = Some(is_between || is_near);
     // A guest that asked for nothing has not seen the switchover.
     let felt = report.stall_us_max.min(prediction.stall_us) > 0;
     prediction.stall_factor = felt.then(|| prediction.stall_us as f64 / report.stall_us_max as f64);
@@ -316,6 +347,24 @@ mod tests {
         let error = prediction.seconds_error_percent.expect("it is over");
         assert!((error - 10.0).abs() < 1e-9 && prediction.seconds_within == Some(true), "{prediction:?}");
         assert_eq!(prediction.stall_factor, Some(0.25));
+    }
+
+    #[test]
+    fn a_short_move_is_held_against_its_prediction_by_what_it_was_off_in_seconds() {
+        let short = |seconds| Prediction { seconds, seconds_min: seconds, seconds_max: seconds, ..prediction() };
+        for (expected, took, within) in [(0.15, 0.2, true), (0.0, 0.2, true), (0.15, 0.9, false), (11.0, 12.0, false)] {
+            let mut judged = short(expected);
+            judge(&mut judged, &Report { seconds: took, ..report() }, true);
+            assert_eq!(judged.seconds_within, Some(within), "{expected} s, and it took {took} s");
+        }
+    }
+
+    #[test]
+    fn a_volume_without_data_takes_some_time_all_the_same() {
+        let known = Known { volume: 1 << 40, copy_rate: 1e9, ..Known::default() };
+        let forecast = with_fixed(known.forecast(&MoveOptions::default()), SECONDS_LEAST);
+        assert!(forecast.seconds >= SECONDS_LEAST && forecast.seconds_between.0 > 0.0, "{forecast:?}");
+        assert!((forecast.seconds_between.0..forecast.seconds_between.1).contains(&forecast.seconds));
     }
 
     #[test]

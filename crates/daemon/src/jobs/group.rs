@@ -14,7 +14,7 @@ use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
 use crate::daemon::Daemon;
-use crate::document::GroupDocument;
+use crate::document::{GroupDocument, JobDocument};
 use crate::location::{Destination, require_here};
 use crate::problem::{Result, invalid};
 use crate::room::Needs;
@@ -40,7 +40,7 @@ impl Daemon {
         let outcome = self.make_all_ready(&volumes, requests, &mut ready).await;
         let targets: Vec<_> = ready.iter().map(|ready| ready.target.clone()).collect();
         let outcome = match outcome {
-            Ok(()) => self.enlist_all(peer, &volumes, ready).await,
+            Ok(()) => Box::pin(self.enlist_all(peer, &volumes, ready)).await,
             Err(error) => Err(error),
         };
         match outcome {
@@ -76,9 +76,9 @@ impl Daemon {
         for (volume, ready) in volumes.iter().zip(&ready) {
             held.push(self.hold_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
         }
-        let ids: Vec<u64> = volumes.iter().map(|_| self.history.next_id()).collect();
+        let ids = self.history.next_ids(volumes.len() as u64)?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let group = GroupDocument { id: ids[0], members };
+        let group = GroupDocument { id: ids.start, members };
         let mut enlisted = Vec::with_capacity(volumes.len());
         for (((volume, ready), held), id) in volumes.iter().zip(ready).zip(held).zip(ids) {
             match self.enlist(peer, volume, ready, (id, Some(group.clone())), held).await {
@@ -150,10 +150,12 @@ impl Daemon {
         }
     }
 
-    /// After a restart: groups of which a member was undone before the restart, or was never on record.
-    pub(crate) fn settle_groups(&self) {
+    /// After a restart: groups of which a member was undone before the restart, or was never on record. Only the moves `found` by
+    /// the start are meant: groups that somebody has begun since are whole.
+    pub(crate) fn settle_groups(&self, found: &BTreeSet<u64>) {
         let mut volumes = self.volumes();
-        volumes.retain(|volume| volume.document().job.as_ref().is_some_and(|job| job.group.is_some()));
+        let is_meant = |job: &JobDocument| job.group.is_some() && found.contains(&job.id);
+        volumes.retain(|volume| volume.document().job.as_ref().is_some_and(is_meant));
         if volumes.is_empty() {
             return;
         }

@@ -17,6 +17,7 @@ mod group;
 mod history;
 mod plan;
 mod run;
+mod shown;
 mod start;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, JobState};
 use backends::FileBackend;
+use block::BufferPool;
 use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -58,6 +60,8 @@ struct Inner {
     /// What does not change, and what is known at the end.
     job: v1::Job,
     control: Option<Control>,
+    /// Where its copies take their buffers from.
+    pool: Option<BufferPool>,
     /// Where to, while it runs.
     target: Goal,
     paused: bool,
@@ -117,8 +121,16 @@ impl Inner {
 
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool, journal: &Arc<VolumeJournal>) -> Self {
-        let inner =
-            Inner { control: None, target: Goal::Plain, paused, doubts: None, is_steered: paused, rates: None, job };
+        let inner = Inner {
+            control: None,
+            pool: None,
+            target: Goal::Plain,
+            paused,
+            doubts: None,
+            is_steered: paused,
+            rates: None,
+            job,
+        };
         Self {
             id: inner.job.id,
             inner: Mutex::new(inner),
@@ -158,7 +170,7 @@ impl JobHandle {
     }
 
     /// The migration to `target` has begun, steered by `control`.
-    pub(crate) fn begin(&self, control: Control, target: Goal) {
+    pub(crate) fn begin(&self, control: Control, pool: BufferPool, target: Goal) {
         let mut inner = self.inner.lock();
         if inner.paused {
             control.pause();
@@ -168,13 +180,18 @@ impl JobHandle {
             // Somebody cancelled it while the mirror came into the guest's path.
             let _ = control.cancel();
         }
-        inner.control = Some(control);
+        (inner.control, inner.pool) = (Some(control), Some(pool));
         inner.target = target;
     }
 
     /// What steers its migration, once it has begun.
     pub(crate) fn control(&self) -> Option<Control> {
         self.inner.lock().control.clone()
+    }
+
+    /// Where its copies take their buffers from, once it has begun.
+    pub(crate) fn pool(&self) -> Option<BufferPool> {
+        self.inner.lock().pool.clone()
     }
 
     /// The target holds the volume; what is left is to tidy up.

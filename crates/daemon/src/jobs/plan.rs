@@ -27,6 +27,9 @@ fn general_notes(foretold: &Foretold) -> Vec<String> {
             "the time follows from what the network to the other host carries, {}/s, if nobody else uses it",
             Bytes(foretold.rate)
         ),
+        true if foretold.shown == Some(foretold.rate) => {
+            format!("the last move to that place went at {}/s, slower than the source was read", Bytes(foretold.rate))
+        }
         true => "the time follows from the bandwidth that was given".to_owned(),
         false => format!(
             "the source was read at {}/s for a moment; a slower target makes the move slower",

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Prediction};
-use backends::FileOffload;
 use block::{BufferPool, Bytes};
-use migrate::{Comparison, Control, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, UnderWay};
-use tokio::sync::OwnedSemaphorePermit;
+use migrate::{
+    Comparison, Control, MapIdentity, Migration, MoveOptions, Outcome, Parts, Phase, Progress, ProgressMap, UnderWay,
+};
+use tokio::sync::{OwnedSemaphorePermit, watch};
+use tracing::Instrument;
 
 use super::finish::{Ending, finish};
 use super::{Goal, JobHandle};
@@ -24,11 +26,17 @@ use crate::workers::Worker;
 
 /// How long a lost target is left alone before the copy tries it again; after the last one somebody must say so.
 const LOST_TARGET_RESTS: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(20)];
+/// A guest does not wait longer for a target that answers nothing: a file, a block device, an export, another host.
+const TARGET_SILENCE_MS: u64 = 250;
+/// A target that has been there for so long since its last loss is tried as often as at first.
+const LOSSES_FORGOTTEN: Duration = Duration::from_secs(120);
 
 /// A migration whose mirror is in the guest's path.
 pub(crate) struct Started {
     control: Control,
     work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    /// Where its copies take their buffers from.
+    pool: BufferPool,
     under_way: UnderWay,
     /// Copies run on a worker of their own.
     worker: Worker,
@@ -104,13 +112,13 @@ pub(crate) async fn start_migration(
     };
     let hold = volume.hold_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &hold).await;
-    let source_backend = volume.with_held(|held| held.backend().cloned()).flatten();
-    let offload = match source_backend.as_ref().zip(target.backend()) {
-        Some((source, target)) => FileOffload::between(source, target).await.map(|offload| Arc::new(offload) as _),
+    let offload = match volume.with_held(|held| held.end()) {
+        Some(source) => daemon.backends.offload(source, target.end()).await,
         None => None,
     };
     let under_way = under_way(daemon, job);
     let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
+    let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
     let parts = Parts {
         env: Arc::clone(&daemon.env),
         slot,
@@ -125,16 +133,19 @@ pub(crate) async fn start_migration(
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,
         offload,
-        pool: BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib)),
+        pool: pool.clone(),
         snapshots,
     };
-    let options = job.record.options.clone();
+    // A job that an older program has recorded has no limit.
+    let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
+    let options = MoveOptions { silence_ms, ..job.record.options.clone() };
     let worker = daemon
         .crew
         .hire(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
-    let (control, work) = worker.run(async move { Migration::start(parts, options).await }).await?;
-    Ok(Started { control, work: Box::pin(work), under_way, worker })
+    let span = span_of(volume, job.id);
+    let (control, work) = worker.run(async move { Migration::start(parts, options).instrument(span).await }).await?;
+    Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
 }
 
 async fn comparison(
@@ -150,13 +161,13 @@ async fn comparison(
 }
 
 async fn open_progress(daemon: &Daemon, volume: &Volume, job: &JobDocument, size: Bytes) -> block::Result<ProgressMap> {
-    let chunk = job.record.options.chunk_size()?;
+    let (chunk, page_chunks) = (job.record.options.chunk_size()?, daemon.map_page_chunks);
     let path = daemon
         .state
-        .make_progress(&volume.name, ProgressMap::bytes_needed(size, chunk))
+        .make_progress(&volume.name, ProgressMap::bytes_needed(size, chunk, page_chunks))
         .map_err(|error| block::Error::new(block::ErrorKind::Io, error.message))?;
     let store = daemon.backends.open_store(&path, &*daemon.env).await?;
-    let identity = MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk };
+    let identity = MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk, page_chunks };
     ProgressMap::open(store.device, identity).await
 }
 
@@ -168,10 +179,10 @@ pub(crate) async fn drive(
     target: Held,
     started: Started,
 ) {
-    let Started { control, work, under_way, worker } = started;
-    job.begin(control.clone(), Goal::of(&target));
+    let Started { control, work, pool, under_way, worker } = started;
+    job.begin(control.clone(), pool, Goal::of(&target));
     let verify = volume.document().job.as_ref().map_or_else(migrate::Verify::default, |job| job.record.options.verify);
-    let mut driving = worker.spawn(work);
+    let mut driving = worker.spawn(work.instrument(span_of(&volume, job.id)));
     let outcome = {
         tokio::select! {
             biased;
@@ -207,6 +218,11 @@ pub(crate) async fn drive(
     finish(&daemon, &volume, &job, ending, target).await;
 }
 
+/// Whose move it is, before every line that the engine logs of it.
+fn span_of(volume: &Volume, job: u64) -> tracing::Span {
+    tracing::error_span!("move", volume = volume.name, job)
+}
+
 /// Since when the move has been under way: its record says when its turn came.
 fn under_way(daemon: &Daemon, job: &JobDocument) -> UnderWay {
     let now = unix_ms(daemon.env.wall_clock());
@@ -224,9 +240,13 @@ async fn watch(
 ) -> std::convert::Infallible {
     let mut progress = control.watch();
     let mut rests = LOST_TARGET_RESTS.iter();
+    let (mut seen, mut seen_to) = (0, daemon.env.now());
     loop {
-        let lost = progress.wait_for(|progress| progress.phase == Phase::TargetLost).await.map(|seen| seen.clone());
-        let Ok(lost) = lost else { return std::future::pending().await };
+        let Some(lost) = next_loss(&mut progress, seen).await else { return std::future::pending().await };
+        seen = lost.target_losses;
+        if daemon.env.now().since(seen_to) >= LOSSES_FORGOTTEN {
+            rests = LOST_TARGET_RESTS.iter();
+        }
         let failure = lost.error.clone();
         let message =
             failure.as_ref().map_or_else(|| "the target was lost".to_owned(), |failure| failure.message.clone());
@@ -242,9 +262,36 @@ async fn watch(
                 job.retry_target(None);
             }
         }
-        let back = progress.wait_for(|progress| progress.phase != Phase::TargetLost).await.map(drop);
-        if back.is_err() {
-            return std::future::pending().await;
-        }
+        seen_to = daemon.env.now();
+    }
+}
+
+/// The next time that the target is lost after `seen` losses. A target that came back and was lost again while nobody looked
+/// shows in their number alone. None once the migration is over.
+async fn next_loss(progress: &mut watch::Receiver<Progress>, seen: u64) -> Option<Progress> {
+    let is_new = |now: &Progress| now.phase == Phase::TargetLost && now.target_losses > seen;
+    progress.wait_for(is_new).await.ok().map(|lost| lost.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(phase: Phase, target_losses: u64) -> Progress {
+        Progress { phase, target_losses, ..Progress::default() }
+    }
+
+    #[tokio::test]
+    async fn a_target_that_is_lost_again_before_anybody_looks_is_seen_to_again() {
+        let (sender, mut receiver) = watch::channel(progress(Phase::Copying, 0));
+        sender.send_replace(progress(Phase::TargetLost, 1));
+        let lost = next_loss(&mut receiver, 0).await.expect("it is lost");
+        assert_eq!(lost.target_losses, 1);
+        sender.send_replace(progress(Phase::Copying, 1));
+        sender.send_replace(progress(Phase::TargetLost, 2));
+        let again = tokio::time::timeout(Duration::from_secs(10), next_loss(&mut receiver, 1)).await;
+        assert_eq!(again.expect("nobody sees to it").expect("it is lost").target_losses, 2);
+        let never = tokio::time::timeout(Duration::from_millis(20), next_loss(&mut receiver, 2)).await;
+        assert!(never.is_err(), "one loss is seen to twice");
     }
 }

@@ -25,24 +25,35 @@ use crate::volume::Volume;
 const HOST_PATH_DEPTH: u32 = 4;
 /// How often another host is asked to flush: what it was sent since is sent again when the way to it was cut.
 const HOST_FLUSH_MS: u64 = 500;
-/// A guest does not wait longer for another host of which nothing is heard.
-const HOST_SILENCE_MS: u64 = 250;
 
 impl Daemon {
     /// Starts or queues a move. When this returns an error, nothing was left behind.
     pub(crate) async fn start_move(self: &Arc<Self>, peer: &Peer, name: &str, request: MoveRequest) -> Result<Job> {
+        self.start_tuned_move(peer, name, request, |_| ()).await
+    }
+
+    /// The same, with options that `tune` changes.
+    pub(crate) async fn start_tuned_move(
+        self: &Arc<Self>,
+        peer: &Peer,
+        name: &str,
+        request: MoveRequest,
+        tune: impl FnOnce(&mut MoveOptions) + Send,
+    ) -> Result<Job> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         volume.require_up()?;
         let mut needs = Needs::default();
-        let ready = self.make_ready(&volume, request, &mut needs).await?;
+        let mut ready = self.make_ready(&volume, request, &mut needs).await?;
+        tune(&mut ready.options);
         let target = ready.target.clone();
         let outcome = async {
             if ready.options.strategy == Strategy::Snapshot {
                 needs.check()?;
             }
             let held = self.hold_target(&volume, &target).await?;
-            self.enlist(peer, &volume, ready, (self.history.next_id(), None), held).await
+            let id = self.history.next_ids(1)?.start;
+            self.enlist(peer, &volume, ready, (id, None), held).await
         };
         match outcome.await {
             Ok(enlisted) => Ok(self.begin(enlisted)),
@@ -62,6 +73,7 @@ impl Daemon {
     ) -> Result<Ready> {
         let slot = volume.require_up()?;
         refuse_second(volume)?;
+        Box::pin(self.require_inside(volume)).await?;
         self.check_persistence(volume, &request)?;
         let options = to_options(&request)?;
         refuse_reserve(&request, matches!(destination(volume, &request.to)?, Destination::Host { .. }))?;
@@ -71,12 +83,7 @@ impl Daemon {
             Destination::Host { host, volume: name } => {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
-                let options = MoveOptions {
-                    path_depth: HOST_PATH_DEPTH,
-                    flush_ms: HOST_FLUSH_MS,
-                    silence_ms: Some(HOST_SILENCE_MS),
-                    ..options
-                };
+                let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
                 return Ok(Ready { request, options, target: JobTarget::Remote(target) });
             }
             Destination::Foreign(uri) => {
@@ -161,7 +168,7 @@ impl Daemon {
             size_limit: volume_size(volume),
             ..volume.hold_options(self.config.lock_wait()).for_target()
         };
-        let held = self.hold(volume, &target.location(), &hold).await;
+        let held = Box::pin(self.hold_prepared(volume, target, &hold)).await;
         held.map_err(|error| of_backend(&error, "the target"))
     }
 
@@ -192,6 +199,7 @@ impl Daemon {
             source_size: size_limit
                 .and_then(|_| self.backends.size(volume.document().backend.local_path()?).ok())
                 .map(Bytes::get),
+            source_identity: volume.with_held(|held| held.identity()).flatten().map(Box::new),
             begun_unix_ms: None,
             paused: false,
             overlays: Vec::new(),

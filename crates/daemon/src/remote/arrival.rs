@@ -9,13 +9,15 @@ use migrate::Journal;
 use migrate::stream::{SessionRequest, Standing};
 
 use super::entrance::Entrance;
+use super::gate::ASKING_EPOCH;
+use super::making::InTheMaking;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::document::{ArrivalDocument, ArrivalStage, DOCUMENT_VERSION, VolumeDocument};
 use crate::held::{Held, HoldOptions};
 use crate::jobs::of_target;
 use crate::journal::VolumeJournal;
-use crate::location::Location;
+use crate::location::{JobTarget, Location};
 use crate::problem::{Result, invalid, of_backend};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -87,8 +89,8 @@ impl Daemon {
         if self.volume(name).is_ok() {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }
-        let noted = self.note_making(name, &spec)?;
-        let made = self.make_noted_arrival(host, request, spec).await;
+        let noted = self.note_making(name, &spec).await?;
+        let made = self.make_noted_arrival(host, request, (spec, noted.as_ref())).await;
         if let Some(noted) = noted {
             self.made(&noted);
         }
@@ -101,10 +103,43 @@ impl Daemon {
         if self.undone.has(request.job) {
             return Err(fenced(format!("the move of {} was undone", request.volume)));
         }
+        self.check_quota(request)?;
         self.place_for_arrival(&request.volume)
     }
 
-    async fn make_noted_arrival(&self, host: &str, request: &SessionRequest, spec: BackendSpec) -> Result<Arc<Volume>> {
+    /// Whether what other hosts have put here leaves room for one more volume, as this host is configured.
+    fn check_quota(&self, request: &SessionRequest) -> Result<()> {
+        let Some(config) = &self.config.hosts else { return Ok(()) };
+        let is_theirs = |document: &VolumeDocument| {
+            let path = document.backend.local_path();
+            path.is_some_and(|path| config.incoming_dirs.iter().any(|directory| path.starts_with(directory)))
+        };
+        let volumes = self.volumes();
+        let theirs: Vec<_> = volumes.iter().filter(|volume| is_theirs(&volume.document())).collect();
+        let refuse = |what: String, key: &str| {
+            let error = Error::new(ErrorCode::NoSpace, format!("this host takes no more of others than {what}"));
+            Err(error.with_hint(format!("raise `{key}` in its section [hosts], or detach volumes there")))
+        };
+        if config.incoming_volumes_max > 0 && theirs.len() >= config.incoming_volumes_max {
+            return refuse(format!("{} volumes", config.incoming_volumes_max), "incoming-volumes-max");
+        }
+        let size = |volume: &Volume| {
+            volume.slot().map_or_else(|| size_on_record(&volume.document()), |slot| slot.device().size())
+        };
+        let bytes =
+            theirs.iter().fold(u128::from(request.size.get()), |sum, volume| sum + u128::from(size(volume).get()));
+        if config.incoming_gib_max > 0 && bytes > u128::from(config.incoming_gib_max) << 30 {
+            return refuse(format!("{} GiB", config.incoming_gib_max), "incoming-gib-max");
+        }
+        Ok(())
+    }
+
+    async fn make_noted_arrival(
+        &self,
+        host: &str,
+        request: &SessionRequest,
+        (spec, noted): (BackendSpec, Option<&InTheMaking>),
+    ) -> Result<Arc<Volume>> {
         let name = &request.volume;
         let target = TargetRequest {
             spec: &spec,
@@ -114,6 +149,9 @@ impl Daemon {
             overwrite: false,
         };
         let target = self.backends.prepare(&target, &*self.env).await.map_err(|error| of_target(&error))?;
+        if let Some(noted) = noted {
+            self.note_made_file(noted, &target);
+        }
         let document = VolumeDocument {
             version: DOCUMENT_VERSION,
             name: name.clone(),
@@ -135,6 +173,7 @@ impl Daemon {
                 request_alignment: request.request_alignment,
                 target: target.clone(),
                 stage: ArrivalStage::Filling,
+                exclusive: false,
             }),
         };
         match self.record_arrival(document).await {
@@ -169,7 +208,12 @@ impl Daemon {
     pub(crate) async fn hold_arrival(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
         let hold = HoldOptions { lock_wait: self.config.lock_wait(), ..HoldOptions::default() };
-        let held = self.hold(volume, &document.backend, &hold.for_target()).await;
+        let held = match &document.arrival {
+            Some(arrival) => {
+                self.hold_prepared(volume, &JobTarget::Local(arrival.target.clone()), &hold.for_target()).await
+            }
+            None => self.hold(volume, &document.backend, &hold.for_target()).await,
+        };
         let held = held.map_err(|error| of_backend(&error, "the backend"))?;
         *volume.incoming.lock() = Some(Incoming::new(held));
         Ok(())
@@ -215,23 +259,58 @@ impl Daemon {
         let stored = volume.journal.update(|document| {
             document.epoch = epoch;
             if let Some(arrival) = &mut document.arrival {
-                arrival.stage = ArrivalStage::Held { epoch };
+                // Its guest comes through the other host. Whoever came to an export here would write beside that.
+                (arrival.stage, arrival.exclusive) = (ArrivalStage::Held { epoch }, true);
             }
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(Incoming { held, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        let (_, export) = volume.bring_up(held, self.pool.clone());
+        drop(volume.bring_up(held, self.pool.clone()));
         let what = serde_json::json!({ "host": arrival.host, "epoch": epoch });
-        // The other host's guest goes on whether or not there is an export here.
-        let offered = match volume.uri() {
-            Ok(uri) => self.network.offer(&uri, export, None).await,
-            Err(error) => Err(error),
-        };
-        self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, offered.as_ref().err());
-        if let Err(error) = offered {
-            tracing::error!(volume = volume.name, %error, "a volume that has arrived has no export");
-        }
+        self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
         Ok(())
+    }
+
+    /// The guest of the host that a volume came from uses it no more: it is this host's like any other.
+    pub(super) async fn release_arrival(&self, volume: &Arc<Volume>) -> Result<()> {
+        let before = volume.forward.lock().take();
+        if let Some(before) = before {
+            before.close().await;
+        }
+        let stored = volume.journal.update(|document| document.arrival = None);
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
+        self.open_export(volume).await
+    }
+
+    /// Somebody has decided that a volume which is held here for another host's guest may be used here.
+    pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
+        set_exclusive(volume, false).await?;
+        self.open_export(volume).await
+    }
+
+    async fn open_export(&self, volume: &Volume) -> Result<()> {
+        match volume.export() {
+            Some(export) => self.network.offer(&volume.uri()?, export, volume.document().clients()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The guest of the host that a volume came from comes to it: nobody else does any more.
+    async fn close_to_others(&self, volume: &Volume, arrival: &ArrivalDocument) -> Result<()> {
+        if arrival.exclusive {
+            return Ok(());
+        }
+        let uri = volume.uri()?;
+        self.network.withdraw(&uri).await;
+        let connections = volume.connections();
+        if connections > 0 {
+            self.open_export(volume).await?;
+            let message = format!("{} is used at its new host, by {connections} connections there", volume.name);
+            return Err(Error::new(ErrorCode::InUse, message)
+                .with_hint("let those disconnect: the guest at this host waits until then"));
+        }
+        set_exclusive(volume, true).await
     }
 
     /// Forgets a volume that does not arrive, and removes what there is of it.
@@ -255,7 +334,11 @@ impl Daemon {
     /// # Errors
     /// There is one of that name, and its journal cannot be read: nobody knows.
     pub(super) fn standing(&self, request: &SessionRequest) -> Result<Standing> {
-        let Some(volume) = self.volume_if_any(&request.volume)? else { return Ok(Standing::Without) };
+        let Some(volume) = self.volume_if_any(&request.volume)? else {
+            // Of a move that was undone nothing was given up, also when the volume was detached since.
+            let was_kept = self.has_undone(request.job);
+            return Ok(if was_kept { Standing::Held { epoch: ASKING_EPOCH } } else { Standing::Without });
+        };
         let document = volume.document();
         Ok(match (document.arrival.as_ref().map(|arrival| arrival.stage), &document.backend) {
             (Some(ArrivalStage::Filling), _) => Standing::Filling,
@@ -272,6 +355,7 @@ impl Daemon {
         let _operation = volume.operation.lock().await;
         let arrival = arrival_of(&volume, host, request)?;
         self.take_arrival(&volume, &arrival, request.epoch).await?;
+        self.close_to_others(&volume, &arrival_of(&volume, host, request)?).await?;
         let before = volume.forward.lock().take();
         if let Some(before) = before {
             before.close().await;
@@ -332,6 +416,15 @@ async fn close_entrance(volume: &Volume) {
     if let Some(entrance) = entrance {
         entrance.close().await;
     }
+}
+
+async fn set_exclusive(volume: &Volume, exclusive: bool) -> Result<()> {
+    let stored = volume.journal.update(|document| {
+        if let Some(arrival) = &mut document.arrival {
+            arrival.exclusive = exclusive;
+        }
+    });
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
 }
 
 async fn set_stage(volume: &Volume, stage: ArrivalStage) -> Result<()> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, MoveRequest};
 use block::ErrorKind;
-use migrate::stream::{Standing, StreamOptions};
+use migrate::stream::{Ask, Standing, StreamOptions};
 use migrate::{Control, MoveOptions, Phase, Strategy};
 
 use super::commit::forget_verdict;
@@ -62,6 +62,12 @@ impl Daemon {
 
     /// Why the other host would refuse a volume now.
     pub(crate) async fn remote_refusal(&self, target: &RemoteVolume, name: &str) -> Option<Error> {
+        match self.ask_host(target, Ask::Offer).await {
+            Ok(_) => return None,
+            // It is of an older version, and says less.
+            Err(error) if error.kind() == ErrorKind::Unsupported => {}
+            Err(error) => return Some(of_wire(&error, &target.host)),
+        }
         match self.ask_standing(target).await {
             Ok(Standing::Without) => None,
             Ok(_) => Some(

@@ -1,4 +1,5 @@
-//! Volumes that will not arrive where they were to go: their hosts are told, however long that takes.
+//! Volumes that will not arrive where they were to go, and those that are used from here no more: their hosts are told,
+//! however long that takes.
 //!
 //! What is owed is in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing waits for
 //! it: the volume that was not moved is here and works. One task a host pays all that is owed there.
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use block::Bytes;
 use migrate::stream::{Answer, Ask, Dialer, Remote, Role, SessionRequest, Standing, StreamOptions};
+use serde::{Deserialize, Serialize};
 
 use super::commit::forget_verdict;
 use super::gate::ASKING_EPOCH;
@@ -27,6 +29,22 @@ const LOOK: Duration = Duration::from_millis(5);
 /// How often a host that does not answer is told again, at first and at last.
 const REST_MIN: Duration = Duration::from_secs(1);
 const REST_MAX: Duration = Duration::from_secs(60);
+
+/// What a host is to be told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Debt {
+    #[serde(flatten)]
+    remote: RemoteVolume,
+    /// The volume is there, and this host's guest uses it no more. Otherwise it will not arrive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    released: bool,
+}
+
+impl Debt {
+    fn ask(&self) -> Ask {
+        if self.released { Ask::Release } else { Ask::Abandon }
+    }
+}
 
 impl Daemon {
     /// Connections to the host of a volume.
@@ -88,29 +106,38 @@ impl Daemon {
 
     /// Tells a host that a volume will not arrive there: now if it answers soon, otherwise as soon as it does.
     pub(crate) async fn say_farewell(self: &Arc<Self>, remote: &RemoteVolume) {
-        self.owe(remote);
-        if env::timeout(&*self.env, PATIENCE, self.pay(remote)).await != Some(true) {
-            self.pay_later(&remote.host);
+        self.pay_soon(Debt { remote: remote.clone(), released: false }).await;
+    }
+
+    /// Tells the host that holds a volume that this host's guest uses it no more: as with a [farewell](Self::say_farewell).
+    pub(crate) async fn say_released(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.pay_soon(Debt { remote: remote.clone(), released: true }).await;
+    }
+
+    async fn pay_soon(self: &Arc<Self>, debt: Debt) {
+        self.owe(&debt);
+        if env::timeout(&*self.env, PATIENCE, self.pay(&debt)).await != Some(true) {
+            self.pay_later(&debt.remote.host);
         }
     }
 
     /// The same, without waiting for any answer.
     pub(crate) fn say_farewell_later(self: &Arc<Self>, remote: &RemoteVolume) {
-        self.owe(remote);
+        self.owe(&Debt { remote: remote.clone(), released: false });
         self.pay_later(&remote.host);
     }
 
-    fn owe(&self, remote: &RemoteVolume) {
+    fn owe(&self, debt: &Debt) {
         self.change_owed(|owed| {
-            if !owed.contains(remote) {
-                owed.push(remote.clone());
+            if !owed.contains(debt) {
+                owed.push(debt.clone());
             }
         });
     }
 
     /// After a start: tells those who have not answered yet.
     pub(crate) fn say_farewells_again(self: &Arc<Self>) {
-        self.owed().iter().for_each(|remote| self.pay_later(&remote.host));
+        self.owed().iter().for_each(|debt| self.pay_later(&debt.remote.host));
     }
 
     /// Somebody sees to it that `host` is told all that it is owed.
@@ -121,8 +148,8 @@ impl Daemon {
         let (daemon, host) = (Arc::clone(self), host.to_owned());
         self.env.spawn(Box::pin(async move {
             let mut rest = REST_MIN;
-            while let Some(remote) = daemon.next_owed(&host) {
-                if daemon.pay(&remote).await {
+            while let Some(debt) = daemon.next_owed(&host) {
+                if daemon.pay(&debt).await {
                     rest = REST_MIN;
                     continue;
                 }
@@ -133,9 +160,9 @@ impl Daemon {
     }
 
     /// What the host's payer pays next; without anything there is no payer any more.
-    fn next_owed(&self, host: &str) -> Option<RemoteVolume> {
+    fn next_owed(&self, host: &str) -> Option<Debt> {
         let mut payers = self.payers.lock();
-        let next = self.owed().into_iter().find(|remote| remote.host == host);
+        let next = self.owed().into_iter().find(|debt| debt.remote.host == host);
         if next.is_none() {
             payers.remove(host);
         }
@@ -143,30 +170,39 @@ impl Daemon {
     }
 
     /// Whether the host was told, or need not be.
-    async fn pay(&self, remote: &RemoteVolume) -> bool {
+    async fn pay(&self, debt: &Debt) -> bool {
+        let Debt { remote, released } = debt;
         // A host that has it, or that nobody here knows any more, need not be told.
-        match self.ask_host(remote, Ask::Abandon).await {
+        match self.ask_host(remote, debt.ask()).await {
             Ok(_) => {}
+            Err(error) if *released && error.kind() == block::ErrorKind::Unsupported => {
+                tracing::info!(%remote, "a host of an older version cannot be told that a volume is not used from here");
+            }
             Err(error) if error.kind() == block::ErrorKind::Fenced => {
                 tracing::error!(%remote, error = error.chain(), "a host has taken a volume that was not to arrive there");
             }
             Err(error) if self.dialer_of(remote).is_ok() => {
-                tracing::info!(%remote, error = error.chain(), "a host could not be told that a volume will not arrive");
+                tracing::info!(%remote, released, error = error.chain(), "a host could not be told of a volume");
                 return false;
             }
             Err(_) => {}
         }
-        self.change_owed(|owed| owed.retain(|other| other != remote));
+        self.change_owed(|owed| owed.retain(|other| other != debt));
         forget_verdict(&*self.hosts, remote.job).await;
         true
     }
 
-    fn owed(&self) -> Vec<RemoteVolume> {
+    /// Whether the move `job` was undone, and its target has not been told yet.
+    pub(super) fn has_undone(&self, job: uuid::Uuid) -> bool {
+        self.owed().iter().any(|debt| debt.remote.job == job && !debt.released)
+    }
+
+    fn owed(&self) -> Vec<Debt> {
         self.with_owed(|owed| owed.clone())
     }
 
     /// What cannot be noted is known as long as this daemon runs; the next one does too much rather than too little.
-    fn change_owed(&self, change: impl FnOnce(&mut Vec<RemoteVolume>)) {
+    fn change_owed(&self, change: impl FnOnce(&mut Vec<Debt>)) {
         self.with_owed(|owed| {
             change(owed);
             let text = serde_json::to_string_pretty(owed).expect("plain data serialises");
@@ -176,7 +212,7 @@ impl Daemon {
         });
     }
 
-    fn with_owed<T>(&self, act: impl FnOnce(&mut Vec<RemoteVolume>) -> T) -> T {
+    fn with_owed<T>(&self, act: impl FnOnce(&mut Vec<Debt>) -> T) -> T {
         let mut owing = self.owing.lock();
         act(owing.get_or_insert_with(|| {
             let Ok(text) = self.layout.files().read(&self.layout.abandoned()) else { return Vec::new() };

@@ -13,7 +13,9 @@ use migrate::stream::{Answer, Ask, Gate, MapSummary, Opened, PeerName, Role, Ses
 
 use super::entrance::without_bytes;
 use crate::daemon::Daemon;
+use crate::document::ArrivalStage;
 use crate::problem::{Result, invalid};
+use crate::workers::Worker;
 
 /// The epoch of a session that only asks.
 pub(crate) const ASKING_EPOCH: u64 = 0;
@@ -21,16 +23,36 @@ pub(crate) const ASKING_EPOCH: u64 = 0;
 /// What says that there is something of an earlier session. Which chunks, the source knows.
 const SOMETHING: MapSummary = MapSummary { chunk_bytes: 0, chunks_had: 0, digest: [0; 32] };
 
-/// The daemon as other hosts meet it.
+/// The daemon as other hosts meet it. What they ask is done beside the streams' own threads: files are made, opened and removed
+/// for it, which takes a disk's time, and guests' requests go through those threads.
 pub(crate) struct Gatekeeper {
+    records: Arc<Records>,
+    /// Where volumes are made, prepared and removed,
+    filling: Worker,
+    /// and where everything else is answered: a guest that comes back does not wait for a large file's end.
+    answering: Worker,
+}
+
+impl Gatekeeper {
+    /// The gatekeeper of one life of the daemon.
+    ///
+    /// # Errors
+    /// There are no threads to be had.
+    pub(crate) fn new(daemon: &Arc<Daemon>) -> Result<Self> {
+        let (filling, answering) = (daemon.crew.hire("arrivals")?, daemon.crew.hire("answers")?);
+        Ok(Self { records: Arc::new(Records::new(daemon)), filling, answering })
+    }
+}
+
+/// What the answers are taken from.
+struct Records {
     daemon: Arc<Daemon>,
     /// This life of the daemon.
     instance: [u8; 16],
 }
 
-impl Gatekeeper {
-    /// The gatekeeper of one life of the daemon.
-    pub(crate) fn new(daemon: &Arc<Daemon>) -> Self {
+impl Records {
+    fn new(daemon: &Arc<Daemon>) -> Self {
         let [first, second] = [daemon.env.random(), daemon.env.random()].map(u64::to_le_bytes);
         let mut instance = [0; 16];
         instance[..8].copy_from_slice(&first);
@@ -85,6 +107,21 @@ impl Gatekeeper {
                     Err(_) => Ok(Answer::Done),
                 }
             }
+            Ask::Offer => {
+                let offered = SessionRequest { role: Role::Copy, ..request.clone() };
+                daemon.may_open_arrival(peer, &offered).map(|()| Answer::Done)
+            }
+            Ask::Release => {
+                // What there is not, or is another's by now, is used by nobody there.
+                let Some(volume) = daemon.volume_if_any(&request.volume)? else { return Ok(Answer::Done) };
+                let _operation = volume.operation.lock().await;
+                match super::arrival::arrival_of(&volume, peer, request) {
+                    Ok(arrival) if matches!(arrival.stage, ArrivalStage::Held { .. }) => {
+                        daemon.release_arrival(&volume).await.map(|()| Answer::Done)
+                    }
+                    _ => Ok(Answer::Done),
+                }
+            }
             Ask::Status => daemon.standing(request).map(Answer::Status),
             // Which chunks there are the source knows, and tells nobody.
             Ask::MapDigest { .. } => Ok(Answer::MapDigest(None)),
@@ -104,18 +141,30 @@ impl Gatekeeper {
 
 impl Gate for Gatekeeper {
     fn check(&self, peer: &PeerName, request: &SessionRequest) -> block::Result<()> {
-        self.may_admit(&peer.0, request).map_err(|error| to_wire(&error))
+        self.records.may_admit(&peer.0, request).map_err(|error| to_wire(&error))
     }
 
     fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
-        let (peer, request) = (peer.clone(), request.clone());
-        Box::pin(async move { self.admit(&peer.0, &request).await.map_err(|error| to_wire(&error)) })
+        let (records, peer, request) = (Arc::clone(&self.records), peer.clone(), request.clone());
+        let worker = if request.role == Role::Copy { &self.filling } else { &self.answering };
+        Box::pin(done_on(worker, async move { records.admit(&peer.0, &request).await }))
     }
 
     fn ask(&self, peer: &PeerName, request: &SessionRequest, ask: Ask) -> BoxFuture<'_, block::Result<Answer>> {
-        let (peer, request) = (peer.clone(), meant(request));
-        Box::pin(async move { self.answer(&peer.0, &request, ask).await.map_err(|error| to_wire(&error)) })
+        let (records, peer, request) = (Arc::clone(&self.records), peer.clone(), meant(request));
+        let worker = if matches!(ask, Ask::Prepare { .. } | Ask::Abandon) { &self.filling } else { &self.answering };
+        Box::pin(done_on(worker, async move { records.answer(&peer.0, &request, ask).await }))
     }
+}
+
+/// What comes of `work` that is done on `worker`.
+async fn done_on<T: Send + 'static>(
+    worker: &Worker,
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> block::Result<T> {
+    let outcome = worker.spawn(work).await;
+    let outcome = outcome.map_err(|_| block::Error::new(ErrorKind::Disconnected, "this daemon ends"))?;
+    outcome.map_err(|error| to_wire(&error))
 }
 
 /// What a session is about: one that only asks says it in another place.

@@ -8,16 +8,19 @@
 //!             the next start removes a file that no volume has
 //! ```
 //!
-//! Only a place where there is nothing is noted, so what is removed was made here. Without this, a daemon that died in
+//! Only a place where there is nothing is noted, and then which file was made there, so what is removed was made here. What
+//! somebody else has locked stays. A volume is not forgotten while there is a note of its file. Without this, a daemon that died in
 //! between would leave a file that keeps the volume from ever coming under its name.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use backends::BackendSpec;
+use backends::{BackendSpec, PreparedTarget};
+use block::ErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;
+use crate::held::HoldOptions;
 use crate::problem::Result;
 use crate::volume::Volume;
 
@@ -26,6 +29,15 @@ use crate::volume::Volume;
 pub(super) struct InTheMaking {
     volume: String,
     path: PathBuf,
+    /// Which file it is, from when it is there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    file: Option<PreparedTarget>,
+}
+
+impl InTheMaking {
+    fn is_of(&self, other: &Self) -> bool {
+        self.volume == other.volume && self.path == other.path
+    }
 }
 
 impl Daemon {
@@ -33,44 +45,83 @@ impl Daemon {
     ///
     /// # Errors
     /// It could not be noted.
-    pub(super) fn note_making(&self, volume: &str, spec: &BackendSpec) -> Result<Option<InTheMaking>> {
-        let note = InTheMaking { volume: volume.to_owned(), path: spec.path().to_owned() };
-        if self.making().contains(&note) {
+    pub(super) async fn note_making(&self, volume: &str, spec: &BackendSpec) -> Result<Option<InTheMaking>> {
+        let note = InTheMaking { volume: volume.to_owned(), path: spec.path().to_owned(), file: None };
+        let before = self.making().into_iter().find(|before| before.is_of(&note));
+        if let Some(before) = before {
             // Whoever was at it was interrupted.
-            self.remove_unless_used(&note);
+            self.remove_unless_used(&before).await;
         }
         if !self.backends.size(&note.path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
             return Ok(None);
         }
         self.change_making(|making| {
-            making.retain(|other| *other != note);
+            making.retain(|other| !other.is_of(&note));
             making.push(note.clone());
         })?;
         Ok(Some(note))
     }
 
+    /// The file that was noted is there: another one under its name is none of ours.
+    pub(super) fn note_made_file(&self, note: &InTheMaking, file: &PreparedTarget) {
+        let noted = self.change_making(|making| {
+            let meant = making.iter_mut().filter(|other| other.is_of(note));
+            meant.for_each(|other| other.file = Some(file.clone()));
+        });
+        if let Err(error) = noted {
+            tracing::warn!(%error, path = %note.path.display(), "which file was made for a volume could not be noted");
+        }
+    }
+
     /// The volume is on record, or its file is removed: the note is taken back.
     pub(super) fn made(&self, note: &InTheMaking) {
-        if let Err(error) = self.change_making(|making| making.retain(|other| other != note)) {
-            // A volume that is on record keeps its file.
+        if let Err(error) = self.change_making(|making| making.retain(|other| !other.is_of(note))) {
+            // A volume that is on record keeps its file, and is not forgotten while the note is there.
             tracing::warn!(%error, path = %note.path.display(), "a note of a file in the making could not be taken back");
         }
     }
 
+    /// A volume is about to be forgotten: nothing says any more that its file was only being made.
+    ///
+    /// # Errors
+    /// The note cannot be taken back: the next start would remove the file.
+    pub(crate) fn forget_making(&self, volume: &str) -> Result<()> {
+        if self.making().iter().all(|note| note.volume != volume) {
+            return Ok(());
+        }
+        self.change_making(|making| making.retain(|note| note.volume != volume))
+    }
+
     /// After a start: removes files that were made for volumes which never got on record.
-    pub(crate) fn sweep_making(&self) -> Result<()> {
+    pub(crate) async fn sweep_making(&self) -> Result<()> {
         let making = self.making();
         if making.is_empty() {
             return Ok(());
         }
-        making.iter().for_each(|note| self.remove_unless_used(note));
+        for note in &making {
+            self.remove_unless_used(note).await;
+        }
         self.change_making(Vec::clear)
     }
 
-    fn remove_unless_used(&self, InTheMaking { volume, path }: &InTheMaking) {
+    async fn remove_unless_used(&self, InTheMaking { volume, path, file }: &InTheMaking) {
         let is_its = |volume: &Arc<Volume>| volume.document().backend.local_path() == Some(path);
-        let is_used = self.is_unreadable(volume) || self.volumes().iter().any(is_its);
-        if !is_used && let Err(error) = self.backends.remove(path) {
+        if self.is_unreadable(volume) || self.volumes().iter().any(is_its) {
+            return;
+        }
+        let hold = HoldOptions::default();
+        let spec = BackendSpec::file(path);
+        let held = self.backends.hold(&spec, &hold, &*self.env).await;
+        if held.is_err_and(|error| error.kind() == ErrorKind::Busy) {
+            tracing::warn!(path = %path.display(), "a file that was made for a volume is used by somebody else, and stays");
+            return;
+        }
+        let removed = match file {
+            // Another file that has its name by now is not touched.
+            Some(file) => self.backends.discard(file).map_err(|error| error.to_string()),
+            None => self.backends.remove(path).map_err(|error| error.to_string()),
+        };
+        if let Err(error) = removed {
             tracing::warn!(%error, path = %path.display(), "what a volume that did not arrive left could not be removed");
         }
     }

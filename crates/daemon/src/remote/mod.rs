@@ -45,11 +45,11 @@
 //! |---|---|
 //! | `departure` | moves from here: what is looked at before, bringing a lost host back |
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
-//! | `relay`, `unflushed` | the device over a volume of another host |
+//! | `relay` | the device over a volume of another host |
 //! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
 //! | `undone` | moves that are over, so that late messages of theirs do nothing |
 //! | `making` | files of volumes that come here and are not on record yet |
-//! | `farewell` | telling a host that a volume will not arrive |
+//! | `farewell` | telling a host that a volume will not arrive, or is used from here no more |
 //! | `resolve` | what both have on record, and a person's decision |
 
 mod arrival;
@@ -61,8 +61,9 @@ mod gate;
 mod making;
 mod relay;
 mod resolve;
+#[cfg(test)]
+mod tests;
 mod undone;
-mod unflushed;
 mod watch;
 
 use std::sync::Arc;
@@ -72,6 +73,7 @@ use migrate::stream::{Receiver, ReceiverLimits};
 pub(crate) use arrival::{Incoming, size_on_record};
 pub(crate) use commit::job_journal;
 pub(crate) use entrance::Entrance;
+pub(crate) use farewell::Debt;
 pub(crate) use gate::of_wire;
 pub(crate) use relay::{HeldRelay, Relay};
 pub(crate) use undone::Undone;
@@ -84,7 +86,7 @@ use crate::problem::Result;
 /// # Errors
 /// If nobody can come.
 pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
-    let gate = Arc::new(gate::Gatekeeper::new(daemon));
+    let gate = Arc::new(gate::Gatekeeper::new(daemon)?);
     let receiver = Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default());
     watch::begin(daemon);
     daemon.hosts.listen(receiver).await

@@ -13,7 +13,7 @@
 //!      ▼  │                                      │
 //!   forwarding ──────────────────────────────────╯             requests are passed on
 //!
-//!   waiting ──▶ given back      requests go to the old source: somebody has decided that it holds the volume
+//!   waiting ◀──▶ deciding ──▶ given back      requests go to the old source: somebody has decided that it holds the volume
 //! ```
 //!
 //! *Waiting* leads to *forwarding* when the other host has answered that it holds the volume and that is on record here.
@@ -34,9 +34,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{BlockDevice, Bytes, Device, Error, ErrorKind, Extent, RangeLock, Result};
+use block::{BlockDevice, Bytes, Device, Error, ErrorKind, Extent, RangeLock, Result, Unflushed};
 use env::{EnvRef, Moment};
-use futures::future::{BoxFuture, select};
+use futures::future::{BoxFuture, Either, select};
 use migrate::Digests;
 use migrate::stream::protocol::feature;
 use migrate::stream::{
@@ -45,13 +45,15 @@ use migrate::stream::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::unflushed::Unflushed;
 use crate::ground::Hosts;
 use crate::hosts::HostName;
 use crate::location::RemoteVolume;
 
 /// How much is kept that was passed on and not flushed: then the relay flushes by itself.
 const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
+
+/// A forward whose guest asks nothing for so long has one stream: others have the places.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// The first rest before a host that could not be reached is tried again.
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -86,6 +88,8 @@ pub(crate) struct Relay {
     trusted: Mutex<Option<[u8; 16]>>,
     /// There was a connection to the other host.
     reached: Arc<AtomicBool>,
+    /// Held while the other host is told to hold the volume, and while somebody decides otherwise.
+    telling: Arc<tokio::sync::Mutex<()>>,
     /// A copy's writes are kept, too: the other host may be asked to take the volume at any moment.
     keeps_copy: AtomicBool,
 }
@@ -97,6 +101,8 @@ enum State {
     Copying(Arc<Remote>),
     /// The other host holds the volume under this epoch, or is to.
     Waiting(u64),
+    /// The same, and somebody decides whether it is to: meanwhile nobody tells it so.
+    Deciding(u64),
     Forwarding(u64, Arc<Remote>),
     /// This host holds the volume after all, as somebody has decided.
     GivenBack(Device),
@@ -141,6 +147,7 @@ impl Relay {
             boot: Mutex::default(),
             trusted: Mutex::default(),
             reached: Arc::default(),
+            telling: Arc::default(),
             keeps_copy: AtomicBool::new(false),
         })
     }
@@ -159,7 +166,12 @@ impl Relay {
     pub(crate) fn copying(&self) -> Option<Arc<Remote>> {
         match &*self.state.lock() {
             State::Copying(remote) => Some(Arc::clone(remote)),
-            State::Down | State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => None,
+            State::Down
+            | State::Waiting(_)
+            | State::Deciding(_)
+            | State::Forwarding(..)
+            | State::GivenBack(_)
+            | State::Closed => None,
         }
     }
 
@@ -245,10 +257,28 @@ impl Relay {
                 }
                 *state = State::Waiting(epoch);
             }
-            State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => return,
+            State::Waiting(_) | State::Deciding(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => {
+                return;
+            }
         }
         drop(state);
         self.announce();
+    }
+
+    /// Somebody decides who holds the volume: until what this gives is dropped, the other host is not told to hold it. An
+    /// attempt that is under way is given up, or has ended.
+    pub(crate) async fn decide(self: &Arc<Self>) -> Deciding {
+        // Whoever decides may go away while this waits: then it is as before.
+        let mut deciding = Deciding { relay: Arc::clone(self), turn: None };
+        {
+            let mut state = self.state.lock();
+            if let State::Waiting(epoch) = *state {
+                *state = State::Deciding(epoch);
+            }
+        }
+        self.announce();
+        deciding.turn = Some(Arc::clone(&self.telling).lock_owned().await);
+        deciding
     }
 
     /// This host holds the volume after all: requests that wait, and those that come, go to `device`.
@@ -279,7 +309,7 @@ impl Relay {
             match *self.state.lock() {
                 State::Forwarding(..) => return true,
                 State::Closed | State::GivenBack(_) => return false,
-                State::Down | State::Copying(_) | State::Waiting(_) => {}
+                State::Down | State::Copying(_) | State::Waiting(_) | State::Deciding(_) => {}
             }
             changed.await;
         }
@@ -317,7 +347,7 @@ impl Relay {
             let state = self.state.lock().clone();
             match state {
                 State::Closed | State::GivenBack(_) => return,
-                State::Down | State::Copying(_) | State::Forwarding(..) => {
+                State::Down | State::Copying(_) | State::Deciding(_) | State::Forwarding(..) => {
                     changed.await;
                 }
                 State::Waiting(epoch) => {
@@ -336,7 +366,13 @@ impl Relay {
     }
 
     async fn forward(&self, epoch: u64, note_taken: &NoteTaken) -> Result<()> {
-        let remote = self.open(Role::Forward, epoch, self.options.clone()).await?;
+        let _turn = self.telling.lock().await;
+        let options = StreamOptions { idle_max: Some(IDLE_MAX), ..self.options.clone() };
+        let opening = self.open(Role::Forward, epoch, options);
+        let remote = match select(pin!(opening), pin!(self.waits_no_more())).await {
+            Either::Left((opened, _)) => opened?,
+            Either::Right(_) => return Ok(()),
+        };
         let now = remote.session().boot;
         let before = *self.boot.lock();
         if before != Some(now) {
@@ -353,12 +389,23 @@ impl Relay {
         Ok(())
     }
 
+    /// Returns when the other host is not to be told any more that it holds the volume.
+    async fn waits_no_more(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if !matches!(*self.state.lock(), State::Waiting(_)) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
     /// The other host was booted since the last session, or nobody knows whether it was: what was answered is there, and
     /// durable, when this returns.
     async fn bring_up_to_date(&self, remote: &Remote, was_booted: bool) -> Result<()> {
         let (again, mark) = {
             let unflushed = self.unflushed.lock();
-            (unflushed.all(), unflushed.mark())
+            (unflushed.to_replay(), unflushed.mark())
         };
         if was_booted {
             tracing::warn!(place = %self.place, writes = again.len(), "its host was booted: what was not flushed is written again");
@@ -367,7 +414,7 @@ impl Relay {
             }
         }
         remote.flush().await?;
-        self.unflushed.lock().forget(mark);
+        self.unflushed.lock().flushed(mark);
         Ok(())
     }
 
@@ -473,6 +520,25 @@ impl Digests for Compared {
 
     fn compared(&self) {
         *self.relay.trusted.lock() = Some(self.instance);
+    }
+}
+
+/// Somebody decides who holds a volume that was given up.
+pub(crate) struct Deciding {
+    relay: Arc<Relay>,
+    /// Nobody else tells the other host anything.
+    turn: Option<tokio::sync::OwnedMutexGuard<()>>,
+}
+
+impl Drop for Deciding {
+    fn drop(&mut self) {
+        drop(self.turn.take());
+        let mut state = self.relay.state.lock();
+        if let State::Deciding(epoch) = *state {
+            *state = State::Waiting(epoch);
+        }
+        drop(state);
+        self.relay.announce();
     }
 }
 

@@ -60,9 +60,22 @@ impl Daemon {
         (remote, committed): (&RemoteVolume, &Committed),
         decision: Option<Decision>,
     ) -> Result<Resolution> {
-        let there = self.ask_standing(remote).await;
+        // From here on nobody at this host tells the other one to hold it: what is looked at stays so.
+        let deciding = match (decision, volume.relay()) {
+            (Some(Decision::GiveBack), Some(relay)) => Some(relay.decide().await),
+            _ => None,
+        };
+        let mut there = self.ask_standing(remote).await;
+        if deciding.is_some() && there.is_err() {
+            self.revoke(remote).await?;
+            // That may have taken long, and the other host have come back meanwhile, having taken it.
+            there = self.ask_standing(remote).await;
+        }
         let host = &remote.host;
         let document = volume.document();
+        if is_taken(&document) {
+            return refuse(format!("{host} has taken {} meanwhile", volume.name));
+        }
         let resolution = begin(volume, &document, host, &there);
         let is_held_there = matches!(there, Ok(Standing::Held { .. }));
         let resolution = Resolution {
@@ -100,7 +113,6 @@ impl Daemon {
                     let told = self.ask_host(remote, Ask::Abandon).await;
                     told.map_err(|error| of_wire(&error, host))?;
                 } else {
-                    self.revoke(remote).await?;
                     self.say_farewell_later(remote);
                 }
                 self.give_back(volume, committed).await?;
@@ -167,6 +179,9 @@ impl Daemon {
         let there = self.ask_standing(&remote).await;
         let resolution = begin(volume, &volume.document(), host, &there);
         match arrival.stage {
+            ArrivalStage::Held { .. } if arrival.exclusive => {
+                self.resolve_held(volume, arrival, resolution, decision).await
+            }
             ArrivalStage::Held { .. } => {
                 let verdict = "this host holds the volume; nothing is in doubt".to_owned();
                 nothing_to_decide(Resolution { verdict, ..resolution }, decision)
@@ -182,6 +197,34 @@ impl Daemon {
             }
             ArrivalStage::Prepared { epoch } => {
                 self.resolve_prepared((volume, arrival, epoch), (resolution, &there), decision).await
+            }
+        }
+    }
+
+    /// A volume that this host holds for a guest of the host that it came from.
+    async fn resolve_held(
+        &self,
+        volume: &Arc<Volume>,
+        arrival: &ArrivalDocument,
+        resolution: Resolution,
+        decision: Option<Decision>,
+    ) -> Result<Resolution> {
+        let (host, origin) = (&arrival.host, &arrival.origin);
+        let verdict = format!(
+            "this host holds the volume for the guest of {host}: nobody else uses it until `transhume volume detach {origin}` \
+             there"
+        );
+        match decision {
+            Some(Decision::Take) if !volume.is_used_from_afar() => {
+                self.open_to_others(volume).await?;
+                let done = Some("clients may come to its export here".to_owned());
+                Ok(Resolution { verdict, done, ..resolution })
+            }
+            Some(_) => refuse(verdict),
+            None => {
+                let risk =
+                    format!("--take opens its export here: if the guest of {host} still runs, two may write to it");
+                Ok(Resolution { verdict, risk: Some(risk).filter(|_| !volume.is_used_from_afar()), ..resolution })
             }
         }
     }
@@ -237,6 +280,7 @@ impl Daemon {
             (Some(Decision::Take), _) => {
                 self.abandon(arrival).await?;
                 self.take_arrival(volume, arrival, epoch).await?;
+                self.open_to_others(volume).await?;
                 let done = format!("this host holds the volume under epoch {epoch}");
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
@@ -301,6 +345,12 @@ fn here(document: &VolumeDocument) -> String {
         Location::Local(_) | Location::Foreign(_) => format!("held under epoch {epoch}"),
         Location::Remote(remote) => format!("given up to {remote} under epoch {epoch}"),
     }
+}
+
+/// Whether the other host has answered that it holds the volume, by what is on record now.
+fn is_taken(document: &VolumeDocument) -> bool {
+    let job = document.job.as_ref();
+    job.is_none_or(|job| job.committed.as_ref().is_none_or(|committed| committed.taken))
 }
 
 fn nothing_to_decide(resolution: Resolution, decision: Option<Decision>) -> Result<Resolution> {

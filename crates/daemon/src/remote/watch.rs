@@ -1,7 +1,10 @@
 //! Volumes that are ready to be taken and whose hosts are silent: the arbiter is asked whether they were given up.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::arbiter::{Arbiter, Verdict};
 use crate::daemon::Daemon;
@@ -17,11 +20,20 @@ pub(super) fn begin(daemon: &Arc<Daemon>) {
     let daemon = Arc::clone(daemon);
     let env = Arc::clone(&daemon.env);
     env.spawn(Box::pin(async move {
+        let looking = Arc::<Mutex<BTreeSet<String>>>::default();
         loop {
             daemon.env.sleep(INTERVAL).await;
             for volume in daemon.volumes() {
-                if let Some((arrival, _)) = prepared(&volume) {
-                    look(&daemon, &*arbiter, &volume, &arrival).await;
+                // Each by itself: a disk or an arbiter that hangs at one keeps nobody from the others.
+                if let Some((arrival, _)) = prepared(&volume)
+                    && looking.lock().insert(volume.name.clone())
+                {
+                    let (daemon, arbiter, looking) = (Arc::clone(&daemon), Arc::clone(&arbiter), Arc::clone(&looking));
+                    let env = Arc::clone(&daemon.env);
+                    env.spawn(Box::pin(async move {
+                        look(&daemon, &*arbiter, &volume, &arrival).await;
+                        looking.lock().remove(&volume.name);
+                    }));
                 }
             }
         }

@@ -25,7 +25,7 @@ impl Relay {
                 State::Forwarding(_, remote) => return Ok(Session::Forwarding(Arc::clone(remote))),
                 State::GivenBack(device) => return Ok(Session::GivenBack(device.clone())),
                 State::Closed => return Err(Error::new(ErrorKind::Disconnected, "the volume was detached")),
-                State::Waiting(_) => {}
+                State::Waiting(_) | State::Deciding(_) => {}
             }
             changed.await;
         }
@@ -53,8 +53,8 @@ impl Relay {
             let session = self.session().await?;
             match session.device().write(mutation.clone()).await {
                 Ok(()) => {
-                    let is_much =
-                        self.keeps_writes_of(&session) && self.unflushed.lock().keep(mutation) > UNFLUSHED_BYTES_MAX;
+                    let is_much = self.keeps_writes_of(&session)
+                        && self.unflushed.lock().answered(&mutation, mutation.fua) > UNFLUSHED_BYTES_MAX;
                     drop(turn);
                     return if is_much { self.send_flush().await } else { Ok(()) };
                 }
@@ -68,7 +68,9 @@ impl Relay {
     fn keeps_order(&self) -> bool {
         match &*self.state.lock() {
             State::Down | State::Copying(_) => self.keeps_copy.load(Ordering::Relaxed),
-            State::Waiting(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => true,
+            State::Waiting(_) | State::Deciding(_) | State::Forwarding(..) | State::GivenBack(_) | State::Closed => {
+                true
+            }
         }
     }
 
@@ -86,7 +88,7 @@ impl Relay {
             let before = self.unflushed.lock().mark();
             match session.device().flush().await {
                 Ok(()) => {
-                    self.unflushed.lock().forget(before);
+                    self.unflushed.lock().flushed(before);
                     return Ok(());
                 }
                 Err(error) if self.is_to_be_sent_again(&session, &error) => {}

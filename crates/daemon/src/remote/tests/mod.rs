@@ -1,0 +1,280 @@
+//! What two hosts make of a volume between them: two daemons in one process.
+
+mod court;
+mod ground;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use api::v1::{Decision, ErrorCode, MoveRequest, PlanRequest, ResolveRequest};
+use backends::{BackendSpec, PreparedTarget, TargetOrigin};
+use block::{Buffer, Bytes};
+
+use crate::arbiter::Verdict;
+use crate::document::ArrivalStage;
+use court::Court;
+use ground::Pair;
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
+    let court = Arc::<Court>::default();
+    let pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    pair.given_up_untaken().await;
+    // What is put away cannot be given back.
+    pair.a.disks.is_read_only.store(true, Ordering::Relaxed);
+    // The first member is silent, and the second answers.
+    court.delay_ms.store(5000, Ordering::Relaxed);
+    let deciding = pair.a.core().resolve("x", ResolveRequest { decision: Some(Decision::GiveBack) });
+    let mending = async {
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        pair.between.mend();
+    };
+    let (decided, ()) = tokio::join!(deciding, mending);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let here = pair.a.document("x").backend.local_path().is_some();
+    let there =
+        pair.b.daemon().volume_if_any("x").expect("readable").and_then(|volume| volume.document().arrival.clone());
+    let there = there.is_some_and(|arrival| matches!(arrival.stage, ArrivalStage::Held { .. }));
+    assert!(here != there, "here: {here}, there: {there}, decided: {decided:?}");
+    if let Err(error) = decided {
+        assert_eq!(error.code, ErrorCode::WrongState, "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
+    let court = Arc::<Court>::default();
+    let pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    pair.given_up_untaken().await;
+    court.delay_ms.store(60_000, Ordering::Relaxed);
+    let decision = ResolveRequest { decision: Some(Decision::GiveBack) };
+    let deciding = pair.a.core().resolve("x", decision);
+    tokio::time::timeout(Duration::from_secs(10), deciding).await.expect_err("it waits for the arbiter");
+    pair.between.mend();
+    let is_taken = || {
+        let arrival = pair.b.document("x").arrival.clone();
+        arrival.is_some_and(|arrival| matches!(arrival.stage, ArrivalStage::Held { .. }))
+    };
+    pair.wait("it is taken", is_taken).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_another_host_s_guest_depends_on_is_neither_detached_nor_served_to_others() {
+    let mut pair = Pair::start().await;
+    let there = pair.moved().await;
+    assert!(pair.a.clients.may_come_to("x"), "its guest has lost its export");
+    assert!(!pair.b.clients.may_come_to("x"), "two may write to it");
+    pair.between.close();
+    pair.between.cut();
+    drop(there);
+    pair.b.kill();
+    pair.b.start().await;
+    assert!(!pair.b.clients.may_come_to("x"), "two may write to it after a restart");
+    let error = pair.b.core().detach("x").await.expect_err("the guest of the other host has lost its disk");
+    assert_eq!(error.code, ErrorCode::InUse, "{error}");
+    assert!(error.to_string().contains("resolve x --take"), "{error}");
+
+    // The other host lets it go while nobody gets through, and says so later, over a restart of its own.
+    pair.a.core().detach("x").await.expect("nobody is connected there");
+    pair.a.kill();
+    pair.a.start().await;
+    pair.b.core().detach("x").await.expect_err("nobody has said that it is free");
+    pair.between.mend();
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    assert_eq!(pair.b.document("x").arrival, None);
+    pair.b.core().detach("x").await.expect("nobody uses it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_first_host_is_gone_is_opened_by_a_person_and_closed_to_others_when_its_guest_is_back() {
+    let pair = Pair::start().await;
+    let there = pair.moved().await;
+    let take = || ResolveRequest { decision: Some(Decision::Take) };
+    let error = pair.b.core().resolve("x", take()).await.expect_err("its guest is there");
+    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
+    pair.between.close();
+    pair.between.cut();
+    pair.wait("its guest is not heard of", || !there.is_used_from_afar()).await;
+    let found = pair.b.core().resolve("x", ResolveRequest::default()).await.expect("looked at");
+    assert!(found.risk.is_some() && !found.in_doubt, "{found:?}");
+    pair.b.core().resolve("x", take()).await.expect("somebody has decided");
+    assert!(pair.b.clients.may_come_to("x"));
+    pair.between.mend();
+    let guest = pair.a.volume("x");
+    let device = guest.metered(&guest.slot().expect("it is up"));
+    device.read(Bytes(0), Buffer::unpooled(4096)).await.expect("it waits until its host is reached");
+    assert!(there.is_used_from_afar());
+    assert!(!pair.b.clients.may_come_to("x"), "two may write to it");
+    pair.b.core().detach("x").await.expect_err("its guest is back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_its_source_has_kept_and_detached_was_not_given_up() {
+    let pair = Pair::start().await;
+    pair.attach().await;
+    pair.a.core().start_move("x", slow("b")).await.expect("it begins");
+    pair.wait("it arrives", || pair.b.daemon().volume("x").is_ok()).await;
+    let there = pair.b.volume("x");
+    pair.wait("it is copied", || pair.a.core().control("x").is_some_and(|control| control.snapshot().bytes_copied > 0))
+        .await;
+    // Prepared by a switchover that did not come about.
+    let prepared = there.journal.update(|document| {
+        let arrival = document.arrival.as_mut().expect("it arrives");
+        arrival.stage = ArrivalStage::Prepared { epoch: arrival.epoch + 1 };
+    });
+    prepared.await.expect("stored");
+    pair.between.close();
+    pair.between.cut();
+    pair.a.core().steer("x", "cancel").await.expect("cancelled");
+    pair.a.core().job_over("x").await;
+    pair.a.core().detach("x").await.expect("it is idle");
+    // Only the first host can be asked.
+    pair.between.open_to(0);
+    let found = pair.b.core().resolve("x", ResolveRequest::default()).await.expect("looked at");
+    assert!(!found.in_doubt, "{found:?}");
+    let take = ResolveRequest { decision: Some(Decision::Take) };
+    let error = pair.b.core().resolve("x", take).await.expect_err("it took what its source has kept");
+    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
+    let back = ResolveRequest { decision: Some(Decision::GiveBack) };
+    pair.b.core().resolve("x", back).await.expect("it is not the volume");
+    assert!(pair.b.daemon().volume_if_any("x").expect("readable").is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_note_that_was_left_deletes_neither_a_finished_disk_nor_another_s_file() {
+    let mut pair = Pair::start().await;
+    pair.moved().await;
+    // The note of its making could not be taken back.
+    let note = r#"[{"volume":"x","path":"/incoming/x.raw"}]"#;
+    let path = pair.b.state_dir().join("arriving.json");
+    std::fs::write(&path, note).expect("written");
+    pair.a.core().detach("x").await.expect("nobody is connected there");
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    pair.b.core().detach("x").await.expect("nobody uses it");
+    pair.b.kill();
+    pair.b.start().await;
+    assert!(pair.has_file("/incoming/x.raw"), "a finished disk is gone");
+
+    // Somebody has the file that such a note names.
+    std::fs::write(&path, note).expect("written");
+    pair.b.disks.locked.lock().insert("/incoming/x.raw".into());
+    pair.b.kill();
+    pair.b.start().await;
+    assert!(pair.has_file("/incoming/x.raw"), "a file in use is gone");
+
+    // Another file has the name of the one that was made.
+    pair.b.disks.locked.lock().clear();
+    let spec = BackendSpec::file("/incoming/y.raw");
+    let noted = pair.b.daemon().note_making("y", &spec).await.expect("noted").expect("there is none");
+    let number = pair.b.disks.make(spec.path(), Bytes::mib(1));
+    let made = PreparedTarget::elsewhere(spec.clone(), TargetOrigin::Created, true, number);
+    pair.b.daemon().note_made_file(&noted, &made);
+    pair.b.disks.make(spec.path(), Bytes::mib(1));
+    pair.b.kill();
+    pair.b.start().await;
+    assert!(pair.has_file("/incoming/y.raw"), "another's file is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_another_host_puts_here_has_a_limit_and_a_plan_says_so() {
+    let mut pair = Pair::start().await;
+    pair.b.hosts.incoming_volumes_max = 1;
+    pair.b.kill();
+    pair.b.start().await;
+    pair.moved().await;
+    pair.a.core().detach("x").await.expect("nobody is connected there");
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    pair.attach().await;
+    let plan = pair.a.daemon().plan("x", planned()).await;
+    let refusal = plan.expect("planned").refusal.expect("there is no place for it");
+    assert!(refusal.to_string().contains("incoming-volumes-max"), "{refusal}");
+    let error = pair.a.core().start_move("x", slow("b:y")).await.expect_err("it was let in");
+    assert_eq!(error.code, ErrorCode::NoSpace, "{error}");
+    // The same of bytes, and of a host that takes none.
+    for (gib, directories, code) in [(1, vec!["/incoming".into()], None), (0, Vec::new(), Some(ErrorCode::HostRefused))]
+    {
+        pair.b.hosts.incoming_volumes_max = 0;
+        (pair.b.hosts.incoming_gib_max, pair.b.hosts.incoming_dirs) = (gib, directories);
+        pair.b.kill();
+        pair.b.start().await;
+        let plan = pair.a.daemon().plan("x", planned()).await;
+        assert_eq!(plan.expect("planned").refusal.map(|refusal| refusal.code), code);
+    }
+}
+
+#[tokio::test]
+async fn files_are_made_and_removed_for_other_hosts_beside_the_threads_of_their_streams() {
+    let mut pair = Pair::start().await;
+    pair.b.has_threads = true;
+    pair.b.kill();
+    pair.b.start().await;
+    pair.attach().await;
+    pair.a.core().start_move("x", slow("b")).await.expect("it begins");
+    pair.wait("it arrives", || pair.b.daemon().volume("x").is_ok()).await;
+    pair.a.core().steer("x", "cancel").await.expect("cancelled");
+    pair.a.core().job_over("x").await;
+    pair.wait("it is removed", || !pair.has_file("/incoming/x.raw")).await;
+    let threads = pair.b.disks.threads.lock().clone();
+    assert_eq!(threads.into_iter().collect::<Vec<_>>(), ["arrivals"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_take_that_hangs_keeps_nobody_from_the_others() {
+    let court = Arc::<Court>::default();
+    let mut pair = Pair::start().await;
+    pair.b.arbiter = Some(Arc::clone(&court));
+    pair.b.kill();
+    pair.b.start().await;
+    pair.attach().await;
+    pair.attach_as("y").await;
+    for name in ["x", "y"] {
+        pair.a.core().start_move(name, slow("b")).await.expect("it begins");
+        pair.wait("it arrives", || pair.b.daemon().volume(name).is_ok()).await;
+    }
+    pair.between.close();
+    pair.between.cut();
+    for name in ["x", "y"] {
+        let volume = pair.b.volume(name);
+        let prepared = volume.journal.update(|document| {
+            let arrival = document.arrival.as_mut().expect("it arrives");
+            arrival.stage = ArrivalStage::Prepared { epoch: arrival.epoch + 1 };
+        });
+        prepared.await.expect("stored");
+        let job = volume.document().arrival.as_ref().expect("it arrives").job;
+        court.set(job, Verdict::Committed);
+        if name == "x" {
+            court.hanging.lock().push(job);
+        }
+    }
+    let stage = |name: &str| pair.b.document(name).arrival.as_ref().map(|arrival| arrival.stage);
+    pair.wait("the other one is taken", || matches!(stage("y"), Some(ArrivalStage::Held { .. }))).await;
+    assert!(matches!(stage("x"), Some(ArrivalStage::Prepared { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_of_which_only_the_arbiter_knows_whether_it_was_given_up_is_not_detached() {
+    let court = Arc::<Court>::default();
+    let mut pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    let volume = pair.attach().await;
+    pair.a.core().start_move("x", slow("b")).await.expect("it begins");
+    pair.wait("it arrives", || pair.b.daemon().volume("x").is_ok()).await;
+    volume.journal.update_job(|job| job.asked = true).await.expect("stored");
+    drop(volume);
+    court.is_away.store(true, Ordering::Relaxed);
+    pair.a.kill();
+    pair.a.start().await;
+    let error = pair.a.core().detach("x").await.expect_err("nobody knows who holds it");
+    assert_eq!(error.code, ErrorCode::WrongState, "{error}");
+    court.is_away.store(false, Ordering::Relaxed);
+    pair.wait("it is served again", || pair.a.clients.may_come_to("x")).await;
+}
+
+/// A move that takes long.
+fn slow(to: &str) -> MoveRequest {
+    MoveRequest { to: to.to_owned(), bandwidth: Some(64 << 10), ..MoveRequest::default() }
+}
+
+fn planned() -> PlanRequest {
+    PlanRequest { request: MoveRequest { to: "b:y".to_owned(), ..MoveRequest::default() } }
+}
