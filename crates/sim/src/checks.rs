@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use api::v1::Report;
 use block::Bytes;
-use migrate::{Progress, Report};
+use migrate::Progress;
 
 use crate::disk::Disk;
 use crate::guest::GuestReport;
@@ -19,7 +20,9 @@ pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledge
     let busy = may_wait || source.in_flight() + target.in_flight() > 0;
     let difference = source.inspect(|source| {
         target.inspect(|target| {
-            let target = &target[..source.len()];
+            // Either disk may be larger than the volume: a volume also moves back from where there was more room.
+            let length = ledger.bytes_of(&(0..ledger.sector_count())).end as usize;
+            let (source, target) = (&source[..length], &target[..length]);
             if source == target {
                 return None;
             }

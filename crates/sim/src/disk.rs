@@ -13,6 +13,7 @@
 
 mod below;
 mod opened;
+mod silent;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,7 @@ use tokio::sync::Notify;
 pub(crate) use below::{Below, UnderWay};
 
 use crate::dice::Dice;
+use crate::failures::{Reporter, Verb};
 pub use crate::faults::{Faults, STUCK_MAX};
 use crate::flight::{Flight, Landing};
 use crate::medium::{Medium, SECTOR_BYTES};
@@ -121,8 +123,12 @@ struct State {
     space: Option<Bytes>,
     is_lost: bool,
     is_full: bool,
+    /// Nothing is answered before this, and what is written lands no earlier.
+    silent_until: Moment,
     fence: Fence,
     limits: Limits,
+    /// Who hears of requests that fail.
+    reporter: Option<Reporter>,
     requests: u64,
     in_flight: usize,
     in_flight_bytes: u64,
@@ -145,8 +151,10 @@ impl Disk {
             space: None,
             is_lost: false,
             is_full: false,
+            silent_until: Moment::default(),
             fence: Fence::default(),
             limits: Limits::default(),
+            reporter: None,
             requests: 0,
             in_flight: 0,
             in_flight_bytes: 0,
@@ -476,6 +484,9 @@ impl Disk {
             world.fault("write-error", format_args!("{} write {extent:?}", self.shared.name));
             landings.retain(|_| dice.chance(0.5));
             outcome = Err(Error::new(ErrorKind::Io, format!("writing {extent}: injected")));
+        }
+        if outcome.is_err() {
+            self.report(&state, Verb::Write, extent);
         }
         let name = self.shared.name;
         world.event(format_args!(

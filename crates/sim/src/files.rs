@@ -5,7 +5,7 @@
 //! of what was appended any beginning is. Every step burns the world's fuse, so that a process can be killed between any
 //! two of them. What is at `journal` and `progress` is on disks of its own: here are only their names.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,6 +81,10 @@ struct State {
     pending: Vec<Change>,
     contents: Vec<Contents>,
     is_full: bool,
+    /// So often a write or a sync fails.
+    failing: f64,
+    /// Names of the volume's own file system that could not be removed the first time.
+    stubborn: BTreeSet<String>,
 }
 
 /// The file system that the daemon's state directory is on. It outlives processes. Clones are the same.
@@ -121,6 +125,23 @@ impl SimFiles {
     /// Nothing can be written while it is full.
     pub(crate) fn set_full(&self, is_full: bool) {
         self.state.lock().is_full = is_full;
+    }
+
+    /// From now on so many writes and syncs fail. What a failed one was about may be there or not, and is not durable.
+    pub(crate) fn set_failing(&self, part: f64) {
+        self.state.lock().failing = part;
+    }
+
+    /// Whether the removal of `name`, which lies beside the volume, fails: the first time that it is asked for while files
+    /// fail. Whoever asks again finds it gone.
+    pub(crate) fn refuses_to_remove(&self, name: String) -> bool {
+        let mut state = self.state.lock();
+        let refuses = state.failing > 0.0 && !state.stubborn.contains(&name);
+        if refuses {
+            self.world.fault("file-error", format_args!("removing {name}"));
+            state.stubborn.insert(name);
+        }
+        refuses
     }
 
     /// Takes the power away.
@@ -187,6 +208,15 @@ impl LifeFiles {
         }
     }
 
+    /// Whether a step fails now that brings something to the disk.
+    fn fails(&self, state: &State, what: &str, path: &Path) -> bool {
+        let fails = self.files.dice.chance(state.failing);
+        if fails {
+            self.files.world.fault("file-error", format_args!("{what} {}", path.display()));
+        }
+        fails
+    }
+
     /// One that needs room.
     fn filling_step(&self) -> Result<MutexGuard<'_, State>> {
         let state = self.step()?;
@@ -222,6 +252,11 @@ impl Files for LifeFiles {
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut state = self.filling_step()?;
         let number = state.make(path)?;
+        if self.fails(&state, "writing", path) {
+            let kept = self.files.dice.within(0..=bytes.len() as u64) as usize;
+            state.contents[number] = Contents { bytes: bytes[..kept].to_vec(), durable: 0 };
+            return Err(Error::other("injected"));
+        }
         state.contents[number] = Contents { bytes: bytes.to_vec(), durable: bytes.len() };
         Ok(())
     }
@@ -273,6 +308,9 @@ impl Files for LifeFiles {
     fn sync_directory(&self, path: &Path) -> Result<()> {
         let mut state = self.step()?;
         state.tree.get(path).ok_or(ErrorKind::NotFound)?;
+        if self.fails(&state, "syncing", path) {
+            return Err(Error::other("injected"));
+        }
         let through = state.pending.iter().rposition(|change| change.touches(path)).map_or(0, |last| last + 1);
         let settled: Vec<_> = state.pending.drain(..through).collect();
         settled.iter().for_each(|change| change.apply(&mut state.durable));

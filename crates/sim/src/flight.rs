@@ -41,10 +41,12 @@ impl Flight {
         let world = self.disk.world().clone();
         while let Some(landing) = self.landings.first().copied() {
             world.sleep_until(landing.at).await;
+            self.disk.heard().await;
             self.disk.land(&self.mutation, landing.extent, self.power);
             self.landings.remove(0);
         }
         world.sleep_until(self.done).await;
+        self.disk.heard().await;
         let outcome = self.outcome.take().expect("a flight ends once");
         let word = if outcome.is_ok() { "done" } else { "failed" };
         world.event(format_args!("{} #{} {word}", self.disk.name(), self.number));

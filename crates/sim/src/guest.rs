@@ -12,8 +12,10 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use crate::dice::Dice;
+use crate::failures::{EVERYTHING, Failures, Verb};
 use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
+use crate::occurrence::Occurrence;
 use crate::pattern::{self, Content};
 use crate::port::Port;
 use crate::world::{Invariant, World};
@@ -96,13 +98,24 @@ struct Shared {
     answered: AtomicU64,
     errors: AtomicU64,
     cursor: AtomicU64,
-    /// Set once a disk that holds or held the volume may have failed a request.
-    errors_allowed: AtomicBool,
+    /// What of its disk has failed.
+    failures: Failures,
+    flushes: Mutex<Flushes>,
     longest: Mutex<Duration>,
     waits: Mutex<Waits>,
     /// A write was asked, or answered.
     wrote: Notify,
     workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Flushes: when those were asked that are not answered, and when the newest was that is.
+#[derive(Default)]
+struct Flushes {
+    begun: u64,
+    open: BTreeMap<u64, Moment>,
+    answered: Moment,
+    /// When the newest was asked that has failed, and how many connections there were when that was told.
+    failed: Option<(Moment, usize)>,
 }
 
 /// Requests of the workers: those that are not answered, and those that took long.
@@ -113,6 +126,11 @@ struct Waits {
     open: BTreeMap<u64, Moment>,
     slow: Vec<(Moment, Duration)>,
 }
+
+/// So often a part of the disk is read when all of it is looked at.
+const READ_TRIES_MAX: u32 = 20;
+/// So often the disk is flushed at the end.
+const FLUSH_TRIES_MAX: u32 = 3;
 
 /// A request that takes longer is remembered.
 const SLOW: Duration = Duration::from_millis(100);
@@ -146,9 +164,15 @@ pub struct GuestReport {
 }
 
 impl Guest {
-    /// A guest with a disk behind `port` whose contents are known to `ledger`.
+    /// A guest with a disk behind `port` whose contents are known to `ledger`. No request of it may fail.
     #[must_use]
     pub fn new(world: &World, port: &Port, load: Load, ledger: Ledger) -> Self {
+        Self::excusing(world, port, load, ledger, Failures::default())
+    }
+
+    /// The same, whose requests may fail as `failures` say.
+    #[must_use]
+    pub(crate) fn excusing(world: &World, port: &Port, load: Load, ledger: Ledger, failures: Failures) -> Self {
         let shared = Shared {
             world: world.clone(),
             dice: world.dice("guest"),
@@ -161,7 +185,8 @@ impl Guest {
             answered: AtomicU64::new(0),
             errors: AtomicU64::new(0),
             cursor: AtomicU64::new(0),
-            errors_allowed: AtomicBool::new(false),
+            failures,
+            flushes: Mutex::default(),
             longest: Mutex::default(),
             waits: Mutex::default(),
             wrote: Notify::new(),
@@ -173,11 +198,6 @@ impl Guest {
     /// What it knows of its disk.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.shared.ledger.lock()
-    }
-
-    /// From now on its requests may fail.
-    pub fn allow_errors(&self) {
-        self.shared.errors_allowed.store(true, Ordering::Relaxed);
     }
 
     /// Starts its workers.
@@ -199,7 +219,7 @@ impl Guest {
         loop {
             let worker = self.shared.workers.lock().pop();
             let Some(worker) = worker else { return };
-            // A worker that was aborted by a power loss has been replaced by another.
+            // A worker that was aborted by a power loss has been replaced by another, and one that panicked has said so.
             let _ = worker.await;
         }
     }
@@ -209,7 +229,7 @@ impl Guest {
         let workers = std::mem::take(&mut *self.shared.workers.lock());
         workers.iter().for_each(JoinHandle::abort);
         for worker in workers {
-            // It was aborted.
+            // It was aborted, or has said that it panicked.
             let _ = worker.await;
         }
         // Nobody will answer those.
@@ -217,6 +237,7 @@ impl Guest {
         waits.ended = waits.begun;
         waits.open.clear();
         drop(waits);
+        self.shared.flushes.lock().open.clear();
         self.ledger().lose_power();
     }
 
@@ -259,18 +280,36 @@ impl Guest {
         while first < count {
             let last = (first + 256).min(count);
             // A read that fails where it may is tried again: the disk has to be looked at.
-            for _ in 0..20 {
-                if self.read(first..last).await {
-                    break;
+            let mut tries = 1;
+            while !self.read(first..last).await {
+                if tries == READ_TRIES_MAX {
+                    let what = format!("sectors {first}..{last} cannot be read: {tries} reads of them have failed");
+                    self.shared.world.violate(Invariant::Converges, what);
+                    return;
                 }
+                tries += 1;
+                // A disk that is lost comes back within 10 ms.
+                self.shared.world.sleep(Duration::from_millis(1)).await;
             }
             first = last;
         }
     }
 
+    /// Flushes its disk, until that succeeds: the first time it may be told of a flush that has failed before.
+    pub async fn flush_at_last(&self) {
+        for _ in 0..FLUSH_TRIES_MAX {
+            if self.flush().await {
+                return;
+            }
+        }
+        let what = format!("nothing is wrong any more, and {FLUSH_TRIES_MAX} flushes have failed");
+        self.shared.world.violate(Invariant::Converges, what);
+    }
+
     /// Flushes its disk. True if that succeeded.
     pub async fn flush(&self) -> bool {
         let ticket = self.ledger().ask_flush();
+        let (number, since) = self.begin_flush();
         let first = Mutex::new(None);
         let answer = self.shared.port.request(|device| {
             let count = ["crash", "flush-error"].map(|class| self.shared.world.count(class));
@@ -282,7 +321,8 @@ impl Guest {
             Box::pin(async move { device.flush().await })
         });
         let answer = answer.await;
-        self.note("flush", &answer);
+        self.end_flush(number, answer.is_err());
+        self.note("flush", (Verb::Flush, EVERYTHING), since, &answer);
         self.shared.world.event(format_args!("guest flush answered"));
         self.ledger().flush_done(&ticket, answer.is_ok());
         answer.is_ok()
@@ -305,6 +345,32 @@ impl Guest {
             self.end_request(number, began, took);
             let mut longest = self.shared.longest.lock();
             *longest = took.max(*longest);
+        }
+    }
+
+    /// Its number, and since when a flush of the disk may have failed that it may be told of. One whose answer was lost with a
+    /// connection is told to whoever asks next; whether an answer was lost the server cannot know, so that the next connection
+    /// is told of it in any case.
+    fn begin_flush(&self) -> (u64, Moment) {
+        let mut flushes = self.shared.flushes.lock();
+        let now = self.shared.world.now();
+        let oldest = flushes.open.values().next().copied().unwrap_or(now);
+        let connections = self.shared.port.connections();
+        let told_again = flushes.failed.filter(|(_, before)| *before < connections).map(|(asked, _)| asked);
+        let since = oldest.min(flushes.answered).min(told_again.unwrap_or(now));
+        flushes.begun += 1;
+        let number = flushes.begun;
+        flushes.open.insert(number, now);
+        (number, since)
+    }
+
+    fn end_flush(&self, number: u64, has_failed: bool) {
+        let mut flushes = self.shared.flushes.lock();
+        if let Some(asked) = flushes.open.remove(&number) {
+            flushes.answered = flushes.answered.max(asked);
+            if has_failed {
+                flushes.failed = Some((asked, self.shared.port.connections()));
+            }
         }
     }
 
@@ -361,6 +427,7 @@ impl Guest {
     async fn read(&self, sectors: std::ops::Range<u64>) -> bool {
         let bytes = self.ledger().bytes_of(&sectors);
         let ticket = self.ledger().ask_read(sectors.clone());
+        let (extent, since) = (Extent::between(Bytes(bytes.start), Bytes(bytes.end)), self.shared.world.now());
         let pool = &self.shared.pool;
         let answer = self.shared.port.request(|device| {
             let (pool, bytes) = (pool.clone(), bytes.clone());
@@ -370,7 +437,7 @@ impl Guest {
             })
         });
         let answer = answer.await;
-        self.note("read", &answer);
+        self.note("read", (Verb::Read, extent), since, &answer);
         self.shared.world.event(format_args!("guest read of sectors {sectors:?} answered"));
         let mut ledger = self.ledger();
         match answer {
@@ -412,6 +479,7 @@ impl Guest {
         };
         let mutation = mutation.with_fua(fua);
         self.shared.wrote.notify_waiters();
+        let since = self.shared.world.now();
         let again = AtomicBool::new(false);
         let answer = self.shared.port.request(|device| {
             if again.swap(true, Ordering::Relaxed) {
@@ -421,7 +489,7 @@ impl Guest {
             Box::pin(async move { device.write(mutation).await })
         });
         let answer = answer.await;
-        self.note("write", &answer);
+        self.note("write", (Verb::Write, extent), since, &answer);
         self.shared.world.event(format_args!("guest write to {extent:?} answered"));
         match answer {
             Ok(()) => self.ledger().write_done(&ticket, fua),
@@ -430,12 +498,14 @@ impl Guest {
         self.shared.wrote.notify_waiters();
     }
 
-    fn note<T>(&self, what: &str, answer: &Result<T>) {
+    /// What was asked at `since` is answered.
+    fn note<T>(&self, what: &str, (verb, extent): (Verb, Extent), since: Moment, answer: &Result<T>) {
         self.shared.answered.fetch_add(1, Ordering::Relaxed);
         let Err(error) = answer else { return };
         self.shared.errors.fetch_add(1, Ordering::Relaxed);
         self.shared.world.event(format_args!("guest {what} failed: {}", error.chain()));
-        if !self.shared.errors_allowed.load(Ordering::Relaxed) {
+        self.shared.world.occur(Occurrence::Told("a failure"));
+        if !self.shared.failures.explain(verb, extent, since) {
             let what = format!("a guest's {what} failed though its disk did not: {}", error.chain());
             self.shared.world.violate(Invariant::CancelSafe, what);
         }

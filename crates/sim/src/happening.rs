@@ -5,7 +5,7 @@ use std::time::Duration;
 use migrate::Phase;
 
 /// Something that happens once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Happening {
     /// The process is killed and starts again.
     Crash,
@@ -27,6 +27,8 @@ pub enum Happening {
     LinkDown,
     /// The target is gone for a while.
     TargetLost,
+    /// The target answers nothing for so many milliseconds, reads no more than writes.
+    TargetSilent(u32),
     /// A byte of the target changes.
     Corruption,
     /// The disk of the journal and of the progress map takes nothing for a while.
@@ -35,6 +37,12 @@ pub enum Happening {
     StoreFails,
     /// The journal's disk takes a minute over most writes for a while, and does them.
     StoreSlow,
+    /// Half of what the daemon writes to its small files, and of the syncs of their directories, fails for a while.
+    FilesFail,
+    /// Somebody else has all buffers for a while.
+    PoolEmpty,
+    /// The wall clocks jump, by up to two days, forward or back.
+    ClockJump,
     /// Somebody pauses the move, and resumes it later.
     Pause,
     /// Somebody cancels the move.
@@ -74,10 +82,14 @@ impl Happening {
             Self::SlowReader => "slow-reader",
             Self::LinkDown => "link-down",
             Self::TargetLost => "target-lost",
+            Self::TargetSilent(_) => "target-silent",
             Self::Corruption => "corruption",
             Self::StoreFull => "store-full",
             Self::StoreFails => "store-fails",
             Self::StoreSlow => "store-slow",
+            Self::FilesFail => "files-fail",
+            Self::PoolEmpty => "pool-empty",
+            Self::ClockJump => "clock-jump",
             Self::Pause => "pause",
             Self::Cancel => "cancel",
             Self::Bandwidth => "bandwidth",
@@ -100,7 +112,8 @@ pub enum When {
     Sometime,
     /// So long after the move was asked for.
     After(Duration),
-    /// Up to 200 us after the move was first seen in this phase. Never if it does not come there within a minute.
+    /// Up to 200 us after the move was first seen in this phase. If it does not come there within a minute,
+    /// the verdict says so.
     In(Phase),
 }
 

@@ -1,50 +1,43 @@
-//! The host: what the daemon is on a real machine, in the least code that assembles the same stack over simulated disks.
+//! The host: the daemon's process on simulated ground, its power, and its guest's way to it.
 //!
 //! ```text
-//!            boot                      journal read, locks taken          the guest is connected
-//!   down ───────────▶ opening ────────────────────────────────▶ resuming ────────────────────────▶ serving
-//!    ▲                   │ a disk fails: again after 100 ms       │ a job on record                 │  ▲
-//!    │ crash or          ▼                                        ▼                          wanted │  │ outcome
-//!    └─ power loss ── any state                               migrating ◀───────────────────────────┘  │
-//!                                                                 └─────────────────────────────────────┘
+//!            boot                  journals read, backends opened              the guest is connected
+//!   down ───────────▶ recovering ─────────────────────────────────▶ resuming ────────────────────────▶ serving
+//!    ▲                   │ a volume is down: again after 100 ms       │ a job on record              │  ▲
+//!    │ crash or          ▼                                            ▼                       wanted │  │ outcome
+//!    └─ power loss ── any state                                   migrating ◀────────────────────────┘  │
+//!                                                                     └─────────────────────────────────┘
 //! ```
+//!
+//! What happens between those words is `daemon::Core`'s; see `estate`. Mistakes are made by the ground that it stands on
+//! ([`Mistakes`]).
 
 mod estate;
 mod setup;
 mod stored;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use block::{BufferPool, Bytes, Device, Result, Slot};
-use env::Moment;
-use filters::MeterState;
-use migrate::{
-    Control, JobRecord, Journal, MapIdentity, Migration, Outcome, Parts, Phase, ProgressMap, Snapshots, UnderWay,
-};
+use block::{BufferPool, Device, Filter, IoFuture, Mutation};
+use migrate::{Control, Phase};
 use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::checks;
 use crate::debt::Debt;
 use crate::dice::Dice;
 use crate::disk::Disk;
 use crate::guest::Guest;
-use crate::offload::SimOffload;
-use crate::overlays::{Overlays, Shelf};
+use crate::occurrence::Occurrence;
+use crate::overlays::Shelf;
 use crate::port::Port;
 use crate::process::Process;
-use crate::record::{Document, Job, Record, StallMeter};
-use crate::world::{Invariant, World};
+use crate::world::World;
 
 use estate::Estate;
 
 pub use estate::Outage;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
-
-/// Where the payloads of NBD connections live.
-const EXPORT_POOL: Bytes = Bytes::mib(64);
 
 /// A host with one volume. Clones are the same host.
 #[derive(Clone)]
@@ -67,8 +60,6 @@ struct Shared {
     boots: Mutex<u8>,
     /// The newest epoch whose store was answered.
     epoch: Mutex<u64>,
-    /// The number of the newest document whose store was answered.
-    stores: Mutex<u64>,
     /// The side that held the volume when the journal was last read or stored.
     holder: Mutex<usize>,
     /// From where the last move began.
@@ -79,10 +70,11 @@ struct Shared {
     asked: Notify,
     status: Mutex<Status>,
     changed: Notify,
-    /// The daemon's, if it is the real one.
     estate: Estate,
     /// The process is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
+    /// Whoever holds that waits for the guest to be served.
+    is_awaited: Mutex<bool>,
 }
 
 /// The life of the process that serves now.
@@ -92,16 +84,10 @@ struct Life {
     control: Option<Control>,
     /// Which side the move under `control` goes to.
     target: usize,
-    serving: Option<(Slot, MeterState)>,
+    serving: Option<Arc<Export>>,
+    /// Where requests and copies take their buffers from.
+    pools: Vec<BufferPool>,
     debt: Debt,
-}
-
-/// What the process serves.
-struct Serving<'a> {
-    slot: &'a Slot,
-    meter: &'a MeterState,
-    holder: &'a Device,
-    snapshots: &'a Arc<tokio::sync::Mutex<Snapshots>>,
 }
 
 impl Host {
@@ -123,7 +109,6 @@ impl Host {
             lives: Mutex::new(0),
             boots: Mutex::new(1),
             epoch: Mutex::new(0),
-            stores: Mutex::new(0),
             holder: Mutex::new(0),
             from: Mutex::new(0),
             phase: tokio::sync::watch::Sender::new(None),
@@ -134,6 +119,7 @@ impl Host {
             changed: Notify::new(),
             estate,
             outage: tokio::sync::Mutex::default(),
+            is_awaited: Mutex::new(false),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -154,12 +140,7 @@ impl Host {
         *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
         let host = self.clone();
         let serving = process.clone();
-        process.env().spawn(Box::pin(async move {
-            match host.shared.setup.is_daemon {
-                true => host.run_daemon(&serving).await,
-                false => host.live(&serving).await,
-            }
-        }));
+        process.env().spawn(Box::pin(async move { host.run_daemon(&serving).await }));
     }
 
     /// Whoever holds this is the one cause of an outage.
@@ -205,14 +186,39 @@ impl Host {
         let serving = self.shared.now.lock().serving.clone();
         // A guest that speaks NBD connects again by itself.
         let Some(leftover) = self.shared.port.cut() else { return };
-        let Some((slot, meter)) = serving else { return };
+        let Some(export) = serving else { return };
         if !self.shared.setup.mistakes.no_barrier {
             leftover.finished().await;
         }
         let process = self.shared.now.lock().process.clone();
         if let Some(process) = process.filter(|process| !process.is_dead()) {
-            self.plug(&process, &slot, &meter);
+            self.shared.port.plug(&process, export.open());
         }
+    }
+
+    /// Lets the guest come to `export`, which `process` serves.
+    fn offer(&self, process: &Process, export: Arc<Export>) {
+        let debt = self.shared.now.lock().debt.clone();
+        let host = self.clone();
+        let export = Arc::new(export.wrapped(move |device| host.mistaken(debt.connection(device))));
+        match self.shared.port.is_wire() {
+            true => self.shared.port.offer(process, Arc::clone(&export)),
+            false => self.shared.port.plug(process, export.open()),
+        }
+        self.shared.now.lock().serving = Some(export);
+    }
+
+    /// A guest's way to its disk, and back to the source once it has moved where that mistake is made.
+    fn mistaken(&self, lower: Device) -> Device {
+        match self.shared.setup.mistakes.returns_to_source {
+            true => Device::new("returning", Returning { lower, host: self.clone() }),
+            false => lower,
+        }
+    }
+
+    /// Somebody waits until the guest is served, and keeps everybody else from bringing an outage about meanwhile.
+    pub fn note_awaited(&self, is_awaited: bool) {
+        *self.shared.is_awaited.lock() = is_awaited;
     }
 
     /// Asks for a move to the other side.
@@ -261,6 +267,10 @@ impl Host {
 
     /// The story is over: nobody is served any more.
     pub(crate) fn close(&self) {
+        // What is served leads back to this host.
+        let now = std::mem::take(&mut *self.shared.now.lock());
+        drop(now);
+        self.shared.port.close();
         self.shared.estate.close();
     }
 
@@ -285,16 +295,9 @@ impl Host {
     fn set_status(&self, status: Status) {
         let why = if let Status::Failed(why) = &status { why } else { "" };
         self.shared.world.event(format_args!("the move is {} {why}", status.name()));
+        self.shared.world.occur(Occurrence::Told(status.name()));
         *self.shared.status.lock() = status;
         self.shared.changed.notify_waiters();
-    }
-
-    async fn live(&self, process: &Process) {
-        loop {
-            let Err(error) = self.serve(process).await;
-            self.shared.world.event(format_args!("the host cannot serve: {}", error.chain()));
-            process.env().sleep(Duration::from_millis(100)).await;
-        }
     }
 
     async fn open(&self, disk: &Disk, role: Role, epoch: u64) -> Device {
@@ -307,276 +310,27 @@ impl Host {
             None => device,
         }
     }
+}
 
-    fn plug(&self, process: &Process, slot: &Slot, meter: &MeterState) {
-        let debt = self.shared.now.lock().debt.clone();
-        let (lanes, meters) = (slot.clone(), meter.clone());
-        let open = move || debt.connection(Device::new("meter", meters.metered(lanes.lane())));
-        match self.shared.port.is_wire() {
-            true => {
-                let pool = BufferPool::new(EXPORT_POOL);
-                self.shared.port.offer(process, Arc::new(Export::new("volume", pool, open)));
-            }
-            false => self.shared.port.plug(process, open()),
-        }
-        self.shared.now.lock().serving = Some((slot.clone(), meter.clone()));
+/// A guest's way to its disk that leads to the source again once the volume has moved.
+struct Returning {
+    lower: Device,
+    host: Host,
+}
+
+impl Filter for Returning {
+    fn lower(&self) -> &Device {
+        &self.lower
     }
 
-    async fn serve(&self, process: &Process) -> Result<std::convert::Infallible> {
-        let shared = &self.shared;
-        let journal = self.open(&shared.journal, Role::Journal, 0).await;
-        let (journal, document) = Journal::open(journal).await?;
-        let record = Arc::new(Record::new(&shared.world, journal, document, self.clone())?);
-        let mut document: Document = record.document();
-        shared.sides[document.holder].admit();
-        let holder = self.open(&shared.sides[document.holder], Role::Source, document.epoch).await;
-        if document.job.as_ref().is_some_and(|job| job.from != document.holder) {
-            // The commit was durable and the process died before it could say so.
-            record.end_job().await;
-            self.set_status(Status::Switched(None));
-            document = record.document();
-        }
-        self.note_stored(&document);
-        if document.job.is_none() {
-            shared.sides[1 - document.holder].revoke("the other side holds the volume");
-        }
-        self.recall(&document);
-        let mut holder = holder;
-        let found = self.snapshots(process, &record, &holder).await?;
-        let slot = Slot::new(found.top().unwrap_or_else(|| holder.clone()));
-        let mut snapshots = Arc::new(tokio::sync::Mutex::new(found));
-        let meter = MeterState::new(process.env());
-        let mut plugged = false;
-        if document.job.is_none() || shared.setup.mistakes.serves_before_resuming {
-            self.plug(process, &slot, &meter);
-            plugged = true;
-        }
-        loop {
-            let Some(job) = record.document().job else {
-                self.next_job(&record).await;
-                continue;
-            };
-            self.set_status(Status::Running);
-            let serving = Serving { slot: &slot, meter: &meter, holder: &holder, snapshots: &snapshots };
-            match self.begin(process, &record, &job, &serving).await {
-                Ok((control, work)) => {
-                    if !plugged {
-                        self.plug(process, &slot, &meter);
-                        plugged = true;
-                    }
-                    {
-                        let mut now = shared.now.lock();
-                        (now.control, now.target) = (Some(control.clone()), 1 - job.from);
-                    }
-                    self.watch_over(process, &control, 1 - job.from);
-                    let outcome = work.await;
-                    shared.now.lock().control = None;
-                    if !snapshots.lock().await.is_empty() {
-                        shared.world.violate(Invariant::CancelSafe, "the move is over and the guest is on an overlay");
-                    }
-                    self.conclude(&record, &job, &slot, outcome).await;
-                    // What holds the volume now.
-                    holder = slot.device();
-                    snapshots = Arc::new(tokio::sync::Mutex::new(self.snapshots(process, &record, &holder).await?));
-                }
-                Err(error) => {
-                    shared.world.event(format_args!("the move cannot begin: {}", error.chain()));
-                    // What the guest writes without the mirror is not tracked: the map is worth nothing then.
-                    record.forget_map().await;
-                    if !plugged {
-                        self.plug(process, &slot, &meter);
-                        plugged = true;
-                    }
-                    process.env().sleep(Duration::from_millis(50)).await;
-                }
-            }
-        }
-    }
-
-    /// The overlays over `holder` that are on record.
-    async fn snapshots(&self, process: &Process, record: &Arc<Record>, holder: &Device) -> Result<Snapshots> {
-        let shared = &self.shared;
-        let store = Arc::new(Overlays {
-            world: shared.world.clone(),
-            shelf: shared.shelf.clone(),
-            record: Arc::clone(record),
-            boot: *shared.boots.lock(),
-            alignment: holder.geometry().request_alignment,
-        });
-        Snapshots::open(store, process.env(), holder.clone()).await
-    }
-
-    async fn next_job(&self, record: &Record) {
-        loop {
-            let asked = self.shared.asked.notified();
-            if *self.shared.wanted.lock() {
-                break;
-            }
-            asked.await;
-        }
-        *self.shared.from.lock() = record.document().holder;
-        // The first target is as the story has it; what an undone move has left behind is prepared again, or used as it
-        // is, as a block device is.
-        let document = record.document();
-        let is_first = document.jobs == 0;
-        let is_replaced = !is_first && self.shared.dice.chance(0.5);
-        if is_replaced {
-            self.shared.sides[1 - document.holder].replace();
-        }
-        let target_is_fresh = is_first || is_replaced || self.shared.setup.mistakes.trusts_used_targets;
-        record
-            .begin_job(
-                JobRecord {
-                    phase: Phase::Preparing,
-                    options: self.shared.setup.options.clone(),
-                    sessions: 0,
-                    // When its turn comes, too, in the world's time.
-                    started_unix_ms: self.shared.world.now().0.as_millis() as u64,
-                },
-                target_is_fresh,
-            )
-            .await;
-        *self.shared.wanted.lock() = false;
-    }
-
-    /// Takes up where the process before has died: what was asked for is done, what was done is known.
-    fn recall(&self, document: &Document) {
-        if document.job.is_some() {
-            *self.shared.wanted.lock() = false;
-        } else if self.status() == Status::Running {
-            let has_moved = document.holder != *self.shared.from.lock();
-            self.set_status(if has_moved { Status::Switched(None) } else { Status::Cancelled });
-        }
-    }
-
-    async fn begin(
-        &self,
-        process: &Process,
-        record: &Arc<Record>,
-        job: &Job,
-        serving: &Serving<'_>,
-    ) -> Result<(Control, std::pin::Pin<Box<dyn Future<Output = Outcome> + Send>>)> {
-        let shared = &self.shared;
-        let target_disk = &shared.sides[1 - job.from];
-        target_disk.admit();
-        // The move before may have given up requests that still hang.
-        target_disk.let_go().await;
-        let target = self.open(target_disk, Role::Target, record.document().epoch).await;
-        let options = job.record.options.clone();
-        let source = serving.holder.clone();
-        let identity = MapIdentity {
-            boot: [*shared.boots.lock(); 16],
-            job: job.identity.to_le_bytes().repeat(2).try_into().expect("twice eight bytes"),
-            volume: source.size(),
-            chunk: options.chunk_size()?,
-        };
-        let map = ProgressMap::open(self.open(&shared.map, Role::Map, 0).await, identity).await?;
-        let pool = BufferPool::new(shared.setup.pool);
-        let offload = shared.setup.offloads.then(|| {
-            let (world, dice) = (shared.world.clone(), shared.world.dice("offload"));
-            let below = target_disk.open_below(record.document().epoch);
-            Arc::new(SimOffload { world, dice, source: source.clone(), target: below }) as _
-        });
-        let (begun, now) = (Moment(Duration::from_millis(job.record.started_unix_ms)), process.env().now());
-        let parts = Parts {
-            env: process.env(),
-            slot: serving.slot.clone(),
-            source,
-            target,
-            target_is_fresh: job.target_is_fresh,
-            phase: job.record.phase,
-            under_way: UnderWay::new(now.since(begun), now),
-            journal: Arc::clone(record) as _,
-            progress_map: Some(map),
-            meter: Some(Arc::new(StallMeter::new(serving.meter.clone()))),
-            comparison: None,
-            offload,
-            pool,
-            snapshots: Some(Arc::clone(serving.snapshots)),
-        };
-        let (control, work) = Migration::start(parts, options).await?;
-        Ok((control, Box::pin(work)))
-    }
-
-    /// What an operator does: looks at the progress, and brings a lost target back or gives up.
-    fn watch_over(&self, process: &Process, control: &Control, target: usize) {
-        let (host, control, env) = (self.clone(), control.clone(), process.env());
-        let watching = async move {
-            let mut watch = control.watch();
-            let mut last = watch.borrow_and_update().clone();
-            let mut losses = 0;
-            loop {
-                let progress = watch.borrow_and_update().clone();
-                checks::monotonic(&host.shared.world, &last, &progress);
-                if progress.phase != last.phase {
-                    host.shared.world.event(format_args!("the move is {}", progress.phase));
-                    host.shared.phase.send_replace(Some(progress.phase));
-                }
-                if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
-                    host.shared.sides[target].stop_lying();
-                }
-                let lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
-                last = progress;
-                if lost {
-                    losses += 1;
-                    env.sleep(host.shared.dice.up_to(Duration::from_millis(300))).await;
-                    host.after_loss(&control, target, losses).await;
-                }
-                if last.phase.is_final() || watch.changed().await.is_err() {
-                    return;
-                }
-            }
-        };
-        process.env().spawn(Box::pin(watching));
-    }
-
-    async fn after_loss(&self, control: &Control, target: usize, losses: u32) {
-        let shared = &self.shared;
-        if losses > 20 || !shared.setup.resumes_lost_targets {
-            // It may have ended meanwhile.
-            let _ = control.cancel();
-            return;
-        }
-        if shared.dice.chance(0.5) {
-            control.resume();
-            return;
-        }
-        let epoch = *shared.epoch.lock();
-        control.resume_session(self.open(&shared.sides[target], Role::Target, epoch).await, None);
-    }
-
-    async fn conclude(&self, record: &Record, job: &Job, slot: &Slot, outcome: Outcome) {
-        let shared = &self.shared;
-        let (source, target) = (&shared.sides[job.from], &shared.sides[1 - job.from]);
-        let world = &shared.world;
-        let holder = record.document().holder;
-        match outcome {
-            Outcome::Switched(report) => {
-                if holder == job.from || slot.device().name() != target.name() {
-                    world.violate(Invariant::OneWriter, "switched, but the guest or the journal is on the source");
-                }
-                if report.equal == Some(false) {
-                    world.violate(Invariant::EqualAtSwitch, "switched although a comparison found a difference");
-                }
-                source.revoke("the volume has moved away from it");
-                record.end_job().await;
-                if shared.setup.mistakes.returns_to_source {
-                    slot.quiesce().await.swap(source.open_at_once(record.document().epoch));
-                }
-                self.set_status(Status::Switched(Some(Box::new(report))));
-            }
-            Outcome::Cancelled(_) | Outcome::Failed { .. } => {
-                // Where requests did not drain in time, the idle mirror may still be there; the next move goes through it.
-                if holder != job.from || slot.device().name() == target.name() {
-                    world.violate(Invariant::CancelSafe, "undone, but the guest or the journal is not on the source");
-                }
-                target.revoke("the move to it was undone");
-                record.end_job().await;
-                self.set_status(match outcome {
-                    Outcome::Failed { error, .. } => Status::Failed(error.chain()),
-                    _ => Status::Cancelled,
-                });
-            }
-        }
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let has_moved = matches!(self.host.status(), Status::Switched(_));
+            let source = has_moved.then(|| {
+                let epoch = *self.host.shared.epoch.lock();
+                self.host.shared.sides[1 - self.host.holder()].open_at_once(epoch)
+            });
+            source.as_ref().unwrap_or(&self.lower).write(mutation).await
+        })
     }
 }

@@ -15,6 +15,9 @@
 //! | flush error | any disk | up to 60 % | what it covered is not made durable by any later flush | the guest is told, or another copy has it |
 //! | no space | target | once | data beyond a part of the volume is refused | the guest is not touched |
 //! | store full | journal and progress map | up to 4 times, 30 ms each | every write is refused | the guest is not touched, the job waits or ends |
+//! | file error | the daemon's files | half of them, up to 6 times, 30 ms each | a write leaves any beginning, a sync of a directory makes nothing durable | the journal that was acknowledged, and with it the volume's place |
+//! | empty pool | buffers of copies and of the guest's connections | up to 5 times, 20 ms each | somebody else has every buffer that is free | all; who waits for a buffer holds nothing that others need |
+//! | clock step | all wall clocks | up to 6 times, two days at most | they jump, forward or back; the monotonic ones do not | all |
 //! | disk lost | target | up to 3 times | every request fails until it comes back | the same |
 //! | stuck | any disk | up to 1 %; stores 5 % | a request takes up to 90 s | the guest waits for no target longer than the stated limit |
 //! | slow | any disk | up to 10 % | up to 50 ms at a twentieth of the speed | all |
@@ -42,7 +45,10 @@
 //!
 //! Reads see the disk as it was at some moment between question and answer; writes land at some moment between, or in
 //! two parts at two moments. Requests that overlap in time may take effect in any order. Discards free whole blocks of
-//! 4096 bytes and leave the rest as it was. Memory is never corrupted and the clock never jumps.
+//! 4096 bytes and leave the rest as it was. Memory is never corrupted.
+//!
+//! A request of the guest may fail only if a request to the disk that holds the volume has failed for the same blocks since
+//! it was asked; while it is in doubt which disk that is, to either. Slowness explains no failure.
 //!
 //! # Parts
 //!
@@ -60,10 +66,12 @@
 pub mod bench;
 mod checks;
 pub mod clock;
+pub mod cover;
 mod debt;
 pub mod dice;
 pub mod disk;
 pub mod experiment;
+mod failures;
 pub mod faults;
 mod files;
 mod flight;
@@ -78,13 +86,13 @@ pub mod machine;
 mod medium;
 pub mod model;
 mod numbers;
+pub mod occurrence;
 mod offload;
 mod overlays;
 pub mod pattern;
 pub mod player;
 pub mod port;
 pub mod process;
-mod record;
 pub mod scenarios;
 pub mod shrink;
 mod stage;

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use block::{Bytes, Device, Error, ErrorKind, IoFuture, Result};
-use migrate::SnapshotStore;
+use block::{Bytes, Device, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
 use crate::disk::{Disk, Timing};
-use crate::record::Record;
 use crate::world::{Invariant, World};
 
 /// The disks that hold overlays, by the side that they lie beside, and their number.
@@ -51,42 +49,5 @@ impl Shelf {
     /// The numbers of the overlays beside `side`.
     pub(crate) fn numbers(&self, side: usize) -> Vec<u32> {
         self.disks.lock().keys().filter(|(found, _)| *found == side).map(|(_, number)| *number).collect()
-    }
-}
-
-/// The overlays of one life of the process.
-pub(crate) struct Overlays {
-    pub(crate) world: World,
-    pub(crate) shelf: Shelf,
-    pub(crate) record: Arc<Record>,
-    pub(crate) boot: u8,
-    /// What requests are multiples of at least.
-    pub(crate) alignment: u32,
-}
-
-impl SnapshotStore for Overlays {
-    fn boot(&self) -> [u8; 16] {
-        [self.boot; 16]
-    }
-
-    fn recorded(&self) -> Vec<u32> {
-        self.record.document().job.map_or_else(Vec::new, |job| job.overlays)
-    }
-
-    fn create(&self, number: u32, length: Bytes) -> IoFuture<'_, Device> {
-        Box::pin(async move { Ok(self.shelf.make(&self.world, (0, number), length, self.alignment).await) })
-    }
-
-    fn open(&self, number: u32) -> IoFuture<'_, Device> {
-        Box::pin(self.shelf.open(&self.world, (0, number)))
-    }
-
-    fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
-        Box::pin(async move { self.record.set_overlays(numbers).await })
-    }
-
-    fn remove(&self, number: u32) -> IoFuture<'_, ()> {
-        self.shelf.remove((0, number));
-        block::ready(Ok(()))
     }
 }

@@ -3,7 +3,8 @@
 //! There are two ways: calls of the process's own device, which cost the least, or NBD over a `Wire`, as guests have
 //! it. A request whose connection has gone without an answer is asked again on the next one, as QEMU does after a
 //! reconnect, in any order. Who keeps what is left of the old connection from undoing that is the host in the first case
-//! ([`Leftover`]), and the NBD server in the second.
+//! ([`Leftover`]), and the NBD server in the second. A guest that speaks NBD may have two connections to one export, each of
+//! which comes and goes by itself; every request takes one of them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -38,8 +39,12 @@ struct Shared {
     world: World,
     dice: Dice,
     plugged: Mutex<Option<Connection>>,
+    /// How many connections there were.
+    connections: AtomicUsize,
     changed: Notify,
     wire: Option<Wire>,
+    /// Another way to the same export.
+    second: Option<Port>,
 }
 
 /// One connection of the guest to a process.
@@ -129,25 +134,38 @@ impl Port {
     /// A port with nothing plugged in, at which requests are calls.
     #[must_use]
     pub fn new(world: &World) -> Self {
-        Self::with(world, None)
+        Self::with(world, "port", None, None)
     }
 
     /// A port with nothing plugged in, whose guest speaks NBD.
     #[must_use]
     pub fn over_wire(world: &World, figures: WireFigures) -> Self {
-        let port = Self::with(world, Some(Wire::new(world, figures)));
+        Self::wired(world, ("port", "wire"), figures, None)
+    }
+
+    /// The same of a guest with two connections to one export.
+    #[must_use]
+    pub fn over_two_wires(world: &World, figures: WireFigures) -> Self {
+        let second = Self::wired(world, ("second-port", "second-wire"), figures, None);
+        Self::wired(world, ("port", "wire"), figures, Some(second))
+    }
+
+    fn wired(world: &World, names: (&str, &'static str), figures: WireFigures, second: Option<Self>) -> Self {
+        let port = Self::with(world, names.0, Some(Wire::new(world, names.1, figures)), second);
         let kept = port.clone();
         world.spawn(async move { kept.stay_connected().await });
         port
     }
 
-    fn with(world: &World, wire: Option<Wire>) -> Self {
+    fn with(world: &World, name: &str, wire: Option<Wire>, second: Option<Self>) -> Self {
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice("port"),
+            dice: world.dice(name),
             plugged: Mutex::default(),
+            connections: AtomicUsize::new(0),
             changed: Notify::new(),
             wire,
+            second,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -166,12 +184,36 @@ impl Port {
     /// Offers `export`, which `process` serves, to a guest that speaks NBD.
     pub fn offer(&self, process: &Process, export: Arc<Export>) {
         if let Some(wire) = &self.shared.wire {
-            wire.offer(process, export);
+            wire.offer(process, Arc::clone(&export));
+        }
+        if let Some(second) = &self.shared.second {
+            second.offer(process, export);
+        }
+    }
+
+    /// How many connections the guest has had.
+    pub(crate) fn connections(&self) -> usize {
+        let others = self.shared.second.as_ref().map_or(0, Self::connections);
+        self.shared.connections.load(Ordering::Relaxed) + others
+    }
+
+    /// One of the guest's connections.
+    fn one(&self) -> &Self {
+        self.shared.second.as_ref().filter(|_| self.shared.dice.chance(0.5)).unwrap_or(self)
+    }
+
+    /// The story is over: what was plugged in, which may lead back to here, is let go of.
+    pub(crate) fn close(&self) {
+        let plugged = self.shared.plugged.lock().take();
+        drop(plugged);
+        if let Some(wire) = &self.shared.wire {
+            wire.close();
         }
     }
 
     fn connected(&self, connection: Connection) {
         self.shared.world.event(format_args!("the guest is connected to {}", connection.device.name()));
+        self.shared.connections.fetch_add(1, Ordering::Relaxed);
         *self.shared.plugged.lock() = Some(connection);
         self.shared.changed.notify_waiters();
     }
@@ -193,7 +235,7 @@ impl Port {
     /// Cuts the connection. Gives what the server still works on where that is for the host to wait for before the next
     /// one is let in.
     pub fn cut(&self) -> Option<Leftover> {
-        if let Some(wire) = &self.shared.wire {
+        if let Some(wire) = &self.one().shared.wire {
             wire.link().cut();
             return None;
         }
@@ -217,13 +259,17 @@ impl Port {
         if let Some(connection) = self.shared.plugged.lock().take() {
             connection.loss.lose();
         }
+        if let Some(second) = &self.shared.second {
+            Box::pin(second.lose_power()).await;
+        }
     }
 
     /// The connection stays open for the server and is lost for the guest, which notices after a while.
     pub fn half_open(&self) {
-        let Some(wire) = &self.shared.wire else { return };
+        let one = self.one();
+        let Some(wire) = &one.shared.wire else { return };
         wire.half_open();
-        let connection = self.shared.plugged.lock().clone();
+        let connection = one.shared.plugged.lock().clone();
         let (world, span) = (self.shared.world.clone(), self.shared.dice.up_to(KEEPALIVE_MAX));
         self.shared.world.spawn(async move {
             world.sleep(span).await;
@@ -244,7 +290,7 @@ impl Port {
     }
 
     fn trouble(&self, change: impl Fn(&Link, bool) + Send + 'static) {
-        let Some(wire) = &self.shared.wire else { return };
+        let Some(wire) = &self.one().shared.wire else { return };
         let (link, world, span) = (wire.link().clone(), self.shared.world.clone(), self.shared.dice.up_to(TROUBLE_MAX));
         change(&link, true);
         self.shared.world.spawn(async move {
@@ -269,8 +315,9 @@ impl Port {
 
     /// Carries out what `ask` asks of the device, again and again until it is answered.
     pub async fn request<T: Send + 'static>(&self, ask: impl Fn(Device) -> IoFuture<'static, T>) -> Result<T> {
+        let one = self.one();
         loop {
-            let connection = self.connection().await;
+            let connection = one.connection().await;
             if let Some(answer) = connection.carry_out(ask(connection.device.clone())).await {
                 return answer;
             }

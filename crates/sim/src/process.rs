@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock;
 use crate::dice::Dice;
-use crate::world::{Invariant, World};
+use crate::world::{Invariant, World, words_of};
 
 /// More tasks than this in one process are an unbounded queue, unless its limit is stated.
 const TASKS_MAX: usize = 4096;
@@ -62,9 +62,7 @@ impl Future for Guarded {
             return Poll::Pending;
         }
         catch_unwind(AssertUnwindSafe(|| self.task.as_mut().poll(context))).unwrap_or_else(|panic| {
-            let words = panic.downcast_ref::<String>().map(String::as_str);
-            let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
-            self.world.violate(Invariant::NoPanic, words.unwrap_or("a panic without words"));
+            self.world.violate(Invariant::NoPanic, words_of(&*panic));
             Poll::Ready(())
         })
     }
@@ -139,6 +137,12 @@ impl Process {
         !self.is_dead()
     }
 
+    /// Runs `task`, which looks at what the process does and is no part of it: it ends with the process, and its polls burn no
+    /// fuse.
+    pub(crate) fn look_on(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.env.spawn_fused(Box::pin(task), false);
+    }
+
     /// How many tasks it runs.
     #[must_use]
     pub fn tasks(&self) -> usize {
@@ -151,8 +155,14 @@ impl Process {
         let running = std::mem::take(&mut self.env.tasks.lock().running);
         running.values().for_each(JoinHandle::abort);
         for task in running.into_values() {
-            // An aborted task has nothing to say.
-            let _ = task.await;
+            // An aborted task has nothing to say, unless dropping what it held has panicked.
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                let panic = error.into_panic();
+                let what = format!("a task of a killed process: {}", words_of(&*panic));
+                self.env.world.violate(Invariant::NoPanic, what);
+            }
         }
     }
 }
@@ -167,6 +177,20 @@ impl Env for SimEnv {
     }
 
     fn spawn(&self, task: Task) {
+        self.spawn_fused(task, self.is_fused);
+    }
+
+    fn random(&self) -> u64 {
+        self.dice.any()
+    }
+
+    fn wall_clock(&self) -> SystemTime {
+        self.world.wall_clock()
+    }
+}
+
+impl SimEnv {
+    fn spawn_fused(&self, task: Task, is_fused: bool) {
         if self.dead.load(Ordering::Relaxed) {
             return;
         }
@@ -178,23 +202,13 @@ impl Env for SimEnv {
             self.world.violate(Invariant::Bounded, what);
         }
         let list = Arc::clone(&self.tasks);
-        let guarded =
-            Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead), is_fused: self.is_fused };
+        let guarded = Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead), is_fused };
         let guarded = async move {
             guarded.await;
             list.lock().running.remove(&number);
         };
         let handle = tokio::spawn(guarded);
         tasks.running.insert(number, handle);
-    }
-
-    fn random(&self) -> u64 {
-        self.dice.any()
-    }
-
-    fn wall_clock(&self) -> SystemTime {
-        // 2026-01-01: any fixed day will do, as long as every run has the same.
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600) + self.world.now().0
     }
 }
 

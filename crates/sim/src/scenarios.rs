@@ -2,24 +2,31 @@
 
 mod asynchronous;
 mod auto;
+mod duties;
+mod ground;
 mod hosts;
 mod nbd;
 mod parts;
 mod snapshots;
 mod stores;
 mod strategies;
+mod targets;
 mod undone;
 
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::{Phase, Strategy, Verify};
+use migrate::{Phase, ProgressMap, Verify};
 
-use stores::{in_doubt, in_doubt_by_daemon, journal_errors, journal_torn, map_stuck, store_full};
+use stores::{in_doubt, journal_errors, journal_torn, map_stuck, store_full};
+use targets::{
+    no_space, target_errors, target_flaky, target_lost, target_silent, target_stopped, target_stuck, target_trouble,
+};
 
 use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
+use crate::occurrence::Occurrence;
 use crate::story::{Happening, Story};
 use crate::words::{guest, process, source, store, target};
 
@@ -37,7 +44,25 @@ impl Scenario {
     /// The story of this scenario for `seed`.
     #[must_use]
     pub fn story(&self, seed: u64) -> Story {
-        (self.tell)(&Dice::new(seed, self.name))
+        // From dice of its own: what else a seed tells stays as it was.
+        let chunks = Dice::new(seed, "pages of the progress map").pick(&[1, 4, 7, 16, 64, ProgressMap::PAGE_CHUNKS]);
+        (self.tell)(&Dice::new(seed, self.name)).map_pages_of(chunks)
+    }
+
+    /// What must occur over its seeds.
+    #[must_use]
+    pub fn occurs(&self) -> &'static [Occurrence] {
+        self.duty().map_or(&[], |duty| duty.occurs)
+    }
+
+    /// Why no mistake of `mutations` names it; `None` if one does.
+    #[must_use]
+    pub fn unproved(&self) -> Option<&'static str> {
+        self.duty().map(|duty| duty.unproved).filter(|why| !why.is_empty())
+    }
+
+    fn duty(&self) -> Option<&'static duties::Duty> {
+        duties::DUTIES.iter().find(|duty| duty.scenario == self.name)
     }
 }
 
@@ -63,6 +88,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("target-stuck", "the target answers after a minute", target_stuck),
     scenario("target-silent", "the target answers nothing for a while, and the guest does not wait", target_silent),
     scenario(
+        "target-stopped",
+        "the target answers nothing at all, reads no more than writes, and no request waits for it for long",
+        target_stopped,
+    ),
+    scenario(
         "target-given-up",
         "copies hang, the move is cancelled, and they are answered after it",
         undone::target_given_up,
@@ -75,6 +105,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("short-reads", "reads give less than they were asked for", short_reads),
     scenario("journal-errors", "the journal's disk fails stores: commits in doubt", journal_errors),
     scenario("in-doubt", "a commit in doubt, and then a crash, a cancel, a lost target", in_doubt),
+    scenario("map-errors", "the progress map's disk alone fails", ground::map_errors),
+    scenario("stores-errors", "the disks of journal and progress map fail together", ground::stores_errors),
+    scenario("source-late", "the source answers after a minute", ground::source_late),
+    scenario("large-sectors", "disks and guests of sectors of 4096 bytes", ground::large_sectors),
+    scenario("pool-empty", "somebody else has all buffers for a while", ground::pool_empty),
     scenario("store-full", "the disk of the journal and the progress map is full", store_full),
     scenario("crash", "the process is killed, again and again", crash),
     scenario("await", "the process is killed at one await, and again at another", at_await),
@@ -92,38 +127,23 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("nbd-crash", "the daemon is killed with requests of NBD clients in flight", nbd::crashed),
     scenario("nbd-power-loss", "the host loses its power under guests that flush and force over NBD", nbd::powerless),
     scenario("nbd-slow-reader", "a guest that does not read, on a link that stops", nbd::slow_reader),
+    scenario(
+        "nbd-two",
+        "a guest with two connections to one export, each of which comes and goes by itself",
+        ground::two_connections,
+    ),
     scenario("snapshots", "a move by snapshots under load, and nothing goes wrong", snapshots::quiet),
     scenario("snapshots-crash", "a move by snapshots whose process is killed", snapshots::crashed),
     scenario("snapshots-power-loss", "a move by snapshots whose host loses its power", snapshots::powerless),
     scenario("snapshots-steering", "a move by snapshots that is paused, resumed and cancelled", snapshots::steered),
     scenario("snapshots-errors", "a move by snapshots on disks that fail", snapshots::on_failing_disks),
-    scenario("daemon", "the real daemon moves the volume, and nothing goes wrong", |dice| common(dice).by_daemon()),
-    scenario("daemon-crash", "the real daemon is killed, again and again", |dice| crash(dice).by_daemon()),
-    scenario("daemon-recovery", "the real daemon is killed while it recovers", |dice| recovery(dice).by_daemon()),
-    scenario("daemon-await", "the real daemon is killed at one await or step of its files", |dice| {
-        at_await(dice).by_daemon()
-    }),
-    scenario("daemon-power-loss", "the real daemon's host loses its power", |dice| power_loss(dice).by_daemon()),
-    scenario("daemon-journal", "the real daemon's journal fails stores", |dice| journal_errors(dice).by_daemon()),
-    scenario("daemon-journal-torn", "the real daemon's host loses its power while the journal is written", |dice| {
-        journal_torn(dice).by_daemon()
-    }),
     scenario(
-        "daemon-doubt",
-        "a commit of the real daemon's in doubt, and then a crash, a cancel, a lost target",
-        in_doubt_by_daemon,
+        "target-trouble",
+        "the target fails, is lost or full, and the move is cancelled or killed",
+        target_trouble,
     ),
-    scenario("daemon-store-full", "the real daemon's state directory is full", |dice| store_full(dice).by_daemon()),
-    scenario("daemon-async", "the real daemon is killed with writes in an asynchronous mirror's buffer", |dice| {
-        asynchronous::crashed(dice).by_daemon()
-    }),
-    scenario("daemon-undone", "the real daemon dies while a move is undone, because requests hang", |dice| {
-        undone::crashed(dice).by_daemon()
-    }),
-    scenario("daemon-auto", "the real daemon is killed while it mirrors and tracks", |dice| {
-        auto::crashed(dice).by_daemon()
-    }),
-    scenario("daemon-target", "the real daemon's target fails", daemon_target),
+    scenario("files-fail", "the daemon's small files fail writes and syncs", ground::files_fail),
+    scenario("clock-jumps", "the wall clocks jump while the daemon moves the volume", ground::clock_jumps),
     scenario("hosts", "the volume moves to another host's daemon, and nothing goes wrong", hosts::quiet),
     scenario("hosts-crash", "either host's daemon is killed, around the switchover, too", hosts::crashed),
     scenario("hosts-cut", "the hosts cannot reach each other now and then", hosts::cut),
@@ -142,16 +162,15 @@ pub const SCENARIOS: &[Scenario] = &[
         "the other host's daemon is killed at one await or step of its files",
         hosts::dying_there,
     ),
-    scenario("daemon-back", "the real daemon moves the volume there and back", |dice| there_and_back(dice).by_daemon()),
     scenario(
-        "snapshots-daemon",
-        "the real daemon moves by snapshots, is killed, cancelled, powerless, short of a journal",
-        snapshots::by_daemon,
+        "snapshots-await",
+        "a move by snapshots whose process is killed at one await or step of its files",
+        snapshots::dying,
     ),
     scenario(
-        "snapshots-daemon-await",
-        "the real daemon moves by snapshots and is killed at one await or step of its files",
-        snapshots::by_dying_daemon,
+        "snapshots-files",
+        "a move by snapshots while the daemon's files fail writes, syncs and removals",
+        snapshots::on_failing_files,
     ),
     scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
     scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
@@ -305,55 +324,6 @@ fn hot_spot(dice: &Dice) -> Story {
         ..Load::default()
     };
     common(dice).volume(Bytes(dice.pick(&[300_000, 1 << 20]))).alignment(1).guest(load)
-}
-
-fn target_errors(dice: &Dice) -> Story {
-    let rate = rate(dice);
-    let faults = Faults { read_errors: rate, write_errors: rate, flush_errors: rate * 10.0, ..Faults::default() };
-    common(dice).target(faults)
-}
-
-/// Zeroes and holes beside the errors: what a failed write has left there must not be taken for what a flush has kept.
-fn target_flaky(dice: &Dice) -> Story {
-    let rate = dice.pick(&[0.005, 0.02, 0.05]);
-    let load = Load { requests: 1000, zeroes: 0.2, discards: 0.1, reads: 0.3, flushes: 0.02, ..Load::default() };
-    let faults =
-        Faults { read_errors: rate, write_errors: rate, flush_errors: dice.pick(&[0.0, 0.1]), ..Faults::default() };
-    common(dice).filled(0.5).guest(load).target(faults).with(Happening::Crash, dice.below(2))
-}
-
-fn target_lost(dice: &Dice) -> Story {
-    let story = common(dice).with(Happening::TargetLost, dice.within(1..=3));
-    if dice.chance(0.3) { story.gives_up_lost_targets() } else { story }
-}
-
-fn target_stuck(dice: &Dice) -> Story {
-    common(dice).target(Faults { stuck: rate(dice), slow: rate(dice), ..Faults::default() })
-}
-
-/// Writes that nobody waits for any more land late, beside copies of what the guest has written since.
-fn target_silent(dice: &Dice) -> Story {
-    let faults = Faults {
-        stuck: dice.pick(&[0.0, 0.002, 0.01]),
-        slow: dice.pick(&[0.002, 0.01, 0.05]),
-        write_errors: dice.pick(&[0.0, 0.0, 0.002]),
-        ..Faults::default()
-    };
-    let timing = if dice.chance(0.5) { Timing::SLOW } else { Timing::FLASH };
-    let (silence, strategy) =
-        (dice.pick(&[1, 3, 10, 50]), dice.pick(&[Strategy::Mirror, Strategy::Mirror, Strategy::Auto]));
-    common(dice)
-        .timings(Timing::FLASH, timing)
-        .target(faults)
-        .options(|options| (options.silence_ms, options.strategy) = (Some(silence), strategy))
-        .with(Happening::TargetLost, dice.below(2))
-        .with(Happening::Crash, dice.below(2))
-        .with(Happening::Cancel, dice.below(2))
-}
-
-fn no_space(dice: &Dice) -> Story {
-    let story = common(dice).filled(0.8).target_space(dice.fraction());
-    if dice.chance(0.5) { story.gives_up_lost_targets() } else { story }
 }
 
 fn source_errors(dice: &Dice) -> Story {
@@ -544,15 +514,6 @@ fn zeroes_lost(dice: &Dice) -> Story {
 
 fn reconnect(dice: &Dice) -> Story {
     common(dice).source(Faults { slow: rate(dice), ..Faults::default() }).with(Happening::Reconnect, dice.within(1..=5))
-}
-
-fn daemon_target(dice: &Dice) -> Story {
-    let rate = rate(dice);
-    let story = common(dice).target(Faults { read_errors: rate, write_errors: rate, ..Faults::default() });
-    let lost = dice.below(3);
-    let story = story.with(Happening::TargetLost, lost).with(Happening::Cancel, dice.below(2));
-    let story = if dice.chance(0.3) { story.target_space(dice.fraction()) } else { story };
-    story.with(Happening::Crash, dice.below(3)).by_daemon()
 }
 
 fn offload(dice: &Dice) -> Story {

@@ -64,10 +64,11 @@ fn names(story: &Story) -> Vec<String> {
         names.push(format!("{}#{index}", story.events[index].what.name()));
     }
     names.extend((0..story.deaths.len()).rev().map(|index| format!("death#{index}")));
-    for (place, mut faults) in ["source", "target", "store"].iter().zip(fault_sets(story)) {
+    for (place, mut faults) in ["source", "target", "store", "map"].iter().zip(fault_sets(story)) {
         names.extend(faults.each().iter().map(|(name, _)| format!("{place}.{name}")));
     }
     let others = [
+        "second-connection",
         "wire",
         "space",
         "requests",
@@ -92,8 +93,8 @@ fn names(story: &Story) -> Vec<String> {
     names
 }
 
-fn fault_sets(story: &Story) -> [crate::disk::Faults; 3] {
-    [story.faults[0], story.faults[1], story.journal_faults]
+fn fault_sets(story: &Story) -> [crate::disk::Faults; 4] {
+    [story.faults[0], story.faults[1], story.journal_faults, story.map_faults]
 }
 
 impl Story {
@@ -117,6 +118,7 @@ impl Story {
                 "source" => &mut story.faults[0],
                 "target" => &mut story.faults[1],
                 "store" => &mut story.journal_faults,
+                "map" => &mut story.map_faults,
                 _ => return None,
             };
             let (_, probability) = faults.each().into_iter().find(|(name, _)| *name == fault)?;
@@ -134,8 +136,9 @@ impl Story {
         }
         let (load, options) = (&mut self.load, &mut self.setup.options);
         match name {
-            // The daemon has nothing else.
-            "wire" => !self.setup.is_daemon && self.wire.take().is_some(),
+            "second-connection" => std::mem::take(&mut self.has_two_connections),
+            // Guests whose disk is on its way to another host have nothing else.
+            "wire" => !self.setup.is_between_hosts && self.wire.take().is_some(),
             "space" => self.space.take().is_some(),
             "requests" => halve(&mut load.requests, 1),
             "outstanding" => halve(&mut load.outstanding, 1),
@@ -162,6 +165,7 @@ impl Story {
             }
             "alignment" => {
                 load.granule = 1;
+                self.target_alignment = None;
                 std::mem::replace(&mut self.alignment, 1) > 1
             }
             "dirty-target" => std::mem::take(&mut self.dirty_target),
@@ -208,7 +212,7 @@ impl Story {
             ),
         ];
         lines.extend(self.wire.map(|figures| format!("the guest speaks NBD: {figures:?}")));
-        for (place, faults) in ["source", "target", "store"].iter().zip(fault_sets(self)) {
+        for (place, faults) in ["source", "target", "store", "map"].iter().zip(fault_sets(self)) {
             if faults != crate::disk::Faults::default() {
                 lines.push(format!("{place}: {}", faults.describe()));
             }

@@ -1,8 +1,9 @@
 //! How a story is played.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
+use ::daemon::VolumeDocument;
 use block::{Bytes, ChunkSize};
 use env::Moment;
 use futures::future::{join, join_all};
@@ -11,14 +12,15 @@ use migrate::{Journal, OnNoConverge, Phase, ProgressMap};
 use crate::checks;
 use crate::dice::Dice;
 use crate::disk::{Disk, Faults, Limits, STUCK_MAX, Timing};
+use crate::failures::{Failures, Reporter};
 use crate::guest::Guest;
 use crate::happening::{Event, Happening, When};
 use crate::host::{Disks, Host, Outage, Setup, Status};
 use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
+use crate::occurrence::Occurrence;
 use crate::pattern::Content;
 use crate::port::Port;
-use crate::record::Document;
 use crate::story::Story;
 use crate::world::{Invariant, World};
 
@@ -32,6 +34,8 @@ const TRIES_MAX: u32 = 2;
 const CHAOS_LIMIT: Duration = STUCK_MAX.saturating_mul(10);
 /// So long is a phase waited for in which something shall happen.
 const PHASE_LIMIT: Duration = Duration::from_secs(60);
+/// The end of a job is on record within this.
+const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// So long is a write of the guest waited for at which something shall happen.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// The largest copy, whatever its chunks are; a window may be exceeded by one.
@@ -50,12 +54,15 @@ pub(crate) struct Cast<'a> {
     sides: [Disk; 2],
     pub(crate) guest: Guest,
     pub(crate) host: Host,
+    failures: Failures,
     deaths: Cell<u64>,
+    missed: RefCell<Vec<(Phase, Happening)>>,
 }
 
 impl Drop for Cast<'_> {
     fn drop(&mut self) {
         self.host.close();
+        self.failures.close();
     }
 }
 
@@ -67,7 +74,8 @@ impl<'a> Cast<'a> {
         // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
         let is_larger = dice.chance(0.2) && story.moves < 2 && !story.setup.is_between_hosts;
         let target_size = if is_larger { size + Bytes::kib(64) } else { size };
-        let target = Disk::new(world, "target", target_size, story.alignment, story.timings[1]);
+        let alignment = story.target_alignment.unwrap_or(story.alignment);
+        let target = Disk::new(world, "target", target_size, alignment, story.timings[1]);
         let journal = Disk::new(world, "journal", Bytes::mib(1), 512, Timing::FLASH);
         let map = Disk::new(world, "map", Bytes::mib(1), 512, Timing::FLASH);
         let contents = original(story, &dice);
@@ -86,18 +94,30 @@ impl<'a> Cast<'a> {
         }
         let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
         let port = match story.wire {
+            Some(figures) if story.has_two_connections => Port::over_two_wires(world, figures),
             Some(figures) => Port::over_wire(world, figures),
             None => Port::new(world),
         };
-        let guest = Guest::new(world, &port, story.load, ledger);
+        let failures = Failures::default();
+        let guest = Guest::excusing(world, &port, story.load, ledger, failures.clone());
         let sides = [source, target];
+        for (side, disk) in sides.iter().enumerate() {
+            disk.report_to(Reporter { failures: failures.clone(), side });
+        }
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
         let between = if story.setup.is_between_hosts { 256 } else { 0 };
         let tasks_max = 64 + between + 4 * story.load.outstanding as usize;
         let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
         let host = Host::new(world, setup, &port, &guest, disks);
-        let deaths = Cell::new(0);
-        Self { story, world: world.clone(), dice, port, journal, map, sides, guest, host, deaths }
+        let judge = host.clone();
+        failures.judged_by(move || judge.answerable());
+        let (deaths, missed, world) = (Cell::new(0), RefCell::default(), world.clone());
+        Self { story, world, dice, port, journal, map, sides, guest, host, failures, deaths, missed }
+    }
+
+    /// What should have happened in a phase that did not come, or found nothing there to happen to.
+    pub(crate) fn missed(&self) -> Vec<(Phase, Happening)> {
+        self.missed.borrow().clone()
     }
 
     /// How often the process was killed at a chosen poll.
@@ -118,6 +138,11 @@ impl<'a> Cast<'a> {
         let Some(()) = self.within(limit, "it is not over", self.chaos()).await else { return };
         self.end_faults();
         let Some(()) = self.come_to_an_end().await else { return };
+        if !self.story.setup.is_between_hosts {
+            // The next start of the daemon would begin it again.
+            let cleared = self.host.job_off_record();
+            let Some(()) = self.within(RECORD_LIMIT, "the job is on record still", cleared).await else { return };
+        }
         self.last_checks();
     }
 
@@ -132,9 +157,11 @@ impl<'a> Cast<'a> {
         let buffer = options.buffer().unwrap_or_default().0;
         let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
         self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
-        let end = Some(Journal::<Document>::bytes_needed());
+        let end = Some(Journal::<VolumeDocument>::bytes_needed());
         self.journal.set_limits(Limits { end, in_flight: None });
-        let end = ChunkSize::new(options.chunk_bytes).map(|chunk| ProgressMap::bytes_needed(self.story.size, chunk));
+        let page_chunks = self.story.setup.map_page_chunks;
+        let needed = |chunk| ProgressMap::bytes_needed(self.story.size, chunk, page_chunks);
+        let end = ChunkSize::new(options.chunk_bytes).map(needed);
         self.map.set_limits(Limits { end, in_flight: None });
     }
 
@@ -144,11 +171,8 @@ impl<'a> Cast<'a> {
             disk.set_faults(faults);
         }
         self.journal.set_faults(story.journal_faults);
-        self.map.set_faults(story.journal_faults);
+        self.map.set_faults(story.map_faults);
         self.sides[1].set_space(story.space.map(|part| Bytes((story.size.0 as f64 * part) as u64)));
-        if story.faults[0] != Faults::default() {
-            self.guest.allow_errors();
-        }
     }
 
     fn end_faults(&self) {
@@ -160,6 +184,7 @@ impl<'a> Cast<'a> {
             disk.set_full(false);
         }
         self.host.set_files_full(false);
+        self.host.set_files_failing(0.0);
         if let Some(control) = self.host.control() {
             control.set_bandwidth(None);
             // A lost host is brought back by the daemon.
@@ -229,17 +254,28 @@ impl<'a> Cast<'a> {
         };
         if self.limited(PHASE_LIMIT, seen).await.is_some() {
             self.world.sleep(self.dice.up_to(Duration::from_micros(200))).await;
-            self.happen(what).await;
+            if self.happen(what).await {
+                self.world.occur(Occurrence::In(phase, what));
+                return;
+            }
+        }
+        self.world.event(format_args!("{} in {phase} did not happen", what.name()));
+        self.missed.borrow_mut().push((phase, what));
+        if self.story.expected.all_happens {
+            let what = format!("{} was to happen in {phase}, and did not", what.name());
+            self.world.violate(Invariant::AsTold, what);
         }
     }
 
-    async fn crash(&self) {
+    /// False if it must not die now.
+    async fn crash(&self) -> bool {
         if !self.host.may_die().await {
-            return;
+            return false;
         }
         self.host.crash().await;
         self.world.sleep(self.dice.up_to(self.story.downtime)).await;
         self.host.boot();
+        true
     }
 
     async fn lose_power(&self) {
@@ -247,23 +283,41 @@ impl<'a> Cast<'a> {
         self.host.lose_power().await;
         self.world.sleep(self.dice.up_to(self.story.downtime)).await;
         self.host.boot();
+        self.host.note_awaited(true);
         self.guest.read_all().await;
+        self.host.note_awaited(false);
         self.guest.start();
     }
 
-    async fn happen(&self, happening: Happening) {
-        match happening {
+    /// Has `happening` happen; false if there is nothing now that it could happen to.
+    async fn happen(&self, happening: Happening) -> bool {
+        let happened = match happening {
             Happening::Crash => {
                 let _outage = self.host.outage().await;
-                self.crash().await;
+                self.crash().await
             }
+            Happening::Pause | Happening::Cancel | Happening::Bandwidth => self.steer(happening),
+            Happening::TargetLost => self.lose_target(),
+            Happening::Corruption => self.corrupt(),
+            _ => self.happen_anyhow(happening).await,
+        };
+        if happened {
+            self.world.occur(Occurrence::Happens(happening));
+        }
+        happened
+    }
+
+    /// Of what needs no move.
+    async fn happen_anyhow(&self, happening: Happening) -> bool {
+        match happening {
             Happening::CrashAgain => {
                 let _outage = self.host.outage().await;
-                self.crash().await;
+                let mut died = self.crash().await;
                 for _ in 0..self.dice.within(1..=3) {
                     self.world.sleep(self.dice.up_to(Duration::from_micros(800))).await;
-                    self.crash().await;
+                    died |= self.crash().await;
                 }
+                return died;
             }
             Happening::CrashAtWrite => {
                 let _outage = self.host.outage().await;
@@ -272,7 +326,7 @@ impl<'a> Cast<'a> {
                     self.limited(WRITE_LIMIT, self.guest.wrote()).await;
                 }
                 self.world.sleep(self.dice.up_to(Duration::from_micros(150))).await;
-                self.crash().await;
+                return self.crash().await;
             }
             Happening::PowerLoss => self.lose_power().await,
             Happening::PowerLossAtStore => {
@@ -288,35 +342,16 @@ impl<'a> Cast<'a> {
             Happening::HalfOpen => self.port.half_open(),
             Happening::SlowReader => self.port.stop_reading(),
             Happening::LinkDown => self.port.interrupt(),
-            Happening::TargetLost => self.lose_target(),
-            Happening::Corruption => {
-                let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
-                if let Some(target) = self.host.target()
-                    && self.host.control().is_some_and(|control| is_before(control.snapshot().phase))
-                {
-                    self.sides[target].corrupt(Bytes(self.dice.below(self.story.size.0)));
-                }
-            }
+            Happening::TargetSilent(milliseconds) => return self.silence_target(milliseconds).await,
             Happening::StoreFull => self.fill_store(),
+            Happening::FilesFail => self.fail_files(),
+            Happening::PoolEmpty => return self.empty_pools(),
+            Happening::ClockJump => {
+                let seconds = self.dice.below(2 * 86_400 + 1) as i64;
+                self.world.step_wall_clock(if self.dice.chance(0.5) { seconds } else { -seconds });
+            }
             Happening::StoreFails => self.trouble_store(Faults { write_errors: 0.7, ..self.story.journal_faults }),
             Happening::StoreSlow => self.trouble_store(Faults { stuck: 0.7, ..self.story.journal_faults }),
-            Happening::Pause => {
-                let Some(control) = self.host.control() else { return };
-                self.world.event(format_args!("pause"));
-                control.pause();
-                let (world, span) = (self.world.clone(), self.dice.up_to(Duration::from_millis(10)));
-                self.world.spawn(async move {
-                    world.sleep(span).await;
-                    world.event(format_args!("resume"));
-                    control.resume();
-                });
-            }
-            Happening::Cancel => {
-                let Some(control) = self.host.control() else { return };
-                self.host.note_wish();
-                let taken = control.cancel().is_ok();
-                self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
-            }
             Happening::NeighbourCrash => self.host.strike_neighbour(Outage::Death, self.story.downtime).await,
             Happening::NeighbourPowerLoss => self.host.strike_neighbour(Outage::PowerLoss, self.story.downtime).await,
             Happening::NeighbourMeddled => self.host.strike_neighbour(Outage::Meddling, self.story.downtime).await,
@@ -325,13 +360,55 @@ impl<'a> Cast<'a> {
             Happening::WrongEpoch => self.host.ask_under_wrong_epoch().await,
             Happening::ArbiterTrouble => self.host.trouble_with_arbiter(),
             Happening::ArbiterLate => self.host.delay_arbiter(),
-            Happening::Bandwidth => {
-                let Some(control) = self.host.control() else { return };
+            Happening::Crash
+            | Happening::TargetLost
+            | Happening::Corruption
+            | Happening::Pause
+            | Happening::Cancel
+            | Happening::Bandwidth => return false,
+        }
+        true
+    }
+
+    /// What an operator does with a move.
+    fn steer(&self, happening: Happening) -> bool {
+        let Some(control) = self.host.control() else { return false };
+        match happening {
+            Happening::Pause => {
+                self.world.event(format_args!("pause"));
+                control.pause();
+                let (world, span) = (self.world.clone(), self.dice.up_to(Duration::from_millis(10)));
+                self.world.spawn(async move {
+                    world.sleep(span).await;
+                    world.event(format_args!("resume"));
+                    control.resume();
+                });
+                true
+            }
+            Happening::Cancel => {
+                self.host.note_wish();
+                let taken = control.cancel().is_ok();
+                self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
+                taken
+            }
+            _ => {
                 let rate = self.dice.pick(&[None, Some(1 << 20), Some(50 << 20), Some(1 << 30)]);
                 self.world.event(format_args!("bandwidth {rate:?}"));
                 control.set_bandwidth(rate.map(Bytes));
+                true
             }
         }
+    }
+
+    /// Only while the target is copied to: what is compared later may be believed.
+    fn corrupt(&self) -> bool {
+        let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
+        let Some(target) = self.host.target() else { return false };
+        let happens = self.host.control().is_some_and(|control| is_before(control.snapshot().phase));
+        if happens {
+            self.sides[target].corrupt(Bytes(self.dice.below(self.story.size.0)));
+        }
+        happens
     }
 
     /// The disks of the journal and the progress map, and with them the daemon's files.
@@ -345,6 +422,39 @@ impl<'a> Cast<'a> {
             stores.iter().for_each(|store| store.set_full(false));
             host.set_files_full(false);
         });
+    }
+
+    /// The daemon's small files.
+    fn fail_files(&self) {
+        let (world, host) = (self.world.clone(), self.host.clone());
+        host.set_files_failing(0.5);
+        let span = self.dice.up_to(Duration::from_millis(30));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            host.set_files_failing(0.0);
+        });
+    }
+
+    /// Every buffer of the process that is free, or becomes it, is somebody else's for a while.
+    fn empty_pools(&self) -> bool {
+        let pools = self.host.pools();
+        if pools.is_empty() {
+            return false;
+        }
+        let (world, end) = (self.world.clone(), self.world.now() + self.dice.up_to(Duration::from_millis(20)));
+        self.world.fault("pool-empty", format_args!("{} pools until {:?}", pools.len(), end.0));
+        self.world.spawn(async move {
+            let mut taken = Vec::new();
+            while world.now() < end {
+                for pool in &pools {
+                    for length in [1 << 20, 64 << 10, 4 << 10] {
+                        taken.extend(std::iter::from_fn(|| pool.try_acquire(length)));
+                    }
+                }
+                world.sleep(Duration::from_micros(100)).await;
+            }
+        });
+        true
     }
 
     /// The journal's disk has these faults for a while.
@@ -363,12 +473,8 @@ impl<'a> Cast<'a> {
     }
 
     /// Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.
-    fn lose_target(&self) {
-        let (Some(target), Some(control)) = (self.host.target(), self.host.control()) else { return };
-        if control.snapshot().phase >= Phase::Quiescing && control.snapshot().phase < Phase::Committed {
-            // The commit may be decided already: then it is the guest's own disk that is lost.
-            self.guest.allow_errors();
-        }
+    fn lose_target(&self) -> bool {
+        let Some(target) = self.host.target() else { return false };
         self.sides[target].set_lost(true);
         let (disk, world) = (self.sides[target].clone(), self.world.clone());
         let span = self.dice.up_to(Duration::from_millis(10));
@@ -376,6 +482,24 @@ impl<'a> Cast<'a> {
             world.sleep(span).await;
             disk.set_lost(false);
         });
+        true
+    }
+
+    /// Only while it is a target: from the commit on it is the guest's own disk that answers nothing.
+    async fn silence_target(&self, milliseconds: u32) -> bool {
+        let (Some(target), Some(control)) = (self.host.target(), self.host.control()) else { return false };
+        if control.snapshot().phase.is_committed() {
+            return false;
+        }
+        let span = Duration::from_millis(milliseconds.into());
+        self.sides[target].be_silent(span);
+        let mut phases = self.host.phases();
+        // The host lives as long as the story does.
+        let committed = async { _ = phases.wait_for(|phase| phase.is_some_and(Phase::is_committed)).await };
+        if self.limited(span, committed).await.is_some() {
+            self.sides[target].end_silence();
+        }
+        true
     }
 
     /// What `work` gives, or `None` after `limit`.
@@ -411,6 +535,10 @@ impl<'a> Cast<'a> {
                     break;
                 }
                 tries = 0;
+            } else if self.story.expected.switches {
+                let what = format!("the first try is {status:?}, expected that it moves the volume");
+                self.world.violate(Invariant::AsTold, what);
+                return None;
             } else if self.has_given_up(&status) {
                 // A strategy that need not converge has said so, and left the guest where it was.
                 break;
@@ -437,7 +565,7 @@ impl<'a> Cast<'a> {
         let guest = async {
             self.guest.finish().await;
             self.guest.read_all().await;
-            self.guest.flush().await;
+            self.guest.flush_at_last().await;
         };
         self.within(JOB_LIMIT + think, "the guest is not served", guest).await
     }

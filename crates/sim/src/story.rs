@@ -4,11 +4,11 @@
 //! the seed. When all has happened that should, the faults end, and the story must come to a good end within a stated
 //! time: the volume has moved, or a second try moves it; the guest's requests are answered; what it reads is right.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::{MoveOptions, Verify};
+use migrate::{MoveOptions, Phase, ProgressMap, Verify};
 
 use crate::clock;
 use crate::disk::{Faults, Timing};
@@ -17,10 +17,14 @@ pub use crate::happening::{Event, Happening, When};
 use crate::host::{Mistakes, Setup, Status};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
+use crate::occurrence::Occurrence;
 use crate::stage::Cast;
 use crate::wire::WireFigures;
 use crate::words::Word;
 use crate::world::{Violation, World};
+
+/// The progress map's disk has room for so many pages and some more.
+const MAP_PAGES_MAX: u64 = 200;
 
 /// A story.
 #[derive(Clone)]
@@ -32,6 +36,10 @@ pub struct Story {
     pub(crate) timings: [Timing; 2],
     pub(crate) faults: [Faults; 2],
     pub(crate) journal_faults: Faults,
+    pub(crate) map_faults: Faults,
+    /// What requests to the target are multiples of, if not what those to the source are.
+    pub(crate) target_alignment: Option<u32>,
+    pub(crate) has_two_connections: bool,
     pub(crate) space: Option<f64>,
     pub(crate) load: Load,
     pub(crate) setup: Setup,
@@ -49,6 +57,10 @@ pub struct Story {
 /// What a story expects beyond what must always hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Expected {
+    /// The first try moves the volume.
+    pub switches: bool,
+    /// Everything that is told happens: every phase in which something shall happen comes.
+    pub all_happens: bool,
     /// No request of the guest takes longer.
     pub wait_max: Option<Duration>,
     /// The move goes on from what an earlier process has left.
@@ -78,6 +90,10 @@ pub struct Verdict {
     pub simulated: Duration,
     /// Faults by class.
     pub faults: BTreeMap<&'static str, u64>,
+    /// What has occurred.
+    pub occurred: BTreeSet<Occurrence>,
+    /// What should have happened in a phase, and did not.
+    pub missed: Vec<(Phase, Happening)>,
     /// What the guest has seen.
     pub guest: GuestReport,
     /// How the last move ended.
@@ -107,16 +123,19 @@ impl Story {
             timings: [Timing::FLASH; 2],
             faults: [Faults::default(); 2],
             journal_faults: Faults::default(),
+            map_faults: Faults::default(),
+            target_alignment: None,
+            has_two_connections: false,
             space: None,
             load: Load::default(),
             setup: Setup {
                 options,
+                map_page_chunks: ProgressMap::PAGE_CHUNKS,
                 pool: Bytes::mib(16),
                 tasks_max: usize::MAX,
                 resumes_lost_targets: true,
                 offloads: false,
                 corrupts: false,
-                is_daemon: false,
                 is_between_hosts: false,
                 has_arbiter: false,
                 neighbour_burns: false,
@@ -198,6 +217,15 @@ impl Story {
         self
     }
 
+    /// A page of the progress map stands for about so many chunks, so that a small volume has many: no more than
+    /// `MAP_PAGES_MAX`.
+    #[must_use]
+    pub fn map_pages_of(mut self, chunks: u64) -> Self {
+        let all = self.size.0.div_ceil(self.setup.options.chunk_bytes);
+        self.setup.map_page_chunks = chunks.max(all.div_ceil(MAP_PAGES_MAX)).min(ProgressMap::PAGE_CHUNKS);
+        self
+    }
+
     /// What is compared.
     #[must_use]
     pub const fn verify(mut self, verify: Verify) -> Self {
@@ -222,7 +250,28 @@ impl Story {
     /// What goes wrong with the journal's disk and that of the progress map.
     #[must_use]
     pub const fn journal(mut self, faults: Faults) -> Self {
-        self.journal_faults = faults;
+        (self.journal_faults, self.map_faults) = (faults, faults);
+        self
+    }
+
+    /// What goes wrong with the disk of the progress map.
+    #[must_use]
+    pub const fn map(mut self, faults: Faults) -> Self {
+        self.map_faults = faults;
+        self
+    }
+
+    /// Requests to the target are multiples of `bytes`, which the source's are multiples of.
+    #[must_use]
+    pub const fn target_alignment(mut self, bytes: u32) -> Self {
+        self.target_alignment = Some(bytes);
+        self
+    }
+
+    /// The guest has two connections to its disk, over NBD.
+    #[must_use]
+    pub const fn two_connections(mut self) -> Self {
+        self.has_two_connections = true;
         self
     }
 
@@ -290,30 +339,21 @@ impl Story {
         self
     }
 
-    /// The process is the real daemon on simulated ground, and the guest speaks NBD. Moves are those of its API, so of what
-    /// was said of them only verification, bandwidth, the strategy and its limit of downtime count. No flush fails: the
-    /// real backends' memory of failed flushes is not in this world.
+    /// The volume moves to another host's daemon, and the guest speaks NBD. The target's disk is that host's. Of what was said of
+    /// the move only what its API knows counts: verification, bandwidth, the strategy and its limit of downtime. No flush fails.
     #[must_use]
-    pub fn by_daemon(mut self) -> Self {
+    pub fn between_hosts(mut self) -> Self {
         let MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, .. } = self.setup.options;
         let asked = MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, ..MoveOptions::default() };
         self.setup.options = asked;
-        self.setup.is_daemon = true;
+        self.setup.is_between_hosts = true;
         self.setup.offloads = false;
         self.wire.get_or_insert(WireFigures::LOCAL);
         self.faults.iter_mut().for_each(|faults| faults.flush_errors = 0.0);
-        self
-    }
-
-    /// The same, and the volume moves to another host's daemon. The target's disk is that host's.
-    #[must_use]
-    pub fn between_hosts(self) -> Self {
-        let mut story = self.by_daemon();
-        story.setup.is_between_hosts = true;
         // Nothing is overwritten there, and there is no way back while the first host passes requests on.
-        story.dirty_target = false;
-        story.moves = 1;
-        story
+        self.dirty_target = false;
+        self.moves = 1;
+        self
     }
 
     /// The two hosts have an arbiter.
@@ -384,6 +424,8 @@ impl Story {
                 log: world.log_lines(),
                 simulated: world.now().0,
                 faults: world.faults(),
+                occurred: world.occurred(),
+                missed: cast.missed(),
                 guest: cast.guest.report(),
                 status: cast.host.status(),
                 polls: world.fuse().polls(),

@@ -18,6 +18,8 @@ pub(crate) struct Totals {
     repeated: u64,
     faults: BTreeMap<&'static str, u64>,
     endings: BTreeMap<&'static str, u64>,
+    /// What was to happen in a phase, and what of it did not.
+    missed: u64,
     failures: BTreeMap<(String, &'static str), Vec<u64>>,
 }
 
@@ -35,6 +37,7 @@ impl Totals {
         for (class, count) in &verdict.faults {
             *self.faults.entry(class).or_default() += count;
         }
+        self.missed += verdict.missed.len() as u64;
         *self.endings.entry(verdict.status.name()).or_default() += 1;
     }
 
@@ -72,9 +75,11 @@ impl Totals {
         };
         println!("faults: {}", line(&self.faults));
         println!(
-            "endings: {}; resumed from a progress map: {}; played twice with the same log: {}",
+            "endings: {}; resumed from a progress map: {}; did not happen because its phase did not come: {}; \
+             played twice with the same log: {}",
             line(&self.endings),
             self.resumed,
+            self.missed,
             self.repeated
         );
         for ((invariant, scenario), seeds) in &self.failures {

@@ -70,6 +70,7 @@ pub(crate) struct Wire {
 struct Shared {
     world: World,
     dice: Dice,
+    name: &'static str,
     link: Link,
     limits: Limits,
     offer: Mutex<Option<Offer>>,
@@ -79,8 +80,16 @@ struct Shared {
     connections: Mutex<(u64, u64)>,
 }
 
+/// The guest's end of the wire of that name. The first one's dice are those that there were when there was only one.
+fn client(world: &World, name: &str, life: u32) -> Process {
+    match name {
+        "wire" => Process::bystander(world, "qemu", life),
+        _ => Process::bystander(world, &format!("qemu-{name}"), life),
+    }
+}
+
 impl Wire {
-    pub(crate) fn new(world: &World, figures: WireFigures) -> Self {
+    pub(crate) fn new(world: &World, name: &'static str, figures: WireFigures) -> Self {
         let limits = Limits {
             requests_in_flight_max: figures.requests_max,
             bytes_in_flight_max: figures.bytes_max,
@@ -90,12 +99,13 @@ impl Wire {
         };
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice("wire"),
-            link: Link::new(world, "wire", figures.link),
+            dice: world.dice(name),
+            name,
+            link: Link::new(world, name, figures.link),
             limits,
             offer: Mutex::default(),
             offered: Notify::new(),
-            guest: Mutex::new((0, Process::bystander(world, "qemu", 0))),
+            guest: Mutex::new((0, client(world, name, 0))),
             connections: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -112,12 +122,18 @@ impl Wire {
         self.shared.offered.notify_waiters();
     }
 
+    /// Nobody serves the disk any more.
+    pub(crate) fn close(&self) {
+        let offer = self.shared.offer.lock().take();
+        drop(offer);
+    }
+
     /// The guest's host has lost its power: nothing is left of its side, nor of what was on its way.
     pub(crate) async fn lose_power(&self) {
         let dead = {
             let mut guest = self.shared.guest.lock();
             let life = guest.0 + 1;
-            std::mem::replace(&mut *guest, (life, Process::bystander(&self.shared.world, "qemu", life))).1
+            std::mem::replace(&mut *guest, (life, client(&self.shared.world, self.shared.name, life))).1
         };
         dead.kill().await;
         self.shared.link.cut();

@@ -52,6 +52,12 @@ pub const fn store() -> DiskWord {
     DiskWord::of(STORE)
 }
 
+/// What is wrong with the disk of the progress map alone.
+#[must_use]
+pub const fn progress_map() -> DiskWord {
+    DiskWord::of(MAP)
+}
+
 /// What becomes of the process.
 #[must_use]
 pub const fn process() -> EventWord {
@@ -82,8 +88,9 @@ pub fn expect() -> ExpectWord {
     ExpectWord(Expected::default())
 }
 
-/// The place of the store beside the two sides.
+/// The places of the store and of its part that is the progress map beside the two sides.
 const STORE: usize = 2;
+const MAP: usize = 3;
 
 /// See [`guest`].
 #[derive(Clone, Copy)]
@@ -161,7 +168,7 @@ impl Word for GuestWord {
     }
 }
 
-/// See [`source`], [`target`] and [`store`].
+/// See [`source`], [`target`], [`store`] and [`progress_map`].
 #[derive(Clone)]
 pub struct DiskWord {
     side: usize,
@@ -232,6 +239,13 @@ impl DiskWord {
         self
     }
 
+    /// It answers nothing for so many milliseconds once the move is in `phase`. (The target.)
+    #[must_use]
+    pub fn silent_in(mut self, phase: Phase, milliseconds: u32) -> Self {
+        self.events.push(Event { what: Happening::TargetSilent(milliseconds), when: When::In(phase) });
+        self
+    }
+
     /// It fails most writes for a while once the move is in `phase`. (The journal's part of the store.)
     #[must_use]
     pub fn fails_in(mut self, phase: Phase) -> Self {
@@ -257,7 +271,8 @@ impl DiskWord {
 impl Word for DiskWord {
     fn tell(self, story: &mut Story) {
         match self.side {
-            STORE => story.journal_faults = self.faults,
+            STORE => (story.journal_faults, story.map_faults) = (self.faults, self.faults),
+            MAP => story.map_faults = self.faults,
             side => story.faults[side] = self.faults,
         }
         if let (Some(timing), Some(place)) = (self.timing, story.timings.get_mut(self.side)) {
@@ -400,9 +415,17 @@ impl Word for WireWord {
 pub struct ExpectWord(Expected);
 
 impl ExpectWord {
-    /// The volume moves: what every story that moves one expects.
+    /// The first try moves the volume. (What every story that moves one expects is that some try does.)
     #[must_use]
-    pub const fn switched(self) -> Self {
+    pub const fn switched(mut self) -> Self {
+        self.0.switches = true;
+        self
+    }
+
+    /// Every phase in which something shall happen comes, and what shall happen there does.
+    #[must_use]
+    pub const fn all_happens(mut self) -> Self {
+        self.0.all_happens = true;
         self
     }
 

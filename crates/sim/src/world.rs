@@ -3,13 +3,15 @@
 //! The clock is that of tokio's paused runtime. Its timers are exact to a millisecond, so one millisecond there is one
 //! microsecond here: [`Moment`]s and [`Duration`]s that the engine sees are always simulated ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use env::Moment;
+use futures::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -17,6 +19,7 @@ use crate::clock;
 use crate::dice::Dice;
 use crate::fuse::Fuse;
 use crate::log::{EventLog, Keep};
+use crate::occurrence::Occurrence;
 
 /// What must always hold, by the names of ARCHITECTURE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,7 +104,10 @@ struct Shared {
     log: Mutex<EventLog>,
     violation: Mutex<Option<Violation>>,
     violated: Notify,
+    /// What the wall clock shows too much, in seconds.
+    wall_ahead: Mutex<i64>,
     faults: Mutex<BTreeMap<&'static str, u64>>,
+    occurred: Mutex<BTreeSet<Occurrence>>,
     fuse: Fuse,
 }
 
@@ -115,7 +121,9 @@ impl World {
             log: Mutex::new(EventLog::new(keep)),
             violation: Mutex::default(),
             violated: Notify::new(),
+            wall_ahead: Mutex::default(),
             faults: Mutex::default(),
+            occurred: Mutex::default(),
             fuse: Fuse::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -145,6 +153,22 @@ impl World {
         self.shared.start.elapsed()
     }
 
+    /// The wall clocks show so many seconds more from now on, or fewer; the other clock does not jump.
+    pub fn step_wall_clock(&self, seconds: i64) {
+        *self.shared.wall_ahead.lock() += seconds;
+        self.fault("clock-step", format_args!("{seconds} s"));
+    }
+
+    /// What the wall clocks show.
+    #[must_use]
+    pub fn wall_clock(&self) -> SystemTime {
+        // 2026-01-01: any fixed day will do, as long as every run has the same.
+        let true_time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_600) + self.now().0;
+        let ahead = *self.shared.wall_ahead.lock();
+        let step = Duration::from_secs(ahead.unsigned_abs());
+        if ahead < 0 { true_time - step } else { true_time + step }
+    }
+
     /// Waits for `span` of simulated time.
     pub async fn sleep(&self, span: Duration) {
         clock::sleep(span).await;
@@ -158,12 +182,21 @@ impl World {
         }
     }
 
-    /// Runs `task` as a part of the world: no crash of a process ends it.
+    /// Runs `task` as a part of the world: no crash of a process ends it. A panic of it is a violation.
     pub fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> tokio::task::JoinHandle<T> {
-        tokio::spawn(task)
+        let world = self.clone();
+        tokio::spawn(async move {
+            match AssertUnwindSafe(task).catch_unwind().await {
+                Ok(value) => value,
+                Err(panic) => {
+                    world.violate(Invariant::NoPanic, format!("in the world itself: {}", words_of(&*panic)));
+                    resume_unwind(panic)
+                }
+            }
+        })
     }
 
     /// Writes down an event.
@@ -174,6 +207,7 @@ impl World {
     /// Writes down a fault and counts it.
     pub fn fault(&self, class: &'static str, event: fmt::Arguments<'_>) {
         *self.shared.faults.lock().entry(class).or_default() += 1;
+        self.occur(Occurrence::Fault(class));
         self.event(format_args!("fault {class}: {event}"));
     }
 
@@ -199,6 +233,17 @@ impl World {
         }
     }
 
+    /// Writes down that this has occurred.
+    pub fn occur(&self, what: Occurrence) {
+        self.shared.occurred.lock().insert(what);
+    }
+
+    /// All that has occurred.
+    #[must_use]
+    pub fn occurred(&self) -> BTreeSet<Occurrence> {
+        self.shared.occurred.lock().clone()
+    }
+
     /// How many faults of each class there were.
     #[must_use]
     pub fn faults(&self) -> BTreeMap<&'static str, u64> {
@@ -222,5 +267,27 @@ impl World {
     #[must_use]
     pub fn log_lines(&self) -> Vec<String> {
         self.shared.log.lock().lines()
+    }
+}
+
+/// What a panic said.
+pub(crate) fn words_of(panic: &(dyn std::any::Any + Send)) -> &str {
+    let words = panic.downcast_ref::<String>().map(String::as_str);
+    words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without words")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_world_itself_is_a_violation() {
+        clock::run(async {
+            let world = World::new(1, Keep::Tail);
+            let task = world.spawn(async { panic!("as planned") });
+            world.violated().await;
+            assert_eq!(world.violation().expect("it was noted").invariant, Invariant::NoPanic);
+            assert!(task.await.is_err_and(|error| error.is_panic()), "whoever waits for it must not go on");
+        });
     }
 }

@@ -32,9 +32,35 @@ fn a_limit_that_is_not_held_is_seen() {
 }
 
 #[test]
+fn a_first_try_that_does_not_move_the_volume_is_seen() {
+    let story = Story::new().and(operator().cancels_in(Phase::Copying)).and(expect().switched().all_happens());
+    let violation = story.play(0, Keep::Tail).violation.expect("it is cancelled");
+    assert!(violation.what.contains("expected that it moves the volume"), "{violation}");
+}
+
+#[test]
+fn a_phase_that_does_not_come_is_seen() {
+    // A mirror has no last copy.
+    let story = Story::new().volume(Bytes::mib(1)).and(guest().asks(50)).and(process().killed_in(Phase::LastCopy));
+    let verdict = story.clone().and(expect().all_happens()).play(0, Keep::Tail);
+    assert_eq!(verdict.violation.expect("it does not come").invariant.name(), "as-told");
+    assert_eq!(story.play(0, Keep::Tail).missed, [(Phase::LastCopy, Happening::Crash)]);
+}
+
+#[test]
+fn a_disk_that_cannot_be_looked_at_is_seen() {
+    let blind = Story::new().volume(Bytes::mib(1)).without_move().and(source().read_errors(1.0));
+    let violation = blind.with(Happening::PowerLoss, 1).play(0, Keep::Tail).violation.expect("no read succeeds");
+    assert_eq!(violation.invariant.name(), "converges");
+}
+
+#[test]
 fn a_target_that_is_lost_while_it_is_copied_to_comes_back_within_the_move() {
     let writer = guest().asks(1000).writes(0.8);
-    let story = Story::new().and(writer).and(target().lost_in(Phase::Copying)).and(expect().switched().target_failed());
+    let story = Story::new()
+        .and(writer)
+        .and(target().lost_in(Phase::Copying))
+        .and(expect().switched().target_failed().all_happens());
     holds(&story, 20);
 }
 

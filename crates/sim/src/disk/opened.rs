@@ -3,7 +3,8 @@
 use block::{BlockDevice, Buffer, Bytes, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, Result};
 use env::Moment;
 
-use super::Disk;
+use super::{Disk, State};
+use crate::failures::{EVERYTHING, Reporter, Verb};
 
 /// What a read will be answered.
 enum ReadOutcome {
@@ -92,6 +93,9 @@ impl BlockDevice for Opened {
             world.fault("short-read", format_args!("{name} read {}+{length}", offset.0));
             outcome = ReadOutcome::Short(dice.below(length) as usize);
         }
+        if !matches!(outcome, ReadOutcome::Whole) {
+            disk.report(&state, Verb::Read, Extent::new(offset, Bytes(length)));
+        }
         drop(state);
         Box::pin(disk.read(offset, buffer, done, outcome))
     }
@@ -116,6 +120,9 @@ impl BlockDevice for Opened {
             disk.shared.world.fault("flush-error", format_args!("{name}"));
             outcome = Err(Error::new(ErrorKind::Io, "flushing: injected"));
         }
+        if outcome.is_err() {
+            disk.report(&state, Verb::Flush, EVERYTHING);
+        }
         let guard = FlushGuard { disk, cut: state.medium.begin_flush(), power: state.power, ended: false };
         drop(state);
         Box::pin(disk.flush(guard, done, outcome))
@@ -126,6 +133,7 @@ impl BlockDevice for Opened {
         Box::pin(async move {
             let timing = &disk.shared.timing;
             disk.shared.world.sleep(timing.base / 8).await;
+            disk.heard().await;
             let mut pieces = disk.state().medium.extents(extent);
             // The contract lets an answer end early.
             if disk.shared.dice.chance(0.1) {
@@ -137,6 +145,18 @@ impl BlockDevice for Opened {
 }
 
 impl Disk {
+    /// From now on `reporter` hears of every request that fails.
+    pub(crate) fn report_to(&self, reporter: Reporter) {
+        self.state().reporter = Some(reporter);
+    }
+
+    /// A request fails.
+    pub(super) fn report(&self, state: &State, verb: Verb, extent: Extent) {
+        if let Some(reporter) = &state.reporter {
+            reporter.note(verb, extent, self.shared.world.now());
+        }
+    }
+
     async fn read(&self, offset: Bytes, mut buffer: Buffer, done: Moment, outcome: ReadOutcome) -> Result<Buffer> {
         let world = &self.shared.world;
         let extent = Extent::new(offset, buffer.len().into());
@@ -148,6 +168,7 @@ impl Disk {
             buffer.copy_from_slice(self.state().medium.read(extent));
         }
         world.sleep_until(done).await;
+        self.heard().await;
         if !early {
             buffer.copy_from_slice(self.state().medium.read(extent));
         }
@@ -164,6 +185,7 @@ impl Disk {
 
     async fn flush(&self, guard: FlushGuard<'_>, done: Moment, outcome: Result<()>) -> Result<()> {
         self.shared.world.sleep_until(done).await;
+        self.heard().await;
         guard.end(outcome.is_ok());
         outcome
     }

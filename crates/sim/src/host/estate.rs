@@ -9,7 +9,7 @@
 //! The volume is `/pool/0` or `/pool/1`, a file on the disk of that number: a target is made anew where there is none, a
 //! source that was moved from gets another name. With a neighbour the second place is another host's (`b:1`), whose daemon
 //! is a second process. What the daemon stores in its journal is read on its way to the disk, and
-//! the same checks as on the least host's journal are made there. Not in this world: HTTP, adoption, configuration,
+//! the checks of the commit are made there. Not in this world: HTTP, adoption, configuration,
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
 mod court;
@@ -18,11 +18,11 @@ mod neighbour;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::daemon::{Location, VolumeDocument};
-use api::v1::{AttachRequest, Job, JobState, MoveRequest, Strategy, Verify};
+use api::v1::{AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Strategy, Verify};
 use block::{Device, Filter, IoFuture, Mutation, MutationKind};
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
@@ -32,6 +32,7 @@ use crate::checks;
 use crate::disk::Disk;
 use crate::files::SimFiles;
 use crate::medium::SECTOR_BYTES;
+use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
@@ -138,6 +139,7 @@ impl Host {
                 return;
             }
         };
+        self.shared.now.lock().pools = core.pools(VOLUME);
         self.recall_job(&core);
         loop {
             if let Some(job) = core.jobs().into_iter().find(|job| !is_over(job)) {
@@ -172,7 +174,14 @@ impl Host {
     fn restart(&self, process: &Process) {
         let (host, process) = (self.clone(), process.clone());
         self.shared.world.spawn(async move {
-            let _outage = host.outage().await;
+            let _outage = loop {
+                match host.shared.outage.try_lock() {
+                    Ok(outage) => break Some(outage),
+                    // A guest without power does not come back before its disk does.
+                    Err(_) if *host.shared.is_awaited.lock() => break None,
+                    Err(_) => host.shared.world.sleep(Duration::from_millis(1)).await,
+                }
+            };
             if !process.is_dead() {
                 host.crash().await;
                 host.boot();
@@ -188,7 +197,7 @@ impl Host {
             if let Some(job) = core.jobs().first() {
                 self.check_wished(job);
             }
-            self.settle("the process died");
+            self.settle("the process died", None);
         }
     }
 
@@ -206,14 +215,17 @@ impl Host {
     }
 
     /// A move is over: where is the volume?
-    fn settle(&self, why: &str) {
+    fn settle(&self, why: &str, report: Option<Report>) {
         self.check_swept();
         let has_moved = self.holder() != *self.shared.from.lock();
         if !has_moved && self.shared.estate.neighbour.as_ref().is_some_and(Neighbour::holds) {
             let what = "the move is over, this host holds the volume, and so does the neighbour";
             self.shared.world.violate(Invariant::OneWriter, what);
         }
-        self.set_status(if has_moved { Status::Switched(None) } else { Status::Failed(why.to_owned()) });
+        self.set_status(match has_moved {
+            true => Status::Switched(report.map(Box::new)),
+            false => Status::Failed(why.to_owned()),
+        });
     }
 
     async fn next_move(&self, process: &Process, core: &::daemon::Core) {
@@ -247,13 +259,28 @@ impl Host {
                 migrate::Strategy::Auto => Strategy::Auto,
                 migrate::Strategy::MirrorPaper => Strategy::MirrorPaper,
             },
+            hot_blocks: options.hot_blocks,
+            deadline_ms: options.deadline_ms,
+            on_no_converge: options.strategy.iterates().then_some(match options.on_no_converge {
+                migrate::OnNoConverge::Abort => OnNoConverge::Abort,
+                migrate::OnNoConverge::Force => OnNoConverge::Force,
+                migrate::OnNoConverge::Mirror => OnNoConverge::Mirror,
+            }),
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             buffer: options.buffer_bytes,
             overwrite: !self.shared.setup.is_between_hosts,
             delete_source: self.shared.dice.chance(0.3),
             ..MoveRequest::default()
         };
-        match core.start_move(VOLUME, request).await {
+        self.plan(core, &request);
+        let is_between_hosts = self.shared.setup.is_between_hosts;
+        let started = core.start_tuned_move(VOLUME, request, |tuned| {
+            // What a move to another host needs, the daemon knows better.
+            if !is_between_hosts {
+                tuned.clone_from(options);
+            }
+        });
+        match started.await {
             Ok(_) => {
                 *self.shared.wanted.lock() = false;
                 *self.shared.estate.is_unwanted.lock() = false;
@@ -265,32 +292,27 @@ impl Host {
         }
     }
 
+    /// Most moves were planned a moment ago. Others begin with a look at their source, which takes 50 to 200 ms.
+    fn plan(&self, core: &::daemon::Core, request: &MoveRequest) {
+        let part = if self.shared.setup.is_between_hosts { 0.5 } else { 0.85 };
+        if self.shared.dice.chance(part) {
+            // It is refused where the volume is unknown, and so is the move.
+            let _ = core.note_plan(VOLUME, request, Prediction::default());
+        }
+    }
+
     /// Sees a job to its end.
     async fn follow(&self, process: &Process, core: &::daemon::Core, job: &Job) {
         let target = 1 - *self.shared.from.lock();
         let over = core.job_over(VOLUME);
-        let watching = async {
-            let mut pause = Duration::from_micros(50);
-            let control = loop {
-                if let Some(control) = core.control(VOLUME) {
-                    break control;
-                }
-                process.env().sleep(pause).await;
-                // A journal that is stuck keeps a move from beginning for a minute.
-                pause = (pause * 2).min(Duration::from_millis(5));
-            };
-            {
-                let mut now = self.shared.now.lock();
-                (now.control, now.target) = (Some(control.clone()), target);
-            }
-            self.watch_job(process, core, &control, target).await;
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            biased;
-            () = over => {}
-            () = watching => {}
-        }
+        let is_over = Arc::new(AtomicBool::new(false));
+        let looking = (self.clone(), process.clone(), core.clone(), Arc::clone(&is_over));
+        process.look_on(async move {
+            let (host, process, core, is_over) = looking;
+            host.look_on(&process, &core, target, &is_over).await;
+        });
+        over.await;
+        is_over.store(true, Ordering::Relaxed);
         self.shared.now.lock().control = None;
         let ended = core.jobs().into_iter().find(|over| over.id == job.id);
         let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
@@ -299,10 +321,43 @@ impl Host {
         if let Some(job) = &ended {
             self.check_wished(job);
         }
-        if ended.is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
+        if ended.as_ref().is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
             self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
         }
-        self.settle(&why);
+        if ended.as_ref().is_some_and(|job| job.state == JobState::Cancelled) {
+            self.shared.world.occur(Occurrence::Told("cancelled"));
+        }
+        let report = ended.and_then(|job| job.report);
+        if report.as_ref().is_some_and(|report| report.bytes_resumed > 0) {
+            self.shared.world.occur(Occurrence::Told("resumed"));
+        }
+        if self.holder() == target && report.as_ref().is_some_and(|report| report.equal == Some(false)) {
+            let what = "switched although a comparison found a difference";
+            self.shared.world.violate(Invariant::EqualAtSwitch, what);
+        }
+        self.settle(&why, report);
+    }
+
+    /// Looks at a job until `is_over`.
+    async fn look_on(&self, process: &Process, core: &::daemon::Core, target: usize, is_over: &AtomicBool) {
+        let mut pause = Duration::from_micros(50);
+        let control = loop {
+            if is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Some(control) = core.control(VOLUME) {
+                break control;
+            }
+            process.env().sleep(pause).await;
+            // A journal that is stuck keeps a move from beginning for a minute.
+            pause = (pause * 2).min(Duration::from_millis(5));
+        };
+        {
+            let mut now = self.shared.now.lock();
+            (now.control, now.target) = (Some(control.clone()), target);
+            now.pools = core.pools(VOLUME);
+        }
+        self.watch_job(process, core, &control, (target, is_over)).await;
     }
 
     /// A job is over, and the journal says so: nothing of it is left beside source and target.
@@ -315,17 +370,30 @@ impl Host {
         }
     }
 
+    fn note_phase(&self, phase: Phase) {
+        self.shared.world.event(format_args!("the move is {phase}"));
+        self.shared.world.occur(Occurrence::Comes(phase));
+        self.shared.phase.send_replace(Some(phase));
+    }
+
     /// Looks at a migration, and sees to a lost target, as an operator does.
-    async fn watch_job(&self, process: &Process, core: &::daemon::Core, control: &Control, target: usize) {
+    async fn watch_job(
+        &self,
+        process: &Process,
+        core: &::daemon::Core,
+        control: &Control,
+        (target, is_over): (usize, &AtomicBool),
+    ) {
         let mut watch = control.watch();
         let mut last = watch.borrow_and_update().clone();
+        // It may be further than its beginning when it is first looked at.
+        self.note_phase(last.phase);
         let mut losses = 0;
         loop {
             let progress = watch.borrow_and_update().clone();
             checks::monotonic(&self.shared.world, &last, &progress);
             if progress.phase != last.phase {
-                self.shared.world.event(format_args!("the move is {}", progress.phase));
-                self.shared.phase.send_replace(Some(progress.phase));
+                self.note_phase(progress.phase);
             }
             if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
                 self.shared.sides[target].stop_lying();
@@ -340,6 +408,9 @@ impl Host {
             if is_lost {
                 losses += 1;
                 process.env().sleep(self.shared.dice.up_to(Duration::from_millis(300))).await;
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
                 if losses > 20 || !self.shared.setup.resumes_lost_targets {
                     self.note_wish();
                     // It may have ended meanwhile.
@@ -378,6 +449,26 @@ impl Host {
     /// Whether the journal may say that the other host is to hold the volume.
     fn has_given_up_on_record(&self) -> bool {
         self.has_on_record(|_| true)
+    }
+
+    /// Whether the journal may say that a move to that place is under way.
+    fn is_target_on_record(&self, side: usize) -> bool {
+        let slots = self.shared.estate.slots.lock();
+        slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| document.job.is_some() && side_held_by(&document) != side)
+        })
+    }
+
+    /// Waits until the journal says that no move is under way.
+    pub(crate) async fn job_off_record(&self) {
+        let has_job = |slot: &Vec<u8>| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| document.job.is_some())
+        };
+        while self.shared.estate.slots.lock().acknowledged.as_ref().is_some_and(has_job) {
+            self.shared.world.sleep(Duration::from_millis(10)).await;
+        }
     }
 
     fn has_on_record(&self, is_meant: impl Fn(&VolumeDocument) -> bool) -> bool {

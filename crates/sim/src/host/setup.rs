@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use api::v1::Report;
 use block::{Bytes, Device};
-use migrate::{MoveOptions, Report};
+use migrate::MoveOptions;
 
 use crate::disk::Disk;
 use crate::world::World;
@@ -28,8 +29,6 @@ pub struct Mistakes {
     pub opens_at_once: bool,
     /// Lets a new connection in before the requests of the old one are finished.
     pub no_barrier: bool,
-    /// Connects the guest before the mirror is back in its path.
-    pub serves_before_resuming: bool,
     /// Believes a progress map of another boot.
     pub trusts_old_maps: bool,
     /// Takes what an undone move has left behind for a target that nobody has used.
@@ -48,6 +47,8 @@ pub type Wrap = dyn Fn(&World, Role, Device) -> Device + Send + Sync;
 pub struct Setup {
     /// How its moves are carried out.
     pub options: MoveOptions,
+    /// For how many chunks a page of the progress map stands.
+    pub map_page_chunks: u64,
     /// How many bytes the copy's buffers may take.
     pub pool: Bytes,
     /// How many tasks the process may have at once.
@@ -58,9 +59,7 @@ pub struct Setup {
     pub offloads: bool,
     /// Whether bytes on the target are changed behind everybody's back, so that only `full` guarantees equality.
     pub corrupts: bool,
-    /// Whether its process is the real daemon, whose guest speaks NBD, or the least code that assembles the same stack.
-    pub is_daemon: bool,
-    /// Whether the volume moves to another host, whose process is a daemon, too.
+    /// Whether the volume moves to another host, whose process is a daemon, too, and its guest speaks NBD.
     pub is_between_hosts: bool,
     /// Whether the two hosts have an arbiter.
     pub has_arbiter: bool,

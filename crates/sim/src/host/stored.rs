@@ -1,25 +1,30 @@
 //! What the checkers learn from documents that are stored: who holds the volume, and who is fenced.
 
+use block::BufferPool;
+use migrate::Phase;
+
 use super::Host;
 use crate::checks;
-use crate::record::Document;
 
 impl Host {
-    /// The epoch and the number of the newest document whose store was answered.
-    pub(crate) fn newest_stored(&self) -> (u64, u64) {
-        (*self.shared.epoch.lock(), *self.shared.stores.lock())
+    /// So many writes and syncs of the files of its daemon fail.
+    pub fn set_files_failing(&self, part: f64) {
+        self.shared.estate.files.set_failing(part);
     }
 
-    /// A document was stored durably, or found. The side that does not hold the volume any more is fenced: whoever opens
-    /// it must know so.
-    pub(crate) fn note_stored(&self, document: &Document) {
-        let shared = &self.shared;
-        let mut newest = shared.epoch.lock();
-        let is_new = document.epoch > *newest;
-        *newest = document.epoch.max(*newest);
-        let mut stores = shared.stores.lock();
-        *stores = document.stores.max(*stores);
-        self.note_holder(document.holder, document.epoch, is_new);
+    /// The pools that its process takes buffers from.
+    #[must_use]
+    pub fn pools(&self) -> Vec<BufferPool> {
+        self.shared.now.lock().pools.clone()
+    }
+
+    /// Of which sides the guest may be told that they fail: of the one that holds the volume, or of either while nobody knows
+    /// which that is.
+    pub(crate) fn answerable(&self) -> [bool; 2] {
+        let holder = self.holder();
+        let in_doubt = |phase| matches!(phase, Phase::Committing | Phase::InDoubt | Phase::Reverting);
+        let in_doubt = self.control().is_some_and(|control| in_doubt(control.snapshot().phase));
+        [0, 1].map(|side| side == holder || in_doubt)
     }
 
     /// The record names `holder` under `epoch`, because a move was committed or because its commit was taken back. Then the
@@ -39,9 +44,6 @@ impl Host {
         let shared = &self.shared;
         let (source, target) = (&shared.sides[from], &shared.sides[1 - from]);
         let is_promised = !shared.setup.corrupts || shared.setup.options.verify == migrate::Verify::Full;
-        if target.is_faulty() {
-            shared.guest.allow_errors();
-        }
         let ledger = shared.guest.ledger();
         if is_promised {
             // What failed at a target that was lost in doubt is not answered, and is written there again.

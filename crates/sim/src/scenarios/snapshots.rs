@@ -1,10 +1,11 @@
 //! Moves by snapshots, with what goes wrong with other moves, too.
 
-use migrate::Strategy;
+use migrate::{Phase, Strategy};
 
 use super::stores::journal_errors;
 use super::{at_await, common, crash, power_loss, recovery, source_errors, steering, target_errors};
 use crate::dice::Dice;
+use crate::happening::When;
 use crate::story::{Happening, Story};
 
 fn by_snapshots(story: Story, dice: &Dice) -> Story {
@@ -32,20 +33,20 @@ pub(super) fn steered(dice: &Dice) -> Story {
     by_snapshots(steering(dice), dice)
 }
 
-pub(super) fn by_daemon(dice: &Dice) -> Story {
-    let story = match dice.below(4) {
-        0 => crash(dice),
-        1 => power_loss(dice),
-        2 => steering(dice),
-        _ => journal_errors(dice),
-    };
-    by_snapshots(story, dice).by_daemon()
+/// Files cannot be written, synced or removed for a while, overlays included.
+pub(super) fn on_failing_files(dice: &Dice) -> Story {
+    let phases = [Phase::PreSwitch, Phase::Switched];
+    let mut story = common(dice).with(Happening::FilesFail, dice.within(1..=4)).with(Happening::Crash, dice.below(2));
+    for phase in phases {
+        story = story.at(When::In(phase), Happening::FilesFail);
+    }
+    by_snapshots(story, dice)
 }
 
 /// The process dies while it recovers, or at one await or step of its files.
-pub(super) fn by_dying_daemon(dice: &Dice) -> Story {
+pub(super) fn dying(dice: &Dice) -> Story {
     let story = if dice.chance(0.5) { recovery(dice) } else { at_await(dice) };
-    by_snapshots(story, dice).by_daemon()
+    by_snapshots(story, dice)
 }
 
 pub(super) fn on_failing_disks(dice: &Dice) -> Story {

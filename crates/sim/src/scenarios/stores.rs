@@ -64,22 +64,9 @@ pub(super) fn in_doubt(dice: &Dice) -> Story {
         event.when == When::In(Phase::TargetLost)
             || event.what == Happening::CrashAtWrite && event.when == When::In(Phase::InDoubt)
     });
-    if is_lost || dice.chance(0.3) { story.and(target().lost_in(Phase::InDoubt)) } else { story }
-}
-
-/// The same with the real daemon, whose journal remembers more than who holds the volume.
-pub(super) fn in_doubt_by_daemon(dice: &Dice) -> Story {
-    let story = in_doubt(dice).by_daemon();
     // What ends well when nobody waits for it any more is taken back all the same.
-    let mut story = if dice.chance(0.3) { story.and(store().slow_in(Phase::PreSwitch)) } else { story };
-    for event in &mut story.events {
-        // A guest whose host was without power waits until its volume is served, and nobody would restart a daemon that finds
-        // its store failing.
-        if event.what == Happening::PowerLoss {
-            event.what = Happening::Crash;
-        }
-    }
-    story
+    let story = if dice.chance(0.3) { story.and(store().slow_in(Phase::PreSwitch)) } else { story };
+    if is_lost || dice.chance(0.3) { story.and(target().lost_in(Phase::InDoubt)) } else { story }
 }
 
 pub(super) fn store_full(dice: &Dice) -> Story {

@@ -43,6 +43,34 @@ impl Filter for DropsWrites {
     }
 }
 
+/// Says of one write in so many that it has failed, and has carried it out.
+pub(crate) struct FailsWrites {
+    lower: Device,
+    one_in: u64,
+    writes: AtomicU64,
+}
+
+impl FailsWrites {
+    pub(crate) fn over(lower: Device, one_in: u64) -> Device {
+        let name = lower.name().to_owned();
+        Device::new(&name, Self { lower, one_in, writes: AtomicU64::new(0) })
+    }
+}
+
+impl Filter for FailsWrites {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        let fails = self.writes.fetch_add(1, Ordering::Relaxed) % self.one_in == self.one_in - 1;
+        Box::pin(async move {
+            self.lower.write(mutation).await?;
+            if fails { Err(block::Error::new(block::ErrorKind::Io, "as it says")) } else { Ok(()) }
+        })
+    }
+}
+
 /// Answers flushes without flushing, and forced access without forcing anything.
 pub(crate) struct FlushesNothing {
     lower: Device,

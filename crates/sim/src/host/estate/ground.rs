@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ::daemon::ground::{Crew, Ground, Network, OverlayOpening, OverlayPlaces, Places, Room, StoreFile};
 use ::daemon::hosts::NoHosts;
-use ::daemon::{Config, Held, HoldOptions, HostsConfig, SocketOwner, Worker};
-use backends::{BackendSpec, PreparedTarget, Retired, TargetError, TargetOrigin, TargetRequest};
-use block::{Bytes, Device, Error, Filter, Geometry};
+use ::daemon::{Clients, Config, CopyEnd, Held, HoldOptions, HostsConfig, Worker};
+use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
+use block::{Bytes, Device, Error, Filter, Geometry, Offload};
 use env::Env;
 use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use super::{Host, Place, Watched, side_of};
 use crate::disk::Disk;
 use crate::host::setup::Role;
+use crate::offload::SimOffload;
 use crate::process::Process;
 use crate::world::Invariant;
 
@@ -44,6 +45,7 @@ impl Host {
             hosts: neighbour.map_or_else(|| Arc::new(NoHosts) as _, |neighbour| neighbour.hosts(0, process)),
             crew: life,
             boot: [*self.shared.boots.lock(); 16],
+            map_page_chunks: self.shared.setup.map_page_chunks,
         };
         let config = Config {
             copy_pool_mib: self.shared.setup.pool.0 >> 20,
@@ -70,6 +72,7 @@ impl Host {
             hosts: neighbour.hosts(1, process),
             crew: life,
             boot: [neighbour.boot(); 16],
+            map_page_chunks: self.shared.setup.map_page_chunks,
         };
         let hosts = HostsConfig { streams: 2, incoming_dirs: vec!["/pool".into()], ..HostsConfig::default() };
         let socket_dir = Some("/run".into());
@@ -140,6 +143,10 @@ impl Places for Life {
             let role = if side == self.host.holder() { Role::Source } else { Role::Target };
             if role == Role::Target {
                 disk.let_go().await;
+                // A block device is left as it is when a move to it is undone. If that could not be stored, the move goes on.
+                if !self.is_far && self.host.is_target_on_record(side) {
+                    disk.admit();
+                }
             }
             let device = self.host.open(disk, role, self.known.load(Ordering::Relaxed)).await;
             let device = match hold.size_limit {
@@ -152,6 +159,19 @@ impl Places for Life {
             };
             Ok(Held::over(spec.clone(), device))
         })
+    }
+
+    fn offload(&self, source: CopyEnd, target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
+        let shared = &self.host.shared;
+        let below = target.place.local().filter(|_| shared.setup.offloads).map(|spec| {
+            let disk = &shared.sides[side_of(spec.path())];
+            disk.open_below(self.known.load(Ordering::Relaxed))
+        });
+        let offload = below.map(|target| {
+            let (world, dice) = (shared.world.clone(), shared.world.dice("offload"));
+            Arc::new(SimOffload { world, dice, source: source.device, target }) as _
+        });
+        Box::pin(std::future::ready(offload))
     }
 
     fn prepare<'a>(
@@ -174,8 +194,13 @@ impl Places for Life {
                 disk.blank();
             }
             disk.admit();
-            let origin = if is_new { TargetOrigin::Created } else { TargetOrigin::Overwritten };
-            Ok(PreparedTarget::elsewhere(request.spec.clone(), origin, is_new, place.number))
+            let origin = match is_new {
+                true => TargetOrigin::Created,
+                false if self.host.shared.dice.chance(0.5) => TargetOrigin::BlockDevice,
+                false => TargetOrigin::Overwritten,
+            };
+            let reads_zero = is_new || self.host.shared.setup.mistakes.trusts_used_targets;
+            Ok(PreparedTarget::elsewhere(request.spec.clone(), origin, reads_zero, place.number))
         })
     }
 
@@ -194,12 +219,15 @@ impl Places for Life {
         }
         self.host.check_put_away(side, "discarded");
         disk.revoke("the move to it was undone");
-        // A file that was there before is left, empty: to whoever comes next that is a new one.
-        self.host.shared.estate.places.lock()[side].exists = false;
+        // A file that was there before is left, empty: to whoever comes next that is a new one. A block device is left as it is.
+        if target.origin != TargetOrigin::BlockDevice {
+            self.host.shared.estate.places.lock()[side].exists = false;
+        }
         Ok(())
     }
 
-    fn retire(&self, source: &Path, epoch: u64, _: &Path) -> Result<Retired, TargetError> {
+    fn retire(&self, source: &Retiring<'_>, _: &Path) -> Result<Retired, TargetError> {
+        let (source, epoch) = (source.path, source.epoch);
         let side = side_of(source);
         if self.process.burn() && self.host.place(source).is_ok() {
             self.host.check_put_away(side, "renamed");
@@ -210,8 +238,8 @@ impl Places for Life {
         Ok(Retired::File { from: source.to_owned(), to })
     }
 
-    fn is_deleted(&self, source: &Path, _: u64) -> Result<bool, TargetError> {
-        Ok(self.host.place(source).is_err())
+    fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
+        Ok(self.host.place(source.path).is_err())
     }
 
     fn delete(&self, _: &Retired) -> Result<(), TargetError> {
@@ -261,6 +289,9 @@ impl OverlayPlaces for Life {
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
         if self.process.burn() {
+            if self.host.shared.estate.files.refuses_to_remove(format!("overlay {number} of {}", image.display())) {
+                return Err(std::io::Error::other("injected"));
+            }
             self.host.shared.shelf.remove((side_of(image), number));
         }
         Ok(())
@@ -280,7 +311,7 @@ impl Network for Life {
         &'a self,
         _: &'a NbdUri,
         export: Arc<Export>,
-        _: Option<SocketOwner>,
+        _: Clients,
     ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
         let neighbour = self.host.shared.estate.neighbour.as_ref();
         match neighbour {
@@ -292,7 +323,7 @@ impl Network for Life {
                 }
             }
             _ => {
-                self.host.shared.port.offer(&self.process, export);
+                self.host.offer(&self.process, export);
                 if let Some(neighbour) = neighbour {
                     neighbour.note_served(self.host.shared.guest.report().answered);
                 }

@@ -1,0 +1,56 @@
+//! `--covers`: whether scenarios show what they must.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use transhume_sim::scenarios::{SCENARIOS, Scenario};
+
+use super::Player;
+
+impl Player {
+    /// Plays seeds of each scenario, or of the one that was named, until it has shown what it must, and no more than `seeds`.
+    /// False if one has not.
+    pub(super) fn cover_all(&self, seeds: &Range<u64>, jobs: usize) -> bool {
+        let named = self.arguments.scenario;
+        let scenarios = || SCENARIOS.iter().filter(|scenario| named.is_none_or(|named| named.name == scenario.name));
+        let next = AtomicUsize::new(0);
+        let worker = || {
+            while let Some(scenario) = scenarios().nth(next.fetch_add(1, Ordering::Relaxed))
+                && !self.is_over()
+            {
+                self.cover(scenario, seeds.clone());
+            }
+        };
+        std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(worker))));
+        self.is_over() || self.is_covered()
+    }
+
+    fn cover(&self, scenario: &'static Scenario, seeds: Range<u64>) {
+        for seed in seeds {
+            if self.is_over() || self.covers().get(scenario.name).is_some_and(|cover| cover.is_whole()) {
+                return;
+            }
+            self.play_seed(scenario, seed);
+        }
+    }
+
+    /// Whether what was played has shown all that it must; says what it has not.
+    pub(super) fn is_covered(&self) -> bool {
+        let mut is_whole = true;
+        for (name, cover) in &*self.covers() {
+            let (missing, untrue) = (cover.missing(), cover.untrue());
+            is_whole &= missing.is_empty() && untrue.is_empty();
+            for what in missing {
+                println!("MISSING {what} in {} seeds of {name}, which must show it", cover.seeds());
+            }
+            for (what, times) in untrue {
+                println!("MISSING {what} in {} seeds of {name}, {times} of which tell it", cover.seeds());
+            }
+            if self.arguments.log {
+                let occurred: Vec<_> = cover.occurred().iter().map(ToString::to_string).collect();
+                println!("{name}: {} seeds: {}", cover.seeds(), occurred.join(", "));
+            }
+        }
+        is_whole
+    }
+}

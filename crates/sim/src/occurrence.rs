@@ -1,0 +1,35 @@
+//! What a run has seen happen: what scenarios name of it must occur over their seeds.
+
+use std::fmt;
+
+use migrate::Phase;
+
+use crate::happening::Happening;
+
+/// Something that occurs in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Occurrence {
+    /// A fault of this class, as [`World::fault`](crate::world::World::fault) counts them.
+    Fault(&'static str),
+    /// Something that the story has happen, and that met what it is about: a cancel met a move.
+    Happens(Happening),
+    /// The same, because the move was seen in the phase that it waits for.
+    In(Phase, Happening),
+    /// A move is seen in this phase.
+    Comes(Phase),
+    /// What is said at an end: how a move has ended by [`Status::name`](crate::host::Status::name), that a report says that
+    /// something was `resumed`, that the guest was `told` of a failure.
+    Told(&'static str),
+}
+
+impl fmt::Display for Occurrence {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fault(class) => write!(out, "fault {class}"),
+            Self::Happens(what) => write!(out, "{}", what.name()),
+            Self::In(phase, what) => write!(out, "{} in {}", what.name(), phase.name()),
+            Self::Comes(phase) => write!(out, "phase {}", phase.name()),
+            Self::Told(word) => write!(out, "told {word}"),
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What must occur over the seeds of each scenario, and why a scenario is no mistake's target.
+//!
+//! A scenario whose faults never come, or never come where they should, proves nothing about them. `--covers` plays each one
+//! until everything has occurred that is named here, and everything that its stories tell.
+
+use migrate::Phase::{
+    Cancelling, Committing, Copying, InDoubt, LastCopy, PreSwitch, Reverting, Switched, TargetLost, Verifying,
+};
+
+use crate::happening::Happening as H;
+use crate::occurrence::Occurrence::{self, Comes, Fault, Happens, In, Told};
+
+/// What a scenario must show.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Duty {
+    pub(super) scenario: &'static str,
+    /// What must occur.
+    pub(super) occurs: &'static [Occurrence],
+    /// Why no mistake in `mutations` names this scenario; empty if one does.
+    pub(super) unproved: &'static str,
+}
+
+const fn duty(scenario: &'static str, occurs: &'static [Occurrence]) -> Duty {
+    Duty { scenario, occurs, unproved: "" }
+}
+
+impl Duty {
+    const fn because(self, unproved: &'static str) -> Self {
+        Self { unproved, ..self }
+    }
+}
+
+const SWITCHED: Occurrence = Told("switched");
+const RESUMED: Occurrence = Told("resumed");
+const CANCELLED: Occurrence = Told("cancelled");
+const A_FAILURE: Occurrence = Told("a failure");
+
+/// Everything may happen there, and each of its parts is another scenario's.
+const TOGETHER: &str = "parts of other scenarios together; their mistakes are seen there in fewer seeds";
+/// The strategy's mistakes are proved by its other scenarios.
+const STRATEGY: &str =
+    "the strategy's mistakes are proved where they are seen in the fewest seeds: its other scenarios";
+
+/// In the order of [`SCENARIOS`](super::SCENARIOS).
+pub(super) const DUTIES: &[Duty] = &[
+    duty("quiet", &[SWITCHED, Comes(Verifying), Comes(PreSwitch)]),
+    duty(
+        "standard",
+        &[SWITCHED, A_FAILURE, Fault("crash"), Fault("disk-lost"), Fault("power-loss"), Fault("store-full"), Fault("slow")],
+    )
+    .because("it is there to measure speed with, and told like a swarm"),
+    duty("slow-disks", &[SWITCHED, Fault("slow")]),
+    duty("hot-spot", &[SWITCHED]),
+    duty("never-rests", &[SWITCHED]),
+    duty("target-errors", &[SWITCHED, Comes(TargetLost), Fault("read-error"), Fault("write-error"), Fault("flush-error")]),
+    duty("target-flaky", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("crash")]),
+    duty("failed-flush", &[SWITCHED, Comes(TargetLost), Fault("flush-error"), Fault("slow"), Fault("crash")]),
+    duty("target-lost", &[SWITCHED, Comes(TargetLost), Fault("disk-lost")]),
+    duty("target-stuck", &[SWITCHED, Fault("stuck"), Fault("slow")]),
+    duty("target-silent", &[SWITCHED, Fault("stuck"), Fault("slow"), Fault("late-landing"), Comes(TargetLost)]),
+    duty("target-stopped", &[SWITCHED, Fault("silent")]),
+    duty("target-given-up", &[SWITCHED, CANCELLED, Fault("stuck")]),
+    duty("undone-crash", &[SWITCHED, Fault("stuck"), Fault("crash"), Happens(H::Cancel), Comes(Cancelling)]),
+    duty("no-space", &[SWITCHED, Fault("no-space")])
+        .because("what a target refuses for space fails as in target-errors, which proves those mistakes"),
+    duty("source-errors", &[SWITCHED, A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("flush-error")])
+        .because("a failure that is not passed on to the guest is told-too-well, which the flush mistakes of nbd-power-loss prove"),
+    duty("map-stuck", &[SWITCHED, CANCELLED, Fault("stuck"), In(Copying, H::Cancel)]),
+    duty("flush-death", &[SWITCHED, Fault("flush-error"), In(TargetLost, H::Crash)]),
+    duty("short-reads", &[SWITCHED, A_FAILURE, Fault("short-read")])
+        .because("the checked device makes an error of a short read, which its own tests prove"),
+    duty("journal-errors", &[SWITCHED, Fault("write-error"), Fault("crash"), Comes(InDoubt)])
+        .because("its mistakes are those of in-doubt, where they are seen sooner"),
+    duty(
+        "in-doubt",
+        &[
+            SWITCHED,
+            Comes(InDoubt),
+            Comes(Reverting),
+            In(InDoubt, H::Crash),
+            In(InDoubt, H::PowerLoss),
+            In(Switched, H::Crash),
+            In(InDoubt, H::TargetLost),
+        ],
+    ),
+    duty("map-errors", &[SWITCHED, RESUMED, Fault("write-error"), In(Copying, H::CrashAtWrite)])
+        .because("what the map says too much is proved by flush-death and resume, which need no errors of it"),
+    duty("stores-errors", &[SWITCHED, Fault("write-error"), Fault("read-error"), Comes(InDoubt), Fault("crash")])
+        .because("its mistakes are those of in-doubt, where they are seen sooner"),
+    duty("source-late", &[SWITCHED, Fault("stuck"), Fault("crash"), Happens(H::Cancel), Fault("disk-lost")])
+        .because("what a late source holds up is proved by undone-crash"),
+    duty("large-sectors", &[SWITCHED, Fault("crash"), Fault("power-loss"), Fault("disk-lost")])
+        .because("a request that is no multiple of a sector is refused by the checked device, which proves itself"),
+    duty("pool-empty", &[SWITCHED, Fault("pool-empty"), In(Copying, H::PoolEmpty), In(Verifying, H::PoolEmpty)])
+        .because("who holds a lock while it waits for a buffer is seen as converges; no such mistake is made yet"),
+    duty("store-full", &[SWITCHED, Fault("store-full"), Fault("no-space"), In(Copying, H::StoreFull), Fault("crash")])
+        .because("what a full store must not do is hold the guest, which told.rs proves for each phase"),
+    duty("crash", &[SWITCHED, Fault("crash"), Fault("late-landing")])
+        .because("crashes are proved where there is something to be believed after them: resume, flush-death, in-doubt"),
+    duty("await", &[SWITCHED, Fault("crash")]).because("it is played at every await, which needs no luck; see awaits.rs"),
+    duty("journal-torn", &[SWITCHED, Fault("power-loss"), In(Copying, H::PowerLossAtStore), Fault("late-landing")]),
+    duty("recovery", &[SWITCHED, Fault("crash"), In(Copying, H::CrashAgain), In(Committing, H::CrashAgain)])
+        .because("recovery's mistakes are proved by resume and in-doubt"),
+    duty("resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss"), In(TargetLost, H::CrashAtWrite)]),
+    duty("power-loss", &[SWITCHED, Fault("power-loss"), Fault("crash")]),
+    duty("steering", &[SWITCHED, CANCELLED, Happens(H::Pause), Happens(H::Cancel), Happens(H::Bandwidth)]),
+    duty("corruption", &[SWITCHED, Fault("corruption")])
+        .because("a comparison that compares nothing is seen in lies, which corrupts more"),
+    duty("lies", &[SWITCHED, Fault("lost-write"), Fault("misdirected-write"), Fault("flipped-bit")]),
+    duty("reconnect", &[SWITCHED, Fault("reconnect"), Fault("slow")])
+        .because("who lets a new connection in too early is a mistake of the host, made in world.rs"),
+    duty("nbd", &[SWITCHED]),
+    duty("nbd-cut", &[SWITCHED, Fault("link-cut"), Fault("link-down")]),
+    duty("nbd-half-open", &[SWITCHED, Fault("half-open"), Fault("reconnect")]),
+    duty("nbd-crash", &[SWITCHED, Fault("crash"), Fault("reconnect")])
+        .because("a dead server's requests are the disks' late landings, which crash and nbd-cut prove"),
+    duty("nbd-power-loss", &[SWITCHED, Fault("power-loss"), Fault("reconnect")]),
+    duty("nbd-slow-reader", &[SWITCHED, Fault("slow-reader"), Fault("link-down")])
+        .because("who waits for a reader holds up only that one: nbd's own tests prove it"),
+    duty("nbd-two", &[SWITCHED, Fault("reconnect"), Fault("half-open"), Fault("crash"), Fault("power-loss")])
+        .because("a connection that is let in too early is proved by nbd-cut and nbd-half-open"),
+    duty("snapshots", &[SWITCHED, Comes(PreSwitch)]),
+    duty("snapshots-crash", &[SWITCHED, Fault("crash"), Happens(H::Cancel)]),
+    duty("snapshots-power-loss", &[SWITCHED, Fault("power-loss"), Happens(H::Cancel)]),
+    duty("snapshots-steering", &[SWITCHED, CANCELLED, Happens(H::Pause)]).because(STRATEGY),
+    duty("snapshots-errors", &[SWITCHED, A_FAILURE, Fault("write-error"), Fault("flush-error")]),
+    duty("target-trouble", &[SWITCHED, Fault("write-error"), Fault("no-space"), Happens(H::TargetLost)]).because("its mistakes are those of the target-* scenarios, where they are seen sooner"),
+    duty("files-fail", &[SWITCHED, Fault("file-error"), Fault("crash"), Fault("power-loss")])
+        .because("what is not durable though it was said to be is proved by hosts-prepare-not-durable and its like"),
+    duty("clock-jumps", &[SWITCHED, Fault("clock-step"), Fault("crash"), In(Copying, H::ClockJump)])
+        .because("nothing of a guest's data hangs on the wall clock; what is told of time is checked as monotonic"),
+    duty("hosts", &[SWITCHED]),
+    duty(
+        "hosts-crash",
+        &[SWITCHED, Fault("crash"), Fault("neighbour-crash"), Fault("wrong-epoch"), In(Committing, H::Crash)],
+    ),
+    duty("hosts-cut", &[SWITCHED, Happens(H::NeighbourTrouble), In(PreSwitch, H::NeighbourTrouble), Comes(TargetLost)]),
+    duty("hosts-cut-guest", &[SWITCHED, Happens(H::NeighbourTrouble)])
+        .because("that the guest waits for nobody is proved by hosts-silence-borne in hosts-cut"),
+    duty("hosts-power-loss", &[SWITCHED, Fault("power-loss"), Fault("neighbour-power-loss")]),
+    duty("hosts-unheard", &[SWITCHED, Happens(H::NeighbourUnheard), Fault("neighbour-power-loss")]),
+    duty("hosts-meddled", &[SWITCHED, Happens(H::NeighbourMeddled), In(TargetLost, H::Crash)]),
+    duty("hosts-full", &[SWITCHED, Fault("no-space"), In(Cancelling, H::Crash)]),
+    duty("hosts-undone", &[SWITCHED, Happens(H::Cancel), Fault("neighbour-crash")]),
+    duty(
+        "hosts-judged",
+        &[SWITCHED, Fault("arbiter-trouble"), Comes(InDoubt), Comes(Reverting), Fault("crash"), Fault("neighbour-crash")],
+    ),
+    duty("hosts-judged-late", &[SWITCHED, Fault("arbiter-late"), In(InDoubt, H::Crash)]),
+    duty("hosts-judged-await", &[SWITCHED, Fault("arbiter-trouble"), Fault("crash")])
+        .because("it is played at many awaits; its mistakes are those of hosts-judged"),
+    duty("hosts-await", &[SWITCHED, Fault("crash")]).because("it is played at every await, which needs no luck"),
+    duty("hosts-await-there", &[SWITCHED, Fault("neighbour-crash")]),
+    duty("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
+    duty("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])
+        .because("a removal that fails is tried again by the move itself; none was seen that only the last look makes good"),
+    duty("there-and-back", &[SWITCHED, Fault("crash"), Fault("power-loss")])
+        .because("the way back is the way there with the sides exchanged, which quiet proves"),
+    duty("zeroes-lost", &[SWITCHED, Fault("flush-error"), Comes(TargetLost)])
+        .because("a regression of had-unflushed, which target-errors proves"),
+    duty("offload", &[SWITCHED, Fault("offload-error"), Fault("offload-part"), Fault("crash")])
+        .because("what an offload has left is copied by the engine, whose mistakes are proved without it"),
+    duty("dbt", &[SWITCHED, Comes(LastCopy)]),
+    duty("dbt-downtime", &[SWITCHED, Comes(LastCopy)])
+        .because("a hold that is not bounded is proved by dbt-slows-down, on a target that makes it long"),
+    duty("dbt-scattered", &[SWITCHED, Comes(LastCopy)]),
+    duty("dbt-slows-down", &[SWITCHED, Comes(LastCopy), Fault("slow")]),
+    duty("dbt-never-rests", &[SWITCHED]).because(STRATEGY),
+    duty("dbt-races", &[SWITCHED, Comes(LastCopy), Fault("slow")]),
+    duty("dbt-hot", &[SWITCHED, Comes(LastCopy), Fault("crash")]).because(STRATEGY),
+    duty(
+        "dbt-last-copy",
+        &[
+            SWITCHED,
+            Comes(LastCopy),
+            In(LastCopy, H::Crash),
+            In(LastCopy, H::PowerLoss),
+            In(LastCopy, H::Cancel),
+            In(LastCopy, H::TargetLost),
+        ],
+    ),
+    duty("dbt-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    duty("dbt-swarm", &[SWITCHED, Comes(LastCopy), Fault("crash")]).because(TOGETHER),
+    duty("async", &[SWITCHED]).because(STRATEGY),
+    duty("async-slow-target", &[SWITCHED]),
+    duty("async-races", &[SWITCHED, Fault("slow")]),
+    duty("async-errors", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("flush-error"), Fault("disk-lost")])
+        .because(STRATEGY),
+    duty("async-crash", &[SWITCHED, Fault("crash"), In(Copying, H::Crash)]).because(STRATEGY),
+    duty("async-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    duty("async-power-loss", &[SWITCHED, Fault("power-loss")]).because(STRATEGY),
+    duty("async-steering", &[SWITCHED, CANCELLED, Happens(H::Pause)]).because(STRATEGY),
+    duty("async-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    duty("auto", &[SWITCHED]).because(STRATEGY),
+    duty("auto-slow-target", &[SWITCHED]),
+    duty("auto-never-rests", &[SWITCHED]),
+    duty("auto-races", &[SWITCHED, Fault("slow")]),
+    duty("auto-errors", &[SWITCHED, A_FAILURE, Comes(TargetLost), Fault("write-error"), Fault("flush-error")])
+        .because(STRATEGY),
+    duty("auto-crash", &[SWITCHED, Fault("crash"), In(Copying, H::Crash)]).because(STRATEGY),
+    duty("auto-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    duty("auto-power-loss", &[SWITCHED, Fault("power-loss")]).because(STRATEGY),
+    duty("auto-steering", &[SWITCHED, CANCELLED, Happens(H::Pause), Fault("stuck")]).because(STRATEGY),
+    duty("auto-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    duty("paper", &[SWITCHED]).because(STRATEGY),
+    duty("paper-races", &[SWITCHED, Fault("slow")]),
+    duty("paper-errors", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("flush-error")]).because(STRATEGY),
+    duty("paper-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("write-error")]).because(STRATEGY),
+    duty("paper-steering", &[SWITCHED, CANCELLED, Fault("crash"), Happens(H::Pause)]).because(STRATEGY),
+    duty("paper-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    duty(
+        "swarm",
+        &[
+            SWITCHED,
+            CANCELLED,
+            A_FAILURE,
+            Comes(TargetLost),
+            Fault("crash"),
+            Fault("power-loss"),
+            Fault("reconnect"),
+            Fault("store-full"),
+            Fault("half-open"),
+        ],
+    )
+    .because(TOGETHER),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::scenarios::SCENARIOS;
+
+    #[test]
+    fn every_scenario_says_what_it_must_show() {
+        let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        let duties: Vec<&str> = DUTIES.iter().map(|duty| duty.scenario).collect();
+        assert_eq!(names, duties);
+        let silent: Vec<_> = DUTIES.iter().filter(|duty| duty.occurs.is_empty()).map(|duty| duty.scenario).collect();
+        assert!(silent.is_empty(), "{silent:?} name nothing that must occur");
+    }
+
+    /// `cargo xtask mutations --scenarios` prints them.
+    #[test]
+    fn every_scenario_is_the_target_of_a_mistake_or_says_why_not() {
+        let patches = Path::new(env!("CARGO_MANIFEST_DIR")).join("mutations");
+        let mut proved = BTreeSet::new();
+        for entry in patches.read_dir().expect("the mistakes are there") {
+            let path = entry.expect("it can be read").path();
+            if path.extension().is_some_and(|extension| extension == "patch") {
+                let text = std::fs::read_to_string(&path).expect("a patch is text");
+                let head = text.lines().take_while(|line| !line.starts_with("diff "));
+                proved.extend(head.filter_map(|line| line.strip_prefix("scenario: ").map(str::to_owned)));
+            }
+        }
+        for duty in DUTIES {
+            let is_proved = proved.remove(duty.scenario);
+            assert_ne!(is_proved, !duty.unproved.is_empty(), "{}: {:?}", duty.scenario, duty.unproved);
+        }
+        assert!(proved.is_empty(), "mistakes name scenarios that are not there: {proved:?}");
+    }
+}
