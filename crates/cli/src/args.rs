@@ -283,6 +283,9 @@ pub(crate) struct PlanArgs {
     /// Copy at most so much: 200MiB/s, 1Gbit/s; what the guest writes does not count
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,
+    /// A bandwidth below 64KiB/s is meant as it is
+    #[arg(long, requires = "bandwidth")]
+    pub(crate) slow: bool,
     /// To another host: take so much of the network whatever others want there, and beyond that what they leave: 50MiB/s
     #[arg(long, value_name = "RATE")]
     pub(crate) reserve: Option<Rate>,
@@ -327,6 +330,9 @@ pub(crate) struct SetArgs {
     /// Copy at most so much: 200MiB/s, 1Gbit/s; 0 for no limit
     #[arg(long, value_name = "RATE", required_unless_present_any = ["reserve", "deadline"])]
     pub(crate) bandwidth: Option<Rate>,
+    /// A bandwidth below 64KiB/s is meant as it is
+    #[arg(long, requires = "bandwidth")]
+    pub(crate) slow: bool,
     /// To another host: take so much of the network whatever others want there; 0 for what they leave
     #[arg(long, value_name = "RATE")]
     pub(crate) reserve: Option<Rate>,

@@ -10,7 +10,8 @@ use api::v1::{
 use serde::Serialize;
 
 use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, VolumeCommand};
-use crate::{report, show, watch};
+use crate::rate::Rate;
+use crate::{report, say, show, watch};
 
 /// Carries out a command, and gives what the program exits with.
 pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
@@ -19,6 +20,11 @@ pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
             let client = client(common);
             client.check_version().await?;
             start_move(&client, args, common.json).await
+        }
+        Command::Watch(args) => {
+            let client = client(common);
+            client.check_version().await?;
+            watch::watch(&client, args.name.as_deref(), common.json).await
         }
         Command::Adopt(args) if args.check => {
             let client = client(common);
@@ -50,12 +56,11 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             let status = client.status().await?;
             print(json, &status, || show::status(&status))
         }
-        Command::Watch(args) => watch::watch(&client, args.name.as_deref(), json).await,
         Command::Pause(args) => steer(&client, &args.name, "pause", json).await,
         Command::Resume(args) => steer(&client, &args.name, "resume", json).await,
         Command::Cancel(args) => steer(&client, &args.name, "cancel", json).await,
         Command::Set(args) => {
-            let [bandwidth, reserve] = [args.bandwidth, args.reserve].map(|rate| rate.map(|rate| rate.0));
+            let (bandwidth, reserve) = (bandwidth_of(args.bandwidth, args.slow)?, args.reserve.map(|rate| rate.0));
             let deadline_ms = args.deadline.map(|span| span.0);
             let job = client.set(&args.name, &SetRequest { bandwidth, reserve, deadline_ms }).await?;
             print(json, &job, || show::limits(&job))
@@ -87,7 +92,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             print(json, &host, || show::host(&host, args.renew))
         }
         Command::Trust(args) => trust(&client, args, json).await,
-        Command::Move(_) | Command::Copy(_) | Command::Rescue(_) | Command::Version => Ok(()),
+        Command::Move(_) | Command::Watch(_) | Command::Copy(_) | Command::Rescue(_) | Command::Version => Ok(()),
     }
 }
 
@@ -98,7 +103,7 @@ pub(crate) fn print(json: bool, value: &impl Serialize, words: impl FnOnce() -> 
             .map_err(|error| Error::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?,
         false => words(),
     };
-    println!("{}", text.trim_end());
+    say::line(text.trim_end());
     Ok(())
 }
 
@@ -172,12 +177,12 @@ async fn check(client: &Client, args: &AdoptArgs, json: bool) -> Result<u8> {
     print(json, &disks, || show::checked_disks(&disks))?;
     // The document is complete: what there is to say besides goes to the standard error alone.
     if let Some(first) = failed.first() {
-        eprintln!("transhume: {first}");
+        say::aside(&format!("transhume: {first}"));
         return Ok(first.exit_code);
     }
     let refused = disks.iter().filter(|disk| !disk.adoptable).count();
     if refused > 0 {
-        eprintln!("transhume: {refused} of {} disks cannot be adopted as they are", disks.len());
+        say::aside(&format!("transhume: {refused} of {} disks cannot be adopted as they are", disks.len()));
         return Ok(ErrorCode::NotAdoptable.exit_code());
     }
     Ok(0)
@@ -228,10 +233,23 @@ async fn steer(client: &Client, name: &str, action: &str, json: bool) -> Result<
     })
 }
 
+/// A rate below this is more often a unit that was forgotten than meant.
+const BANDWIDTH_MIN: u64 = 64 << 10;
+
+fn bandwidth_of(rate: Option<Rate>, slow: bool) -> Result<Option<u64>> {
+    let Some(Rate(bytes)) = rate else { return Ok(None) };
+    if (1..BANDWIDTH_MIN).contains(&bytes) && !slow {
+        let message = format!("a bandwidth of {bytes} bytes a second would take very long");
+        let hint = "write a unit, as in 200MiB/s, or say --slow as well if it is meant";
+        return Err(Error::new(ErrorCode::Invalid, message).with_hint(hint));
+    }
+    Ok(Some(bytes))
+}
+
 fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
     Ok(MoveRequest {
         to: absolute_backend(&args.to)?,
-        bandwidth: args.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
+        bandwidth: bandwidth_of(args.bandwidth, args.slow)?.filter(|rate| *rate > 0),
         reserve: args.reserve.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: args.verify.into(),
         strategy: args.how.strategy.into(),
@@ -263,7 +281,7 @@ async fn start_move(client: &Client, args: MoveArgs, json: bool) -> Result<u8> {
     // The report carries the error, so that programs read one document.
     print(json, &report::to_json(&over), || report::to_words(&over))?;
     Ok(over.error.map_or(0, |error| {
-        eprintln!("transhume: {error}");
+        say::aside(&format!("transhume: {error}"));
         error.exit_code
     }))
 }
@@ -285,7 +303,7 @@ async fn start_move_of_all(client: &Client, args: &MoveArgs, request: &MoveReque
     let documents: Vec<_> = over.iter().map(report::to_json).collect();
     print(json, &documents, || over.iter().map(report::to_words).collect::<Vec<_>>().join("\n"))?;
     let errors: Vec<&Error> = over.iter().filter_map(|job| job.error.as_ref()).collect();
-    errors.iter().for_each(|error| eprintln!("transhume: {error}"));
+    errors.iter().for_each(|error| say::aside(&format!("transhume: {error}")));
     Ok(errors.first().map_or(0, |error| error.exit_code))
 }
 

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{CopyArgs, CopyVerifyArg};
 use crate::commands::{absolute_backend, print};
-use crate::show;
+use crate::{say, show};
 
 /// What an interrupted program exits with.
 const INTERRUPTED: u8 = 130;
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &CopyArgs, json: bool) -> Result<u8> {
     match copied? {
         Some(report) => print(json, &report, || words(&report)).map(|()| 0),
         None => {
-            eprintln!("transhume: interrupted - copy again, with --overwrite if the target was not created for it");
+            say::aside("transhume: interrupted - copy again, with --overwrite if the target was not created for it");
             Ok(INTERRUPTED)
         }
     }

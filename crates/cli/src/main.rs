@@ -6,6 +6,7 @@ mod commands;
 mod copy;
 mod rate;
 mod report;
+mod say;
 mod show;
 mod span;
 mod watch;
@@ -29,9 +30,9 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             if json {
-                println!("{}", serde_json::json!({ "error": error }));
+                say::line(&serde_json::json!({ "error": error }).to_string());
             }
-            eprintln!("transhume: {error}");
+            say::aside(&format!("transhume: {error}"));
             ExitCode::from(error.exit_code)
         }
     }

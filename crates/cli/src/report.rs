@@ -4,6 +4,9 @@ use api::v1::{Estimate, Iteration, Job, JobState, PathRate, Prediction, Rates, R
 
 use crate::show::{bytes, rate, time, us};
 
+/// A stall at the start of the move that is worth a word, in microseconds.
+const ENTRY_STALL_US_MIN: u64 = 10_000;
+
 /// The report as JSON: its fields at the top, with what was moved where, and the error if there is one.
 pub(crate) fn to_json(job: &Job) -> serde_json::Value {
     let mut value = serde_json::to_value(job.report.clone().unwrap_or_default()).unwrap_or_default();
@@ -43,7 +46,9 @@ pub(crate) fn to_words(job: &Job) -> String {
 fn foretold(prediction: &Prediction) -> String {
     let when = if prediction.planned { "by its plan" } else { "in a moment before it began" };
     let [seconds, least, most] = [prediction.seconds, prediction.seconds_min, prediction.seconds_max].map(time);
-    let off = prediction.seconds_error_percent.map_or_else(String::new, |error| format!(": {}", off_by(error)));
+    let off = prediction
+        .seconds_error_percent
+        .map_or_else(String::new, |error| format!(": {}", off_by(error, prediction.seconds)));
     let felt = match prediction.stall_factor {
         Some(factor) if factor >= 1.0 => format!(", {factor:.1} times what it was"),
         Some(factor) => format!(", and it was {:.1} times that", 1.0 / factor.max(1e-9)),
@@ -57,10 +62,12 @@ fn foretold(prediction: &Prediction) -> String {
     )
 }
 
-/// By how many percent something was off.
-fn off_by(error: f64) -> String {
+/// By how many percent a time of `seconds` was off; of short ones, that it was not by much.
+fn off_by(error: f64, seconds: f64) -> String {
+    let off = (seconds - seconds / (1.0 + error / 100.0)).abs();
     match error {
         error if error.abs() < 0.5 => "right".to_owned(),
+        _ if off <= 0.25 => format!("right to {}", time(off)),
         error => format!("{:.0} % too {}", error.abs(), if error > 0.0 { "long" } else { "short" }),
     }
 }
@@ -107,7 +114,12 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
             lines.push(("buffered", text));
         }
         lines.extend(report.estimates.iter().map(|said| ("expected", estimate(said))));
-        lines.push(("stall", format!("{}, the guest's longest request at the switchover", us(report.stall_us_max))));
+        let entry = match report.switchover.entry_stall_us {
+            0..ENTRY_STALL_US_MIN => String::new(),
+            stall => format!("; {} at the start of the move", us(stall)),
+        };
+        let text = format!("{}, the guest's longest request at the switchover{entry}", us(report.stall_us_max));
+        lines.push(("stall", text));
         lines.push(("compared", compared(report)));
     }
     if let Some(digest) = &report.digest {
@@ -166,7 +178,7 @@ fn network(rates: &Rates) -> Vec<(&'static str, String)> {
 
 /// What was expected on the way.
 fn estimate(said: &Estimate) -> String {
-    let off = said.error_percent.map_or_else(String::new, |error| format!(": {}", off_by(error)));
+    let off = said.error_percent.map_or_else(String::new, |error| format!(": {}", off_by(error, said.eta_seconds)));
     let [eta, least, most] = [said.eta_seconds, said.eta_seconds_min, said.eta_seconds_max].map(time);
     format!("at {:.0} %, after {}: {eta} more ({least} to {most}){off}", said.percent, time(said.seconds))
 }
@@ -266,6 +278,10 @@ mod tests {
         let said = "by its plan: 11.0 s (9.0 s to 12.0 s) in one pass: 10 % too long; a stall of 1.0 ms, and it was 4.0 times that";
         assert!(words.contains(said), "{words}");
         assert_eq!(to_json(&foretold)["prediction"]["seconds_error_percent"], 10.0);
+        assert_eq!(
+            (off_by(-25.0, 0.15), off_by(-25.0, 15.0)),
+            ("right to 50.0 ms".to_owned(), "25 % too short".to_owned())
+        );
     }
 
     #[test]

@@ -152,7 +152,8 @@ fn arrived(arrival: &Arrival) -> String {
         ArrivalStage::Filling => format!("{from}, which holds it and fills this copy"),
         ArrivalStage::Prepared => format!("{from}; ready to be taken under epoch {}", arrival.epoch),
         ArrivalStage::Held if arrival.used => format!("{from}, whose guest uses it from there"),
-        ArrivalStage::Held | ArrivalStage::Unknown => from,
+        ArrivalStage::Held => format!("{from}, whose guest may use it from there until it is detached there"),
+        ArrivalStage::Unknown => from,
     }
 }
 

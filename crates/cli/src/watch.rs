@@ -8,7 +8,7 @@ use api::Client;
 use api::v1::{Error, ErrorCode, Job, JobState, Result};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::show;
+use crate::{say, show};
 
 /// How often progress is asked for.
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -60,7 +60,10 @@ pub(crate) async fn wait(client: &Client, job: &Job, json: bool) -> Result<Job> 
         over = following => over?,
         _ = tokio::signal::ctrl_c() => {
             bar.bar.abandon();
-            eprintln!("the move goes on; `transhume watch {0}` shows it, `transhume cancel {0}` undoes it", job.volume);
+            say::aside(&format!(
+                "the move goes on; `transhume watch {0}` shows it, `transhume cancel {0}` undoes it",
+                job.volume
+            ));
             std::process::exit(130);
         }
     };
@@ -82,13 +85,13 @@ async fn follow(client: &Client, id: u64, bar: &Bar) -> Result<Job> {
                     let why = progress.last_error.as_deref().unwrap_or("no reason known");
                     let hint =
                         format!("`transhume resume {0}` tries again, `transhume cancel {0}` undoes it", job.volume);
-                    bar.bar.suspend(|| eprintln!("the target was lost, the guest goes on: {why} - {hint}"));
+                    bar.bar.suspend(|| say::aside(&format!("the target was lost, the guest goes on: {why} - {hint}")));
                 }
                 is_stuck = lost.is_some();
             }
             Err(error) if error.code == ErrorCode::DaemonUnreachable && away < AWAY_MAX => {
                 if away.is_zero() {
-                    bar.bar.suspend(|| eprintln!("the daemon is away; the move resumes when it is back"));
+                    bar.bar.suspend(|| say::aside("the daemon is away; the move resumes when it is back"));
                 }
                 away += INTERVAL;
                 tokio::time::sleep(INTERVAL).await;
@@ -98,14 +101,16 @@ async fn follow(client: &Client, id: u64, bar: &Bar) -> Result<Job> {
     }
 }
 
-/// Shows the moves under way (of one volume, or all) until there are none.
-pub(crate) async fn watch(client: &Client, name: Option<&str>, json: bool) -> Result<()> {
+/// Shows the moves under way (of one volume, or all) until there are none. Gives what the program exits with: what the first of
+/// them that did not end well says.
+pub(crate) async fn watch(client: &Client, name: Option<&str>, json: bool) -> Result<u8> {
     if let Some(name) = name {
         client.volume(name).await?;
     }
     let is_seen = std::io::stderr().is_terminal() && !json;
     let bars = MultiProgress::new();
     let mut shown: BTreeMap<u64, Bar> = BTreeMap::new();
+    let mut code = 0;
     loop {
         let mut jobs = client.jobs(false).await?;
         jobs.retain(|job| name.is_none_or(|name| job.volume == name));
@@ -115,10 +120,15 @@ pub(crate) async fn watch(client: &Client, name: Option<&str>, json: bool) -> Re
                 continue;
             }
             bar.bar.finish_and_clear();
-            say_end(&client.job(id, Duration::ZERO).await?, json)?;
+            let over = client.job(id, Duration::ZERO).await?;
+            say_end(&over, json)?;
+            if let Some(error) = &over.error {
+                say::aside(&format!("transhume: {error}"));
+                code = if code == 0 { error.exit_code } else { code };
+            }
         }
         if jobs.is_empty() {
-            return Ok(());
+            return Ok(code);
         }
         for job in &jobs {
             let bar = shown.entry(job.id).or_insert_with(|| {
@@ -128,9 +138,9 @@ pub(crate) async fn watch(client: &Client, name: Option<&str>, json: bool) -> Re
             bar.show(job);
         }
         if json {
-            println!("{}", serde_json::to_string(&jobs).map_err(not_json)?);
+            say::line(&serde_json::to_string(&jobs).map_err(not_json)?);
         } else if !is_seen {
-            println!("{}", show::jobs(&jobs));
+            say::line(&show::jobs(&jobs));
         }
         tokio::time::sleep(if is_seen { INTERVAL } else { Duration::from_secs(1) }).await;
     }
@@ -138,9 +148,9 @@ pub(crate) async fn watch(client: &Client, name: Option<&str>, json: bool) -> Re
 
 fn say_end(job: &Job, json: bool) -> Result<()> {
     if json {
-        println!("{}", serde_json::to_string(&[job]).map_err(not_json)?);
+        say::line(&serde_json::to_string(&[job]).map_err(not_json)?);
     } else {
-        println!("{}", crate::report::to_words(job));
+        say::line(&crate::report::to_words(job));
     }
     Ok(())
 }

@@ -27,6 +27,28 @@ fn a_source_is_kept_when_the_configuration_still_names_it() {
 }
 
 #[test]
+fn a_hook_that_points_a_link_at_the_target_has_the_source_deleted_and_not_the_target() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let (link, target, hook) = (world.path("link.img"), world.path("new.img"), world.path("hook"));
+    std::os::unix::fs::symlink(&image, &link).expect("a symlink");
+    let qemu = Qemu::raw(&world, &link);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    std::fs::write(&hook, "#!/bin/sh\nln -sfn \"$TRANSHUME_TARGET\" \"$TRANSHUME_SOURCE\"\n").expect("written");
+    tool("chmod", &["+x", &world.text("hook")]);
+    let to = support::target(&target);
+    let arguments = ["move", "web1", "--to", &to, "--persist-hook", &world.text("hook"), "--delete-source"];
+    let report = world.json(&arguments);
+    assert_eq!(report["state"], "done", "{report}");
+    assert_eq!(std::fs::read_link(&link).expect("a symlink"), target);
+    assert!(!image.exists(), "the source was not deleted");
+    qemu.write(0x5a);
+    world.json(&["release", "web1"]);
+    drop(qemu);
+    assert!(std::fs::read(&link).expect("the target is there")[..1 << 20].iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
 fn a_running_disk_is_adopted_moved_and_released() {
     let world = World::new();
     let image = world.image("disk.img", 16 << 20, 65536);
@@ -63,7 +85,7 @@ fn a_running_disk_is_adopted_moved_and_released() {
     assert_eq!(qemu.file_of("disk0"), to.display().to_string());
     qemu.write(0xc3);
     assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
-    assert!(!world.path("web1.sock").exists(), "the socket was left behind");
+    assert!(!world.path("web1").exists(), "the socket was left behind");
     drop(qemu);
     let moved = std::fs::read(&to).expect("read");
     assert!(moved[..1 << 20].iter().all(|byte| *byte == 0xc3), "a write of the guest is lost");
@@ -92,6 +114,37 @@ fn an_adopted_disk_survives_a_killed_daemon_and_is_moved_all_the_same() {
     assert_eq!(qemu.file_of("disk0"), to.display().to_string());
     drop(qemu);
     assert!(std::fs::read(&to).expect("read")[..1 << 20].iter().all(|byte| *byte == 0x33));
+}
+
+/// After a restart the daemon does not know what the one before has lost: it looks at the target again, and writes no zeroes into
+/// the holes of a container that is advertised far longer than it is.
+#[test]
+fn an_interrupted_move_of_a_qcow2_disk_takes_no_more_room_than_the_disk_holds() {
+    let mut world = World::new();
+    let image = world.path("disk.qcow2");
+    tool("qemu-img", &["create", "-q", "-f", "qcow2", &image.display().to_string(), "1G"]);
+    tool("qemu-io", &["-c", "write -P 9 64M 12M", &image.display().to_string()]);
+    let file = format!("driver=file,node-name=file0,filename={}", image.display());
+    let format = "driver=qcow2,node-name=disk0,file=file0";
+    let device = "virtio-blk-pci,drive=disk0,id=vda";
+    let qemu = Qemu::start(&world, &["-blockdev", &file, "-blockdev", format, "-device", device]);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let to = world.path("new.qcow2");
+    let target = format!("file:{}", to.display());
+    let job = world.json(&["move", "web1", "--to", &target, "--no-persist", "--bandwidth", "4MiB/s", "--detach"]);
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(2 << 20));
+    world.kill();
+    world.start();
+    world.json(&["set", "web1", "--bandwidth", "0"]);
+    let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+    qemu.write(0x66);
+    world.json(&["release", "web1"]);
+    drop(qemu);
+    tool("qemu-img", &["check", "-q", &to.display().to_string()]);
+    let found = std::fs::metadata(&to).expect("there");
+    let (length, allocated) = (found.len(), std::os::unix::fs::MetadataExt::blocks(&found) * 512);
+    assert!(length < 64 << 20 && allocated < 64 << 20, "{length} bytes long, {allocated} allocated");
 }
 
 #[test]
@@ -175,7 +228,7 @@ fn monitors_that_are_dead_owned_or_of_a_disk_that_cannot_be_adopted_are_refused(
     drop(qemu);
     adopt(&monitor, "disk0", 21, "dead");
     assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
-    assert!(!world.path("web1.sock").exists());
+    assert!(!world.path("web1").exists());
 }
 
 #[test]
@@ -354,4 +407,128 @@ fn a_disk_is_given_back_on_the_block_device_that_it_was_moved_to() {
     qemu.write(0xaa);
     drop(qemu);
     assert!(device.read(0, 1 << 20).iter().all(|byte| *byte == 0xaa), "a write of the guest is lost");
+}
+
+/// A disk that moves slowly while daemon and QEMU are killed, and the VM is started on its image before the daemon is
+/// back. Gives the new QEMU.
+fn started_beside(world: &mut World, image: &std::path::Path, more: &str) -> Qemu {
+    let qemu = Qemu::raw(world, image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let to = support::target(&world.path("new.img"));
+    world.json(&["move", "web1", "--to", &to, "--no-persist", "--bandwidth", "2MiB/s", "--detach"]);
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(1 << 20));
+    world.kill();
+    drop(qemu);
+    let _ = std::fs::remove_file(world.path("qmp"));
+    let again = Qemu::raw_with(world, image, more);
+    world.start();
+    again
+}
+
+#[test]
+fn a_move_does_not_go_on_under_a_vm_that_was_started_on_its_image_meanwhile() {
+    let mut world = World::new();
+    // QEMU's locks tell of it, or, without them, what its process has open.
+    for (number, more) in ["", ",locking=off"].into_iter().enumerate() {
+        let image = world.image("disk.img", 16 << 20, 65536);
+        let qemu = started_beside(&mut world, &image, more);
+        let shown = world.json(&["volume", "show", "web1"]);
+        assert_eq!(shown["state"], "down", "{number}: {shown}");
+        let problem = shown["problem"].as_str().expect("it is said why");
+        assert!(problem.contains("in use by a QEMU program") || problem.contains("has the image itself"), "{problem}");
+        qemu.write(0x6b);
+        assert!(image.exists() && world.files("disk.img.moved-").is_empty(), "{number}: the image was touched");
+        drop(qemu);
+        // What it has written the target lacks: all of it is copied again.
+        world.terminate();
+        world.start();
+        let job = world.wait_until_job("the move does not go on", |job| job["state"] == "running");
+        world.json(&["set", "web1", "--bandwidth", "0"]);
+        let over = world.wait_for_job(job["id"].as_u64().expect("a number"));
+        assert_eq!(over["state"], "done", "{over}");
+        assert!(std::fs::read(world.path("new.img")).expect("read")[..1 << 20].iter().all(|byte| *byte == 0x6b));
+        world.json(&["release", "web1"]);
+        for file in [world.files("disk.img.moved-"), vec![world.path("new.img"), world.path("qmp")]].concat() {
+            std::fs::remove_file(file).expect("removed");
+        }
+    }
+}
+
+#[test]
+fn an_idle_disk_whose_vm_has_its_image_itself_is_not_moved_and_can_be_released() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    world.kill();
+    drop(qemu);
+    std::fs::remove_file(world.path("qmp")).expect("removed");
+    let qemu = Qemu::raw_with(&world, &image, ",locking=off");
+    world.start();
+    let to = support::target(&world.path("new.img"));
+    world.refused(&["move", "web1", "--to", &to, "--no-persist"], 9, "has the image itself");
+    assert!(!world.path("new.img").exists(), "a target was left behind");
+    world.json(&["release", "web1"]);
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
+    assert_eq!(qemu.file_of("disk0"), image.display().to_string());
+}
+
+#[test]
+fn a_living_vm_whose_monitor_is_away_keeps_its_disk() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    world.kill();
+    world.start();
+    // Nobody is connected: QEMU notices the end of its connection when its guest asks for something.
+    let away = world.path("away");
+    std::fs::rename(&qemu.monitor, &away).expect("renamed");
+    world.refused(&["release", "web1"], 21, "lives");
+    assert_eq!(world.json(&["volume", "show", "web1"])["vm"]["state"], "adopted");
+
+    // Another QEMU there is not the one that has the disk.
+    let other = World::without_daemon();
+    let stranger = Qemu::raw(&other, &other.image("disk.img", 4 << 20, 65536));
+    std::fs::rename(&stranger.monitor, &qemu.monitor).expect("renamed");
+    world.refused(&["release", "web1"], 21, "another QEMU");
+    drop(stranger);
+    std::fs::rename(&away, &qemu.monitor).expect("renamed");
+    qemu.write(0x21);
+    world.json(&["release", "web1"]);
+    assert_eq!(qemu.file_of("disk0"), image.display().to_string());
+    qemu.write(0x22);
+}
+
+#[test]
+fn nobody_but_its_own_qemu_gets_an_adopted_disk() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    world.json(&["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"]);
+    let export = world.json(&["volume", "show", "web1"])["export"].as_str().expect("an address").to_owned();
+    let stranger = |world: &World| {
+        let output = Command::new("nbdinfo").args(["--size", &export]).output().expect("nbdinfo: run `make setup`");
+        assert!(!output.status.success(), "another process has got the disk: {output:?}");
+        assert!(world.log().contains("was refused its disk"), "{}", world.log());
+    };
+    stranger(&world);
+    world.terminate();
+    world.start();
+    stranger(&world);
+    qemu.write(0x31);
+    world.json(&["release", "web1"]);
+    assert!(!world.path("web1").exists(), "the directory of its socket was left behind");
+}
+
+#[test]
+fn an_image_that_qemu_names_and_does_not_have_open_is_refused() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let qemu = Qemu::raw(&world, &image);
+    let secret = world.image("secret", 4 << 20, 65536);
+    std::fs::rename(&secret, &image).expect("renamed");
+    let arguments = ["adopt", "--qmp", &qemu.text(), "--node", "disk0", "--name", "web1"];
+    world.refused(&arguments, 23, "does not have that file open");
+    assert_eq!(world.json(&["volume", "ls"]).as_array().map(Vec::len), Some(0));
 }

@@ -266,6 +266,8 @@ fn a_volume_that_is_given_back_by_hand_is_not_taken_by_a_target_that_hears_of_th
     let court = Court::new(46);
     court.roads[1].set(Way::Closed);
     court.pair.give_up_untaken();
+    // A host that can still be asked over an old connection is told itself, without the arbiter.
+    court.pair.network.cut();
     court.roads[0].set(Way::Closed);
     court.pair.a.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
     court.roads[0].set(Way::Open);

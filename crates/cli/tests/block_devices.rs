@@ -122,6 +122,44 @@ fn a_source_that_grows_while_it_moves_is_moved_as_it_was_and_the_report_says_so(
     has_size(&world, &uri, 16 << 20);
 }
 
+/// What took the target's name while no daemon ran is not written to, and the guest stays on the source.
+#[test]
+fn a_restart_does_not_write_to_another_file_or_block_device_under_the_name_of_the_target() {
+    const SIZE: u64 = 8 << 20;
+    let mut world = World::new();
+    let device = Loop::new(&world, "device.img", SIZE as usize, 512);
+    let other = world.path("other.img");
+    std::fs::write(&other, vec![OLD; SIZE as usize]).expect("written");
+    let file = world.path("new.img");
+    for (name, target) in [("x", device.target()), ("y", format!("file:{}", file.display()))] {
+        let image = world.image(&format!("{name}.img"), SIZE, 65536);
+        world.attach(name, &image);
+        let before = std::fs::read(&image).expect("read");
+        let move_it = ["move", name, "--to", &target, "--overwrite", "--bandwidth", "1MiB/s", "--detach"];
+        let id = world.json(&move_it)["id"].as_u64().expect("a number");
+        wait_until_copied(&world, 1 << 20);
+        world.kill();
+        match name {
+            "x" => {
+                tool("losetup", &["--detach", &device.device]);
+                tool("losetup", &[&device.device, &world.text("other.img")]);
+            }
+            _ => {
+                std::fs::rename(&file, world.path("aside.img")).expect("renamed");
+                std::fs::copy(&other, &file).expect("another file");
+            }
+        }
+        world.start();
+        let over = world.wait_for_job(id);
+        assert_eq!(over["state"], "failed", "{over}");
+        assert!(over["error"].to_string().contains("deleted or replaced"), "{over}");
+        let found = if name == "x" { device.read(0, SIZE as usize) } else { std::fs::read(&file).expect("read") };
+        assert!(found.iter().all(|byte| *byte == OLD), "what took the target's name was overwritten");
+        assert!(std::fs::read(&image).expect("the source is there") == before);
+        assert_eq!(world.json(&["volume", "show", name])["state"], "serving");
+    }
+}
+
 #[test]
 fn a_target_with_larger_sectors_than_clients_use_is_refused() {
     let world = World::new();

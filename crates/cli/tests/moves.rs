@@ -3,6 +3,7 @@
 mod support;
 
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -399,4 +400,35 @@ fn a_deadline_is_given_changed_and_taken_away_under_way_and_outlives_the_daemon(
     let over = world.wait_for_job(id);
     let rates = &over["report"]["rates"];
     assert_eq!((&rates["deadline_ms"], &rates["deadline_kept"]), (&3_600_000.into(), &true.into()), "{over}");
+}
+
+#[test]
+fn watching_a_move_that_fails_fails_and_nobody_to_read_is_no_defect() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let to = world.path("new.img");
+    let slow = ["move", "x", "--to", &target(&to), "--bandwidth", "1MiB/s", "--detach"];
+    world.json(&slow);
+    let mut watching =
+        world.command(&["watch", "x"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("runs");
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(1 << 20));
+    std::fs::remove_file(&to).expect("somebody removes the target");
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let code = wait(&mut watching).code();
+    let over = world.json(&["jobs", "--all"])[0].clone();
+    assert_eq!(over["state"], "failed", "{over}");
+    assert_eq!(code.map(i64::from), over["error"]["exit_code"].as_i64(), "{over}");
+
+    for arguments in [&["jobs", "--all"][..], &["status", "--json"], &["volume", "ls"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let output = world.command(arguments).stdout(writer).stderr(Stdio::piped()).output().expect("runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{arguments:?}");
+    }
+    // What the engine says names the volume and the move.
+    let log = world.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("the migration goes on")).collect();
+    assert!(!lines.is_empty() && lines.iter().all(|line| line.contains("move{volume=\"x\" job=1}")), "{lines:?}");
 }

@@ -4,12 +4,17 @@ mod support;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::{Buffer, Bytes, Data, Device, Mutation};
+use env::{EnvRef, RealEnv};
+use nbd::NbdDevice;
+use rustix::process::Signal;
 use serde_json::Value;
 use support::load::Load;
 use support::server::{Server, empty, text};
-use support::{HANG, World, same, target};
+use support::{HANG, World, same, signal, target};
 
 const MIB: u64 = 1 << 20;
 
@@ -185,4 +190,95 @@ fn a_server_that_stays_away_gives_errors_after_the_patience_and_serves_again_whe
     while !String::from_utf8_lossy(&read().stdout).contains("read 4096/4096") {
         assert!(start.elapsed() < HANG, "the server is back and nobody connects\n{}", world.log());
     }
+}
+
+/// The guest goes on beside whatever it could wait for.
+fn goes_on_within_limit(load: &Load, what: &str, world: &World) {
+    let (before, start) = (load.requests(), Instant::now());
+    while load.requests() < before + 300 {
+        assert!(start.elapsed() < HANG, "{what}: the guest waits\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_holds_up_neither_the_guest_nor_anybody_else_and_the_move_goes_on_with_it() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 16 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 35);
+    let far = empty(&world, "far.img", 16 * MIB);
+    let server = Server::nbdkit(&world, &["file", text(&far)]);
+    let to = server.uri();
+    let begin = |flags: &[&str]| {
+        let flags = [&["move", "x", "--to", &to, "--verify", "full", "--overwrite", "--detach"], flags].concat();
+        world.json(&flags)["id"].as_u64().expect("a number")
+    };
+    // While it is copied to: the guest, those who ask, and a cancel.
+    let id = begin(&["--bandwidth", "4MiB/s"]);
+    world.wait_until_job("nothing is copied", has_copied(4 * MIB));
+    signal(&server.child, Signal::STOP);
+    goes_on_within_limit(&load, "copying", &world);
+    assert_eq!(world.json(&["volume", "show", "x"])["state"], "moving");
+    assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
+    assert_eq!(world.wait_for_job(id)["state"], "cancelled");
+    goes_on_within_limit(&load, "cancelled", &world);
+    // What is under way there may land on what is written next.
+    world.refused(&["move", "x", "--to", &to, "--overwrite"], 7, "has not answered all");
+    signal(&server.child, Signal::CONT);
+    let start = Instant::now();
+    while !world.json(&["plan", "x", "--to", &to, "--overwrite"])["refusal"].is_null() {
+        assert!(start.elapsed() < HANG, "the export is not free again\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // While everything is copied and compared, and a stop of the daemon.
+    let id = begin(&["--bandwidth", "8MiB/s"]);
+    world.wait_until_job("nothing is copied", has_copied(8 * MIB));
+    signal(&server.child, Signal::STOP);
+    goes_on_within_limit(&load, "copying again", &world);
+    world.terminate();
+    world.start();
+    goes_on_within_limit(&load, "started again", &world);
+    signal(&server.child, Signal::CONT);
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}\n{}", world.log());
+    load.goes_on();
+    same(&far, &load.finish());
+}
+
+#[test]
+fn a_server_below_a_volume_may_be_stopped_politely_under_load_and_killed_after_a_forced_write() {
+    let world = World::new();
+    let image = world.image("disk.img", 4 * MIB, 65536);
+    let uri = world.attach("x", &image);
+    let far = empty(&world, "far.img", 4 * MIB);
+    let mut server = Server::nbdkit(&world, &["file", text(&far)]);
+    assert_eq!(world.json(&["move", "x", "--to", &server.uri()])["state"], "done");
+    let load = Load::start(&uri, &far, 34);
+    for _ in 0..3 {
+        load.goes_on();
+        support::signal(&server.child, rustix::process::Signal::TERM);
+        server.child.wait().expect("it ends");
+        std::thread::sleep(Duration::from_millis(200));
+        server = Server::nbdkit(&world, &["file", text(&far)]);
+    }
+    load.goes_on();
+    same(&far, &load.finish());
+
+    // Without a flush, which QEMU's programs ask for when they end.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    runtime.block_on(async {
+        let env: EnvRef = Arc::new(RealEnv::new());
+        let export = NbdDevice::connect(&uri.parse().expect("a good address"), &env).await.expect("it is served");
+        let device = Device::new("export", export);
+        let filled = |length, value| Mutation::data(Bytes(0), Data::copy_of(&vec![value; length]));
+        device.write(filled(8192, 1)).await.expect("it is served");
+        device.write(filled(4096, 2).with_fua(true)).await.expect("it is served");
+        drop(server);
+        let _server = Server::nbdkit(&world, &["file", text(&far)]);
+        let read = device.read(Bytes(0), Buffer::unpooled(8192)).await.expect("the server is back");
+        assert!(read[..4096].iter().all(|byte| *byte == 2), "an older write came back over a forced one");
+        assert!(read[4096..].iter().all(|byte| *byte == 1), "a write was lost");
+    });
 }

@@ -51,6 +51,39 @@ fn a_volume_moves_by_snapshots_under_load_and_no_overlay_is_left() {
     assert_eq!(world.json(&["volume", "show", "x"])["backend"], target(&to));
 }
 
+/// The guest's disk is the source with its overlays: what becomes of the target's file system, it does not feel.
+#[test]
+fn a_target_that_runs_full_fails_a_snapshot_move_and_no_request_of_the_guest() {
+    let mut world = World::without_daemon();
+    let small = Mount::tmpfs(&world.path("small"), "96M");
+    world.start();
+    let image = world.image("disk.img", 16 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 61);
+    let to = small.path.join("new.img");
+    begin(&world, &to, "6MiB/s");
+    // The base is copied, and what the guest has written meanwhile is folded.
+    let is_second = |job: &serde_json::Value| job["progress"]["iteration"].as_u64() >= Some(2);
+    world.wait_until_job("no second snapshot is taken", is_second);
+    let overlays = world.files(".disk.img.overlay-");
+    assert!(!overlays.is_empty(), "no overlay beside the source");
+    for overlay in overlays {
+        let Ok(found) = std::fs::metadata(&overlay) else { continue };
+        let allocated = std::os::unix::fs::MetadataExt::blocks(&found) * 512;
+        assert!(allocated >= found.len(), "{} has no space of its own", overlay.display());
+    }
+    let filler = std::fs::File::create(small.path.join("filler")).expect("created");
+    let mut zeroes = std::io::repeat(7);
+    std::io::copy(&mut zeroes, &mut &filler).expect_err("it runs full");
+    // Into holes of the target nothing fits any more, into its data all does: both ends are good.
+    load.goes_on();
+    world.run(&["cancel", "x"]);
+    let over = world.wait_until_job("it does not end", |job| job["finished_unix_ms"].is_u64());
+    let held_by = if over["state"] == "done" { &to } else { &image };
+    load.goes_on();
+    same(held_by, &load.finish());
+}
+
 #[test]
 fn a_cancelled_snapshot_move_leaves_the_guest_on_a_whole_source() {
     let world = World::new();
@@ -142,12 +175,15 @@ fn rescue_serves_a_volume_with_its_overlays_and_the_move_goes_on_afterwards() {
 #[test]
 fn a_snapshot_move_without_room_or_place_for_overlays_is_refused_and_leaves_nothing() {
     let world = World::new();
-    let image = world.image("disk.img", 4 << 20, 65536);
-    world.attach("x", &image);
     let small = Mount::tmpfs(&world.path("small"), "10m");
-    let to = target(&small.path.join("new.img"));
+    let image = small.path.join("disk.img");
+    std::fs::copy(world.image("contents.img", 4 << 20, 65536), &image).expect("copied");
+    world.attach("x", &image);
+    // Beside the source two overlays find no room.
+    let to = target(&world.path("new.img"));
     world.refused(&["move", "x", "--to", &to, "--strategy", "snapshot"], 14, "are free");
-    assert_eq!(std::fs::read_dir(&small.path).expect("listed").count(), 0);
+    assert_eq!(std::fs::read_dir(&small.path).expect("listed").count(), 1);
+    assert!(!world.path("new.img").exists(), "the target was left behind");
     let device = Loop::new(&world, "device.img", 8 << 20, 512);
     world.refused(&["move", "x", "--to", &device.target(), "--overwrite", "--strategy", "snapshot"], 2, "is no file");
 }
