@@ -4,6 +4,7 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 SEEDS ?= 0..500
+FRESH ?= 100
 CYCLES ?= 200
 MINUTES ?= 5
 SCALE ?= 4
@@ -11,7 +12,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-range-lock bench-wire paper-esx paper-esx-real deny docs clean
+.PHONY: help build release install setup test test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -37,8 +38,16 @@ test: setup ## Run everything that decides whether main is green: unit, tool, QE
 	$(MAKE) sim
 	$(CARGO) xtask torture --seed 100 --cycles 5 --act-cycles 2
 
-sim: ## Run the simulator's seeds (SEEDS=A..B)
-	$(CARGO) xtask sim --seeds $(SEEDS)
+# Its packages would replace the distribution's QEMU: they are unpacked, not installed.
+QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10
+test-qemu10: setup ## Run the tests of adoption on QEMU 10 of Debian's backports, unpacked below target/
+	programs=$$(xtask/qemu10.sh $(QEMU10)) && PATH=$$programs:$$PATH TRANSHUME_TEST_QEMU=10. \
+		$(CARGO) test --locked --workspace --no-fail-fast --test adoption --test recovery --test refusals \
+		--test monitor --test attachments --test access --test all_disks
+
+sim: ## Run the simulator's seeds (SEEDS=A..B), some of today (FRESH=N), and each scenario until it shows what it must
+	$(CARGO) xtask sim --seeds $(SEEDS) --fresh $(FRESH)
+	$(CARGO) xtask sim --covers --seeds 0..100
 
 sim-long: ## Run 100,000 of the simulator's seeds, and kill the process at every await of a few
 	$(CARGO) xtask sim --seeds 0..100000
@@ -78,6 +87,9 @@ demo: ## Move a running guest's disk and print the report
 
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
 	@$(CARGO) xtask bench-local
+
+bench-large: ## Measure what a guest feels that writes all over 16 TiB while they are moved (some GiB of memory; five minutes)
+	@$(CARGO) xtask bench-local --only large
 
 bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads (one minute)
 	@$(CARGO) xtask bench-range-lock

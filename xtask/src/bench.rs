@@ -5,6 +5,8 @@ mod adopt;
 mod figures;
 mod groups;
 mod idle;
+mod isolation;
+mod large;
 pub(crate) mod load;
 mod machine;
 mod memory;
@@ -27,7 +29,7 @@ use groups::Groups;
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, mirror-memory, mirror-disk, stall, adopt, memory. May be given again.
+    /// Only these groups: machine, nbd, idle, isolation, mirror-memory, mirror-disk, stall, adopt, memory, large. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -79,11 +81,13 @@ const GROUPS: &Groups<Bench> = &[
     ("machine", machine::run),
     ("nbd", nbd::run),
     ("idle", idle::run),
+    ("isolation", isolation::run),
     ("mirror-memory", mirror::run_in_memory),
     ("mirror-disk", mirror::run_on_disk),
     ("stall", stall::run),
     ("adopt", adopt::run),
     ("memory", memory::run),
+    ("large", large::run),
 ];
 
 /// Measures, prints a table and writes JSON.
@@ -122,7 +126,7 @@ pub(crate) fn build_debug_programs() -> anyhow::Result<PathBuf> {
 fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--locked", "--profile", profile, "--bins"])
+        .args(["build", "--locked", "--profile", profile, "--bins"])
         .args(["--package", "transhume-cli", "--package", "transhume-guest"])
         .status()
         .context("running cargo")?;

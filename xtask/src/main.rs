@@ -2,8 +2,10 @@
 
 mod bench;
 mod demo;
+mod fixtures;
 mod mutations;
 mod paper_esx;
+mod runs;
 mod setup;
 mod sim;
 mod tidy;
@@ -48,6 +50,12 @@ enum Chore {
     /// Measure moves between two hosts in network namespaces against nbdcopy, QEMU and plain TCP (needs root); prints a table
     /// and writes JSON.
     BenchWire(bench::wire::Arguments),
+    /// Record state directories, API answers and wire transcripts of a version, which later programs must read.
+    RecordFixtures(fixtures::Arguments),
+    /// Run a command, and keep what came of it in docs/runs, for the table in docs/reliability.md.
+    Record(runs::RecordArguments),
+    /// Draw the table of recorded runs in docs/reliability.md.
+    Runs(runs::Arguments),
     /// One plain TCP stream, as `bench-wire` starts it on both hosts.
     #[command(hide = true)]
     TcpStream(bench::wire::tcp::Arguments),
@@ -67,6 +75,9 @@ fn main() -> ExitCode {
         Chore::BenchLocal(arguments) => bench::run(arguments),
         Chore::BenchRangeLock(arguments) => bench::range_lock::run(&arguments),
         Chore::BenchWire(arguments) => bench::wire::run(arguments),
+        Chore::RecordFixtures(arguments) => fixtures::run(&arguments),
+        Chore::Record(arguments) => runs::record(&arguments),
+        Chore::Runs(arguments) => runs::run(&arguments),
         Chore::TcpStream(arguments) => bench::wire::tcp::run(&arguments),
     };
     match outcome {

@@ -5,7 +5,7 @@
 //! seeds that it states. A patch that does not apply, that does not compile, or that is noticed in any other way fails.
 //! What the simulator cannot play (the daemon's files, the wire) names a test instead, which must build and then fail.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -31,6 +31,9 @@ pub(crate) struct Arguments {
     /// Say which there are, and make none.
     #[arg(long)]
     list: bool,
+    /// Say of each scenario which mistakes it proves, or why it proves none, and make none.
+    #[arg(long)]
+    scenarios: bool,
 }
 
 /// A mistake, as its patch's head has it.
@@ -64,6 +67,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         mutations.iter().for_each(|mutation| println!("{:<24} {}", mutation.name, mutation.breaks));
         return Ok(());
     }
+    if arguments.scenarios {
+        return print_scenarios(&mutations);
+    }
     for name in &arguments.only {
         ensure!(mutations.iter().any(|mutation| mutation.name == *name), "no mutation `{name}`: see --list");
     }
@@ -86,6 +92,31 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     copy.restore()?;
     ensure!(missed.is_empty(), "{} of {} mistakes were not seen: {}", missed.len(), mutations.len(), missed.join(", "));
     println!("all {} mistakes were seen", mutations.len());
+    Ok(())
+}
+
+/// Prints each scenario with its mistakes, or with why it has none; fails if one has neither.
+fn print_scenarios(mutations: &[Mutation]) -> anyhow::Result<()> {
+    let mut proved: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for mutation in mutations {
+        if let Proof::Seeds { scenario, .. } = &mutation.proof {
+            proved.entry(scenario).or_default().push(&mutation.name);
+        }
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let simulator = ["run", "--quiet", "--package", "transhume-sim", "--bin", "transhume-sim", "--", "--unproved"];
+    let listed = Command::new(cargo).args(simulator).stderr(Stdio::inherit()).output().context("running cargo")?;
+    ensure!(listed.status.success(), "the simulator could not list its scenarios");
+    let mut silent = Vec::new();
+    for line in String::from_utf8(listed.stdout)?.lines() {
+        let (name, why) = line.split_once('\t').context("a scenario, a tab, and why")?;
+        match (proved.get(name), why) {
+            (Some(names), _) => println!("{name:<24} {}", names.join(", ")),
+            (None, "") => silent.push(name.to_owned()),
+            (None, why) => println!("{name:<24} none: {why}"),
+        }
+    }
+    ensure!(silent.is_empty(), "no mistake names {}, and they do not say why", silent.join(", "));
     Ok(())
 }
 
@@ -115,7 +146,7 @@ impl Mutation {
             Some(test) => {
                 let mut words = test.split_whitespace().map(str::to_owned);
                 let (Some(package), Some(binary), Some(name)) = (words.next(), words.next(), words.next()) else {
-                    bail!("`test:` takes package, test binary and name");
+                    bail!("`test:` takes package, test binary (`lib` for unit tests) and name");
                 };
                 Proof::Test { package, binary, name }
             }
@@ -257,10 +288,11 @@ impl Copy {
     }
 
     fn fails(&self, package: &str, binary: &str, name: &str) -> anyhow::Result<String> {
-        let test = ["test", "--locked", "--quiet", "--package", package, "--test", binary];
+        let own = if binary == "lib" { vec!["--lib"] } else { vec!["--test", binary] };
+        let test = [&["test", "--locked", "--quiet", "--package", package], &own[..]].concat();
         self.cargo(&[&test[..], &["--no-run"]].concat())?;
         let mut command = self.command("cargo");
-        command.args(test).args(["--", "--exact", name]);
+        command.args(&test).args(["--", "--exact", name]);
         let (success, output) = limited(&mut command)?;
         ensure!(!success, "`{name}` of {package} does not notice");
         let is_the_test = output.contains(&format!("---- {name} stdout ----"));

@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn run_simulator(words: &[&OsStr]) -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["run", "--quiet", "--package", "transhume-sim", "--bin", "transhume-sim", "--"]).args(words);
+    command.args(["run", "--package", "transhume-sim", "--bin", "transhume-sim", "--"]).args(words);
     if !command.status().context("running cargo")?.success() {
         bail!("the evaluation could not be carried out, or something in it did not hold that must");
     }

@@ -103,6 +103,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
     check_imports(&mut breaches)?;
     check_links(&files, &mut breaches)?;
     check_patches(&files, &mut breaches)?;
+    if let Err(stale) = crate::runs::draw(true) {
+        breaches.push(format!("{stale:#}"));
+    }
     if breaches.is_empty() {
         println!("tidy: {} files, no breach", files.len());
         return Ok(());

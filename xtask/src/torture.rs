@@ -79,6 +79,7 @@ struct Tally {
     cycles: u32,
     moved: u32,
     blows: std::collections::BTreeMap<String, u32>,
+    strategies: std::collections::BTreeMap<&'static str, u32>,
 }
 
 /// Plays acts until there were enough.
@@ -127,6 +128,8 @@ impl Tally {
         );
         let blows: Vec<String> = self.blows.iter().map(|(blow, count)| format!("{blow} {count}")).collect();
         println!("blows: {}", blows.join(", "));
+        let strategies: Vec<String> = self.strategies.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        println!("strategies: {}", strategies.join(", "));
     }
 }
 
@@ -214,14 +217,16 @@ fn play(
         let places: Vec<Place> = stage.places().into_iter().filter(is_free).collect();
         let plan = dice.plan(kind, &places);
         let blows: Vec<String> = plan.blows.iter().map(|(_, blow)| format!("{blow:?}")).collect();
+        let strategy = plan.strategy_from(here.place);
         println!(
-            "  {number}: to {:?}, verify {}, {} MiB/s: {}",
+            "  {number}: to {:?} by {strategy}, verify {}, {} MiB/s: {}",
             plan.place,
             plan.verify,
             plan.bandwidth,
             blows.join(", ")
         );
         tally.cycles += 1;
+        *tally.strategies.entry(strategy).or_default() += 1;
         for blow in blows {
             *tally.blows.entry(blow.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
         }

@@ -17,7 +17,7 @@ const PEER: &str = "bare backend";
 
 pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words = ["build", "--quiet", "--locked", "--release", "--package", "transhume-guest", "--examples"];
+    let words = ["build", "--locked", "--release", "--package", "transhume-guest", "--examples"];
     output_of(Path::new(&cargo), &words.map(str::to_owned))?;
     let mut rows = Vec::new();
     for (client, goal) in [(Client::Fio, Goal::RatioAtMost(1.1)), (Client::Bundles, Goal::None)] {

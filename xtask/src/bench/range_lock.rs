@@ -76,8 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 fn build() -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words =
-        ["build", "--quiet", "--locked", "--release", "--package", "transhume-block", "--example", "range_lock"];
+    let words = ["build", "--locked", "--release", "--package", "transhume-block", "--example", "range_lock"];
     output_of(Path::new(&cargo), &words.map(str::to_owned))?;
     Ok(super::target_folder()?.join("release/examples/range_lock"))
 }

@@ -116,7 +116,7 @@ fn nothing_is_left_in_the_state(stage: &Stage) -> anyhow::Result<()> {
     let is_expected = |name: &str| {
         let is_job = name.strip_prefix("jobs/").and_then(|name| name.strip_suffix(".json"));
         let is_retired = name.strip_prefix("retired/").is_some_and(|name| name.ends_with(".blocks"));
-        ["lock", "audit.jsonl", "remembered.json"].contains(&name)
+        ["lock", "audit.jsonl", "remembered.json", "jobs/last"].contains(&name)
             || *name == format!("volumes/{VOLUME}/journal")
             || is_job.is_some_and(|id| id.parse::<u64>().is_ok())
             || is_retired

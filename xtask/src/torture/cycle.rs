@@ -66,6 +66,7 @@ pub(crate) fn play(
     let to = format!("file:{}", target.display());
     let bandwidth = format!("{}MiB/s", plan.bandwidth);
     let mut words = vec!["move", VOLUME, "--to", &to, "--detach", "--verify", plan.verify, "--bandwidth", &bandwidth];
+    words.extend(["--strategy", plan.strategy_from(at.place)]);
     words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
     words.extend(plan.delete_source.then_some("--delete-source"));
     words.extend(client.is_adopted().then_some("--no-persist"));

@@ -74,6 +74,8 @@ pub(crate) struct Plan {
     pub(crate) place: Place,
     /// What is compared.
     pub(crate) verify: &'static str,
+    /// How copies and guest writes come together.
+    pub(crate) strategy: &'static str,
     /// How fast the copy is at first, in MiB/s.
     pub(crate) bandwidth: u32,
     /// Whether the source is deleted.
@@ -89,6 +91,17 @@ pub(crate) struct Plan {
 /// How long the blows of a cycle last, all together; the move itself is about as long.
 const CYCLE: Duration = Duration::from_millis(1500);
 const BLOWS_MAX: usize = 4;
+
+/// All strategies; the default twice.
+const STRATEGIES: [&str; 8] =
+    ["mirror", "mirror", "mirror-paper", "mirror-async", "dbt", "incremental-dbt", "snapshot", "auto"];
+
+impl Plan {
+    /// How a move from `source` goes. Overlays of snapshots need room beside the source, which only the disk has.
+    pub(crate) fn strategy_from(&self, source: Place) -> &'static str {
+        if self.strategy == "snapshot" && source != Place::Disk { "mirror" } else { self.strategy }
+    }
+}
 
 /// The dice of one act: everything that is drawn follows from its seed.
 pub(crate) struct Dice(ChaCha12Rng);
@@ -131,6 +144,7 @@ impl Dice {
         let mut plan = Plan {
             place,
             verify: self.pick(&["off", "sample", "full", "full"]),
+            strategy: self.pick(&STRATEGIES),
             bandwidth: self.pick(&[0, 12, 16, 24, 32, 64]),
             delete_source: self.one_in(3),
             overwrite_kept: self.one_in(2),
@@ -206,6 +220,7 @@ mod tests {
     #[test]
     fn every_kind_of_client_place_and_blow_is_drawn_and_nobody_gets_what_would_break_him() {
         let (mut kinds, mut places, mut blows) = (Vec::new(), Vec::new(), std::collections::BTreeSet::new());
+        let mut strategies = std::collections::BTreeSet::new();
         for seed in 0..300 {
             let mut dice = Dice::new(seed);
             let (kind, cycles) = dice.act();
@@ -213,6 +228,8 @@ mod tests {
             for _ in 0..cycles {
                 let plan = dice.plan(kind, &Place::ALL);
                 places.push(plan.place);
+                strategies.insert(plan.strategy_from(Place::Disk));
+                assert_ne!(plan.strategy_from(Place::Small), "snapshot");
                 assert!(plan.blows.iter().all(|(_, blow)| blow.suits(kind)), "{kind:?}: {plan:?}");
                 blows.extend(plan.blows.iter().map(|(_, blow)| {
                     let name = format!("{blow:?}");
@@ -225,6 +242,7 @@ mod tests {
         }
         assert!(Place::ALL.iter().all(|place| places.contains(place)));
         assert_eq!(blows.len(), 13, "{blows:?}");
+        assert_eq!(strategies, STRATEGIES.into());
     }
 
     #[test]

@@ -1,0 +1,137 @@
+//! `cargo xtask record`: runs a command, and keeps what came of it as a file in `docs/runs`; `cargo xtask runs` draws the
+//! table of all of them in `docs/reliability.md`. Nobody writes into that table by hand, so it says only what was run.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+
+/// Where the records are, one file a name.
+const RECORDS: &str = "docs/runs";
+/// The page that shows them, and what stands around the table there.
+const PAGE: &str = "docs/reliability.md";
+const BEGIN: &str = "<!-- runs: made by `cargo xtask runs` -->\n";
+const END: &str = "<!-- end of runs -->\n";
+
+/// Arguments of `cargo xtask record`.
+#[derive(clap::Args)]
+pub(crate) struct RecordArguments {
+    /// The record's name; an older one of that name is replaced.
+    #[arg(long)]
+    name: String,
+    /// Keep the lines of what is printed that begin with one of these, without colours; otherwise the last line.
+    #[arg(long, value_name = "TEXT")]
+    keep: Vec<String>,
+    /// The command.
+    #[arg(trailing_var_arg = true, required = true)]
+    command: Vec<String>,
+}
+
+/// Arguments of `cargo xtask runs`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only say whether the table is what the records say; exit with 1 otherwise.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs a command and keeps what came of it.
+pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
+    let root = root();
+    let changed = read_from("git", &["status", "--porcelain", "--untracked-files=no"])?;
+    let changed: Vec<&str> = changed.lines().filter(|line| !line.contains("docs/")).collect();
+    ensure!(changed.is_empty(), "a record names a commit: commit first. Changed: {}", changed.join(", "));
+    let commit = read_from("git", &["rev-parse", "--short=9", "HEAD"])?;
+    let date = read_from("date", &["--utc", "+%F"])?;
+    let began = Instant::now();
+    let (program, words) = arguments.command.split_first().context("a command is given")?;
+    let mut child = Command::new(program)
+        .args(words)
+        .current_dir(&root)
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {program}"))?;
+    let stdout = BufReader::new(child.stdout.take().context("it was asked for")?);
+    let (mut kept, mut last) = (Vec::new(), String::new());
+    for line in stdout.lines() {
+        let line = line.context("reading what the command prints")?;
+        println!("{line}");
+        if arguments.keep.iter().any(|text| line.starts_with(text.as_str())) {
+            kept.push(line.clone());
+        }
+        if !line.trim().is_empty() {
+            last = line;
+        }
+    }
+    let status = child.wait().context("waiting for the command")?;
+    if kept.is_empty() {
+        kept.push(last);
+    }
+    let record = json!({
+        "command": arguments.command.join(" "),
+        "commit": commit,
+        "date": date,
+        "seconds": began.elapsed().as_secs(),
+        "held": status.success(),
+        "said": kept,
+    });
+    std::fs::create_dir_all(root.join(RECORDS))?;
+    let path = root.join(RECORDS).join(format!("{}.json", arguments.name));
+    std::fs::write(&path, serde_json::to_string_pretty(&record)? + "\n")?;
+    draw(false)?;
+    ensure!(status.success(), "the command failed ({status}); that is on record in {}", path.display());
+    Ok(())
+}
+
+/// Draws the table of all records.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    draw(arguments.check)
+}
+
+/// Draws the table, or fails if it is not drawn as the records say.
+pub(crate) fn draw(is_check: bool) -> anyhow::Result<()> {
+    let root = root();
+    let page = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("reading {PAGE}"))?;
+    let (before, rest) = page.split_once(BEGIN).with_context(|| format!("{PAGE} has no line {BEGIN}"))?;
+    let (_, after) = rest.split_once(END).with_context(|| format!("{PAGE} has no line {END}"))?;
+    let drawn = format!("{before}{BEGIN}{}{END}{after}", table(&root.join(RECORDS))?);
+    match is_check {
+        true if drawn != page => bail!("the table of runs in {PAGE} is not what {RECORDS} says: `cargo xtask runs`"),
+        true => Ok(()),
+        false => std::fs::write(root.join(PAGE), drawn).with_context(|| format!("writing {PAGE}")),
+    }
+}
+
+fn table(records: &Path) -> anyhow::Result<String> {
+    // Before the first record there is no folder.
+    let entries = std::fs::read_dir(records).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    let mut table = "| command | when | commit | took | held | what it said |\n|---|---|---|---|---|---|\n".to_owned();
+    for path in paths {
+        let record: Value =
+            serde_json::from_slice(&std::fs::read(&path)?).with_context(|| path.display().to_string())?;
+        let text = |key: &str| record[key].as_str().unwrap_or_default().replace('|', "\\|");
+        let said: Vec<&str> = record["said"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let held = if record["held"] == true { "yes" } else { "**no**" };
+        let (command, date, commit) = (text("command"), text("date"), text("commit"));
+        let (seconds, said) = (&record["seconds"], said.join("; ").replace('|', "\\|"));
+        table += &format!("| `{command}` | {date} | {commit} | {seconds} s | {held} | {said} |\n");
+    }
+    Ok(table)
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout").to_owned()
+}
+
+fn read_from(program: &str, words: &[&str]) -> anyhow::Result<String> {
+    let output = Command::new(program).args(words).current_dir(root()).output();
+    let output = output.with_context(|| format!("starting {program}"))?;
+    ensure!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
