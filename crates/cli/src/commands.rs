@@ -325,3 +325,19 @@ pub(crate) fn absolute_backend(text: &str) -> Result<String> {
         _ => Ok(text.to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bandwidth_without_its_unit_is_refused_unless_it_is_meant() {
+        let refused = bandwidth_of(Some(Rate(200)), false).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Invalid);
+        assert!(refused.hint.as_deref().is_some_and(|hint| hint.contains("--slow")), "{refused:?}");
+        assert_eq!(bandwidth_of(Some(Rate(200)), true).unwrap(), Some(200));
+        assert_eq!(bandwidth_of(Some(Rate(BANDWIDTH_MIN)), false).unwrap(), Some(BANDWIDTH_MIN));
+        assert_eq!(bandwidth_of(Some(Rate(0)), false).unwrap(), Some(0), "no limit any more");
+        assert_eq!(bandwidth_of(None, false).unwrap(), None);
+    }
+}

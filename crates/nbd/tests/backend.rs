@@ -450,6 +450,13 @@ impl Drop for Nbdkit {
     }
 }
 
+/// The backend of a guest that waits for its server for a minute.
+async fn patient_backend(socket: &Path) -> Arc<NbdBackend> {
+    let dial = Arc::new(DialUri::new(NbdUri::unix(socket, ""), env()));
+    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
+    Arc::new(NbdBackend::connect(dial, env(), options).await.expect("nbdkit agrees"))
+}
+
 #[tokio::test]
 async fn nbdkit_may_be_killed_and_started_again_under_a_guest() {
     let folder = tempfile::tempdir().expect("a scratch directory");
@@ -457,9 +464,7 @@ async fn nbdkit_may_be_killed_and_started_again_under_a_guest() {
     std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("a scratch file");
     let arguments = ["file", image.to_str().expect("a plain path")];
     let mut server = Nbdkit::start(&socket, &arguments);
-    let dial = Arc::new(DialUri::new(NbdUri::unix(&socket, ""), env()));
-    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
-    let backend = Arc::new(NbdBackend::connect(dial, env(), options).await.expect("nbdkit agrees"));
+    let backend = patient_backend(&socket).await;
     assert_eq!(backend.connections(), 4, "nbdkit's file plugin takes several");
     backend.serve_guest();
     let device = Device::from_arc("backend", Arc::clone(&backend) as _);
@@ -489,9 +494,7 @@ async fn nbdkit_that_forgets_everything_gets_back_what_is_newest() {
     let folder = tempfile::tempdir().expect("a scratch directory");
     let socket = folder.path().join("s");
     let server = Nbdkit::start(&socket, &FORGETS);
-    let dial = Arc::new(DialUri::new(NbdUri::unix(&socket, ""), env()));
-    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
-    let backend = Arc::new(NbdBackend::connect(dial, env(), options).await.expect("nbdkit agrees"));
+    let backend = patient_backend(&socket).await;
     backend.serve_guest();
     let device = Device::from_arc("backend", Arc::clone(&backend) as _);
     for block in 0..64 {
@@ -515,9 +518,7 @@ async fn nbdkit_may_be_restarted_politely_under_a_guest_that_goes_on_writing() {
     std::fs::File::create(&image).and_then(|file| file.set_len(1 << 20)).expect("a scratch file");
     let arguments = ["file", image.to_str().expect("a plain path")];
     let mut server = Nbdkit::start(&socket, &arguments);
-    let dial = Arc::new(DialUri::new(NbdUri::unix(&socket, ""), env()));
-    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
-    let backend = Arc::new(NbdBackend::connect(dial, env(), options).await.expect("nbdkit agrees"));
+    let backend = patient_backend(&socket).await;
     backend.serve_guest();
     let device = Device::from_arc("backend", Arc::clone(&backend) as _);
     let is_over = Arc::new(AtomicBool::new(false));
