@@ -1,4 +1,4 @@
-//! A device that is none any more, or never was one.
+//! A device that rejects every request.
 
 use block::{
     BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture, Mutation, ready,

@@ -37,8 +37,8 @@
 //! | other host's power loss | that host: journal, files, target | up to 4 times | as a power loss, while the guest's machine runs on | everything that was answered, flushed or not |
 //! | trouble between hosts | their link | up to 7 times | up to 12 s: connections are reset and none is made; or nothing moves; or one direction of those that there are vanishes | all; the guest waits for nobody while it has its own disk |
 //!
-//! One thing is not tried between hosts: that the first host's daemon dies *and* the other host loses its power before the
-//! next flush. Then writes that were passed on and not flushed are lost, and a guest whose machine runs on is not told.
+//! Not tested between hosts: the first host's daemon dies *and* the other host loses its power before the next
+//! flush. Then writes that were passed on and not flushed are lost, and a guest whose machine runs on is not told.
 //!
 //! A flush that fails in a process that dies before it can say so is known to nobody: what it covered is excused, and no
 //! file system of a real machine does better. One that fails while the guest's connection is cut is told to the next.

@@ -308,7 +308,7 @@ pub struct Progress {
     pub rate: u64,
     /// How far it is, of copy and comparison, in percent. It never goes back.
     pub percent: f64,
-    /// Seconds until the switchover, as the rates of late have it.
+    /// Seconds until the switchover, from recent rates.
     pub eta_seconds: Option<u64>,
     /// The same at the fast ones of all rates so far,
     pub eta_seconds_min: Option<u64>,

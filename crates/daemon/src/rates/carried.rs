@@ -92,7 +92,7 @@ impl Meter {
     /// and ends what it has begun.
     pub(crate) fn sever(&self) {
         self.is_severed.store(true, Ordering::Release);
-        // This wakes who waits for it. A connection that is none any more does so by itself.
+        // This wakes who waits for it. A connection that is closed already does so by itself.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
@@ -113,7 +113,7 @@ impl Carried {
     /// The same connection, which counts from now on.
     ///
     /// # Errors
-    /// The connection is none any more, or this process has too many files open.
+    /// The connection is closed, or this process has too many files open.
     pub(crate) fn count(self: &Arc<Self>, stream: TcpStream) -> Result<Counted> {
         let meter = Meter {
             here: stream.local_addr()?.ip().to_canonical(),

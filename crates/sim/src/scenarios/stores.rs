@@ -39,7 +39,7 @@ pub(super) fn in_doubt(dice: &Dice) -> Story {
         0 => process().killed_in(Phase::InDoubt),
         1 => operator().cancels_in(Phase::InDoubt).killed_in(Phase::Reverting),
         2 => process().powerless_in(Phase::InDoubt),
-        // Whoever takes a doubtful record for stored is found out by a death soon after it.
+        // A crash soon after shows whether an in-doubt record was treated as durable.
         3 => process().killed_in(Phase::Switched),
         4 => process().killed_at_write_in(Phase::Switched),
         5 => process().killed_recovering_in(Phase::InDoubt),

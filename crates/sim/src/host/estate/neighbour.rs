@@ -3,7 +3,7 @@
 //! The place of the target is this host's: it loses its power with it, and the source's daemon reaches it over the link
 //! alone. Who opens connections to whom is what the daemons' identities say on real hosts: `a` and `b` trust each other.
 //!
-//! One thing is not tried: that the source's daemon dies and this host loses its power before the next flush. Then writes
+//! Not tested: the source's daemon dies and this host loses its power before the next flush. Then writes
 //! that were answered and not flushed are lost, and the guest, whose machine still runs, is not told (docs/reliability.md).
 //! Whatever brings one of the two about waits for that flush after the other, or until the guest was answered again: what it
 //! is told from then on it may believe.
