@@ -23,6 +23,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("iproute2", "/sbin/ip"),
     ("strace", "/usr/bin/strace"),
     ("xfsprogs", "/sbin/mkfs.xfs"),
+    ("bindfs", "/usr/bin/bindfs"),
     ("etcd-server", "/usr/bin/etcd"),
     ("libfaketime", "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
     ("libvirt-daemon", "/usr/sbin/libvirtd"),

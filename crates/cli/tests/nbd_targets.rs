@@ -11,10 +11,9 @@ use block::{Buffer, Bytes, Data, Device, Mutation};
 use env::{EnvRef, RealEnv};
 use nbd::NbdDevice;
 use rustix::process::Signal;
-use serde_json::Value;
 use support::load::Load;
 use support::server::{Server, empty, text};
-use support::{HANG, World, same, signal, target};
+use support::{HANG, World, has_copied, same, signal, target};
 
 const MIB: u64 = 1 << 20;
 
@@ -57,10 +56,6 @@ fn a_volume_moves_to_nbdkit_under_load_outlives_both_ends_and_moves_back() {
     let expected = load.finish();
     same(&back, &expected);
     assert_eq!(std::fs::metadata(&far).expect("it is there").len(), 32 * MIB, "the export's file was changed in size");
-}
-
-fn has_copied(bytes: u64) -> impl Fn(&Value) -> bool {
-    move |job| job["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied >= bytes)
 }
 
 #[test]
@@ -192,15 +187,6 @@ fn a_server_that_stays_away_gives_errors_after_the_patience_and_serves_again_whe
     }
 }
 
-/// The guest goes on beside whatever it could wait for.
-fn goes_on_within_limit(load: &Load, what: &str, world: &World) {
-    let (before, start) = (load.requests(), Instant::now());
-    while load.requests() < before + 300 {
-        assert!(start.elapsed() < HANG, "{what}: the guest waits\n{}", world.log());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn a_server_that_is_stopped_holds_up_neither_the_guest_nor_anybody_else_and_the_move_goes_on_with_it() {
     let mut world = World::new();
@@ -218,11 +204,11 @@ fn a_server_that_is_stopped_holds_up_neither_the_guest_nor_anybody_else_and_the_
     let id = begin(&["--bandwidth", "4MiB/s"]);
     world.wait_until_job("nothing is copied", has_copied(4 * MIB));
     signal(&server.child, Signal::STOP);
-    goes_on_within_limit(&load, "copying", &world);
+    load.goes_on_beside("copying", &world);
     assert_eq!(world.json(&["volume", "show", "x"])["state"], "moving");
     assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
     assert_eq!(world.wait_for_job(id)["state"], "cancelled");
-    goes_on_within_limit(&load, "cancelled", &world);
+    load.goes_on_beside("cancelled", &world);
     // What is under way there may land on what is written next.
     world.refused(&["move", "x", "--to", &to, "--overwrite"], 7, "has not answered all");
     signal(&server.child, Signal::CONT);
@@ -235,10 +221,10 @@ fn a_server_that_is_stopped_holds_up_neither_the_guest_nor_anybody_else_and_the_
     let id = begin(&["--bandwidth", "8MiB/s"]);
     world.wait_until_job("nothing is copied", has_copied(8 * MIB));
     signal(&server.child, Signal::STOP);
-    goes_on_within_limit(&load, "copying again", &world);
+    load.goes_on_beside("copying again", &world);
     world.terminate();
     world.start();
-    goes_on_within_limit(&load, "started again", &world);
+    load.goes_on_beside("started again", &world);
     signal(&server.child, Signal::CONT);
     world.json(&["set", "x", "--bandwidth", "0"]);
     let over = world.wait_for_job(id);

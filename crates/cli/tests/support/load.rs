@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::{Buffer, Bytes, Data, Device, Extent, Mutation};
 use env::{EnvRef, RealEnv};
@@ -11,15 +11,44 @@ use nbd::{NbdDevice, NbdUri};
 use rand::{Rng, RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
+use super::{HANG, World};
+
 /// How many connections it has; each writes to a part of the volume of its own.
 const LANES: u64 = 3;
 /// The unit of its requests.
 const BLOCK: u64 = 4096;
 
+/// How long its requests wait.
+struct Waits {
+    epoch: Instant,
+    /// When each lane has begun what it waits for, in nanoseconds; 0 if it waits for nothing.
+    begun: [AtomicU64; LANES as usize],
+    /// The longest of those that were answered, in nanoseconds.
+    longest: AtomicU64,
+    /// Whether nothing new is asked for.
+    is_resting: AtomicBool,
+}
+
+impl Waits {
+    fn now(&self) -> u64 {
+        self.epoch.elapsed().as_nanos() as u64
+    }
+
+    fn begin(&self, lane: usize) {
+        self.begun[lane].store(self.now(), Ordering::Relaxed);
+    }
+
+    fn end(&self, lane: usize) {
+        let begun = self.begun[lane].swap(0, Ordering::Relaxed);
+        self.longest.fetch_max(self.now() - begun, Ordering::Relaxed);
+    }
+}
+
 /// A guest under load.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     requests: Arc<AtomicU64>,
+    waits: Arc<Waits>,
     thread: Option<std::thread::JoinHandle<Vec<Vec<u8>>>>,
 }
 
@@ -35,14 +64,21 @@ impl Load {
             .enumerate()
             .map(|(number, bytes)| (number as u64 * part as u64, bytes.to_vec()))
             .collect();
-        let (ended, counted) = (Arc::clone(&stop), Arc::clone(&requests));
+        let waits = Arc::new(Waits {
+            epoch: Instant::now(),
+            begun: Default::default(),
+            longest: AtomicU64::new(0),
+            is_resting: AtomicBool::new(false),
+        });
+        let (ended, counted, waited) = (Arc::clone(&stop), Arc::clone(&requests), Arc::clone(&waits));
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
             runtime.block_on(async move {
                 let env: EnvRef = Arc::new(RealEnv::new());
                 let lanes = lanes.into_iter().enumerate().map(|(number, (start, model))| {
                     let random = ChaCha12Rng::seed_from_u64(seed + number as u64);
-                    let lane = Lane { uri: uri.clone(), env: Arc::clone(&env), start, model, random, device: None };
+                    let (uri, env, waits) = (uri.clone(), Arc::clone(&env), Arc::clone(&waited));
+                    let lane = Lane { number, uri, env, waits, start, model, random, device: None };
                     tokio::spawn(lane.run(Arc::clone(&ended), Arc::clone(&counted)))
                 });
                 let mut models = Vec::new();
@@ -52,7 +88,7 @@ impl Load {
                 models
             })
         });
-        Self { stop, requests, thread: Some(thread) }
+        Self { stop, requests, waits, thread: Some(thread) }
     }
 
     /// Waits until a hundred more requests were answered: it goes on.
@@ -61,6 +97,28 @@ impl Load {
         while self.requests() < before + 100 {
             std::thread::yield_now();
         }
+    }
+
+    /// Waits until a few hundred more requests were answered, beside whatever the guest could wait for.
+    pub(crate) fn goes_on_beside(&self, what: &str, world: &World) {
+        let (before, start) = (self.requests(), Instant::now());
+        while self.requests() < before + 300 {
+            assert!(start.elapsed() < HANG, "{what}: the guest waits\n{}", world.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Asks for nothing new from now on, or again for as much as before.
+    pub(crate) fn rest(&self, is_resting: bool) {
+        self.waits.is_resting.store(is_resting, Ordering::Relaxed);
+    }
+
+    /// The longest that a request has waited since this was asked for, those included that still wait.
+    pub(crate) fn take_longest(&self) -> Duration {
+        let answered = self.waits.longest.swap(0, Ordering::Relaxed);
+        let now = self.waits.now();
+        let begun = self.waits.begun.iter().map(|begun| begun.load(Ordering::Relaxed)).filter(|begun| *begun > 0);
+        Duration::from_nanos(begun.map(|begun| now.saturating_sub(begun)).fold(answered, u64::max))
     }
 
     /// How many requests were answered so far.
@@ -78,8 +136,10 @@ impl Load {
 
 /// One connection and its part of the volume.
 struct Lane {
+    number: usize,
     uri: NbdUri,
     env: EnvRef,
+    waits: Arc<Waits>,
     start: u64,
     model: Vec<u8>,
     random: ChaCha12Rng,
@@ -89,10 +149,15 @@ struct Lane {
 impl Lane {
     async fn run(mut self, stop: Arc<AtomicBool>, requests: Arc<AtomicU64>) -> Vec<u8> {
         while !stop.load(Ordering::Relaxed) {
+            if self.waits.is_resting.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                continue;
+            }
             let blocks = self.model.len() as u64 / BLOCK;
             let first = self.random.random_range(0..blocks);
             let count = self.random.random_range(1..=8).min(blocks - first);
             let extent = Extent::new(Bytes(first * BLOCK), Bytes(count * BLOCK));
+            self.waits.begin(self.number);
             match self.random.random_range(0..10) {
                 0..=2 => self.read(extent).await,
                 3 => self.write(extent, None).await,
@@ -103,6 +168,7 @@ impl Lane {
                     self.write(extent, Some(data)).await;
                 }
             }
+            self.waits.end(self.number);
             requests.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(Duration::from_millis(1)).await;
         }

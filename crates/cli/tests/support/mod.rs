@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
+pub(crate) mod fuse;
 pub(crate) mod left_behind;
 pub(crate) mod load;
 pub(crate) mod pair;
@@ -156,6 +157,11 @@ impl World {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// Whether a job has copied so much.
+pub(crate) fn has_copied(bytes: u64) -> impl Fn(&Value) -> bool {
+    move |job| job["progress"]["bytes_copied"].as_u64().is_some_and(|copied| copied >= bytes)
 }
 
 /// A file as the place of a volume.
