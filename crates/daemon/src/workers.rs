@@ -18,7 +18,7 @@ const YIELDING_NICE: i32 = 5;
 const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
 
 /// Where work is done: on a thread with an event loop, which ends when this is dropped, and what runs on it is torn down; or
-/// beside the caller.
+/// beside the caller. A thread that gives way may end later: nobody waits for it.
 pub struct Worker(Kind);
 
 enum Kind {
@@ -30,6 +30,8 @@ struct Thread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
+    /// Whether whoever drops this waits for its end.
+    is_awaited: bool,
 }
 
 impl Worker {
@@ -45,13 +47,18 @@ impl Worker {
     }
 
     /// Starts a worker whose thread gives way to others: where the processors are short, the guest's work comes first.
+    /// Whoever drops it does not wait for its end: requests to a target that is silent end when that answers.
     pub(crate) fn start_yielding(name: &str) -> Result<Self> {
-        Self::start_with(name, || {
+        let mut worker = Self::start_with(name, || {
             // Where it is not allowed the copy competes as an equal.
             let _ = set_nice(true);
             // Its short breaths are to be as short as they are meant.
             let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK);
-        })
+        })?;
+        if let Kind::Thread(thread) = &mut worker.0 {
+            thread.is_awaited = false;
+        }
+        Ok(worker)
     }
 
     fn start_with(name: &str, begin: impl FnOnce() + Send + 'static) -> Result<Self> {
@@ -65,7 +72,8 @@ impl Worker {
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         });
-        Ok(Self(Kind::Thread(Thread { handle, stop: Some(stop), thread: Some(thread.map_err(failed)?) })))
+        let thread = Some(thread.map_err(failed)?);
+        Ok(Self(Kind::Thread(Thread { handle, stop: Some(stop), thread, is_awaited: true })))
     }
 
     /// Whether its thread gives way to others from now on; the receiver learns whether the kernel allows that. A worker that is
@@ -110,6 +118,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take()
+            && self.is_awaited
             && thread.thread().id() != std::thread::current().id()
         {
             // A panic on the thread was reported when it happened.

@@ -21,8 +21,12 @@ pub(crate) enum Command {
     Write = 1,
     Disconnect = 2,
     Flush = 3,
+    Discard = 4,
     Zeroes = 6,
 }
+
+/// With anything that changes the volume: durable before it is answered.
+pub(crate) const FORCED: u16 = 1 << 0;
 
 /// With [`Command::Zeroes`]: write them, make no hole.
 pub(crate) const NO_HOLE: u16 = 1 << 1;

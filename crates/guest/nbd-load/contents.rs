@@ -27,21 +27,22 @@ impl Content {
     }
 }
 
-/// Appends the bytes of a slot that was written.
-pub(crate) fn append_slot(out: &mut Vec<u8>, slot: usize, io_bytes: usize, content: Content) {
+/// Appends the `length` bytes of a slot at `offset` that was written.
+pub(crate) fn append_slot(out: &mut Vec<u8>, offset: u64, length: usize, content: Content) {
     let start = out.len();
-    out.resize(start + io_bytes, 0);
-    let first = (slot * io_bytes / BLOCK_BYTES) as u64;
-    for (block, bytes) in (first..).zip(out[start..].chunks_exact_mut(BLOCK_BYTES)) {
+    out.resize(start + length, 0);
+    let first = offset / BLOCK_BYTES as u64;
+    // The last block may be a part of one.
+    for (block, bytes) in (first..).zip(out[start..].chunks_mut(BLOCK_BYTES)) {
         pattern::fill(bytes, block, u64::from(content.generation));
     }
 }
 
-/// How many blocks of a slot hold something else; the first of them are told, `told` were before.
-pub(crate) fn count_faults(bytes: &[u8], slot: usize, content: Content, told: u64) -> u64 {
-    let first = (slot * bytes.len() / BLOCK_BYTES) as u64;
+/// How many blocks of a slot at `offset` hold something else; the first of them are told, `told` were before.
+pub(crate) fn count_faults(bytes: &[u8], offset: u64, content: Content, told: u64) -> u64 {
+    let first = offset / BLOCK_BYTES as u64;
     let mut faults = 0;
-    for (block, bytes) in (first..).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+    for (block, bytes) in (first..).zip(bytes.chunks(BLOCK_BYTES)) {
         let fault = match pattern::check(bytes, block, u64::from(content.generation)) {
             Err(Fault::Zeroes) if content.is_zero => continue,
             Ok(()) if !content.is_zero => continue,

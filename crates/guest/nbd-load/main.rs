@@ -22,7 +22,7 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-use connection::{Command, Connection, NO_HOLE};
+use connection::{Command, Connection, FORCED, NO_HOLE};
 use contents::{Content, append_slot, count_faults};
 use options::Options;
 use pattern::BLOCK_BYTES;
@@ -30,6 +30,8 @@ use report::Meter;
 use rustix::event::{PollFd, PollFlags, poll};
 
 const TOLD_MAX: u64 = 20;
+/// What a volume's size is a multiple of, if its end is to be used.
+const SECTOR_BYTES: u64 = 512;
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// Requests that may wait in the server in offered-rate mode; beyond it they wait here, their clocks running.
 const IN_FLIGHT_MAX: usize = 4096;
@@ -49,6 +51,16 @@ struct Orders {
     verify: bool,
 }
 
+/// How many of the less common requests were answered well.
+#[derive(Default)]
+struct Counts {
+    discards: u64,
+    zeroes: u64,
+    zeroes_kept: u64,
+    forced: u64,
+    partial: u64,
+}
+
 struct Load {
     options: Options,
     connections: Vec<Connection>,
@@ -66,9 +78,12 @@ struct Load {
     rate_sent: u64,
     marked: Duration,
     slots: usize,
+    /// How long the last slot is: shorter than the others if the volume ends within it.
+    last_bytes: u32,
     writes: u64,
     errors: u64,
     faults: u64,
+    counts: Counts,
     /// What is written, but for a word that is new in each write: nothing makes it shorter.
     noise: Vec<u64>,
 }
@@ -90,7 +105,11 @@ fn run(options: Options) -> io::Result<()> {
         .collect::<io::Result<Vec<_>>>()?;
     let size = connections.first().map_or(0, |connection| connection.size);
     let region = if options.region_bytes == 0 { size } else { options.region_bytes.min(size) };
-    let slots = usize::try_from(region / u64::from(options.io_bytes)).expect("slots are counted in memory");
+    let io_bytes = u64::from(options.io_bytes);
+    // What is left at the end is used as well by who checks what it reads.
+    let rest = if options.is_verifying { region % io_bytes / SECTOR_BYTES * SECTOR_BYTES } else { 0 };
+    let slots = usize::try_from(region / io_bytes + u64::from(rest > 0)).expect("slots are counted in memory");
+    let last_bytes = if rest > 0 { rest as u32 } else { options.io_bytes };
     let depth = if options.rate > 0 { IN_FLIGHT_MAX } else { options.depth };
     let per_connection = depth.div_ceil(connections.len().max(1));
     let cookies = (0..per_connection as u64).rev();
@@ -106,6 +125,8 @@ fn run(options: Options) -> io::Result<()> {
         rate_sent: 0,
         marked: Duration::ZERO,
         slots,
+        last_bytes,
+        counts: Counts::default(),
         writes: 0,
         errors: 0,
         faults: 0,
@@ -192,11 +213,41 @@ impl Load {
     }
 
     fn choose_write(&mut self) -> (Command, u16) {
-        let zero_percent = u64::from(self.options.zero_percent);
-        if zero_percent == 0 || self.random.below(100) >= zero_percent {
+        let (zero_percent, discard_percent) = (self.options.zero_percent, self.options.discard_percent);
+        if zero_percent + discard_percent + self.options.forced_percent == 0 {
             return (Command::Write, 0);
         }
-        (Command::Zeroes, if self.random.below(2) == 0 { 0 } else { NO_HOLE })
+        let forced = self.random.below(100) < u64::from(self.options.forced_percent);
+        let forced = if forced { FORCED } else { 0 };
+        match self.random.below(100) as u32 {
+            drawn if drawn < zero_percent => {
+                (Command::Zeroes, forced | if self.random.below(2) == 0 { 0 } else { NO_HOLE })
+            }
+            drawn if drawn < zero_percent + discard_percent => (Command::Discard, forced),
+            _ => (Command::Write, forced),
+        }
+    }
+
+    /// How many bytes slot `slot` has.
+    const fn slot_bytes(&self, slot: usize) -> u32 {
+        if slot + 1 == self.slots { self.last_bytes } else { self.options.io_bytes }
+    }
+
+    /// Notes a request that was answered well.
+    fn count(&mut self, request: &Request) {
+        if request.command == Command::Flush || request.command == Command::Read {
+            return;
+        }
+        let is_partial = self.slot_bytes(request.slot) < self.options.io_bytes;
+        let counts = &mut self.counts;
+        match request.command {
+            Command::Discard => counts.discards += 1,
+            Command::Zeroes if request.flags & NO_HOLE != 0 => counts.zeroes_kept += 1,
+            Command::Zeroes => counts.zeroes += 1,
+            _ => {}
+        }
+        counts.forced += u64::from(request.flags & FORCED != 0);
+        counts.partial += u64::from(is_partial);
     }
 
     fn due_of(&self, number: u64) -> Duration {
@@ -240,15 +291,17 @@ impl Load {
     /// Puts a request into its connection's buffer, for the first time or again after the connection was lost.
     fn put(&mut self, index: usize, cookie: u64, request: Request) {
         let Request { command, flags, slot, .. } = request;
-        let connection = &mut self.connections[index];
         if command == Command::Flush {
-            return connection.request((command, flags), cookie, 0, 0, |_| {});
+            return self.connections[index].request((command, flags), cookie, 0, 0, |_| {});
         }
-        let io_bytes = self.options.io_bytes;
+        let (io_bytes, length) = (self.options.io_bytes, self.slot_bytes(slot));
+        let connection = &mut self.connections[index];
         let offset = slot as u64 * u64::from(io_bytes);
         let (content, noise, random) = (self.contents.get(slot), &self.noise, &mut self.random);
-        connection.request((command, flags), cookie, offset, io_bytes, |out| match (command, content) {
-            (Command::Write, Some(content)) => append_slot(out, slot, io_bytes as usize, content.after_write()),
+        connection.request((command, flags), cookie, offset, length, |out| match (command, content) {
+            (Command::Write, Some(content)) => {
+                append_slot(out, offset, length as usize, content.after_write());
+            }
             (Command::Write, None) => append_noise(out, noise, random.next()),
             _ => {}
         });
@@ -320,10 +373,11 @@ impl Load {
 
     fn take_replies(&mut self, index: usize) -> io::Result<()> {
         self.connections[index].receive()?;
-        let io_bytes = self.options.io_bytes as usize;
+        let (io_bytes, last) = (self.options.io_bytes as usize, (self.slots - 1, self.last_bytes as usize));
         loop {
             let in_flight = &self.in_flight[index];
             let read_bytes = |cookie: u64| match in_flight.get(cookie as usize) {
+                Some(Some(Request { command: Command::Read, slot, .. })) if *slot == last.0 => last.1,
                 Some(Some(Request { command: Command::Read, .. })) => io_bytes,
                 _ => 0,
             };
@@ -340,13 +394,18 @@ impl Load {
             }
             if reply.error != 0 {
                 self.tell_error(&request, reply.error);
-            } else if let Some(content) = self.contents.get_mut(request.slot) {
+                continue;
+            }
+            self.count(&request);
+            if let Some(content) = self.contents.get_mut(request.slot) {
                 match request.command {
                     Command::Write => *content = content.after_write(),
-                    Command::Zeroes => *content = content.after_zeroes(),
+                    // Our volumes read as zeroes where something was discarded.
+                    Command::Zeroes | Command::Discard => *content = content.after_zeroes(),
                     Command::Read => {
                         let bytes = self.connections[index].data(data);
-                        self.faults += count_faults(bytes, request.slot, *content, self.faults);
+                        let offset = request.slot as u64 * io_bytes as u64;
+                        self.faults += count_faults(bytes, offset, *content, self.faults);
                     }
                     _ => {}
                 }
@@ -419,7 +478,12 @@ impl Load {
             self.receive()?;
         }
         let wrong = self.faults - before;
-        let blocks = self.slots * self.options.io_bytes as usize / BLOCK_BYTES;
+        let bytes = (self.slots - 1) * self.options.io_bytes as usize + self.last_bytes as usize;
+        let blocks = bytes.div_ceil(BLOCK_BYTES);
+        let Counts { discards, zeroes, zeroes_kept, forced, partial } = &self.counts;
+        say(&format!(
+            "counted discards={discards} zeroes={zeroes} zeroes_kept={zeroes_kept} forced={forced} partial={partial}"
+        ));
         let rewritten = self.contents.iter().filter(|content| content.is_rewritten()).count();
         say(&format!("verified blocks={blocks} wrong={wrong} slots_rewritten={rewritten}"));
         Ok(wrong)

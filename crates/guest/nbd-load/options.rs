@@ -17,6 +17,10 @@ pub(crate) struct Options {
     pub(crate) hot_slots: u64,
     /// How many of a hundred writes write zeroes, half of them as holes.
     pub(crate) zero_percent: u32,
+    /// How many of a hundred writes are discards.
+    pub(crate) discard_percent: u32,
+    /// How many of a hundred writes of any kind must be durable before they are answered.
+    pub(crate) forced_percent: u32,
     /// How long to try to make a lost connection again; 0 for not at all.
     pub(crate) reconnect_seconds: u64,
     /// Whether every block was filled with generation 1 before, and is checked and written by the pattern.
@@ -39,6 +43,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
         flush_every: 0,
         hot_slots: 0,
         zero_percent: 0,
+        discard_percent: 0,
+        forced_percent: 0,
         reconnect_seconds: 0,
         is_verifying: false,
         seed: 1,
@@ -61,6 +67,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
             "flush_every" => options.flush_every = number()?,
             "hot_slots" => options.hot_slots = number()?,
             "zero_percent" => options.zero_percent = small()?,
+            "discard_percent" => options.discard_percent = small()?,
+            "forced_percent" => options.forced_percent = small()?,
             "reconnect_seconds" => options.reconnect_seconds = number()?,
             "verify" => options.is_verifying = number()? == 1,
             "seed" => options.seed = number()?,

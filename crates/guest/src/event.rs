@@ -29,6 +29,8 @@ pub enum Event {
         /// Places that the load had written at least once.
         slots_rewritten: u64,
     },
+    /// How many of the less common requests were answered since the start, by name.
+    Counted(BTreeMap<String, u64>),
     /// The load is done: nothing was lost, stale, torn or refused, or something was.
     Done {
         /// Whether all was right.
@@ -96,6 +98,10 @@ impl Event {
             "stopped" => Some(Self::LoadStopped),
             "fault" => Some(Self::Fault(rest.to_owned())),
             "error" | "broken" => Some(Self::Error(rest.to_owned())),
+            "counted" => {
+                let counted = fields.iter().map(|(name, count)| Some(((*name).to_owned(), count.parse().ok()?)));
+                Some(Self::Counted(counted.collect::<Option<_>>()?))
+            }
             "done" => Some(Self::Done { is_right: number("ok")? == 1 }),
             "verified" => Some(Self::Verified {
                 blocks: number("blocks")?,
@@ -132,6 +138,8 @@ mod tests {
             Event::parse("@load fault block=7 expected=3 Stale { found: 2 }"),
             Event::Fault("block=7 expected=3 Stale { found: 2 }".into())
         );
+        let counted = [("discards".to_owned(), 3), ("zeroes".to_owned(), 4)].into();
+        assert_eq!(Event::parse("@load counted discards=3 zeroes=4"), Event::Counted(counted));
         assert_eq!(Event::parse("hello"), Event::Line("hello".into()));
         assert_eq!(Event::parse("@load interval reads=x"), Event::Line("@load interval reads=x".into()));
         let line = "@load interval at_ms=400 length_ms=200 reads=70 writes=30 mean_us=200 p50_us=100 p99_us=900 \

@@ -49,7 +49,7 @@ fn body_seed(block: u64, generation: u64) -> (u64, u64) {
     (first, step)
 }
 
-/// Fills one block's bytes.
+/// Fills the bytes of one block, or of what there is of it at a volume's end.
 pub fn fill(bytes: &mut [u8], block: u64, generation: u64) {
     let (first, step) = body_seed(block, generation);
     let mut word = first;

@@ -8,7 +8,8 @@ use anyhow::Context;
 
 use crate::pattern::{self, BLOCK_BYTES, Fault};
 
-/// Writes a file of `size` bytes whose every block is of generation 1, as a load that is told `is_prefilled` expects.
+/// Writes a file of `size` bytes whose every block is of generation 1, as a load that is told `is_prefilled` expects. The
+/// last may be a part of one.
 ///
 /// # Errors
 /// What the file system says.
@@ -16,9 +17,10 @@ pub fn create_filled(path: &Path, size: u64) -> anyhow::Result<()> {
     let file = File::create(path).with_context(|| format!("creating {}", path.display()))?;
     let mut out = BufWriter::with_capacity(1 << 20, file);
     let mut bytes = vec![0; BLOCK_BYTES];
-    for block in 0..size / BLOCK_BYTES as u64 {
+    for block in 0..size.div_ceil(BLOCK_BYTES as u64) {
+        let length = (size - block * BLOCK_BYTES as u64).min(BLOCK_BYTES as u64) as usize;
         pattern::fill(&mut bytes, block, 1);
-        out.write_all(&bytes).with_context(|| format!("writing {}", path.display()))?;
+        out.write_all(&bytes[..length]).with_context(|| format!("writing {}", path.display()))?;
     }
     out.into_inner().context("writing the last blocks")?.sync_data().context("making the file durable")
 }

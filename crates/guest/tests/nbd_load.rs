@@ -75,6 +75,45 @@ fn the_load_verifies_a_volume_and_says_that_all_is_right() {
 }
 
 #[test]
+fn discards_zeroes_and_forced_writes_reach_the_end_of_a_volume_of_an_odd_size() {
+    const ODD: u64 = SIZE + 4096 + 3 * 512;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
+    create_filled(&file, ODD).unwrap();
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), ODD);
+    let _server = serve(&file, &socket);
+    let words = ["verify=1", "depth=8", "interval_ms=500", "zero_percent=20", "discard_percent=20", "forced_percent=5"];
+    let (events, verdict) = run(&socket, &words, || {});
+    assert!(verdict.is_right(), "{verdict:?}");
+    assert_eq!(verdict.blocks, ODD.div_ceil(4096));
+    let counted = events.iter().rev().find_map(|event| match event {
+        Event::Counted(counted) => Some(counted),
+        _ => None,
+    });
+    let counted = counted.expect("it counts");
+    for name in ["discards", "zeroes", "zeroes_kept", "forced"] {
+        assert!(counted[name] > 0, "no {name}: {counted:?}");
+    }
+}
+
+#[test]
+fn a_discard_that_does_nothing_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
+    create_filled(&file, SIZE).unwrap();
+    let old = std::fs::read(&file).unwrap();
+    let _server = serve(&file, &socket);
+    let undo = || {
+        let disk = std::fs::File::options().write(true).open(&file).unwrap();
+        disk.write_all_at(&old, 0).unwrap();
+    };
+    let words = ["verify=1", "read_percent=0", "rate=2000", "interval_ms=200", "discard_percent=100"];
+    let (_, verdict) = run(&socket, &words, undo);
+    assert!(!verdict.is_right());
+    assert!(verdict.complaints.iter().any(|told| told.contains("zeroes=true")), "{verdict:?}");
+}
+
+#[test]
 fn a_write_that_was_lost_is_found() {
     let folder = tempfile::tempdir().unwrap();
     let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
