@@ -3,8 +3,8 @@
 //! may be lost, left behind or untold.
 //!
 //! ```text
-//! act (a seed):  folder, places, daemon, client ──▶ cycle ──▶ cycle ──▶ ... ──▶ client finishes ──▶ folder removed
-//! cycle:         move begins ──▶ blows ──▶ move ends ──▶ client reads everything ──▶ checks
+//! act (a seed):  folder, places, daemon, clients ──▶ cycle ──▶ cycle ──▶ ... ──▶ clients finish ──▶ folder removed
+//! cycle:         one volume's or both volumes' moves begin ──▶ blows ──▶ they end ──▶ clients read everything ──▶ checks
 //! ```
 //!
 //! The order of what is done follows from the seed; how it meets the machine's own timing does not. So a seed that has
@@ -18,6 +18,7 @@ mod plan;
 mod proxy;
 mod stage;
 mod stall;
+mod tally;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -27,10 +28,11 @@ use anyhow::{Context, bail};
 use transhume_guest::Daemon;
 
 use crate::bench::{build_debug_programs, private_folder};
-use client::Client;
-use cycle::Whereabouts;
-use plan::{ClientKind, Dice, Place};
-use stage::{Stage, VOLUME_BYTES, text};
+use client::{BESIDE, Client, VOLUME};
+use cycle::{Move, Outcome, Whereabouts};
+use plan::{Cast, ClientKind, Dice, Place, Plan};
+use stage::{Stage, text};
+use tally::Tally;
 
 /// Arguments of `cargo xtask torture`.
 #[derive(clap::Args)]
@@ -72,14 +74,14 @@ const ALONE: &str = "TRANSHUME_TORTURE_ALONE";
 const CYCLES: u32 = 200;
 const LOG_LINES_TOLD: usize = 25;
 
-/// What has been done.
-#[derive(Default)]
-struct Tally {
-    acts: u32,
-    cycles: u32,
-    moved: u32,
-    blows: std::collections::BTreeMap<String, u32>,
-    strategies: std::collections::BTreeMap<&'static str, u32>,
+/// A volume and who uses it.
+pub(crate) struct Party {
+    /// The volume's name.
+    pub(crate) name: &'static str,
+    bytes: u64,
+    client: Client,
+    /// Where it is.
+    pub(crate) here: Whereabouts,
 }
 
 /// Plays acts until there were enough.
@@ -99,6 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let cycles = arguments.cycles.unwrap_or(if end.is_some() { u32::MAX } else { CYCLES });
     let begun = Instant::now();
     let mut tally = Tally::default();
+    let mut places = Vec::new();
     for seed in first.. {
         let is_time_over = end.is_some_and(|end| Instant::now() >= end);
         if tally.cycles >= cycles || is_time_over {
@@ -107,30 +110,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let limits = Limits { cycles: arguments.act_cycles.min(cycles - tally.cycles), end };
         let parent = arguments.folder.as_deref().unwrap_or(&programs);
         let before = tally.cycles;
-        if let Err(error) = act(seed, &programs, parent, arguments.client, &limits, &mut tally) {
-            let client = arguments.client.map_or(String::new(), |kind| format!(" --client {kind:?}").to_lowercase());
-            eprintln!("\nagain: cargo xtask torture --seed {seed} --cycles {}{client}", tally.cycles - before);
-            return Err(error);
+        match act(seed, &programs, parent, arguments.client, &limits, &mut tally) {
+            Ok(there) => places = there,
+            Err(error) => {
+                let client =
+                    arguments.client.map_or(String::new(), |kind| format!(" --client {kind:?}").to_lowercase());
+                eprintln!("\nagain: cargo xtask torture --seed {seed} --cycles {}{client}", tally.cycles - before);
+                return Err(error);
+            }
         }
     }
     tally.tell(begun.elapsed());
-    Ok(())
-}
-
-impl Tally {
-    fn tell(&self, took: Duration) {
-        println!(
-            "{} cycles in {} acts in {:.0} s, {} moves done; nothing was lost",
-            self.cycles,
-            self.acts,
-            took.as_secs_f64(),
-            self.moved
-        );
-        let blows: Vec<String> = self.blows.iter().map(|(blow, count)| format!("{blow} {count}")).collect();
-        println!("blows: {}", blows.join(", "));
-        let strategies: Vec<String> = self.strategies.iter().map(|(name, count)| format!("{name} {count}")).collect();
-        println!("strategies: {}", strategies.join(", "));
-    }
+    tally.fulfilled(&places)
 }
 
 /// A first seed for whoever has said none.
@@ -164,7 +155,7 @@ struct Limits {
     end: Option<Instant>,
 }
 
-/// One act, in a folder that is removed unless something is wrong.
+/// One act, in a folder that is removed unless something is wrong. Gives the places that there were.
 fn act(
     seed: u64,
     programs: &Path,
@@ -172,12 +163,17 @@ fn act(
     client: Option<ClientKind>,
     limits: &Limits,
     tally: &mut Tally,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<Place>> {
     let folder = private_folder(parent)?;
-    let mut stage = Stage::set(programs, folder.path())?;
+    let mut dice = Dice::new(seed);
+    let mut cast = dice.act();
+    cast.kind = client.unwrap_or(cast.kind);
+    let mut stage = Stage::set(programs, folder.path(), cast.bytes)?;
     tally.acts += 1;
-    let outcome = play(seed, programs, &mut stage, client, limits, tally);
-    let Err(error) = outcome else { return Ok(()) };
+    let beside = cast.beside.map_or(String::new(), |bytes| format!(", beside it one of {bytes} bytes"));
+    println!("act {seed}: {:?} on a volume of {} bytes{beside}", cast.kind, cast.bytes);
+    let outcome = play((cast, dice), programs, &mut stage, limits, tally);
+    let Err(error) = outcome else { return Ok(stage.places()) };
     tell_log(&stage.daemon);
     stage.keep()?;
     drop(stage);
@@ -192,57 +188,114 @@ fn tell_log(daemon: &Daemon) {
     eprintln!("\n{}", lines[lines.len().saturating_sub(LOG_LINES_TOLD)..].join("\n"));
 }
 
+/// The volumes of an act, each with its client.
+fn parties(cast: &Cast, dice: &mut Dice, programs: &Path, stage: &Stage) -> anyhow::Result<Vec<Party>> {
+    let second = cast.beside.map(|bytes| (BESIDE, ClientKind::Load, bytes));
+    let mut parties = Vec::new();
+    for (name, kind, bytes) in [(VOLUME, cast.kind, cast.bytes)].into_iter().chain(second) {
+        let path = stage.path(Place::Disk, &format!("{name}-0.raw"));
+        transhume_guest::create_filled(&path, bytes)?;
+        let client = Client::start((kind, name), stage, programs, &path, dice.seed())?;
+        parties.push(Party { name, bytes, client, here: Whereabouts { place: Place::Disk, path, kept: None } });
+    }
+    Ok(parties)
+}
+
 fn play(
-    seed: u64,
+    (cast, mut dice): (Cast, Dice),
     programs: &Path,
     stage: &mut Stage,
-    client: Option<ClientKind>,
     limits: &Limits,
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
-    let mut dice = Dice::new(seed);
-    let (drawn, cycles) = dice.act();
-    let kind = client.unwrap_or(drawn);
-    let file = stage.path(Place::Disk, "0.raw");
-    transhume_guest::create_filled(&file, VOLUME_BYTES)?;
-    let mut here = Whereabouts { place: Place::Disk, path: file.clone(), kept: None };
-    println!("act {seed}: {kind:?}");
-    let mut client = Client::start(kind, stage, programs, &file, dice.seed())?;
-    for number in 1..=cycles.min(limits.cycles) {
+    let mut parties = parties(&cast, &mut dice, programs, stage)?;
+    for number in 1..=cast.cycles.min(limits.cycles) {
         if limits.end.is_some_and(|end| Instant::now() >= end) {
             break;
         }
         // Two do not fit on the small file system, and the block device is only one.
-        let is_free = |place: &Place| *place != here.place || !matches!(place, Place::Small | Place::Device);
+        let is_free = |place: &Place| *place != parties[0].here.place || place.has_room();
         let places: Vec<Place> = stage.places().into_iter().filter(is_free).collect();
-        let plan = dice.plan(kind, &places);
-        let blows: Vec<String> = plan.blows.iter().map(|(_, blow)| format!("{blow:?}")).collect();
-        let strategy = plan.strategy_from(here.place);
-        println!(
-            "  {number}: to {:?} by {strategy}, verify {}, {} MiB/s: {}",
-            plan.place,
-            plan.verify,
-            plan.bandwidth,
-            blows.join(", ")
-        );
+        let mut plans = vec![dice.plan(cast.kind, &places)];
+        if parties.len() > 1 && dice.moves_beside(number) {
+            let roomy: Vec<Place> = stage.places().into_iter().filter(|place| place.has_room()).collect();
+            plans.push(dice.plan_beside(&roomy));
+        }
         tally.cycles += 1;
-        *tally.strategies.entry(strategy).or_default() += 1;
-        for blow in blows {
-            *tally.blows.entry(blow.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
+        for (party, plan) in parties.iter().zip(&plans) {
+            announce(number, party, plan, tally);
         }
-        let begun = Instant::now();
-        let context = || format!("cycle {number}, {plan:?}");
-        client.begin_cycle(stage, dice.seed())?;
-        let outcome = cycle::play(stage, &client, &plan, &here, number).with_context(context)?;
-        client.verify().with_context(context)?;
-        let now = checks::check(stage, &plan, &outcome).with_context(context)?;
-        let state = outcome.job["state"].as_str().unwrap_or_default();
-        println!("     {state} after {:.1} s", begun.elapsed().as_secs_f64());
-        tally.moved += u32::from(now.path != here.path);
-        here = now;
-        if plan.readopt {
-            client.readopt(stage).with_context(context)?;
-        }
+        play_cycle(number, &mut parties, &plans, &mut dice, stage, tally)
+            .with_context(|| format!("cycle {number}, {plans:?}"))?;
     }
-    client.finish(stage)
+    for Party { name, client, .. } in parties {
+        tally.note_requests(&client.finish(stage, name)?);
+    }
+    Ok(())
+}
+
+fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
+    let blows: Vec<String> = plan.blows.iter().map(|(_, blow)| format!("{blow:?}")).collect();
+    let strategy = plan.strategy_from(party.here.place);
+    println!(
+        "  {number}: {} to {:?} by {strategy}, verify {}, {} MiB/s: {}",
+        party.name,
+        plan.place,
+        plan.verify,
+        plan.bandwidth,
+        blows.join(", ")
+    );
+    *tally.strategies.entry(strategy).or_default() += 1;
+    tally.note_size(party.bytes);
+    for blow in blows {
+        *tally.blows.entry(blow.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
+    }
+}
+
+/// Moves the first of `parties` by the first of `plans`, and so on, and checks all of them.
+fn play_cycle(
+    number: u32,
+    parties: &mut [Party],
+    plans: &[Plan],
+    dice: &mut Dice,
+    stage: &mut Stage,
+    tally: &mut Tally,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    for party in &mut *parties {
+        party.client.begin_cycle(stage, party.bytes, dice.seed())?;
+    }
+    let moves = parties.iter().zip(plans).map(|(party, plan)| Move::begin(stage, party, plan, number));
+    let moves = moves.collect::<anyhow::Result<Vec<_>>>()?;
+    let outcomes = cycle::play(stage, moves)?;
+    for party in &mut *parties {
+        party.client.verify().with_context(|| format!("the client of {}", party.name))?;
+    }
+    let mut told = Vec::new();
+    for ((party, plan), outcome) in parties.iter_mut().zip(plans).zip(&outcomes) {
+        let now =
+            checks::check(stage, party.name, plan, outcome).with_context(|| format!("the move of {}", party.name))?;
+        let state = outcome.job["state"].as_str().unwrap_or_default();
+        told.push(format!("{} {state}", party.name));
+        if state == "done" {
+            tally.note_arrival(now.place);
+        }
+        party.here = now;
+    }
+    checks::nothing_is_left(stage, parties)?;
+    if let [one, other] = &outcomes[..] {
+        tally.note("cycles in which two volumes moved at once", u64::from(overlap(one, other)));
+    }
+    println!("     {} after {:.1} s", told.join(", "), begun.elapsed().as_secs_f64());
+    if plans[0].readopt {
+        parties[0].client.readopt(stage)?;
+    }
+    Ok(())
+}
+
+/// Whether two moves were under way at the same time.
+fn overlap(one: &Outcome, other: &Outcome) -> bool {
+    let time = |outcome: &Outcome, what: &str| outcome.job[what].as_u64().unwrap_or_default();
+    let (began, ended) = ("started_unix_ms", "finished_unix_ms");
+    time(one, began).max(time(other, began)) < time(one, ended).min(time(other, ended))
 }

@@ -63,8 +63,7 @@ impl Scene {
 
     fn begin(&self) -> u64 {
         let to = self.far.target();
-        let words =
-            ["move", "x", "--to", &to, "--overwrite", "--verify", "full", "--bandwidth", "12MiB/s", "--detach"];
+        let words = ["move", "x", "--to", &to, "--overwrite", "--verify", "full", "--bandwidth", "12MiB/s", "--detach"];
         self.world.json(&words)["id"].as_u64().expect("a number")
     }
 

@@ -32,6 +32,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 const TOLD_MAX: u64 = 20;
 /// What a volume's size is a multiple of, if its end is to be used.
 const SECTOR_BYTES: u64 = 512;
+/// One in so many requests goes to the end of a volume that ends within a slot.
+const SHORT_END_ONE_IN: u64 = 64;
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// Requests that may wait in the server in offered-rate mode; beyond it they wait here, their clocks running.
 const IN_FLIGHT_MAX: usize = 4096;
@@ -268,9 +270,14 @@ impl Load {
 
     fn free_slot(&mut self) -> Option<usize> {
         let tries = 1000;
+        // An end that is shorter than the others is where mistakes are made.
+        let has_short_end = self.last_bytes < self.options.io_bytes;
         let hot = self.options.hot_slots;
         (0..tries)
             .map(|_| {
+                if has_short_end && self.random.below(SHORT_END_ONE_IN) == 0 {
+                    return self.slots - 1;
+                }
                 let is_hot = hot > 0 && self.random.below(2) == 0;
                 self.random.below(if is_hot { hot } else { self.slots as u64 }) as usize
             })

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
 
-use super::client::VOLUME;
+use super::Party;
 use super::cycle::{Outcome, Whereabouts};
 use super::plan::{Place, Plan};
 use super::stage::{Stage, digest_of};
 
-/// Checks a cycle's end, and says where the volume is now.
-pub(crate) fn check(stage: &Stage, plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
+/// Checks how the move of the volume `name` has ended, and says where it is now.
+pub(crate) fn check(stage: &Stage, name: &str, plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     let state = outcome.job["state"].as_str().context("a job has a state")?;
     let code = outcome.job["error"]["code"].as_str().unwrap_or_default();
     let is_expected = match state {
@@ -24,12 +24,16 @@ pub(crate) fn check(stage: &Stage, plan: &Plan, outcome: &Outcome) -> anyhow::Re
     ensure!(is_expected, "the move should not have ended as {state}: {}", outcome.job);
     let is_done = state == "done";
     let here = if is_done { moved(plan, outcome)? } else { stayed(outcome)? };
-    volume_is_at(stage, &here.path)?;
     history_tells(stage, outcome)?;
-    nothing_is_left_in_the_state(stage)?;
-    nothing_is_left_at_the_places(stage, &here)?;
-    nothing_is_left_open(stage, &here)?;
+    volume_is_at(stage, name, &here.path)?;
     Ok(here)
+}
+
+/// Nothing is left behind but the volumes and what was kept on purpose.
+pub(crate) fn nothing_is_left(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
+    nothing_is_left_in_the_state(stage, parties)?;
+    nothing_is_left_at_the_places(stage, parties)?;
+    nothing_is_left_open(stage, parties)
 }
 
 /// The target holds the volume, and the source is out of the way.
@@ -76,8 +80,8 @@ fn stayed(outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     Ok(here)
 }
 
-fn volume_is_at(stage: &Stage, path: &Path) -> anyhow::Result<()> {
-    let volume = stage.daemon.json(&["volume", "show", VOLUME])?;
+fn volume_is_at(stage: &Stage, name: &str, path: &Path) -> anyhow::Result<()> {
+    let volume = stage.daemon.json(&["volume", "show", name])?;
     let backend = volume["backend"].as_str().context("a volume has a backend")?;
     let named = backend.strip_prefix("file:").unwrap_or(backend).split(',').next().unwrap_or_default();
     ensure!(Path::new(named) == path, "the volume is in {backend}, not in {}", path.display());
@@ -109,7 +113,7 @@ fn history_tells(stage: &Stage, outcome: &Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn nothing_is_left_in_the_state(stage: &Stage) -> anyhow::Result<()> {
+fn nothing_is_left_in_the_state(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
     let state = stage.daemon.state();
     let mut found = BTreeSet::new();
     list(&state, &state, &mut found)?;
@@ -117,7 +121,7 @@ fn nothing_is_left_in_the_state(stage: &Stage) -> anyhow::Result<()> {
         let is_job = name.strip_prefix("jobs/").and_then(|name| name.strip_suffix(".json"));
         let is_retired = name.strip_prefix("retired/").is_some_and(|name| name.ends_with(".blocks"));
         ["lock", "audit.jsonl", "remembered.json", "jobs/last"].contains(&name)
-            || *name == format!("volumes/{VOLUME}/journal")
+            || parties.iter().any(|party| *name == format!("volumes/{}/journal", party.name))
             || is_job.is_some_and(|id| id.parse::<u64>().is_ok())
             || is_retired
     };
@@ -139,24 +143,27 @@ fn list(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> anyhow::
     Ok(())
 }
 
-/// Where volumes can be there is nothing but the volume and what was kept on purpose.
-fn nothing_is_left_at_the_places(stage: &Stage, here: &Whereabouts) -> anyhow::Result<()> {
-    let kept = here.kept.as_ref().map(|(_, path)| path);
-    let orphans: Vec<PathBuf> =
-        stage.files()?.into_iter().filter(|path| *path != here.path && Some(path) != kept).collect();
+/// Where volumes can be there is nothing but the volumes and what was kept on purpose.
+fn nothing_is_left_at_the_places(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
+    let is_expected = |path: &PathBuf| {
+        let is_of = |here: &Whereabouts| here.path == *path || here.kept.as_ref().is_some_and(|(_, kept)| kept == path);
+        parties.iter().any(|party| is_of(&party.here))
+    };
+    let orphans: Vec<PathBuf> = stage.files()?.into_iter().filter(|path| !is_expected(path)).collect();
     ensure!(orphans.is_empty(), "left behind: {orphans:?}");
     Ok(())
 }
 
-/// The daemon has no volume's file open but this one.
-fn nothing_is_left_open(stage: &Stage, here: &Whereabouts) -> anyhow::Result<()> {
+/// The daemon has no file open but those that volumes are in.
+fn nothing_is_left_open(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
     let pid = stage.daemon.pid().context("the daemon runs")?;
     let state = stage.daemon.state();
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).context("listing descriptors")?;
     for entry in descriptors.flatten() {
         let Ok(path) = std::fs::read_link(entry.path()) else { continue };
         let is_volume = path.starts_with(stage.folder()) || path.starts_with("/dev/loop");
-        let is_own = path.starts_with(&state) || path == stage.folder().join("log") || path == here.path;
+        let is_used = parties.iter().any(|party| party.here.path == path);
+        let is_own = path.starts_with(&state) || path == stage.folder().join("log") || is_used;
         ensure!(!is_volume || is_own, "the daemon still has {} open", path.display());
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Who uses the volume and knows what it must hold.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -12,17 +13,26 @@ use transhume_guest::{Daemon, Disk, Event, Guest, GuestSpec, Load, Verdict};
 
 use super::plan::ClientKind;
 use super::proxy::Proxy;
-use super::stage::{Stage, VOLUME_BYTES, text};
+use super::stage::{Stage, text};
 use crate::bench::process::guarded;
 
 /// The volume's name.
 pub(crate) const VOLUME: &str = "tortured";
+/// The name of a second one.
+pub(crate) const BESIDE: &str = "beside";
 const NODE: &str = "data";
 /// Nothing that a client waits for takes longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 /// Requests a second; an emulated guest and a small machine keep up with it.
-const RATE: u32 = 1500;
+pub(crate) const RATE: u32 = 1500;
+/// Requests a second on a second volume.
+const RATE_BESIDE: u32 = 500;
+/// What fio writes at once.
+const FIO_BYTES: u64 = 8192;
 const RATE_GUEST: u32 = 400;
+
+/// What a client has had answered of the less common requests, by name.
+pub(crate) type Counted = BTreeMap<String, u64>;
 
 /// A client of the volume.
 pub(crate) enum Client {
@@ -35,9 +45,9 @@ pub(crate) enum Client {
 }
 
 impl Client {
-    /// Brings a client up on `file`, which holds generation 1, and gives the volume to the daemon.
+    /// Brings a client up on `file`, which holds generation 1, and gives it to the daemon as the volume `name`.
     pub(crate) fn start(
-        kind: ClientKind,
+        (kind, name): (ClientKind, &str),
         stage: &Stage,
         programs: &Path,
         file: &Path,
@@ -48,24 +58,27 @@ impl Client {
             adopt(&guest, &stage.daemon)?;
             return Ok(Self::Guest(Box::new(guest)));
         }
-        let socket = stage.folder().join("nbd");
-        attach(&stage.daemon, file, &socket)?;
+        let socket = stage.folder().join(format!("{name}.nbd"));
+        attach(&stage.daemon, name, file, &socket)?;
         if kind == ClientKind::Fio {
             return Ok(Self::Fio(None));
         }
-        let front = stage.folder().join("front");
+        let front = stage.folder().join(format!("{name}.front"));
         let proxy = Proxy::start(&front, &socket)?;
-        Ok(Self::Load(NbdLoad::start(programs, &front, seed)?, proxy))
+        let rate = if name == VOLUME { RATE } else { RATE_BESIDE };
+        Ok(Self::Load(NbdLoad::start(programs, &front, (name, rate), seed)?, proxy))
     }
 
-    /// Gets to work, if it does not work all the time.
-    pub(crate) fn begin_cycle(&mut self, stage: &Stage, seed: u64) -> anyhow::Result<()> {
+    /// Gets to work on a volume of `bytes`, if it does not work all the time.
+    pub(crate) fn begin_cycle(&mut self, stage: &Stage, bytes: u64, seed: u64) -> anyhow::Result<()> {
         if let Self::Fio(running) = self {
-            let uri = format!("--uri=nbd+unix:///{VOLUME}?socket={}", stage.folder().join("nbd").display());
+            let uri =
+                format!("--uri=nbd+unix:///{VOLUME}?socket={}", stage.folder().join(format!("{VOLUME}.nbd")).display());
+            let bytes = bytes / FIO_BYTES * FIO_BYTES;
             let child = guarded(Path::new("fio"))
                 .args(["--name=torture", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=8k", "--iodepth=8"])
                 .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--rate_iops=2500"])
-                .args([format!("--size={VOLUME_BYTES}"), format!("--randseed={seed}")])
+                .args([format!("--size={bytes}"), format!("--randseed={seed}")])
                 .current_dir(stage.folder())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
@@ -100,20 +113,22 @@ impl Client {
         }
     }
 
-    /// Ends it, and the daemon's service for it; what it found all in all must be right.
-    pub(crate) fn finish(self, stage: &Stage) -> anyhow::Result<()> {
+    /// Ends it, and the daemon's service of the volume `name` for it; what it found all in all must be right.
+    pub(crate) fn finish(self, stage: &Stage, name: &str) -> anyhow::Result<Counted> {
         match self {
             Self::Load(load, proxy) => {
-                load.finish()?;
+                let counted = load.finish()?;
                 drop(proxy);
-                detach(&stage.daemon)
+                detach(&stage.daemon, name)?;
+                return Ok(counted);
             }
-            Self::Fio(_) => detach(&stage.daemon),
+            Self::Fio(_) => detach(&stage.daemon, name)?,
             Self::Guest(guest) => {
                 stage.daemon.json(&["release", VOLUME])?;
-                finish_guest(*guest)
+                finish_guest(*guest)?;
             }
         }
+        Ok(Counted::new())
     }
 
     /// Of a guest: gives the disk to the daemon.
@@ -182,11 +197,11 @@ pub(crate) fn finish_guest(mut guest: Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has `daemon` serve `file` at `socket`.
-pub(crate) fn attach(daemon: &Daemon, file: &Path, socket: &Path) -> anyhow::Result<()> {
-    let export = format!("nbd+unix:///{VOLUME}?socket={}", socket.display());
+/// Has `daemon` serve `file` as the volume `name` at `socket`.
+pub(crate) fn attach(daemon: &Daemon, name: &str, file: &Path, socket: &Path) -> anyhow::Result<()> {
+    let export = format!("nbd+unix:///{name}?socket={}", socket.display());
     let backend = format!("file:{}", file.display());
-    daemon.json(&["volume", "attach", VOLUME, "--backend", &backend, "--export", &export]).map(drop)
+    daemon.json(&["volume", "attach", name, "--backend", &backend, "--export", &export]).map(drop)
 }
 
 /// Has a guest read everything, which must be what was acknowledged.
@@ -197,11 +212,11 @@ pub(crate) fn verify_guest(guest: &mut Guest) -> anyhow::Result<()> {
 }
 
 /// Has `daemon` forget the volume that nobody uses any more.
-pub(crate) fn detach(daemon: &Daemon) -> anyhow::Result<()> {
+pub(crate) fn detach(daemon: &Daemon, name: &str) -> anyhow::Result<()> {
     // It may not have seen the end of the last connection yet.
     let end = Instant::now() + PATIENCE;
     loop {
-        match daemon.ask(&["volume", "detach", VOLUME])? {
+        match daemon.ask(&["volume", "detach", name])? {
             Ok(_) => return Ok(()),
             Err((8, _)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(10)),
             Err((code, said)) => bail!("detaching: {code}: {said}"),
@@ -221,15 +236,17 @@ pub(crate) struct NbdLoad {
     child: Child,
     events: Receiver<Event>,
     verdict: Verdict,
+    counted: Counted,
 }
 
 impl NbdLoad {
-    /// Starts it on the volume at `socket`.
-    pub(crate) fn start(programs: &Path, socket: &Path, seed: u64) -> anyhow::Result<Self> {
+    /// Starts it on the volume `name` at `socket`, with `rate` requests a second.
+    pub(crate) fn start(programs: &Path, socket: &Path, (name, rate): (&str, u32), seed: u64) -> anyhow::Result<Self> {
         let mut child = guarded(&programs.join("nbd-load"))
-            .args([format!("socket={}", socket.display()), format!("export={VOLUME}"), format!("seed={seed}")])
-            .args([format!("rate={RATE}"), "connections=2".into(), "read_percent=50".into()])
-            .args(["verify=1", "flush_every=32", "zero_percent=15", "hot_slots=24", "reconnect_seconds=60"])
+            .args([format!("socket={}", socket.display()), format!("export={name}"), format!("seed={seed}")])
+            .args([format!("rate={rate}"), "connections=2".into(), "read_percent=50".into()])
+            .args(["verify=1", "flush_every=32", "zero_percent=15", "discard_percent=10", "forced_percent=2"])
+            .args(["hot_slots=24", "reconnect_seconds=60"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -240,7 +257,7 @@ impl NbdLoad {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines.map(|line| Event::parse(&line)).try_for_each(|event| sender.send(event).ok())
         });
-        Ok(Self { child, events, verdict: Verdict::default() })
+        Ok(Self { child, events, verdict: Verdict::default(), counted: Counted::new() })
     }
 
     /// Reads everything.
@@ -250,14 +267,14 @@ impl NbdLoad {
         is_right_so_far(&self.verdict)
     }
 
-    /// Ends it.
-    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+    /// Ends it, and says what it has had answered.
+    pub(crate) fn finish(mut self) -> anyhow::Result<Counted> {
         self.order("stop")?;
         self.wait_until(|event| matches!(event, Event::Done { .. }))?;
         if !self.verdict.is_right() {
             bail!("the load found what must not be: {:?}", self.verdict);
         }
-        Ok(())
+        Ok(std::mem::take(&mut self.counted))
     }
 
     fn order(&mut self, order: &str) -> anyhow::Result<()> {
@@ -273,6 +290,9 @@ impl NbdLoad {
             match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(event) => {
                     self.verdict.note(&event);
+                    if let Event::Counted(counted) = &event {
+                        self.counted.clone_from(counted);
+                    }
                     if is_it(&event) {
                         return Ok(());
                     }

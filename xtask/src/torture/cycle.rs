@@ -8,7 +8,8 @@ use rustix::process::Signal;
 use serde_json::Value;
 use transhume_guest::Daemon;
 
-use super::client::{Client, VOLUME};
+use super::Party;
+use super::client::Client;
 use super::plan::{Blow, Place, Plan};
 use super::stage::Stage;
 use super::stall::Stalled;
@@ -44,63 +45,89 @@ pub(crate) struct Outcome {
     pub(crate) was_filled: bool,
 }
 
-/// Plays a cycle to the end of its job. `at` is where the volume is now.
-pub(crate) fn play(
-    stage: &mut Stage,
-    client: &Client,
-    plan: &Plan,
-    at: &Whereabouts,
-    number: u32,
-) -> anyhow::Result<Outcome> {
-    let fills = plan.blows.iter().any(|(_, blow)| *blow == Blow::Fill);
-    let kept = at.kept.as_ref().filter(|(place, _)| plan.overwrite_kept && *place == plan.place && !fills);
-    let target = match kept {
-        Some((_, path)) => path.clone(),
-        None => {
-            if let Some((_, path)) = &at.kept {
-                std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
-            }
-            stage.path(plan.place, &format!("{number}.raw"))
-        }
-    };
-    let to = format!("file:{}", target.display());
-    let bandwidth = format!("{}MiB/s", plan.bandwidth);
-    let mut words = vec!["move", VOLUME, "--to", &to, "--detach", "--verify", plan.verify, "--bandwidth", &bandwidth];
-    words.extend(["--strategy", plan.strategy_from(at.place)]);
-    words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
-    words.extend(plan.delete_source.then_some("--delete-source"));
-    words.extend(client.is_adopted().then_some("--no-persist"));
-    let id = stage.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
-
-    let mut outcome = Outcome {
-        source: at.clone(),
-        target,
-        job: Value::Null,
-        was_cancelled: false,
-        was_restarted: false,
-        was_filled: false,
-    };
-    for (pause, blow) in &plan.blows {
-        std::thread::sleep(*pause);
-        strike(stage, client, *blow, &mut outcome).with_context(|| format!("{blow:?}"))?;
-    }
-    steer(&stage.daemon, &["set", VOLUME, "--bandwidth", "0"])?;
-    steer(&stage.daemon, &["resume", VOLUME])?;
-    outcome.job = stage.daemon.wait_for_job(id)?;
-    stage.empty();
-    Ok(outcome)
+/// A move under way.
+pub(crate) struct Move<'a> {
+    party: &'a Party,
+    plan: &'a Plan,
+    id: u64,
+    outcome: Outcome,
 }
 
-fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome) -> anyhow::Result<()> {
+impl<'a> Move<'a> {
+    /// Begins to move a volume as `plan` says, in cycle `number`.
+    pub(crate) fn begin(stage: &Stage, party: &'a Party, plan: &'a Plan, number: u32) -> anyhow::Result<Self> {
+        let at = &party.here;
+        let fills = plan.blows.iter().any(|(_, blow)| *blow == Blow::Fill);
+        let kept = at.kept.as_ref().filter(|(place, _)| plan.overwrite_kept && *place == plan.place && !fills);
+        let target = match kept {
+            Some((_, path)) => path.clone(),
+            None => {
+                if let Some((_, path)) = &at.kept {
+                    std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+                }
+                stage.path(plan.place, &format!("{}-{number}.raw", party.name))
+            }
+        };
+        let to = format!("file:{}", target.display());
+        let bandwidth = format!("{}MiB/s", plan.bandwidth);
+        let mut words = vec!["move", party.name, "--to", &to, "--detach", "--verify", plan.verify];
+        words.extend(["--bandwidth", &bandwidth, "--strategy", plan.strategy_from(at.place)]);
+        words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
+        words.extend(plan.delete_source.then_some("--delete-source"));
+        words.extend(party.client.is_adopted().then_some("--no-persist"));
+        let id = stage.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
+        let outcome = Outcome {
+            source: at.clone(),
+            target,
+            job: Value::Null,
+            was_cancelled: false,
+            was_restarted: false,
+            was_filled: false,
+        };
+        Ok(Self { party, plan, id, outcome })
+    }
+}
+
+/// Plays what happens to `moves` until all of them are over, and gives how each went.
+pub(crate) fn play(stage: &mut Stage, mut moves: Vec<Move<'_>>) -> anyhow::Result<Vec<Outcome>> {
+    let mut blows = Vec::new();
+    for (index, it) in moves.iter().enumerate() {
+        let mut at = Duration::ZERO;
+        for (pause, blow) in &it.plan.blows {
+            at += *pause;
+            blows.push((at, index, *blow));
+        }
+    }
+    blows.sort_by_key(|(at, ..)| *at);
+    let mut before = Duration::ZERO;
+    for (at, index, blow) in blows {
+        std::thread::sleep(at - before);
+        before = at;
+        strike(stage, &mut moves[index], blow).with_context(|| format!("{blow:?}"))?;
+        if matches!(blow, Blow::Kill | Blow::KillAgain(_) | Blow::Restart) {
+            moves.iter_mut().for_each(|it| it.outcome.was_restarted = true);
+        }
+    }
+    for Move { party, .. } in &moves {
+        steer(&stage.daemon, &["set", party.name, "--bandwidth", "0"])?;
+        steer(&stage.daemon, &["resume", party.name])?;
+    }
+    for it in &mut moves {
+        it.outcome.job = stage.daemon.wait_for_job(it.id)?;
+    }
+    stage.empty();
+    Ok(moves.into_iter().map(|it| it.outcome).collect())
+}
+
+fn strike(stage: &mut Stage, it: &mut Move<'_>, blow: Blow) -> anyhow::Result<()> {
+    let (client, name, outcome) = (&it.party.client, it.party.name, &mut it.outcome);
     match blow {
         Blow::Kill => {
             stage.daemon.kill();
-            outcome.was_restarted = true;
             stage.daemon.start()?;
         }
         Blow::KillAgain(after) => {
             stage.daemon.kill();
-            outcome.was_restarted = true;
             stage.daemon.launch()?;
             std::thread::sleep(after);
             stage.daemon.kill();
@@ -108,7 +135,6 @@ fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome)
         }
         Blow::Restart => {
             stage.daemon.terminate()?;
-            outcome.was_restarted = true;
             stage.daemon.start()?;
         }
         Blow::Freeze(length) => {
@@ -138,14 +164,14 @@ fn strike(stage: &mut Stage, client: &Client, blow: Blow, outcome: &mut Outcome)
         }
         Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
         Blow::Bandwidth(mib) => {
-            steer(&stage.daemon, &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?
+            steer(&stage.daemon, &["set", name, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?
         }
         Blow::Pause(length) => {
-            steer(&stage.daemon, &["pause", VOLUME])?;
+            steer(&stage.daemon, &["pause", name])?;
             std::thread::sleep(length);
-            steer(&stage.daemon, &["resume", VOLUME])?;
+            steer(&stage.daemon, &["resume", name])?;
         }
-        Blow::Cancel => outcome.was_cancelled |= steer(&stage.daemon, &["cancel", VOLUME])?,
+        Blow::Cancel => outcome.was_cancelled |= steer(&stage.daemon, &["cancel", name])?,
         Blow::Fill => {
             stage.fill()?;
             outcome.was_filled = true;

@@ -17,9 +17,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 use transhume_guest::{Daemon, Guest, Side, TwoHosts, TwoHostsSpec};
 
-use super::client::{NbdLoad, PATIENCE, VOLUME, adopt, attach, boot_guest, detach, finish_guest, verify_guest};
+use super::client::{NbdLoad, PATIENCE, RATE, VOLUME, adopt, attach, boot_guest, detach, finish_guest, verify_guest};
 use super::cycle::steer;
-use super::stage::{VOLUME_BYTES, run, text};
+use super::stage::{run, text};
 use super::{Tally, seed_of_clock};
 use crate::bench::{build_debug_programs, private_folder};
 
@@ -46,6 +46,8 @@ const LINKS: usize = 2;
 const LINK_BITS_PER_SECOND: u64 = 400_000_000;
 /// Cycles of an act.
 const ACT_CYCLES: u32 = 8;
+/// A volume's size: a multiple of a chunk and a bit.
+const VOLUME_BYTES: u64 = (24 << 20) + (8 << 10);
 /// Room for incoming volumes: one, and some for what fills it.
 const ROOM_BYTES: u64 = VOLUME_BYTES + (8 << 20);
 const FILLER: &str = "filler";
@@ -339,10 +341,10 @@ impl Act {
     fn forget(&self, is_guest: bool, state: &str) -> anyhow::Result<()> {
         match is_guest {
             true => self.a().json(&["release", VOLUME]).map(drop)?,
-            false => detach(self.a())?,
+            false => detach(self.a(), VOLUME)?,
         }
         if state == "done" {
-            detach(self.b())?;
+            detach(self.b(), VOLUME)?;
             let arrived = self.incoming.join(format!("{VOLUME}.raw"));
             std::fs::remove_file(&arrived).with_context(|| format!("removing {}", arrived.display()))?;
         }
@@ -364,8 +366,8 @@ impl Client {
             return Ok(Self::Guest(Box::new(guest)));
         }
         let socket = act.folder.join("nbd");
-        attach(act.a(), file, &socket)?;
-        Ok(Self::Load(NbdLoad::start(&act.programs, &socket, seed)?))
+        attach(act.a(), VOLUME, file, &socket)?;
+        Ok(Self::Load(NbdLoad::start(&act.programs, &socket, (VOLUME, RATE), seed)?))
     }
 
     /// Reads everything, and fails if anything is not what it was acknowledged to be.
@@ -380,7 +382,7 @@ impl Client {
     fn finish(mut self) -> anyhow::Result<()> {
         self.verify()?;
         match self {
-            Self::Load(load) => load.finish(),
+            Self::Load(load) => load.finish().map(drop),
             Self::Guest(guest) => finish_guest(*guest),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
@@ -23,6 +24,10 @@ pub(crate) enum Place {
     Disk,
     /// A file on a tmpfs.
     Memory,
+    /// A file on an ext4 file system made for this.
+    Ext4,
+    /// A file on an XFS made for this, where files can share blocks.
+    Xfs,
     /// A file on a small ext4 file system, which can be filled.
     Small,
     /// A block device.
@@ -31,7 +36,17 @@ pub(crate) enum Place {
 
 impl Place {
     /// All of them.
-    pub(crate) const ALL: [Self; 4] = [Self::Disk, Self::Memory, Self::Small, Self::Device];
+    pub(crate) const ALL: [Self; 6] = [Self::Disk, Self::Memory, Self::Ext4, Self::Xfs, Self::Small, Self::Device];
+
+    /// Whether there is room for two volumes with what their moves leave.
+    pub(crate) const fn has_room(self) -> bool {
+        !matches!(self, Self::Small | Self::Device)
+    }
+
+    /// Whether overlays of snapshots have their room beside a source there.
+    const fn takes_overlays(self) -> bool {
+        matches!(self, Self::Disk | Self::Ext4 | Self::Xfs)
+    }
 }
 
 /// What is done to a move, or to those around it.
@@ -97,50 +112,104 @@ const STRATEGIES: [&str; 8] =
     ["mirror", "mirror", "mirror-paper", "mirror-async", "dbt", "incremental-dbt", "snapshot", "auto"];
 
 impl Plan {
-    /// How a move from `source` goes. Overlays of snapshots need room beside the source, which only the disk has.
+    /// How a move from `source` goes. Overlays of snapshots need room beside the source.
     pub(crate) fn strategy_from(&self, source: Place) -> &'static str {
-        if self.strategy == "snapshot" && source != Place::Disk { "mirror" } else { self.strategy }
+        if self.strategy == "snapshot" && !source.takes_overlays() { "mirror" } else { self.strategy }
     }
 }
 
+/// What an act is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cast {
+    /// Who uses the first volume.
+    pub(crate) kind: ClientKind,
+    /// For how many cycles.
+    pub(crate) cycles: u32,
+    /// The first volume's size.
+    pub(crate) bytes: u64,
+    /// The size of a second volume under our load, if there is one.
+    pub(crate) beside: Option<u64>,
+}
+
+/// A volume's size if it is even: a multiple of a block, of a chunk and a bit.
+const EVEN_BYTES: u64 = (24 << 20) + (8 << 10);
+/// Sizes that are drawn are multiples of it.
+const SECTOR_BYTES: u64 = 512;
+/// Sectors of a block.
+const SECTORS: u64 = 8;
+
 /// The dice of one act: everything that is drawn follows from its seed.
-pub(crate) struct Dice(ChaCha12Rng);
+pub(crate) struct Dice {
+    seed: u64,
+    random: ChaCha12Rng,
+    /// Places in the order in which they come; so none is left out for long.
+    deck: Vec<Place>,
+}
 
 impl Dice {
     /// The dice of a seed.
     pub(crate) fn new(seed: u64) -> Self {
-        Self(ChaCha12Rng::seed_from_u64(seed))
+        Self { seed, random: ChaCha12Rng::seed_from_u64(seed), deck: Vec::new() }
     }
 
-    /// Who uses the volume in this act, and for how many cycles.
-    pub(crate) fn act(&mut self) -> (ClientKind, u32) {
-        match self.0.random_range(0..10) {
-            0..=6 => (ClientKind::Load, self.0.random_range(4..=10)),
-            7 => (ClientKind::Fio, self.0.random_range(1..=3)),
-            _ => (ClientKind::Guest, self.0.random_range(4..=8)),
+    /// What the act is made of. Of two acts in a row one has a first volume of an odd size, and one has a second volume.
+    pub(crate) fn act(&mut self) -> Cast {
+        let (kind, cycles) = match self.random.random_range(0..10) {
+            0..=6 => (ClientKind::Load, self.random.random_range(4..=10)),
+            7 => (ClientKind::Fio, self.random.random_range(1..=3)),
+            _ => (ClientKind::Guest, self.random.random_range(4..=8)),
+        };
+        let is_odd = self.seed.is_multiple_of(2);
+        let bytes = self.size(is_odd);
+        let beside = (self.seed % 3 != 2).then(|| self.size(!is_odd));
+        Cast { kind, cycles, bytes, beside }
+    }
+
+    /// An odd size is a multiple of a sector, and of nothing larger that anybody works with.
+    fn size(&mut self, is_odd: bool) -> u64 {
+        if !is_odd {
+            return EVEN_BYTES;
+        }
+        let sectors = self.random.random_range(0..64) * SECTORS + self.random.random_range(1..SECTORS);
+        (24 << 20) + sectors * SECTOR_BYTES
+    }
+
+    /// Whether the second volume moves in cycle `number` as well.
+    pub(crate) fn moves_beside(&mut self, number: u32) -> bool {
+        number == 1 || self.one_in(2)
+    }
+
+    /// The next place, one of `places`.
+    fn deal(&mut self, places: &[Place]) -> Place {
+        loop {
+            if let Some(at) = self.deck.iter().position(|place| places.contains(place)) {
+                return self.deck.remove(at);
+            }
+            self.deck = Place::ALL.into();
+            self.deck.shuffle(&mut self.random);
         }
     }
 
     /// A seed for somebody else.
     pub(crate) fn seed(&mut self) -> u64 {
-        self.0.random_range(1..u64::from(u32::MAX))
+        self.random.random_range(1..u64::from(u32::MAX))
     }
 
     fn one_in(&mut self, count: u32) -> bool {
-        self.0.random_range(0..count) == 0
+        self.random.random_range(0..count) == 0
     }
 
     fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.0.random_range(0..from.len())]
+        from[self.random.random_range(0..from.len())]
     }
 
     fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(self.0.random_range(from..=to))
+        Duration::from_millis(self.random.random_range(from..=to))
     }
 
     /// The next cycle of an act, to one of `places`.
     pub(crate) fn plan(&mut self, kind: ClientKind, places: &[Place]) -> Plan {
-        let place = self.pick(places);
+        let place = self.deal(places);
         let mut plan = Plan {
             place,
             verify: self.pick(&["off", "sample", "full", "full"]),
@@ -151,7 +220,7 @@ impl Dice {
             blows: Vec::new(),
             readopt: self.one_in(3),
         };
-        let count = self.0.random_range(0..=BLOWS_MAX);
+        let count = self.random.random_range(0..=BLOWS_MAX);
         if place == Place::Small && self.one_in(2) {
             // So slow that the move cannot be over before the file system is full.
             plan.bandwidth = 4;
@@ -168,9 +237,16 @@ impl Dice {
         plan
     }
 
+    /// What the second volume does in a cycle: what strikes the daemon is the first one's.
+    pub(crate) fn plan_beside(&mut self, places: &[Place]) -> Plan {
+        let mut plan = self.plan(ClientKind::Load, places);
+        plan.blows.retain(|(_, blow)| blow.is_of_volume());
+        plan
+    }
+
     fn blow(&mut self, kind: ClientKind) -> Blow {
         loop {
-            let blow = match self.0.random_range(0..18) {
+            let blow = match self.random.random_range(0..18) {
                 0..=3 => Blow::Kill,
                 4 => Blow::KillAgain(self.millis(0, 40)),
                 5 => Blow::Restart,
@@ -178,9 +254,9 @@ impl Dice {
                 7 => Blow::FreezeClient(self.millis(20, 400)),
                 8 | 9 => Blow::Cut(self.millis(0, 60)),
                 10 => Blow::Hold(self.millis(20, 300)),
-                11 => Blow::Trickle(self.0.random_range(20_000..400_000), self.millis(50, 300)),
+                11 => Blow::Trickle(self.random.random_range(20_000..400_000), self.millis(50, 300)),
                 12 | 13 => Blow::Bandwidth(self.pick(&[0, 8, 16, 128])),
-                14 | 15 => Blow::Stall(self.0.random_range(0..64), self.millis(50, 400)),
+                14 | 15 => Blow::Stall(self.random.random_range(0..64), self.millis(50, 400)),
                 16 => Blow::Pause(self.millis(20, 300)),
                 _ => Blow::Cancel,
             };
@@ -192,6 +268,19 @@ impl Dice {
 }
 
 impl Blow {
+    /// Whether it strikes one volume or its client alone.
+    const fn is_of_volume(self) -> bool {
+        matches!(
+            self,
+            Self::FreezeClient(_)
+                | Self::Hold(_)
+                | Self::Trickle(..)
+                | Self::Bandwidth(_)
+                | Self::Pause(_)
+                | Self::Cancel
+        )
+    }
+
     /// Whether a client of this kind must survive it.
     pub(crate) fn suits(self, kind: ClientKind) -> bool {
         match self {
@@ -210,8 +299,9 @@ mod tests {
     fn a_seed_draws_the_same_cycles_again_and_another_seed_draws_others() {
         let draw = |seed| {
             let mut dice = Dice::new(seed);
-            let (kind, cycles) = dice.act();
-            (0..cycles).map(|_| dice.plan(kind, &Place::ALL)).collect::<Vec<_>>()
+            let cast = dice.act();
+            let plans = (0..cast.cycles).map(|_| (dice.plan(cast.kind, &Place::ALL), dice.plan_beside(&Place::ALL)));
+            (cast, plans.collect::<Vec<_>>())
         };
         assert_eq!(draw(7), draw(7));
         assert_ne!(draw(7), draw(8));
@@ -223,7 +313,7 @@ mod tests {
         let mut strategies = std::collections::BTreeSet::new();
         for seed in 0..300 {
             let mut dice = Dice::new(seed);
-            let (kind, cycles) = dice.act();
+            let Cast { kind, cycles, .. } = dice.act();
             kinds.push(kind);
             for _ in 0..cycles {
                 let plan = dice.plan(kind, &Place::ALL);
@@ -235,6 +325,11 @@ mod tests {
                     let name = format!("{blow:?}");
                     name.split('(').next().unwrap_or_default().to_owned()
                 }));
+                let beside = dice.plan_beside(&[Place::Disk, Place::Xfs]);
+                assert!(
+                    beside.place.has_room() && beside.blows.iter().all(|(_, blow)| blow.is_of_volume()),
+                    "{beside:?}"
+                );
             }
         }
         for kind in [ClientKind::Load, ClientKind::Fio, ClientKind::Guest] {
@@ -246,10 +341,31 @@ mod tests {
     }
 
     #[test]
+    fn two_acts_in_a_row_have_every_kind_of_size_and_a_second_volume() {
+        let is_odd = |bytes: u64| bytes % 512 == 0 && bytes % 4096 != 0;
+        for seed in 0..100 {
+            let casts = [seed, seed + 1].map(|seed| Dice::new(seed).act());
+            assert_eq!(casts.iter().filter(|cast| is_odd(cast.bytes)).count(), 1, "{casts:?}");
+            assert!(casts.iter().any(|cast| cast.beside.is_some()), "{casts:?}");
+        }
+    }
+
+    #[test]
+    fn six_places_in_a_row_are_all_of_them() {
+        let mut dice = Dice::new(5);
+        for _ in 0..20 {
+            let dealt: Vec<Place> = (0..6).map(|_| dice.deal(&Place::ALL)).collect();
+            assert!(Place::ALL.iter().all(|place| dealt.contains(place)), "{dealt:?}");
+        }
+        assert_eq!(dice.deal(&[Place::Disk]), Place::Disk);
+        assert_eq!(dice.deal(&[Place::Disk]), Place::Disk);
+    }
+
+    #[test]
     fn a_file_system_is_filled_before_the_move_can_be_over() {
         for seed in 0..300 {
             let mut dice = Dice::new(seed);
-            let (kind, _) = dice.act();
+            let kind = dice.act().kind;
             let plan = dice.plan(kind, &Place::ALL);
             if let Some(at) = plan.blows.iter().position(|(_, blow)| *blow == Blow::Fill) {
                 assert_eq!((at, plan.bandwidth, plan.place), (0, 4, Place::Small), "{plan:?}");

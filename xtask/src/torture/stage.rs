@@ -9,8 +9,8 @@ use transhume_guest::Daemon;
 use super::plan::Place;
 use crate::bench::process::output_of;
 
-/// The volume's size: a multiple of a chunk and a bit.
-pub(crate) const VOLUME_BYTES: u64 = (24 << 20) + (8 << 10);
+/// Room on a file system for two volumes, each with what its moves leave. An XFS is not made smaller.
+const ROOM_BYTES: u64 = 320 << 20;
 /// More workers than a small machine has processors: with one of them stalled, new connections come to the others.
 const WORKERS: usize = 4;
 /// Room on the small file system beside one volume: too little for two.
@@ -28,8 +28,9 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// Makes the places and starts a daemon. Without root there is no place but the machine's disk.
-    pub(crate) fn set(programs: &Path, folder: &Path) -> anyhow::Result<Self> {
+    /// Makes the places for a volume of `bytes` and others, and starts a daemon. Without root there is no place but the machine's
+    /// disk.
+    pub(crate) fn set(programs: &Path, folder: &Path, bytes: u64) -> anyhow::Result<Self> {
         let mut stage =
             Self { daemon: Daemon::new(programs, folder), folder: folder.into(), mounts: Vec::new(), device: None };
         let config = folder.join("config.toml");
@@ -37,13 +38,13 @@ impl Stage {
         stage.daemon.arguments = vec!["--config".into(), text(&config)];
         std::fs::create_dir(stage.directory(Place::Disk)).context("creating a folder")?;
         if super::is_root() {
-            stage.mount(Place::Memory, &["-t", "tmpfs", "-o", "size=128m", "none"])?;
-            let image = folder.join("small.ext4");
-            sized(&image, VOLUME_BYTES + SMALL_SPARE_BYTES)?;
-            run("mkfs.ext4", &["-q", "-m", "0", "-O", "^has_journal", &text(&image)])?;
-            stage.mount(Place::Small, &["-o", "loop", &text(&image)])?;
+            stage.mount(Place::Memory, &["-t", "tmpfs", "-o", &format!("size={ROOM_BYTES}"), "none"])?;
+            stage.make(Place::Ext4, ROOM_BYTES, &["mkfs.ext4", "-q", "-m", "0"])?;
+            stage.make(Place::Xfs, ROOM_BYTES, &["mkfs.xfs", "-q"])?;
+            let words = ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal"];
+            stage.make(Place::Small, bytes.next_multiple_of(4096) + SMALL_SPARE_BYTES, &words)?;
             let image = folder.join("device.img");
-            sized(&image, VOLUME_BYTES)?;
+            sized(&image, bytes)?;
             stage.device = Some(LoopDevice::over(&image)?);
         }
         stage.daemon.start()?;
@@ -60,7 +61,7 @@ impl Stage {
         let is_there = |place: &Place| match place {
             Place::Disk => true,
             Place::Device => self.device.is_some(),
-            Place::Memory | Place::Small => !self.mounts.is_empty(),
+            Place::Memory | Place::Ext4 | Place::Xfs | Place::Small => !self.mounts.is_empty(),
         };
         Place::ALL.into_iter().filter(is_there).collect()
     }
@@ -68,6 +69,8 @@ impl Stage {
     fn directory(&self, place: Place) -> PathBuf {
         self.folder.join(match place {
             Place::Memory => "memory",
+            Place::Ext4 => "ext4",
+            Place::Xfs => "xfs",
             Place::Small => "small",
             Place::Disk | Place::Device => "disk",
         })
@@ -84,7 +87,7 @@ impl Stage {
     /// All files at all places.
     pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
         let mut files = Vec::new();
-        for place in [Place::Disk, Place::Memory, Place::Small] {
+        for place in Place::ALL.into_iter().filter(|place| *place != Place::Device) {
             let Ok(entries) = std::fs::read_dir(self.directory(place)) else { continue };
             for entry in entries {
                 let path = entry.context("listing files")?.path();
@@ -105,6 +108,14 @@ impl Stage {
     pub(crate) fn empty(&self) {
         // It is there only if it was filled.
         let _ = std::fs::remove_file(self.directory(Place::Small).join(FILLER));
+    }
+
+    /// Makes a file system in a file, and mounts it.
+    fn make(&mut self, place: Place, bytes: u64, words: &[&str]) -> anyhow::Result<()> {
+        let image = self.directory(place).with_extension("image");
+        sized(&image, bytes)?;
+        run(words[0], &[&words[1..], &[&text(&image)]].concat())?;
+        self.mount(place, &["-o", "loop", &text(&image)])
     }
 
     fn mount(&mut self, place: Place, words: &[&str]) -> anyhow::Result<()> {
