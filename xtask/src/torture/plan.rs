@@ -112,9 +112,10 @@ const STRATEGIES: [&str; 8] =
     ["mirror", "mirror", "mirror-paper", "mirror-async", "dbt", "incremental-dbt", "snapshot", "auto"];
 
 impl Plan {
-    /// How a move from `source` goes. Overlays of snapshots need room beside the source.
+    /// How a move from `source` goes. Overlays of snapshots need room beside source and target, which must be files.
     pub(crate) fn strategy_from(&self, source: Place) -> &'static str {
-        if self.strategy == "snapshot" && !source.takes_overlays() { "mirror" } else { self.strategy }
+        let takes_overlays = source.takes_overlays() && self.place.has_room();
+        if self.strategy == "snapshot" && !takes_overlays { "mirror" } else { self.strategy }
     }
 }
 
@@ -319,6 +320,7 @@ mod tests {
                 let plan = dice.plan(kind, &Place::ALL);
                 places.push(plan.place);
                 strategies.insert(plan.strategy_from(Place::Disk));
+                assert!(plan.place.has_room() || plan.strategy_from(Place::Disk) != "snapshot", "{plan:?}");
                 assert_ne!(plan.strategy_from(Place::Small), "snapshot");
                 assert!(plan.blows.iter().all(|(_, blow)| blow.suits(kind)), "{kind:?}: {plan:?}");
                 blows.extend(plan.blows.iter().map(|(_, blow)| {
