@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn two_acts_in_a_row_have_every_kind_of_size_and_a_second_volume() {
-        let is_odd = |bytes: u64| bytes % 512 == 0 && bytes % 4096 != 0;
+        let is_odd = |bytes: u64| bytes.is_multiple_of(512) && !bytes.is_multiple_of(4096);
         for seed in 0..100 {
             let casts = [seed, seed + 1].map(|seed| Dice::new(seed).act());
             assert_eq!(casts.iter().filter(|cast| is_odd(cast.bytes)).count(), 1, "{casts:?}");
