@@ -220,6 +220,24 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn nobody_waits_for_a_worker_that_gives_way() {
+        const LONG: Duration = Duration::from_secs(60);
+        let worker = Worker::start_yielding("copy").expect("started");
+        let (answer, answered) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = oneshot::channel();
+        // As one whose last requests are to a target that says nothing.
+        drop(worker.spawn(async move {
+            let _ = begin.send(());
+            let _ = answered.recv_timeout(LONG);
+        }));
+        begun.await.expect("it has begun");
+        let start = std::time::Instant::now();
+        drop(worker);
+        assert!(start.elapsed() < LONG / 2, "whoever dropped the worker waited for what it waited for");
+        drop(answer);
+    }
+
+    #[tokio::test]
     async fn what_is_spawned_in_a_workers_world_runs_on_that_worker() {
         let env: EnvRef = Arc::new(env::RealEnv::new());
         let workers = Workers::start_yielding("wire", 2).expect("started");
