@@ -16,6 +16,8 @@ const BYTES: u64 = 16 << 20;
 const GUEST_WAITS: Duration = Duration::from_secs(2);
 /// What an operator waits for.
 const OPERATOR_WAITS: Duration = Duration::from_secs(2);
+/// How long a daemon may be away: it gives a target that is in use three seconds, and the machine may be slow.
+const RESTART: Duration = Duration::from_secs(20);
 /// How long the server is stopped.
 const STOPPED: Duration = Duration::from_millis(1500);
 
@@ -48,7 +50,8 @@ impl Moment {
 }
 
 impl Scene {
-    fn new(seed: u64) -> Option<Self> {
+    /// `has_zeroes` says whether the guest writes zeroes, too.
+    fn new(seed: u64, has_zeroes: bool) -> Option<Self> {
         if let Some(why) = fuse::is_missing() {
             eprintln!("left out: {why}");
             return None;
@@ -56,7 +59,7 @@ impl Scene {
         let world = World::new();
         let image = world.image("disk.img", BYTES, 65536);
         let uri = world.attach("x", &image);
-        let load = Load::start(&uri, &image, seed);
+        let load = Load::start_with(&uri, &image, seed, has_zeroes);
         let far = FuseDevice::new(&world, BYTES);
         Some(Self { far, load, world })
     }
@@ -155,7 +158,7 @@ impl Scene {
 
 #[test]
 fn a_move_to_a_file_system_that_stops_can_be_cancelled_in_every_phase_and_begun_again() {
-    let Some(scene) = Scene::new(61) else { return };
+    let Some(scene) = Scene::new(61, true) else { return };
     for moment in Moment::ALL {
         let id = scene.begin();
         scene.stop_at(moment);
@@ -173,7 +176,7 @@ fn a_move_to_a_file_system_that_stops_can_be_cancelled_in_every_phase_and_begun_
 
 #[test]
 fn a_move_to_a_file_system_that_stops_goes_on_with_it_from_every_phase() {
-    let Some(scene) = Scene::new(62) else { return };
+    let Some(scene) = Scene::new(62, true) else { return };
     let id = scene.begin();
     for moment in Moment::ALL {
         scene.stop_at(moment);
@@ -181,4 +184,36 @@ fn a_move_to_a_file_system_that_stops_goes_on_with_it_from_every_phase() {
         scene.far.go_on();
     }
     scene.ends_well(id);
+}
+
+#[test]
+fn a_daemon_that_ends_while_the_file_system_stops_comes_back_without_it_and_goes_on_with_it() {
+    // The kernel lets no process go that has zeroes under way at a block device that does not answer.
+    let Some(mut scene) = Scene::new(63, false) else { return };
+    for is_killed in [false, true] {
+        let id = scene.begin();
+        scene.stop_at(Moment::Copying);
+        let start = Instant::now();
+        if is_killed {
+            scene.world.kill();
+        } else {
+            scene.world.terminate();
+        }
+        println!("killed {is_killed}: the daemon was down after {} ms", start.elapsed().as_millis());
+        scene.world.start();
+        let took = start.elapsed();
+        println!("killed {is_killed}: it was up again after {} ms", took.as_millis());
+        assert!(took < RESTART, "the daemon was away for {took:?}\n{}", scene.world.log());
+        scene.load.goes_on_beside("started again", &scene.world);
+        // The guest has waited for the daemon.
+        scene.load.take_longest();
+        scene.asked(&["status"]);
+        if is_killed {
+            scene.far.go_on();
+            return scene.ends_well(id);
+        }
+        assert_eq!(scene.asked(&["cancel", "x"])["state"], "cancelled");
+        assert_eq!(scene.world.wait_for_job(id)["state"], "cancelled");
+        scene.recover();
+    }
 }

@@ -55,6 +55,11 @@ pub(crate) struct Load {
 impl Load {
     /// Begins to use the export at `uri`, which holds what is in the file `image` now.
     pub(crate) fn start(uri: &str, image: &Path, seed: u64) -> Self {
+        Self::start_with(uri, image, seed, true)
+    }
+
+    /// The same; whether zeroes are among what it writes is said.
+    pub(crate) fn start_with(uri: &str, image: &Path, seed: u64, has_zeroes: bool) -> Self {
         let (stop, requests) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let uri: NbdUri = uri.parse().expect("a good address");
         let contents = std::fs::read(image).expect("read");
@@ -78,7 +83,7 @@ impl Load {
                 let lanes = lanes.into_iter().enumerate().map(|(number, (start, model))| {
                     let random = ChaCha12Rng::seed_from_u64(seed + number as u64);
                     let (uri, env, waits) = (uri.clone(), Arc::clone(&env), Arc::clone(&waited));
-                    let lane = Lane { number, uri, env, waits, start, model, random, device: None };
+                    let lane = Lane { number, uri, env, waits, has_zeroes, start, model, random, device: None };
                     tokio::spawn(lane.run(Arc::clone(&ended), Arc::clone(&counted)))
                 });
                 let mut models = Vec::new();
@@ -140,6 +145,7 @@ struct Lane {
     uri: NbdUri,
     env: EnvRef,
     waits: Arc<Waits>,
+    has_zeroes: bool,
     start: u64,
     model: Vec<u8>,
     random: ChaCha12Rng,
@@ -160,7 +166,7 @@ impl Lane {
             self.waits.begin(self.number);
             match self.random.random_range(0..10) {
                 0..=2 => self.read(extent).await,
-                3 => self.write(extent, None).await,
+                3 if self.has_zeroes => self.write(extent, None).await,
                 4 => self.flush().await,
                 _ => {
                     let mut data = vec![0; extent.length.as_usize()];

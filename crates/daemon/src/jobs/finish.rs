@@ -115,7 +115,9 @@ pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Volume, j
     if let Some(document) = &volume.document().job {
         daemon.discard(&document.target).await;
     }
-    end(daemon, volume, job, JobState::Failed, None, Some(error)).await;
+    // Whoever has cancelled it hears that it is cancelled.
+    let state = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
+    end(daemon, volume, job, state, None, Some(error)).await;
 }
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
