@@ -92,15 +92,28 @@ struct State {
 pub(crate) struct SimFiles {
     world: World,
     dice: Arc<Dice>,
-    /// Holds what is at `progress`.
-    map: Disk,
+    /// Hold what is at `progress`, by the volume's directory. The first is that of any other.
+    maps: Arc<Mutex<Vec<(String, Disk)>>>,
     state: Arc<Mutex<State>>,
 }
 
 impl SimFiles {
     pub(crate) fn new(world: &World, map: &Disk) -> Self {
         let dice = Arc::new(world.dice("files"));
-        Self { world: world.clone(), dice, map: map.clone(), state: Arc::default() }
+        let maps = Arc::new(Mutex::new(vec![(String::new(), map.clone())]));
+        Self { world: world.clone(), dice, maps, state: Arc::default() }
+    }
+
+    /// What is at `progress` of the volume `name` is on `map`.
+    pub(crate) fn add_map(&self, name: &str, map: &Disk) {
+        self.maps.lock().push((name.to_owned(), map.clone()));
+    }
+
+    fn map_at(&self, path: &Path) -> Disk {
+        let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
+        let maps = self.maps.lock();
+        let (_, map) = maps.iter().find(|(name, _)| directory == name.as_str()).unwrap_or(&maps[0]);
+        map.clone()
     }
 
     /// The same as `process` sees them.
@@ -272,7 +285,7 @@ impl Files for LifeFiles {
     fn reserve(&self, path: &Path, _length: u64) -> Result<()> {
         let mut state = self.filling_step()?;
         if !state.tree.contains_key(path) {
-            self.files.map.blank();
+            self.files.map_at(path).blank();
         }
         state.make(path).map(drop)
     }

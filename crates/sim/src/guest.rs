@@ -87,6 +87,7 @@ pub struct Guest {
 
 struct Shared {
     world: World,
+    name: &'static str,
     dice: Dice,
     port: Port,
     pool: BufferPool,
@@ -167,15 +168,22 @@ impl Guest {
     /// A guest with a disk behind `port` whose contents are known to `ledger`. No request of it may fail.
     #[must_use]
     pub fn new(world: &World, port: &Port, load: Load, ledger: Ledger) -> Self {
-        Self::excusing(world, port, load, ledger, Failures::default())
+        Self::excusing(world, "guest", port, (load, ledger), Failures::default())
     }
 
-    /// The same, whose requests may fail as `failures` say.
+    /// The same of `name`, whose requests may fail as `failures` say.
     #[must_use]
-    pub(crate) fn excusing(world: &World, port: &Port, load: Load, ledger: Ledger, failures: Failures) -> Self {
+    pub(crate) fn excusing(
+        world: &World,
+        name: &'static str,
+        port: &Port,
+        (load, ledger): (Load, Ledger),
+        failures: Failures,
+    ) -> Self {
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice("guest"),
+            name,
+            dice: world.dice(name),
             port: port.clone(),
             pool: BufferPool::new(Bytes::mib(64)),
             load,
@@ -323,7 +331,7 @@ impl Guest {
         let answer = answer.await;
         self.end_flush(number, answer.is_err());
         self.note("flush", (Verb::Flush, EVERYTHING), since, &answer);
-        self.shared.world.event(format_args!("guest flush answered"));
+        self.shared.world.event(format_args!("{} flush answered", self.shared.name));
         self.ledger().flush_done(&ticket, answer.is_ok());
         answer.is_ok()
     }
@@ -438,7 +446,7 @@ impl Guest {
         });
         let answer = answer.await;
         self.note("read", (Verb::Read, extent), since, &answer);
-        self.shared.world.event(format_args!("guest read of sectors {sectors:?} answered"));
+        self.shared.world.event(format_args!("{} read of sectors {sectors:?} answered", self.shared.name));
         let mut ledger = self.ledger();
         match answer {
             Ok(buffer) => {
@@ -461,11 +469,11 @@ impl Guest {
         let fua = dice.chance(load.fua);
         let (zeroes, discard, may_unmap) = (dice.chance(load.zeroes), dice.chance(load.discards), dice.chance(0.5));
         let (mutation, ticket) = if discard {
-            self.shared.world.event(format_args!("guest discard of sectors {sectors:?}"));
+            self.shared.world.event(format_args!("{} discard of sectors {sectors:?}", self.shared.name));
             let ticket = self.ledger().ask_write(sectors, Content::Zero, true);
             (Mutation::discard(extent), ticket)
         } else if zeroes {
-            self.shared.world.event(format_args!("guest zeroes of sectors {sectors:?}"));
+            self.shared.world.event(format_args!("{} zeroes of sectors {sectors:?}", self.shared.name));
             let ticket = self.ledger().ask_write(sectors, Content::Zero, false);
             (Mutation::zeroes(extent, may_unmap), ticket)
         } else {
@@ -474,7 +482,7 @@ impl Guest {
             let number = ledger.next_write();
             pattern::fill(number, bytes.start / SECTOR_BYTES, &mut buffer);
             let ticket = ledger.ask_write(sectors.clone(), Content::Written(number), false);
-            self.shared.world.event(format_args!("guest write {number} of sectors {sectors:?}"));
+            self.shared.world.event(format_args!("{} write {number} of sectors {sectors:?}", self.shared.name));
             (Mutation::data(extent.offset, buffer.freeze()), ticket)
         };
         let mutation = mutation.with_fua(fua);
@@ -490,7 +498,7 @@ impl Guest {
         });
         let answer = answer.await;
         self.note("write", (Verb::Write, extent), since, &answer);
-        self.shared.world.event(format_args!("guest write to {extent:?} answered"));
+        self.shared.world.event(format_args!("{} write to {extent:?} answered", self.shared.name));
         match answer {
             Ok(()) => self.ledger().write_done(&ticket, fua),
             Err(_) => self.ledger().write_failed(&ticket),
@@ -503,7 +511,7 @@ impl Guest {
         self.shared.answered.fetch_add(1, Ordering::Relaxed);
         let Err(error) = answer else { return };
         self.shared.errors.fetch_add(1, Ordering::Relaxed);
-        self.shared.world.event(format_args!("guest {what} failed: {}", error.chain()));
+        self.shared.world.event(format_args!("{} {what} failed: {}", self.shared.name, error.chain()));
         self.shared.world.occur(Occurrence::Told("a failure"));
         if !self.shared.failures.explain(verb, extent, since) {
             let what = format!("a guest's {what} failed though its disk did not: {}", error.chain());

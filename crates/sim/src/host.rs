@@ -12,6 +12,7 @@
 //! What happens between those words is `daemon::Core`'s; see `estate`. Mistakes are made by the ground that it stands on
 //! ([`Mistakes`]).
 
+mod beside;
 mod estate;
 mod setup;
 mod stored;
@@ -36,10 +37,12 @@ use crate::world::World;
 
 use estate::Estate;
 
+pub(crate) use beside::{VOLUMES_MAX, names};
 pub use estate::Outage;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
-/// A host with one volume. Clones are the same host.
+/// A host as one of its volumes has it. Clones are the same. The first volume's boots and kills the process that all of them have
+/// in common; see `beside`.
 #[derive(Clone)]
 pub struct Host {
     shared: Arc<Shared>,
@@ -47,6 +50,10 @@ pub struct Host {
 
 struct Shared {
     world: World,
+    /// Which volume: 0 is the first.
+    number: usize,
+    /// The other volumes of the same process, if this is the first.
+    besides: Mutex<Vec<Host>>,
     dice: Dice,
     setup: Setup,
     port: Port,
@@ -94,11 +101,23 @@ impl Host {
     /// A host that is down. `sides[0]` holds the volume.
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
+        let estate = Estate::new(world, &disks.map, (setup.is_between_hosts, setup.has_arbiter));
+        Self::of(world, (0, estate), setup, (port, guest), disks)
+    }
+
+    fn of(
+        world: &World,
+        (number, estate): (usize, Estate),
+        setup: Setup,
+        (port, guest): (&Port, &Guest),
+        disks: Disks,
+    ) -> Self {
         let Disks { journal, map, sides } = disks;
-        let estate = Estate::new(world, &map, (setup.is_between_hosts, setup.has_arbiter));
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice("host"),
+            number,
+            besides: Mutex::default(),
+            dice: world.dice(beside::names(number).host),
             setup,
             port: port.clone(),
             guest: guest.clone(),
@@ -137,7 +156,9 @@ impl Host {
             false => Process::start(&self.shared.world, life),
         };
         let process = process.with_tasks_max(self.shared.setup.tasks_max);
-        *self.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
+        for volume in self.volumes() {
+            *volume.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
+        }
         let host = self.clone();
         let serving = process.clone();
         process.env().spawn(Box::pin(async move { host.run_daemon(&serving).await }));
@@ -148,6 +169,11 @@ impl Host {
         self.shared.outage.lock().await
     }
 
+    /// Whether the volume moves to another host.
+    pub(crate) fn is_between_hosts(&self) -> bool {
+        self.shared.setup.is_between_hosts
+    }
+
     /// The files of its daemon are full, or have room again.
     pub fn set_files_full(&self, is_full: bool) {
         self.shared.estate.files.set_full(is_full);
@@ -156,6 +182,8 @@ impl Host {
     /// Kills its process.
     pub async fn crash(&self) {
         let life = std::mem::take(&mut *self.shared.now.lock());
+        let besides = self.besides();
+        besides.iter().for_each(|volume| drop(std::mem::take(&mut *volume.shared.now.lock())));
         self.shared.estate.note_death();
         self.shared.world.fault("crash", format_args!("the process is killed"));
         if let Some(process) = life.process {
@@ -163,17 +191,21 @@ impl Host {
         }
         // Futures of a dead process that hold the slot or a device are gone; only the port may still have a lane.
         self.shared.port.hang_up();
+        besides.iter().for_each(|volume| volume.shared.port.hang_up());
     }
 
     /// Takes the power away from everything, the guest included.
     pub async fn lose_power(&self) {
         self.crash().await;
-        self.shared.guest.lose_power().await;
-        self.shared.port.lose_power().await;
-        let Shared { journal, map, sides, boots, .. } = &*self.shared;
-        let own = if self.shared.setup.is_between_hosts { &sides[..1] } else { &sides[..] };
-        [journal, map].into_iter().chain(own).for_each(Disk::lose_power);
-        self.shared.shelf.lose_power();
+        for volume in self.volumes() {
+            let Shared { guest, port, journal, map, sides, shelf, .. } = &*volume.shared;
+            guest.lose_power().await;
+            port.lose_power().await;
+            let own = if self.shared.setup.is_between_hosts { &sides[..1] } else { &sides[..] };
+            [journal, map].into_iter().chain(own).for_each(Disk::lose_power);
+            shelf.lose_power();
+        }
+        let boots = &self.shared.boots;
         self.shared.estate.files.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {
             *boots.lock() += 1;
@@ -272,6 +304,8 @@ impl Host {
         drop(now);
         self.shared.port.close();
         self.shared.estate.close();
+        let besides = std::mem::take(&mut *self.shared.besides.lock());
+        besides.iter().for_each(Self::close);
     }
 
     /// Waits until a move has ended.
@@ -294,7 +328,7 @@ impl Host {
 
     fn set_status(&self, status: Status) {
         let why = if let Status::Failed(why) = &status { why } else { "" };
-        self.shared.world.event(format_args!("the move is {} {why}", status.name()));
+        self.say(format_args!("the move is {} {why}", status.name()));
         self.shared.world.occur(Occurrence::Told(status.name()));
         *self.shared.status.lock() = status;
         self.shared.changed.notify_waiters();

@@ -94,6 +94,7 @@ pub mod player;
 pub mod port;
 pub mod process;
 pub mod scenarios;
+mod seat;
 pub mod shrink;
 mod stage;
 pub mod story;

@@ -17,6 +17,8 @@ pub enum Occurrence {
     In(Phase, Happening),
     /// A move is seen in this phase.
     Comes(Phase),
+    /// So many moves run at once.
+    AtOnce(usize),
     /// What is said at an end: how a move has ended by [`Status::name`](crate::host::Status::name), that a report says that
     /// something was `resumed`, that the guest was `told` of a failure.
     Told(&'static str),
@@ -29,6 +31,7 @@ impl fmt::Display for Occurrence {
             Self::Happens(what) => write!(out, "{}", what.name()),
             Self::In(phase, what) => write!(out, "{} in {}", what.name(), phase.name()),
             Self::Comes(phase) => write!(out, "phase {}", phase.name()),
+            Self::AtOnce(moves) => write!(out, "{moves} moves at once"),
             Self::Told(word) => write!(out, "told {word}"),
         }
     }

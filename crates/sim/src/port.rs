@@ -150,6 +150,14 @@ impl Port {
         Self::wired(world, ("port", "wire"), figures, Some(second))
     }
 
+    /// The port of one more guest of a daemon, which is called as `names` say.
+    pub(crate) fn beside(world: &World, names: (&'static str, &'static str), figures: Option<WireFigures>) -> Self {
+        match figures {
+            Some(figures) => Self::wired(world, names, figures, None),
+            None => Self::with(world, names.0, None, None),
+        }
+    }
+
     fn wired(world: &World, names: (&str, &'static str), figures: WireFigures, second: Option<Self>) -> Self {
         let port = Self::with(world, names.0, Some(Wire::new(world, names.1, figures)), second);
         let kept = port.clone();

@@ -68,6 +68,7 @@ fn names(story: &Story) -> Vec<String> {
         names.extend(faults.each().iter().map(|(name, _)| format!("{place}.{name}")));
     }
     let others = [
+        "volumes",
         "second-connection",
         "wire",
         "space",
@@ -136,6 +137,7 @@ impl Story {
         }
         let (load, options) = (&mut self.load, &mut self.setup.options);
         match name {
+            "volumes" => self.besides.pop().is_some(),
             "second-connection" => std::mem::take(&mut self.has_two_connections),
             // Guests whose disk is on its way to another host have nothing else.
             "wire" => !self.setup.is_between_hosts && self.wire.take().is_some(),

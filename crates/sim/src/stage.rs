@@ -3,25 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
-use ::daemon::VolumeDocument;
-use block::{Bytes, ChunkSize};
+use block::Bytes;
 use env::Moment;
 use futures::future::{join, join_all};
-use migrate::{Journal, OnNoConverge, Phase, ProgressMap};
+use migrate::{OnNoConverge, Phase};
 
 use crate::checks;
 use crate::dice::Dice;
-use crate::disk::{Disk, Faults, Limits, STUCK_MAX, Timing};
-use crate::failures::{Failures, Reporter};
-use crate::guest::Guest;
+use crate::disk::{Faults, STUCK_MAX};
 use crate::happening::{Event, Happening, When};
-use crate::host::{Disks, Host, Outage, Setup, Status};
-use crate::ledger::Ledger;
-use crate::medium::SECTOR_BYTES;
+use crate::host::{Outage, Status};
 use crate::occurrence::Occurrence;
-use crate::pattern::Content;
-use crate::port::Port;
-use crate::story::Story;
+use crate::seat::Seat;
+use crate::story::{Expected, Story};
 use crate::world::{Invariant, World};
 
 /// Once faults have stopped a job ends within this: a request that is stuck, another behind it, and the work.
@@ -38,81 +32,40 @@ const PHASE_LIMIT: Duration = Duration::from_secs(60);
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// So long is a write of the guest waited for at which something shall happen.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
-/// The largest copy, whatever its chunks are; a window may be exceeded by one.
-const COPY_BYTES_MAX: u64 = 1 << 20;
-/// The smallest window of a copy.
-const WINDOW_BYTES_MIN: u64 = 256 << 10;
 
 /// Everything that takes part in a story.
 pub(crate) struct Cast<'a> {
     story: &'a Story,
     world: World,
     dice: Dice,
-    port: Port,
-    journal: Disk,
-    map: Disk,
-    sides: [Disk; 2],
-    pub(crate) guest: Guest,
-    pub(crate) host: Host,
-    failures: Failures,
+    /// The volumes. The process is the first one's.
+    seats: Vec<Seat>,
     deaths: Cell<u64>,
     missed: RefCell<Vec<(Phase, Happening)>>,
-}
-
-impl Drop for Cast<'_> {
-    fn drop(&mut self) {
-        self.host.close();
-        self.failures.close();
-    }
 }
 
 impl<'a> Cast<'a> {
     pub(crate) fn assemble(story: &'a Story, world: &World) -> Self {
         let dice = world.dice("story");
-        let size = story.size;
-        let source = Disk::new(world, "source", size, story.alignment, story.timings[0]);
-        // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
-        let is_larger = dice.chance(0.2) && story.moves < 2 && !story.setup.is_between_hosts;
-        let target_size = if is_larger { size + Bytes::kib(64) } else { size };
-        let alignment = story.target_alignment.unwrap_or(story.alignment);
-        let target = Disk::new(world, "target", target_size, alignment, story.timings[1]);
-        let journal = Disk::new(world, "journal", Bytes::mib(1), 512, Timing::FLASH);
-        let map = Disk::new(world, "map", Bytes::mib(1), 512, Timing::FLASH);
-        let contents = original(story, &dice);
-        let mut bytes = vec![0; SECTOR_BYTES as usize];
-        for (sector, content) in contents.iter().enumerate() {
-            let sector = sector as u64;
-            let offset = Bytes(sector * SECTOR_BYTES);
-            bytes.resize((size - offset).0.min(SECTOR_BYTES) as usize, 0);
-            if *content != Content::Zero {
-                content.fill(sector, &mut bytes);
-                source.fill(offset, &bytes);
-            }
-            if story.dirty_target && dice.chance(0.5) {
-                target.fill(offset, &vec![0xdd; bytes.len()]);
-            }
+        let mut seats = vec![Seat::assemble(story, world, &dice, None)];
+        for number in 1..story.volume_count() {
+            seats.push(Seat::assemble(story, world, &dice, Some((&seats[0], number))));
         }
-        let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
-        let port = match story.wire {
-            Some(figures) if story.has_two_connections => Port::over_two_wires(world, figures),
-            Some(figures) => Port::over_wire(world, figures),
-            None => Port::new(world),
-        };
-        let failures = Failures::default();
-        let guest = Guest::excusing(world, &port, story.load, ledger, failures.clone());
-        let sides = [source, target];
-        for (side, disk) in sides.iter().enumerate() {
-            disk.report_to(Reporter { failures: failures.clone(), side });
-        }
-        let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
-        let between = if story.setup.is_between_hosts { 256 } else { 0 };
-        let tasks_max = 64 + between + 4 * story.load.outstanding as usize;
-        let setup = Setup { corrupts: story.corrupts(), tasks_max, ..story.setup.clone() };
-        let host = Host::new(world, setup, &port, &guest, disks);
-        let judge = host.clone();
-        failures.judged_by(move || judge.answerable());
         let (deaths, missed, world) = (Cell::new(0), RefCell::default(), world.clone());
-        Self { story, world, dice, port, journal, map, sides, guest, host, failures, deaths, missed }
+        Self { story, world, dice, seats, deaths, missed }
+    }
+
+    /// The first volume, whose host has the process of all of them.
+    pub(crate) fn first(&self) -> &Seat {
+        &self.seats[0]
+    }
+
+    /// Any volume.
+    fn one(&self) -> &Seat {
+        match self.seats.len() {
+            1 => self.first(),
+            count => &self.seats[self.dice.below(count as u64) as usize],
+        }
     }
 
     /// What should have happened in a phase that did not come, or found nothing there to happen to.
@@ -126,72 +79,53 @@ impl<'a> Cast<'a> {
     }
 
     pub(crate) async fn play(&self) {
-        self.state_limits();
-        self.begin_faults();
-        self.host.boot();
-        self.guest.start();
+        for seat in &self.seats {
+            seat.state_limits(self.story);
+            seat.begin_faults(self.story);
+        }
+        self.first().host.boot();
+        self.seats.iter().for_each(|seat| seat.guest.start());
         self.world.sleep(self.dice.up_to(Duration::from_millis(2))).await;
         if self.story.moves > 0 {
-            self.host.ask_for_move();
+            self.first().host.ask_for_move();
+            self.seats[1..].iter().for_each(|seat| self.ask_sometime(seat));
         }
         let limit = self.story.span + CHAOS_LIMIT;
-        let Some(()) = self.within(limit, "it is not over", self.chaos()).await else { return };
-        self.end_faults();
-        let Some(()) = self.come_to_an_end().await else { return };
+        let Some(()) = self.within(limit, "it is not over", self.first(), self.chaos()).await else { return };
+        self.world.event(format_args!("the faults end"));
+        self.seats.iter().for_each(Seat::end_faults);
+        // All of them at once: what one waits for may be what another has.
+        let ends = join_all(self.seats.iter().map(|seat| self.end_and_look(seat))).await;
+        if ends.into_iter().all(|end| end.is_some()) {
+            self.seats.iter().for_each(|seat| self.last_checks(seat));
+        }
+    }
+
+    /// Half of the other volumes' moves begin with the first one's.
+    fn ask_sometime(&self, seat: &Seat) {
+        let span = if self.dice.chance(0.5) { Duration::from_micros(200) } else { self.story.span / 2 };
+        let (world, host, span) = (self.world.clone(), seat.host.clone(), self.dice.up_to(span));
+        self.world.spawn(async move {
+            world.sleep(span).await;
+            host.ask_for_move();
+        });
+    }
+
+    async fn end_and_look(&self, seat: &Seat) -> Option<()> {
+        self.come_to_an_end(seat).await?;
         if !self.story.setup.is_between_hosts {
             // The next start of the daemon would begin it again.
-            let cleared = self.host.job_off_record();
-            let Some(()) = self.within(RECORD_LIMIT, "the job is on record still", cleared).await else { return };
+            let cleared = seat.host.job_off_record();
+            self.within(RECORD_LIMIT, "the job is on record still", seat, cleared).await?;
         }
-        self.last_checks();
+        Some(())
     }
 
-    /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
-    /// guest has and what is buffered, journal and progress map of a fixed size.
-    fn state_limits(&self) {
-        let (options, load) = (&self.story.setup.options, &self.story.load);
-        let window = options.window_bytes_max.min(self.story.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
-        let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
-        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(self.story.alignment));
-        // A target that was given up may still hold what the guest had in flight there.
-        let buffer = options.buffer().unwrap_or_default().0;
-        let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
-        self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
-        let end = Some(Journal::<VolumeDocument>::bytes_needed());
-        self.journal.set_limits(Limits { end, in_flight: None });
-        let page_chunks = self.story.setup.map_page_chunks;
-        let needed = |chunk| ProgressMap::bytes_needed(self.story.size, chunk, page_chunks);
-        let end = ChunkSize::new(options.chunk_bytes).map(needed);
-        self.map.set_limits(Limits { end, in_flight: None });
-    }
-
-    fn begin_faults(&self) {
-        let story = self.story;
-        for (disk, faults) in self.sides.iter().zip(story.faults) {
-            disk.set_faults(faults);
-        }
-        self.journal.set_faults(story.journal_faults);
-        self.map.set_faults(story.map_faults);
-        self.sides[1].set_space(story.space.map(|part| Bytes((story.size.0 as f64 * part) as u64)));
-    }
-
-    fn end_faults(&self) {
-        self.world.event(format_args!("the faults end"));
-        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1]] {
-            disk.set_faults(Faults::default());
-            disk.set_space(None);
-            disk.set_lost(false);
-            disk.set_full(false);
-        }
-        self.host.set_files_full(false);
-        self.host.set_files_failing(0.0);
-        if let Some(control) = self.host.control() {
-            control.set_bandwidth(None);
-            // A lost host is brought back by the daemon.
-            if !self.story.setup.is_between_hosts {
-                control.resume();
-            }
-        }
+    /// How long a move may take once faults have stopped: those that wait for a place have others before them.
+    fn job_limit(&self) -> Duration {
+        let waits = self.seats.len() > self.story.setup.running_jobs_max;
+        let limit = if self.story.load.endless { ENDLESS_LIMIT } else { JOB_LIMIT };
+        limit * if waits { self.seats.len() as u32 } else { 1 }
     }
 
     /// What happens, at moments from the seed, after phases, and at chosen polls.
@@ -212,14 +146,14 @@ impl<'a> Cast<'a> {
             let timed = async {
                 for (moment, what) in timed {
                     self.world.sleep_until(moment).await;
-                    self.happen(what).await;
+                    self.happen(self.one(), what).await;
                 }
                 self.world.sleep_until(start + story.span).await;
             };
             join(timed, join_all(phased.into_iter().map(|(phase, what)| self.happen_in(phase, what)))).await;
             if !story.deaths.is_empty() {
                 // Whatever the job does may be the poll at which the process dies.
-                self.limited(PHASE_LIMIT, self.host.ended()).await;
+                self.limited(PHASE_LIMIT, join_all(self.seats.iter().map(|seat| seat.host.ended()))).await;
             }
             self.world.fuse().put_out();
         };
@@ -235,26 +169,27 @@ impl<'a> Cast<'a> {
             self.deaths.set(self.deaths.get() + 1);
             if self.story.setup.neighbour_burns {
                 self.world.fuse().renew();
-                self.host.strike_neighbour(Outage::Death, self.story.downtime).await;
+                self.first().host.strike_neighbour(Outage::Death, self.story.downtime).await;
                 continue;
             }
-            let _outage = self.host.outage().await;
-            self.host.crash().await;
+            let _outage = self.first().host.outage().await;
+            self.first().host.crash().await;
             self.world.fuse().renew();
             self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-            self.host.boot();
+            self.first().host.boot();
         }
     }
 
     async fn happen_in(&self, phase: Phase, what: Happening) {
-        let mut phases = self.host.phases();
+        let seat = self.one();
+        let mut phases = seat.host.phases();
         let seen = async {
             // The host lives as long as the story does.
             let _ = phases.wait_for(|seen| *seen == Some(phase)).await;
         };
         if self.limited(PHASE_LIMIT, seen).await.is_some() {
             self.world.sleep(self.dice.up_to(Duration::from_micros(200))).await;
-            if self.happen(what).await {
+            if self.happen(seat, what).await {
                 self.world.occur(Occurrence::In(phase, what));
                 return;
             }
@@ -269,37 +204,37 @@ impl<'a> Cast<'a> {
 
     /// False if it must not die now.
     async fn crash(&self) -> bool {
-        if !self.host.may_die().await {
+        if !self.first().host.may_die().await {
             return false;
         }
-        self.host.crash().await;
+        self.first().host.crash().await;
         self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-        self.host.boot();
+        self.first().host.boot();
         true
     }
 
     async fn lose_power(&self) {
-        let _outage = self.host.outage().await;
-        self.host.lose_power().await;
+        let _outage = self.first().host.outage().await;
+        self.first().host.lose_power().await;
         self.world.sleep(self.dice.up_to(self.story.downtime)).await;
-        self.host.boot();
-        self.host.note_awaited(true);
-        self.guest.read_all().await;
-        self.host.note_awaited(false);
-        self.guest.start();
+        self.first().host.boot();
+        self.first().host.note_awaited(true);
+        join_all(self.seats.iter().map(|seat| seat.guest.read_all())).await;
+        self.first().host.note_awaited(false);
+        self.seats.iter().for_each(|seat| seat.guest.start());
     }
 
     /// Has `happening` happen; false if there is nothing now that it could happen to.
-    async fn happen(&self, happening: Happening) -> bool {
+    async fn happen(&self, seat: &Seat, happening: Happening) -> bool {
         let happened = match happening {
             Happening::Crash => {
-                let _outage = self.host.outage().await;
+                let _outage = self.first().host.outage().await;
                 self.crash().await
             }
-            Happening::Pause | Happening::Cancel | Happening::Bandwidth => self.steer(happening),
-            Happening::TargetLost => self.lose_target(),
-            Happening::Corruption => self.corrupt(),
-            _ => self.happen_anyhow(happening).await,
+            Happening::Pause | Happening::Cancel | Happening::Bandwidth => self.steer(seat, happening),
+            Happening::TargetLost => self.lose_target(seat),
+            Happening::Corruption => self.corrupt(seat),
+            _ => self.happen_anyhow(seat, happening).await,
         };
         if happened {
             self.world.occur(Occurrence::Happens(happening));
@@ -308,10 +243,10 @@ impl<'a> Cast<'a> {
     }
 
     /// Of what needs no move.
-    async fn happen_anyhow(&self, happening: Happening) -> bool {
+    async fn happen_anyhow(&self, seat: &Seat, happening: Happening) -> bool {
         match happening {
             Happening::CrashAgain => {
-                let _outage = self.host.outage().await;
+                let _outage = self.first().host.outage().await;
                 let mut died = self.crash().await;
                 for _ in 0..self.dice.within(1..=3) {
                     self.world.sleep(self.dice.up_to(Duration::from_micros(800))).await;
@@ -320,10 +255,10 @@ impl<'a> Cast<'a> {
                 return died;
             }
             Happening::CrashAtWrite => {
-                let _outage = self.host.outage().await;
+                let _outage = self.first().host.outage().await;
                 for _ in 0..self.dice.within(1..=4) {
                     // A guest that writes nothing any more does not keep the process from dying.
-                    self.limited(WRITE_LIMIT, self.guest.wrote()).await;
+                    self.limited(WRITE_LIMIT, seat.guest.wrote()).await;
                 }
                 self.world.sleep(self.dice.up_to(Duration::from_micros(150))).await;
                 return self.crash().await;
@@ -331,35 +266,35 @@ impl<'a> Cast<'a> {
             Happening::PowerLoss => self.lose_power().await,
             Happening::PowerLossAtStore => {
                 // A job that stores nothing any more does not keep the power on.
-                self.limited(WRITE_LIMIT, self.journal.written_to()).await;
+                self.limited(WRITE_LIMIT, seat.journal.written_to()).await;
                 self.world.sleep(self.dice.up_to(Duration::from_micros(120))).await;
                 self.lose_power().await;
             }
             Happening::Reconnect => {
-                let _outage = self.host.outage().await;
-                self.host.reconnect().await;
+                let _outage = self.first().host.outage().await;
+                seat.host.reconnect().await;
             }
-            Happening::HalfOpen => self.port.half_open(),
-            Happening::SlowReader => self.port.stop_reading(),
-            Happening::LinkDown => self.port.interrupt(),
-            Happening::TargetSilent(milliseconds) => return self.silence_target(milliseconds).await,
-            Happening::StoreFull => self.fill_store(),
-            Happening::FilesFail => self.fail_files(),
-            Happening::PoolEmpty => return self.empty_pools(),
+            Happening::HalfOpen => seat.port.half_open(),
+            Happening::SlowReader => seat.port.stop_reading(),
+            Happening::LinkDown => seat.port.interrupt(),
+            Happening::TargetSilent(milliseconds) => return self.silence_target(seat, milliseconds).await,
+            Happening::StoreFull => self.fill_store(seat),
+            Happening::FilesFail => self.fail_files(seat),
+            Happening::PoolEmpty => return self.empty_pools(seat),
             Happening::ClockJump => {
                 let seconds = self.dice.below(2 * 86_400 + 1) as i64;
                 self.world.step_wall_clock(if self.dice.chance(0.5) { seconds } else { -seconds });
             }
-            Happening::StoreFails => self.trouble_store(Faults { write_errors: 0.7, ..self.story.journal_faults }),
-            Happening::StoreSlow => self.trouble_store(Faults { stuck: 0.7, ..self.story.journal_faults }),
-            Happening::NeighbourCrash => self.host.strike_neighbour(Outage::Death, self.story.downtime).await,
-            Happening::NeighbourPowerLoss => self.host.strike_neighbour(Outage::PowerLoss, self.story.downtime).await,
-            Happening::NeighbourMeddled => self.host.strike_neighbour(Outage::Meddling, self.story.downtime).await,
-            Happening::NeighbourUnheard => self.host.silence_and_strike_neighbour(self.story.downtime).await,
-            Happening::NeighbourTrouble => self.host.trouble_with_neighbour(),
-            Happening::WrongEpoch => self.host.ask_under_wrong_epoch().await,
-            Happening::ArbiterTrouble => self.host.trouble_with_arbiter(),
-            Happening::ArbiterLate => self.host.delay_arbiter(),
+            Happening::StoreFails => self.trouble_store(seat, Faults { write_errors: 0.7, ..self.story.journal_faults }),
+            Happening::StoreSlow => self.trouble_store(seat, Faults { stuck: 0.7, ..self.story.journal_faults }),
+            Happening::NeighbourCrash => seat.host.strike_neighbour(Outage::Death, self.story.downtime).await,
+            Happening::NeighbourPowerLoss => seat.host.strike_neighbour(Outage::PowerLoss, self.story.downtime).await,
+            Happening::NeighbourMeddled => seat.host.strike_neighbour(Outage::Meddling, self.story.downtime).await,
+            Happening::NeighbourUnheard => seat.host.silence_and_strike_neighbour(self.story.downtime).await,
+            Happening::NeighbourTrouble => seat.host.trouble_with_neighbour(),
+            Happening::WrongEpoch => seat.host.ask_under_wrong_epoch().await,
+            Happening::ArbiterTrouble => seat.host.trouble_with_arbiter(),
+            Happening::ArbiterLate => seat.host.delay_arbiter(),
             Happening::Crash
             | Happening::TargetLost
             | Happening::Corruption
@@ -371,8 +306,8 @@ impl<'a> Cast<'a> {
     }
 
     /// What an operator does with a move.
-    fn steer(&self, happening: Happening) -> bool {
-        let Some(control) = self.host.control() else { return false };
+    fn steer(&self, seat: &Seat, happening: Happening) -> bool {
+        let Some(control) = seat.host.control() else { return false };
         match happening {
             Happening::Pause => {
                 self.world.event(format_args!("pause"));
@@ -386,7 +321,7 @@ impl<'a> Cast<'a> {
                 true
             }
             Happening::Cancel => {
-                self.host.note_wish();
+                seat.host.note_wish();
                 let taken = control.cancel().is_ok();
                 self.world.event(format_args!("cancel{}", if taken { "" } else { " comes too late" }));
                 taken
@@ -401,19 +336,19 @@ impl<'a> Cast<'a> {
     }
 
     /// Only while the target is copied to: what is compared later may be believed.
-    fn corrupt(&self) -> bool {
+    fn corrupt(&self, seat: &Seat) -> bool {
         let is_before = |phase| matches!(phase, Phase::Preparing | Phase::Copying);
-        let Some(target) = self.host.target() else { return false };
-        let happens = self.host.control().is_some_and(|control| is_before(control.snapshot().phase));
+        let Some(target) = seat.host.target() else { return false };
+        let happens = seat.host.control().is_some_and(|control| is_before(control.snapshot().phase));
         if happens {
-            self.sides[target].corrupt(Bytes(self.dice.below(self.story.size.0)));
+            seat.sides[target].corrupt(Bytes(self.dice.below(seat.size().0)));
         }
         happens
     }
 
     /// The disks of the journal and the progress map, and with them the daemon's files.
-    fn fill_store(&self) {
-        let (stores, world, host) = ([self.journal.clone(), self.map.clone()], self.world.clone(), self.host.clone());
+    fn fill_store(&self, seat: &Seat) {
+        let (stores, world, host) = ([seat.journal.clone(), seat.map.clone()], self.world.clone(), seat.host.clone());
         stores.iter().for_each(|store| store.set_full(true));
         host.set_files_full(true);
         let span = self.dice.up_to(Duration::from_millis(30));
@@ -425,8 +360,8 @@ impl<'a> Cast<'a> {
     }
 
     /// The daemon's small files.
-    fn fail_files(&self) {
-        let (world, host) = (self.world.clone(), self.host.clone());
+    fn fail_files(&self, seat: &Seat) {
+        let (world, host) = (self.world.clone(), seat.host.clone());
         host.set_files_failing(0.5);
         let span = self.dice.up_to(Duration::from_millis(30));
         self.world.spawn(async move {
@@ -436,8 +371,8 @@ impl<'a> Cast<'a> {
     }
 
     /// Every buffer of the process that is free, or becomes it, is somebody else's for a while.
-    fn empty_pools(&self) -> bool {
-        let pools = self.host.pools();
+    fn empty_pools(&self, seat: &Seat) -> bool {
+        let pools = seat.host.pools();
         if pools.is_empty() {
             return false;
         }
@@ -458,10 +393,10 @@ impl<'a> Cast<'a> {
     }
 
     /// The journal's disk has these faults for a while.
-    fn trouble_store(&self, trouble: Faults) {
+    fn trouble_store(&self, seat: &Seat, trouble: Faults) {
         let faults = self.story.journal_faults;
-        self.journal.set_faults(trouble);
-        let (journal, world) = (self.journal.clone(), self.world.clone());
+        seat.journal.set_faults(trouble);
+        let (journal, world) = (seat.journal.clone(), self.world.clone());
         let span = self.dice.up_to(Duration::from_millis(300));
         self.world.spawn(async move {
             world.sleep(span).await;
@@ -473,10 +408,10 @@ impl<'a> Cast<'a> {
     }
 
     /// Only while it is a target: a disk that holds the volume alone and is lost is nobody's fault.
-    fn lose_target(&self) -> bool {
-        let Some(target) = self.host.target() else { return false };
-        self.sides[target].set_lost(true);
-        let (disk, world) = (self.sides[target].clone(), self.world.clone());
+    fn lose_target(&self, seat: &Seat) -> bool {
+        let Some(target) = seat.host.target() else { return false };
+        seat.sides[target].set_lost(true);
+        let (disk, world) = (seat.sides[target].clone(), self.world.clone());
         let span = self.dice.up_to(Duration::from_millis(10));
         self.world.spawn(async move {
             world.sleep(span).await;
@@ -486,18 +421,18 @@ impl<'a> Cast<'a> {
     }
 
     /// Only while it is a target: from the commit on it is the guest's own disk that answers nothing.
-    async fn silence_target(&self, milliseconds: u32) -> bool {
-        let (Some(target), Some(control)) = (self.host.target(), self.host.control()) else { return false };
+    async fn silence_target(&self, seat: &Seat, milliseconds: u32) -> bool {
+        let (Some(target), Some(control)) = (seat.host.target(), seat.host.control()) else { return false };
         if control.snapshot().phase.is_committed() {
             return false;
         }
         let span = Duration::from_millis(milliseconds.into());
-        self.sides[target].be_silent(span);
-        let mut phases = self.host.phases();
+        seat.sides[target].be_silent(span);
+        let mut phases = seat.host.phases();
         // The host lives as long as the story does.
         let committed = async { _ = phases.wait_for(|phase| phase.is_some_and(Phase::is_committed)).await };
         if self.limited(span, committed).await.is_some() {
-            self.sides[target].end_silence();
+            seat.sides[target].end_silence();
         }
         true
     }
@@ -513,22 +448,21 @@ impl<'a> Cast<'a> {
     }
 
     /// The same, and a violation of `converges` after `limit`.
-    async fn within<T>(&self, limit: Duration, what: &str, work: impl Future<Output = T>) -> Option<T> {
+    async fn within<T>(&self, limit: Duration, what: &str, seat: &Seat, work: impl Future<Output = T>) -> Option<T> {
         let value = self.limited(limit, work).await;
         if value.is_none() {
-            let progress = self.host.control().map(|control| control.snapshot());
-            let what = format!("{what} after {limit:?}: {:?}, {progress:?}", self.host.status());
+            let progress = seat.host.control().map(|control| control.snapshot());
+            let what = format!("{what} after {limit:?}: {:?}, {progress:?}", seat.host.status());
             self.world.violate(Invariant::Converges, what);
         }
         value
     }
 
-    async fn come_to_an_end(&self) -> Option<()> {
+    async fn come_to_an_end(&self, seat: &Seat) -> Option<()> {
         let mut tries = 0;
         let mut moves = 0;
         while moves < self.story.moves {
-            let limit = if self.story.load.endless { ENDLESS_LIMIT } else { JOB_LIMIT };
-            let status = self.within(limit, "no end of the job", self.host.ended()).await?;
+            let status = self.within(self.job_limit(), "no end of the job", seat, seat.host.ended()).await?;
             if matches!(status, Status::Switched(_)) {
                 moves += 1;
                 if moves == self.story.moves {
@@ -539,7 +473,7 @@ impl<'a> Cast<'a> {
                 let what = format!("the first try is {status:?}, expected that it moves the volume");
                 self.world.violate(Invariant::AsTold, what);
                 return None;
-            } else if self.has_given_up(&status) {
+            } else if has_given_up(seat, &status) {
                 // A strategy that need not converge has said so, and left the guest where it was.
                 break;
             } else {
@@ -548,51 +482,42 @@ impl<'a> Cast<'a> {
                 tries += 1;
                 self.world.sleep(STUCK_MAX / TRIES_MAX).await;
                 if self.story.setup.is_between_hosts && self.dice.chance(0.5) {
-                    let forgotten = self.host.forgotten_by_neighbour();
-                    self.within(JOB_LIMIT, "something of the move is left", forgotten).await?;
+                    let forgotten = seat.host.forgotten_by_neighbour();
+                    self.within(JOB_LIMIT, "something of the move is left", seat, forgotten).await?;
                 }
                 if tries > TRIES_MAX {
-                    let what = format!("{tries} moves without faults did not succeed: {:?}", self.host.status());
+                    let what = format!("{tries} moves without faults did not succeed: {:?}", seat.host.status());
                     self.world.violate(Invariant::Converges, what);
                     return None;
                 }
             }
-            self.host.move_again();
+            seat.host.move_again();
         }
-        self.guest.let_end();
+        seat.guest.let_end();
         let load = &self.story.load;
         let think = load.think * u32::try_from(load.requests / load.outstanding.max(1) + 1).unwrap_or(u32::MAX);
         let guest = async {
-            self.guest.finish().await;
-            self.guest.read_all().await;
-            self.guest.flush_at_last().await;
+            seat.guest.finish().await;
+            seat.guest.read_all().await;
+            seat.guest.flush_at_last().await;
         };
-        self.within(JOB_LIMIT + think, "the guest is not served", guest).await
+        self.within(JOB_LIMIT + think, "the guest is not served", seat, guest).await
     }
 
-    /// Whether a move has ended because it does not converge, where that is a good end.
-    fn has_given_up(&self, status: &Status) -> bool {
-        let options = &self.story.setup.options;
-        let may = options.strategy.iterates() && options.on_no_converge != OnNoConverge::Mirror;
-        may && matches!(status, Status::Failed(why) if why.contains("does not converge"))
-    }
-
-    fn last_checks(&self) {
-        let ledger = self.guest.ledger();
-        checks::flushed(&self.world, &self.sides[self.host.holder()], &ledger, true);
-        self.host.check_arrived();
-        checks::as_told(&self.world, &self.story.expected, &self.guest.report(), &self.host.status());
+    fn last_checks(&self, seat: &Seat) {
+        let ledger = seat.guest.ledger();
+        checks::flushed(&self.world, &seat.sides[seat.host.holder()], &ledger, true);
+        seat.host.check_arrived();
+        let is_excused = self.story.only_first_fails && std::ptr::eq(seat, self.first());
+        let wait_max = self.story.expected.wait_max.filter(|_| !is_excused);
+        let expected = Expected { wait_max, ..self.story.expected };
+        checks::as_told(&self.world, &expected, &seat.guest.report(), &seat.host.status());
     }
 }
 
-/// What the volume holds before the story begins: runs of data and of holes.
-fn original(story: &Story, dice: &Dice) -> Vec<Content> {
-    let count = story.size.0.div_ceil(SECTOR_BYTES) as usize;
-    let mut contents = Vec::with_capacity(count);
-    while contents.len() < count {
-        let content = if dice.chance(story.filled) { Content::Written(0) } else { Content::Zero };
-        let length = dice.within(1..=256) as usize;
-        contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
-    }
-    contents
+/// Whether a move has ended because it does not converge, where that is a good end.
+fn has_given_up(seat: &Seat, status: &Status) -> bool {
+    let options = &seat.options;
+    let may = options.strategy.iterates() && options.on_no_converge != OnNoConverge::Mirror;
+    may && matches!(status, Status::Failed(why) if why.contains("does not converge"))
 }

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::disk::{Faults, Timing};
 use crate::guest::{GuestReport, Load};
 pub use crate::happening::{Event, Happening, When};
-use crate::host::{Mistakes, Setup, Status};
+use crate::host::{Mistakes, Setup, Status, VOLUMES_MAX};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
 use crate::occurrence::Occurrence;
@@ -43,6 +43,10 @@ pub struct Story {
     pub(crate) space: Option<f64>,
     pub(crate) load: Load,
     pub(crate) setup: Setup,
+    /// Nothing is wrong with the disks of the other volumes.
+    pub(crate) only_first_fails: bool,
+    /// How the moves of the other volumes are carried out.
+    pub(crate) besides: Vec<MoveOptions>,
     pub(crate) events: Vec<Event>,
     /// Polls of the process's tasks after which it is killed; the next count begins when it is there again.
     pub(crate) deaths: Vec<u64>,
@@ -132,6 +136,8 @@ impl Story {
                 options,
                 map_page_chunks: ProgressMap::PAGE_CHUNKS,
                 pool: Bytes::mib(16),
+                request_pool: Bytes::mib(64),
+                running_jobs_max: 2,
                 tasks_max: usize::MAX,
                 resumes_lost_targets: true,
                 offloads: false,
@@ -141,6 +147,8 @@ impl Story {
                 neighbour_burns: false,
                 mistakes: Mistakes::default(),
             },
+            only_first_fails: false,
+            besides: Vec::new(),
             events: Vec::new(),
             deaths: Vec::new(),
             span: Duration::from_millis(60),
@@ -156,6 +164,51 @@ impl Story {
     pub const fn volume(mut self, size: Bytes) -> Self {
         self.size = size;
         self
+    }
+
+    /// There are `count` volumes in one daemon, each with a guest and a move of its own. Their moves are told like the first one's,
+    /// as far as `change` leaves them so. What happens to a volume happens to any of them.
+    ///
+    /// # Panics
+    /// If there are none, or more than three.
+    #[must_use]
+    pub fn volumes(mut self, count: usize, mut change: impl FnMut(&mut MoveOptions)) -> Self {
+        assert!((1..=VOLUMES_MAX).contains(&count), "a story has one volume to three");
+        let options = &self.setup.options;
+        self.besides = std::iter::repeat_with(|| options.clone()).take(count - 1).collect();
+        self.besides.iter_mut().for_each(&mut change);
+        self
+    }
+
+    /// So many moves run at once, and the others wait.
+    #[must_use]
+    pub const fn moves_at_once(mut self, limit: usize) -> Self {
+        self.setup.running_jobs_max = limit;
+        self
+    }
+
+    /// The buffers of all guests' requests, and those of each move's copies, take no more than so many MiB.
+    #[must_use]
+    pub const fn pools_of(mut self, requests: u64, copies: u64) -> Self {
+        (self.setup.request_pool, self.setup.pool) = (Bytes::mib(requests), Bytes::mib(copies));
+        self
+    }
+
+    /// Nothing is wrong with the disks of the other volumes, and of what is expected of waits the first one's guest is excused.
+    #[must_use]
+    pub const fn only_first_fails(mut self) -> Self {
+        self.only_first_fails = true;
+        self
+    }
+
+    /// How many volumes there are.
+    pub(crate) const fn volume_count(&self) -> usize {
+        1 + self.besides.len()
+    }
+
+    /// How the move of volume `number` is carried out.
+    pub(crate) fn options_of(&self, number: usize) -> &MoveOptions {
+        number.checked_sub(1).map_or(&self.setup.options, |beside| &self.besides[beside])
     }
 
     /// Which part of the volume holds data at the start.
@@ -426,8 +479,8 @@ impl Story {
                 faults: world.faults(),
                 occurred: world.occurred(),
                 missed: cast.missed(),
-                guest: cast.guest.report(),
-                status: cast.host.status(),
+                guest: cast.first().guest.report(),
+                status: cast.first().host.status(),
                 polls: world.fuse().polls(),
                 deaths: cast.deaths(),
             }

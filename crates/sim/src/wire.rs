@@ -168,7 +168,7 @@ impl Wire {
                 connections.0 += 1;
                 connections.0
             };
-            let (env, limits) = (process.env(), *limits);
+            let (env, limits, name) = (process.env(), *limits, export.name().to_owned());
             process.env().spawn(Box::pin(async move {
                 let exports: Arc<dyn Exports> = Arc::new(vec![export]);
                 serve_connection(far, exports, env, limits).await;
@@ -176,7 +176,7 @@ impl Wire {
             let (life, client) = guest.lock().clone();
             let env = client.env();
             let connecting = client.run(async move {
-                let connected = env::timeout(&*env, CONNECT_LIMIT, NbdDevice::over(near, "volume", &*env)).await;
+                let connected = env::timeout(&*env, CONNECT_LIMIT, NbdDevice::over(near, &name, &*env)).await;
                 connected.and_then(Result::ok)
             });
             if let Ok(Some(device)) = connecting.await

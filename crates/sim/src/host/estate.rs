@@ -6,7 +6,7 @@
 //!   SimFiles     Ground: disks as files      Port: the wire    the process itself
 //! ```
 //!
-//! The volume is `/pool/0` or `/pool/1`, a file on the disk of that number: a target is made anew where there is none, a
+//! The volume is `/pool/0` or `/pool/1` (that of another volume is in a directory of its own), a file on the disk of that number: a target is made anew where there is none, a
 //! source that was moved from gets another name. With a neighbour the second place is another host's (`b:1`), whose daemon
 //! is a second process. What the daemon stores in its journal is read on its way to the disk, and
 //! the checks of the commit are made there. Not in this world: HTTP, adoption, configuration,
@@ -27,6 +27,7 @@ use block::{Device, Filter, IoFuture, Mutation, MutationKind};
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
 
+use super::beside::names;
 use super::{Host, Status};
 use crate::checks;
 use crate::disk::Disk;
@@ -43,10 +44,6 @@ pub use neighbour::Outage;
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
 
-/// What the daemon calls the volume, and where its guest finds it.
-const VOLUME: &str = "volume";
-const EXPORT: &str = "nbd+unix:///volume?socket=/run/volume.sock";
-
 /// What of the daemon outlives its process, beside the disks.
 pub(super) struct Estate {
     pub(super) files: SimFiles,
@@ -57,6 +54,8 @@ pub(super) struct Estate {
     neighbour: Option<Neighbour>,
     /// Somebody has wished the move away.
     is_unwanted: Mutex<bool>,
+    /// The daemon has said, or shown, that it has the volume.
+    is_attached: Mutex<bool>,
 }
 
 /// What may be found in the daemon's journal.
@@ -82,8 +81,21 @@ impl Estate {
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
         let neighbour = is_between_hosts.then(|| Neighbour::new(world, has_arbiter));
-        let (files, places) = (SimFiles::new(world, map), Mutex::new(places));
-        Self { files, places, slots: Mutex::default(), neighbour, is_unwanted: Mutex::new(false) }
+        Self::with(SimFiles::new(world, map), places, neighbour)
+    }
+
+    /// That of one more volume of the same process.
+    pub(super) fn beside(first: &Self, volume: usize, map: &Disk) -> Self {
+        let files = first.files.clone();
+        files.add_map(names(volume).volume, map);
+        // No two files of the world have one number.
+        let places = [1, 2].map(|number| Place { exists: true, number: number + 1_000_000 * volume as u64 });
+        Self::with(files, places, None)
+    }
+
+    fn with(files: SimFiles, places: [Place; 2], neighbour: Option<Neighbour>) -> Self {
+        let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
+        Self { files, places: Mutex::new(places), slots: Mutex::default(), neighbour, is_unwanted, is_attached }
     }
 
     /// The process has died.
@@ -99,11 +111,6 @@ impl Estate {
             neighbour.close();
         }
     }
-}
-
-/// The path of the place of that number.
-fn path_of(side: usize) -> String {
-    format!("/pool/{side}")
 }
 
 /// The number of the place at `path`.
@@ -139,25 +146,38 @@ impl Host {
                 return;
             }
         };
-        self.shared.now.lock().pools = core.pools(VOLUME);
-        self.recall_job(&core);
+        for volume in self.besides() {
+            let (process, core) = (process.clone(), core.clone());
+            env.spawn(Box::pin(async move { volume.see_to_moves(&process, &core).await }));
+        }
+        self.see_to_moves(process, &core).await;
+    }
+
+    /// Asks for the moves of this volume, and sees each to its end.
+    async fn see_to_moves(&self, process: &Process, core: &::daemon::Core) {
+        self.shared.now.lock().pools = core.pools(self.name());
+        self.recall_job(core);
         loop {
-            if let Some(job) = core.jobs().into_iter().find(|job| !is_over(job)) {
+            if let Some(job) = self.jobs(core).find(|job| !is_over(job)) {
                 self.set_status(Status::Running);
-                self.follow(process, &core, &job).await;
+                self.follow(process, core, &job).await;
             } else {
-                self.next_move(process, &core).await;
+                self.next_move(process, core).await;
             }
         }
+    }
+
+    /// The moves of this volume, the newest first.
+    fn jobs(&self, core: &::daemon::Core) -> impl Iterator<Item = Job> {
+        let name = self.name();
+        core.jobs().into_iter().filter(move |job| job.volume == name)
     }
 
     async fn start_core(&self, process: &Process) -> Result<::daemon::Core, api::v1::Error> {
         let (ground, config) = self.ground(process);
         let core = ::daemon::Core::start(ground, config, Path::new(STATE_DIR)).await?;
-        if core.volumes().is_empty() {
-            let backend = format!("file:{}", path_of(0));
-            let (name, export) = (VOLUME.to_owned(), EXPORT.to_owned());
-            core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
+        for volume in self.volumes() {
+            volume.attach(&core).await?;
         }
         let problem = || core.volumes().into_iter().find_map(|volume| volume.problem);
         while problem().is_some_and(|problem| problem.contains("arbiter")) {
@@ -168,6 +188,24 @@ impl Host {
             Some(problem) => Err(api::v1::Error::new(api::v1::ErrorCode::WrongState, problem)),
             None => Ok(core),
         }
+    }
+
+    /// Gives the volume to the daemon, unless it has it. One that it has had it must not forget.
+    async fn attach(&self, core: &::daemon::Core) -> Result<(), api::v1::Error> {
+        let is_there = core.volumes().iter().any(|volume| volume.name == self.name());
+        if !is_there && *self.shared.estate.is_attached.lock() {
+            let what = format!("the daemon has forgotten {}", self.name());
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+        if !is_there {
+            // A life before this may have begun to make it, and has told nobody.
+            *self.shared.estate.slots.lock() = Slots::default();
+            let backend = format!("file:{}", self.path_of(0));
+            let (name, export) = (self.name().to_owned(), self.export());
+            core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
+        }
+        *self.shared.estate.is_attached.lock() = true;
+        Ok(())
     }
 
     /// What an operator does about a volume that is down: the daemon is started anew.
@@ -191,11 +229,11 @@ impl Host {
 
     /// What came of a move that was under way when the process before died, if it is not under way any more.
     fn recall_job(&self, core: &::daemon::Core) {
-        if core.jobs().iter().any(|job| !is_over(job)) {
+        if self.jobs(core).any(|job| !is_over(&job)) {
             *self.shared.wanted.lock() = false;
         } else if self.status() == Status::Running {
-            if let Some(job) = core.jobs().first() {
-                self.check_wished(job);
+            if let Some(job) = self.jobs(core).next() {
+                self.check_wished(&job);
             }
             self.settle("the process died", None);
         }
@@ -242,7 +280,7 @@ impl Host {
         let request = MoveRequest {
             to: match self.shared.setup.is_between_hosts {
                 true => "b:1".to_owned(),
-                false => format!("file:{}", path_of(1 - from)),
+                false => format!("file:{}", self.path_of(1 - from)),
             },
             bandwidth: options.bandwidth,
             verify: match options.verify {
@@ -274,7 +312,7 @@ impl Host {
         };
         self.plan(core, &request);
         let is_between_hosts = self.shared.setup.is_between_hosts;
-        let started = core.start_tuned_move(VOLUME, request, |tuned| {
+        let started = core.start_tuned_move(self.name(), request, |tuned| {
             // What a move to another host needs, the daemon knows better.
             if !is_between_hosts {
                 tuned.clone_from(options);
@@ -286,7 +324,7 @@ impl Host {
                 *self.shared.estate.is_unwanted.lock() = false;
             }
             Err(error) => {
-                self.shared.world.event(format_args!("the move is refused: {error}"));
+                self.say(format_args!("the move is refused: {error}"));
                 process.env().sleep(Duration::from_millis(20)).await;
             }
         }
@@ -297,14 +335,14 @@ impl Host {
         let part = if self.shared.setup.is_between_hosts { 0.5 } else { 0.85 };
         if self.shared.dice.chance(part) {
             // It is refused where the volume is unknown, and so is the move.
-            let _ = core.note_plan(VOLUME, request, Prediction::default());
+            let _ = core.note_plan(self.name(), request, Prediction::default());
         }
     }
 
     /// Sees a job to its end.
     async fn follow(&self, process: &Process, core: &::daemon::Core, job: &Job) {
         let target = 1 - *self.shared.from.lock();
-        let over = core.job_over(VOLUME);
+        let over = core.job_over(self.name());
         let is_over = Arc::new(AtomicBool::new(false));
         let looking = (self.clone(), process.clone(), core.clone(), Arc::clone(&is_over));
         process.look_on(async move {
@@ -345,7 +383,7 @@ impl Host {
             if is_over.load(Ordering::Relaxed) {
                 return;
             }
-            if let Some(control) = core.control(VOLUME) {
+            if let Some(control) = core.control(self.name()) {
                 break control;
             }
             process.env().sleep(pause).await;
@@ -355,8 +393,9 @@ impl Host {
         {
             let mut now = self.shared.now.lock();
             (now.control, now.target) = (Some(control.clone()), target);
-            now.pools = core.pools(VOLUME);
+            now.pools = core.pools(self.name());
         }
+        self.check_running(core);
         self.watch_job(process, core, &control, (target, is_over)).await;
     }
 
@@ -371,7 +410,7 @@ impl Host {
     }
 
     fn note_phase(&self, phase: Phase) {
-        self.shared.world.event(format_args!("the move is {phase}"));
+        self.say(format_args!("the move is {phase}"));
         self.shared.world.occur(Occurrence::Comes(phase));
         self.shared.phase.send_replace(Some(phase));
     }
@@ -394,6 +433,7 @@ impl Host {
             checks::monotonic(&self.shared.world, &last, &progress);
             if progress.phase != last.phase {
                 self.note_phase(progress.phase);
+                self.check_running(core);
             }
             if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
                 self.shared.sides[target].stop_lying();
@@ -419,7 +459,7 @@ impl Host {
                     control.resume();
                 } else if self.shared.dice.chance(0.3) {
                     // Otherwise the daemon does by itself. It may be over meanwhile.
-                    drop(core.steer(VOLUME, "resume").await);
+                    drop(core.steer(self.name(), "resume").await);
                 }
             }
             if last.phase.is_final() || watch.changed().await.is_err() {
@@ -580,7 +620,7 @@ impl Filter for Watched {
             shared.estate.slots.lock().doubtful.push(slot.clone());
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };
-            shared.world.event(format_args!("journal {word}: holder {holder} epoch {}", document.epoch));
+            self.host.say(format_args!("journal {word}: holder {holder} epoch {}", document.epoch));
             if stored.is_ok() {
                 *shared.estate.slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
                 self.known.fetch_max(document.epoch, Ordering::Relaxed);

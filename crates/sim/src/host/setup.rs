@@ -51,6 +51,10 @@ pub struct Setup {
     pub map_page_chunks: u64,
     /// How many bytes the copy's buffers may take.
     pub pool: Bytes,
+    /// How many bytes the buffers of guests' requests may take, of all volumes together.
+    pub request_pool: Bytes,
+    /// How many moves may run at once.
+    pub running_jobs_max: usize,
     /// How many tasks the process may have at once.
     pub tasks_max: usize,
     /// Whether a target that was lost is resumed, or the job cancelled.

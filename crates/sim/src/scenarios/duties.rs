@@ -8,7 +8,7 @@ use migrate::Phase::{
 };
 
 use crate::happening::Happening as H;
-use crate::occurrence::Occurrence::{self, Comes, Fault, Happens, In, Told};
+use crate::occurrence::Occurrence::{self, AtOnce, Comes, Fault, Happens, In, Told};
 
 /// What a scenario must show.
 #[derive(Clone, Copy, Debug)]
@@ -208,6 +208,12 @@ pub(super) const DUTIES: &[Duty] = &[
     duty("paper-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("write-error")]).because(STRATEGY),
     duty("paper-steering", &[SWITCHED, CANCELLED, Fault("crash"), Happens(H::Pause)]).because(STRATEGY),
     duty("paper-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    duty("volumes", &[SWITCHED, CANCELLED, AtOnce(2), AtOnce(3), Comes(TargetLost), Fault("slow"), Fault("write-error")]),
+    duty(
+        "volumes-crash",
+        &[SWITCHED, RESUMED, CANCELLED, AtOnce(2), AtOnce(3), Fault("crash"), Fault("power-loss"), In(Copying, H::Crash)],
+    ),
+    duty("volumes-pool", &[SWITCHED, AtOnce(2), AtOnce(3), Fault("pool-empty"), Fault("stuck")]),
     duty(
         "swarm",
         &[

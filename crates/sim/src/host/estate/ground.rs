@@ -16,6 +16,7 @@ use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
 
 use super::{Host, Place, Watched, side_of};
+use crate::host::beside::VOLUMES_MAX;
 use crate::disk::Disk;
 use crate::host::setup::Role;
 use crate::offload::SimOffload;
@@ -26,7 +27,8 @@ use crate::world::Invariant;
 struct Life {
     host: Host,
     process: Process,
-    known: Arc<AtomicU64>,
+    /// The newest epoch of each volume.
+    known: [Arc<AtomicU64>; VOLUMES_MAX],
     /// It is the neighbour's.
     is_far: bool,
 }
@@ -35,7 +37,7 @@ impl Host {
     /// What this life of the daemon stands on, and how it is configured.
     pub(super) fn ground(&self, process: &Process) -> (Ground, Config) {
         let life =
-            Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default(), is_far: false });
+            Arc::new(Life { host: self.clone(), process: process.clone(), known: <_>::default(), is_far: false });
         let neighbour = self.shared.estate.neighbour.as_ref();
         let ground = Ground {
             env: process.env(),
@@ -49,8 +51,9 @@ impl Host {
         };
         let config = Config {
             copy_pool_mib: self.shared.setup.pool.0 >> 20,
-            request_pool_mib: 64,
-            history_max: 3,
+            request_pool_mib: self.shared.setup.request_pool.0 >> 20,
+            running_jobs_max: self.shared.setup.running_jobs_max,
+            history_max: 3 * self.volumes().len(),
             hosts: neighbour.map(|_| HostsConfig { streams: 2, ..HostsConfig::default() }),
             ..Config::default()
         };
@@ -63,7 +66,7 @@ impl Host {
     /// If there is no neighbour.
     pub(super) fn ground_of_neighbour(&self, process: &Process) -> (Ground, Config) {
         let neighbour = self.shared.estate.neighbour.as_ref().expect("whoever runs it has seen it");
-        let life = Arc::new(Life { host: self.clone(), process: process.clone(), known: Arc::default(), is_far: true });
+        let life = Arc::new(Life { host: self.clone(), process: process.clone(), known: <_>::default(), is_far: true });
         let ground = Ground {
             env: process.env(),
             files: neighbour.files().of(process),
@@ -94,7 +97,7 @@ impl Host {
     /// Whoever removes the only name of what holds the volume has lost it.
     fn check_put_away(&self, side: usize, what: &str) {
         if self.holder() == side {
-            let what = format!("/pool/{side} was {what} although the newest journal says that it holds the volume");
+            let what = format!("{} was {what} although the newest journal says that it holds the volume", self.path_of(side));
             self.shared.world.violate(Invariant::CrashResume, what);
         }
         if side == 0 && self.shared.estate.neighbour.as_ref().is_some_and(|neighbour| !neighbour.holds()) {
@@ -104,25 +107,33 @@ impl Host {
     }
 }
 
+impl Life {
+    /// The newest epoch that this life knows of the volume of `host`.
+    fn known_of(&self, host: &Host) -> u64 {
+        self.known[host.shared.number].load(Ordering::Relaxed)
+    }
+}
+
 impl Places for Life {
     fn open_store<'a>(&'a self, path: &'a Path, _: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
         Box::pin(async move {
-            let shared = &self.host.shared;
+            let host = self.host.with_store(path);
+            let shared = &host.shared;
             let is_journal = path.ends_with("journal");
             if let (true, Some(neighbour)) = (self.is_far, &shared.estate.neighbour) {
                 let device = match is_journal {
-                    true => neighbour.journal(&self.host, &self.process).await,
+                    true => neighbour.journal(&host, &self.process).await,
                     false => neighbour.map().open(0).await,
                 };
                 return Ok(StoreFile { device, forget_failed_sync: Box::new(|| ()) });
             }
             let device = match is_journal {
-                true => self.host.open(&shared.journal, Role::Journal, 0).await,
-                false => self.host.open(&shared.map, Role::Map, 0).await,
+                true => host.open(&shared.journal, Role::Journal, 0).await,
+                false => host.open(&shared.map, Role::Map, 0).await,
             };
             let device = match is_journal {
                 true => {
-                    let (host, process, known) = (self.host.clone(), self.process.clone(), Arc::clone(&self.known));
+                    let (process, known) = (self.process.clone(), Arc::clone(&self.known[shared.number]));
                     Device::new("journal", Watched { lower: device, host, process, known, found: Mutex::default() })
                 }
                 false => device,
@@ -139,22 +150,23 @@ impl Places for Life {
     ) -> BoxFuture<'a, block::Result<Held>> {
         Box::pin(async move {
             let missing = |error| Error::from_os(error, format!("opening {spec}"));
-            let (side, _, disk) = self.host.place(spec.path()).map_err(missing)?;
-            let role = if side == self.host.holder() { Role::Source } else { Role::Target };
+            let host = self.host.with_place(spec.path());
+            let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
+            let role = if side == host.holder() { Role::Source } else { Role::Target };
             if role == Role::Target {
                 disk.let_go().await;
                 // A block device is left as it is when a move to it is undone. If that could not be stored, the move goes on.
-                if !self.is_far && self.host.is_target_on_record(side) {
+                if !self.is_far && host.is_target_on_record(side) {
                     disk.admit();
                 }
             }
-            let device = self.host.open(disk, role, self.known.load(Ordering::Relaxed)).await;
+            let device = host.open(disk, role, self.known_of(&host)).await;
             let device = match hold.size_limit {
                 Some(size) if size < device.size() => Device::new(disk.name(), Shortened { lower: device, size }),
                 _ => device,
             };
-            let device = match &self.host.shared.estate.neighbour {
-                Some(neighbour) if self.is_far => neighbour.counted(&self.host, device),
+            let device = match &host.shared.estate.neighbour {
+                Some(neighbour) if self.is_far => neighbour.counted(&host, device),
                 _ => device,
             };
             Ok(Held::over(spec.clone(), device))
@@ -162,10 +174,11 @@ impl Places for Life {
     }
 
     fn offload(&self, source: CopyEnd, target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
-        let shared = &self.host.shared;
+        let host = target.place.local().map_or_else(|| self.host.clone(), |spec| self.host.with_place(spec.path()));
+        let shared = &host.shared;
         let below = target.place.local().filter(|_| shared.setup.offloads).map(|spec| {
             let disk = &shared.sides[side_of(spec.path())];
-            disk.open_below(self.known.load(Ordering::Relaxed))
+            disk.open_below(self.known_of(&host))
         });
         let offload = below.map(|target| {
             let (world, dice) = (shared.world.clone(), shared.world.dice("offload"));
@@ -181,8 +194,9 @@ impl Places for Life {
     ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
         Box::pin(async move {
             let side = side_of(request.spec.path());
-            let disk = &self.host.shared.sides[side];
-            let mut places = self.host.shared.estate.places.lock();
+            let host = self.host.with_place(request.spec.path());
+            let disk = &host.shared.sides[side];
+            let mut places = host.shared.estate.places.lock();
             let place = &mut places[side];
             let is_new = !place.exists;
             if self.is_far && !is_new {
@@ -196,50 +210,51 @@ impl Places for Life {
             disk.admit();
             let origin = match is_new {
                 true => TargetOrigin::Created,
-                false if self.host.shared.dice.chance(0.5) => TargetOrigin::BlockDevice,
+                false if host.shared.dice.chance(0.5) => TargetOrigin::BlockDevice,
                 false => TargetOrigin::Overwritten,
             };
-            let reads_zero = is_new || self.host.shared.setup.mistakes.trusts_used_targets;
+            let reads_zero = is_new || host.shared.setup.mistakes.trusts_used_targets;
             Ok(PreparedTarget::elsewhere(request.spec.clone(), origin, reads_zero, place.number))
         })
     }
 
     fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
         let path = target.spec.path();
-        match self.host.place(path) {
+        match self.host.with_place(path).place(path) {
             Ok((_, place, _)) if place.number == target.number() => Ok(()),
             _ => Err(TargetError::Replaced { path: path.to_owned() }),
         }
     }
 
     fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
-        let Ok((side, place, disk)) = self.host.place(target.spec.path()) else { return Ok(()) };
+        let host = self.host.with_place(target.spec.path());
+        let Ok((side, place, disk)) = host.place(target.spec.path()) else { return Ok(()) };
         if !self.process.burn() || place.number != target.number() {
             return Ok(());
         }
-        self.host.check_put_away(side, "discarded");
+        host.check_put_away(side, "discarded");
         disk.revoke("the move to it was undone");
         // A file that was there before is left, empty: to whoever comes next that is a new one. A block device is left as it is.
         if target.origin != TargetOrigin::BlockDevice {
-            self.host.shared.estate.places.lock()[side].exists = false;
+            host.shared.estate.places.lock()[side].exists = false;
         }
         Ok(())
     }
 
     fn retire(&self, source: &Retiring<'_>, _: &Path) -> Result<Retired, TargetError> {
         let (source, epoch) = (source.path, source.epoch);
-        let side = side_of(source);
-        if self.process.burn() && self.host.place(source).is_ok() {
-            self.host.check_put_away(side, "renamed");
-            self.host.shared.sides[side].revoke("the volume has moved away from it");
-            self.host.shared.estate.places.lock()[side].exists = false;
+        let (side, host) = (side_of(source), self.host.with_place(source));
+        if self.process.burn() && host.place(source).is_ok() {
+            host.check_put_away(side, "renamed");
+            host.shared.sides[side].revoke("the volume has moved away from it");
+            host.shared.estate.places.lock()[side].exists = false;
         }
         let to = format!("{}.moved-{epoch}", source.display()).into();
         Ok(Retired::File { from: source.to_owned(), to })
     }
 
     fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
-        Ok(self.host.place(source.path).is_err())
+        Ok(self.host.with_place(source.path).place(source.path).is_err())
     }
 
     fn delete(&self, _: &Retired) -> Result<(), TargetError> {
@@ -247,17 +262,18 @@ impl Places for Life {
     }
 
     fn remove(&self, path: &Path) -> std::io::Result<()> {
-        let Ok((side, _, disk)) = self.host.place(path) else { return Ok(()) };
+        let host = self.host.with_place(path);
+        let Ok((side, _, disk)) = host.place(path) else { return Ok(()) };
         if self.process.burn() {
-            self.host.check_put_away(side, "removed");
+            host.check_put_away(side, "removed");
             disk.revoke("its file was removed");
-            self.host.shared.estate.places.lock()[side].exists = false;
+            host.shared.estate.places.lock()[side].exists = false;
         }
         Ok(())
     }
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
-        self.host.place(path).map(|(_, _, disk)| disk.size())
+        self.host.with_place(path).place(path).map(|(_, _, disk)| disk.size())
     }
 }
 
@@ -273,7 +289,8 @@ impl OverlayPlaces for Life {
             if !self.process.burn() {
                 std::future::pending::<()>().await;
             }
-            let shared = &self.host.shared;
+            let host = self.host.with_place(image);
+            let shared = &host.shared;
             Ok(shared.shelf.make(&shared.world, (side_of(image), number), length, 1).await)
         })
     }
@@ -284,7 +301,8 @@ impl OverlayPlaces for Life {
         number: u32,
         _: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
-        Box::pin(self.host.shared.shelf.open(&self.host.shared.world, (side_of(image), number)))
+        let host = self.host.with_place(image);
+        Box::pin(async move { host.shared.shelf.open(&host.shared.world, (side_of(image), number)).await })
     }
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
@@ -292,13 +310,13 @@ impl OverlayPlaces for Life {
             if self.host.shared.estate.files.refuses_to_remove(format!("overlay {number} of {}", image.display())) {
                 return Err(std::io::Error::other("injected"));
             }
-            self.host.shared.shelf.remove((side_of(image), number));
+            self.host.with_place(image).shared.shelf.remove((side_of(image), number));
         }
         Ok(())
     }
 
     fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
-        Ok(self.host.shared.shelf.numbers(side_of(image)))
+        Ok(self.host.with_place(image).shared.shelf.numbers(side_of(image)))
     }
 
     fn room(&self, _: &Path) -> std::io::Result<Option<Room>> {
@@ -309,7 +327,7 @@ impl OverlayPlaces for Life {
 impl Network for Life {
     fn offer<'a>(
         &'a self,
-        _: &'a NbdUri,
+        uri: &'a NbdUri,
         export: Arc<Export>,
         _: Clients,
     ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
@@ -323,7 +341,12 @@ impl Network for Life {
                 }
             }
             _ => {
-                self.host.offer(&self.process, export);
+                let host = self.host.named(&uri.export);
+                if export.name() != host.name() {
+                    let what = format!("the guest of {} is offered {}", host.name(), export.name());
+                    host.shared.world.violate(Invariant::StableRead, what);
+                }
+                host.offer(&self.process, export);
                 if let Some(neighbour) = neighbour {
                     neighbour.note_served(self.host.shared.guest.report().answered);
                 }

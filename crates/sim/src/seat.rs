@@ -1,0 +1,165 @@
+//! A volume of a story: its guest, its disks, and its host.
+
+use ::daemon::VolumeDocument;
+use block::{Bytes, ChunkSize};
+use migrate::{Journal, MoveOptions, ProgressMap};
+
+use crate::dice::Dice;
+use crate::disk::{Disk, Faults, Limits, Timing};
+use crate::failures::{Failures, Reporter};
+use crate::guest::Guest;
+use crate::host::{Disks, Host, Setup, names};
+use crate::ledger::Ledger;
+use crate::medium::SECTOR_BYTES;
+use crate::pattern::Content;
+use crate::port::Port;
+use crate::story::Story;
+use crate::world::World;
+
+/// The largest copy, whatever its chunks are; a window may be exceeded by one.
+const COPY_BYTES_MAX: u64 = 1 << 20;
+/// The smallest window of a copy.
+const WINDOW_BYTES_MIN: u64 = 256 << 10;
+/// Every other volume is so much larger than the one before it, so that no record of one fits another.
+const LARGER: u64 = 64 << 10;
+
+/// A volume and all that is about it alone.
+pub(crate) struct Seat {
+    size: Bytes,
+    pub(crate) options: MoveOptions,
+    faults: [Faults; 2],
+    pub(crate) port: Port,
+    pub(crate) journal: Disk,
+    pub(crate) map: Disk,
+    pub(crate) sides: [Disk; 2],
+    pub(crate) guest: Guest,
+    pub(crate) host: Host,
+    failures: Failures,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.host.close();
+        self.failures.close();
+    }
+}
+
+impl Seat {
+    /// Volume `number` of `story`; all but the first are served by the process of `first`.
+    pub(crate) fn assemble(story: &Story, world: &World, dice: &Dice, first: Option<(&Self, usize)>) -> Self {
+        let number = first.map_or(0, |(_, number)| number);
+        let names = names(number);
+        let size = story.size + Bytes(LARGER * number as u64);
+        let source = Disk::new(world, names.source, size, story.alignment, story.timings[0]);
+        // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
+        let is_larger = dice.chance(0.2) && story.moves < 2 && !story.setup.is_between_hosts;
+        let target_size = if is_larger { size + Bytes::kib(64) } else { size };
+        let alignment = story.target_alignment.unwrap_or(story.alignment);
+        let target = Disk::new(world, names.target, target_size, alignment, story.timings[1]);
+        let journal = Disk::new(world, names.journal, Bytes::mib(1), 512, Timing::FLASH);
+        let map = Disk::new(world, names.map, Bytes::mib(1), 512, Timing::FLASH);
+        let contents = original(story, size, dice);
+        let mut bytes = vec![0; SECTOR_BYTES as usize];
+        for (sector, content) in contents.iter().enumerate() {
+            let sector = sector as u64;
+            let offset = Bytes(sector * SECTOR_BYTES);
+            bytes.resize((size - offset).0.min(SECTOR_BYTES) as usize, 0);
+            if *content != Content::Zero {
+                content.fill(sector, &mut bytes);
+                source.fill(offset, &bytes);
+            }
+            if story.dirty_target && dice.chance(0.5) {
+                target.fill(offset, &vec![0xdd; bytes.len()]);
+            }
+        }
+        let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
+        let port = match (number, story.wire) {
+            (1.., wire) => Port::beside(world, (names.port, names.wire), wire),
+            (_, Some(figures)) if story.has_two_connections => Port::over_two_wires(world, figures),
+            (_, Some(figures)) => Port::over_wire(world, figures),
+            (_, None) => Port::new(world),
+        };
+        let failures = Failures::default();
+        let guest = Guest::excusing(world, names.guest, &port, (story.load, ledger), failures.clone());
+        let sides = [source, target];
+        for (side, disk) in sides.iter().enumerate() {
+            disk.report_to(Reporter { failures: failures.clone(), side });
+        }
+        let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
+        let between = if story.setup.is_between_hosts { 256 } else { 0 };
+        let tasks_max = story.volume_count() * (64 + between + 4 * story.load.outstanding as usize);
+        let options = story.options_of(number).clone();
+        let setup = Setup { corrupts: story.corrupts(), tasks_max, options: options.clone(), ..story.setup.clone() };
+        let host = match first {
+            Some((first, _)) => first.host.with_beside(setup, &port, &guest, disks),
+            None => Host::new(world, setup, &port, &guest, disks),
+        };
+        let judge = host.clone();
+        failures.judged_by(move || judge.answerable());
+        let faults = if story.only_first_fails && number > 0 { <_>::default() } else { story.faults };
+        Self { size, options, faults, port, journal, map, sides, guest, host, failures }
+    }
+
+    /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
+    /// guest has and what is buffered, journal and progress map of a fixed size.
+    pub(crate) fn state_limits(&self, story: &Story) {
+        let (options, load) = (&self.options, &story.load);
+        let window = options.window_bytes_max.min(story.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
+        let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
+        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(story.alignment));
+        // A target that was given up may still hold what the guest had in flight there.
+        let buffer = options.buffer().unwrap_or_default().0;
+        let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
+        self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
+        let end = Some(Journal::<VolumeDocument>::bytes_needed());
+        self.journal.set_limits(Limits { end, in_flight: None });
+        let page_chunks = story.setup.map_page_chunks;
+        let needed = |chunk| ProgressMap::bytes_needed(self.size, chunk, page_chunks);
+        let end = ChunkSize::new(options.chunk_bytes).map(needed);
+        self.map.set_limits(Limits { end, in_flight: None });
+    }
+
+    pub(crate) fn begin_faults(&self, story: &Story) {
+        for (disk, faults) in self.sides.iter().zip(self.faults) {
+            disk.set_faults(faults);
+        }
+        self.journal.set_faults(story.journal_faults);
+        self.map.set_faults(story.map_faults);
+        self.sides[1].set_space(story.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
+    }
+
+    pub(crate) fn end_faults(&self) {
+        for disk in [&self.journal, &self.map, &self.sides[0], &self.sides[1]] {
+            disk.set_faults(Faults::default());
+            disk.set_space(None);
+            disk.set_lost(false);
+            disk.set_full(false);
+        }
+        self.host.set_files_full(false);
+        self.host.set_files_failing(0.0);
+        if let Some(control) = self.host.control() {
+            control.set_bandwidth(None);
+            // A lost host is brought back by the daemon.
+            if !self.host.is_between_hosts() {
+                control.resume();
+            }
+        }
+    }
+
+    /// How large the volume is.
+    pub(crate) const fn size(&self) -> Bytes {
+        self.size
+    }
+}
+
+/// What the volume holds before the story begins: runs of data and of holes.
+fn original(story: &Story, size: Bytes, dice: &Dice) -> Vec<Content> {
+    let count = size.0.div_ceil(SECTOR_BYTES) as usize;
+    let mut contents = Vec::with_capacity(count);
+    while contents.len() < count {
+        let content = if dice.chance(story.filled) { Content::Written(0) } else { Content::Zero };
+        let length = dice.within(1..=256) as usize;
+        contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
+    }
+    contents
+}
