@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use futures::future::join_all;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::daemon::Daemon;
 use crate::document::{ArrivalStage, JobDocument};
@@ -40,7 +40,9 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
         join_all(names.iter().map(|name| read_journal(daemon, name))).await.into_iter().flatten().collect();
     let moves = volumes.iter().filter_map(|volume| volume.document().job.as_ref().map(|job| job.id)).collect();
     let (back, is_back) = oneshot::channel();
-    let all = join_all(volumes.iter().map(|volume| recover_volume_aside(daemon, volume)));
+    // Before any that waited can take one: volumes come back in no order.
+    let places: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
+    let all = join_all(volumes.iter().zip(places).map(|(volume, place)| recover_volume_aside(daemon, volume, place)));
     {
         let (daemon, env) = (Arc::clone(daemon), Arc::clone(&daemon.env));
         env.spawn(Box::pin(async move {
@@ -90,14 +92,26 @@ async fn read_journal(daemon: &Arc<Daemon>, name: &str) -> Option<Arc<Volume>> {
     Some(volume)
 }
 
+/// The place among running moves that the move of `volume` had before the restart, if it had begun.
+fn place_of(daemon: &Daemon, volume: &Volume) -> Option<OwnedSemaphorePermit> {
+    let document = volume.document();
+    let job = document.job.as_ref().filter(|job| job.record.sessions > 0 && job.committed.is_none());
+    // There may be fewer than before: it goes on without one, and others wait until there is one again.
+    job.and_then(|_| Arc::clone(&daemon.places).try_acquire_owned().ok())
+}
+
 /// Brings a volume back on a task of its own, and gives what ends when that has.
-fn recover_volume_aside(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> impl Future<Output = ()> + Send + use<> {
+fn recover_volume_aside(
+    daemon: &Arc<Daemon>,
+    volume: &Arc<Volume>,
+    place: Option<OwnedSemaphorePermit>,
+) -> impl Future<Output = ()> + Send + use<> {
     let (done, is_done) = oneshot::channel();
     volume.set_coming_back(true);
     let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
     let env = Arc::clone(&daemon.env);
     env.spawn(Box::pin(async move {
-        recover_volume(&daemon, &volume).await;
+        recover_volume(&daemon, &volume, place).await;
         volume.set_coming_back(false);
         // The start may be over.
         let _ = done.send(());
@@ -105,10 +119,10 @@ fn recover_volume_aside(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> impl Futu
     async move { _ = is_done.await }
 }
 
-async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
+async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
     let _operation = volume.operation.lock().await;
     match daemon.settle_asked(volume).await {
-        Ok(()) => bring_back_or_say_why(daemon, volume).await,
+        Ok(()) => bring_back_or_say_why(daemon, volume, place).await,
         Err(error) => {
             volume.set_problem(error);
             let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
@@ -124,19 +138,19 @@ async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
         daemon.env.sleep(ARBITER_REST).await;
         let _operation = volume.operation.lock().await;
         match daemon.settle_asked(volume).await {
-            Ok(()) => return bring_back_or_say_why(daemon, volume).await,
+            Ok(()) => return bring_back_or_say_why(daemon, volume, place_of(daemon, volume)).await,
             Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for the arbiter"),
         }
     }
 }
 
-async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
-    if let Err(error) = bring_back(daemon, volume).await {
+async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
+    if let Err(error) = bring_back(daemon, volume, place).await {
         volume.set_problem(error);
     }
 }
 
-async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
+async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) -> Result<()> {
     if let Some(job) = &volume.document().job
         && daemon.history.find_of(&volume.name, job).is_some()
     {
@@ -177,7 +191,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
     if let (Some(handle), next) = (handle, next) {
         let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
         let env = Arc::clone(&daemon.env);
-        env.spawn(Box::pin(async move { next.carry_out(daemon, volume, handle).await }));
+        env.spawn(Box::pin(async move { next.carry_out(daemon, volume, handle, place).await }));
     }
     offered?;
     if document.adoption.is_some() {
@@ -239,7 +253,15 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
 }
 
 impl Next {
-    async fn carry_out(self, daemon: Arc<Daemon>, volume: Arc<Volume>, handle: Arc<JobHandle>) {
+    async fn carry_out(
+        self,
+        daemon: Arc<Daemon>,
+        volume: Arc<Volume>,
+        handle: Arc<JobHandle>,
+        place: Option<OwnedSemaphorePermit>,
+    ) {
+        // Whoever does not go on as it was waits for its turn like all others.
+        let _place = place.filter(|_| matches!(self, Self::Drive(..)));
         match self {
             Self::Nothing => {}
             Self::Queue(target) => jobs::run(daemon, volume, handle, target).await,
@@ -257,11 +279,7 @@ impl Next {
                     Err(error) => undo(&daemon, &volume, &handle, jobs::cannot_resume(&volume, &error)).await,
                 }
             }
-            Self::Drive(target, started) => {
-                // It had its place before the restart; others wait until there is one again.
-                let _place = Arc::clone(&daemon.places).try_acquire_owned();
-                jobs::drive(daemon, volume, handle, target, started).await;
-            }
+            Self::Drive(target, started) => jobs::drive(daemon, volume, handle, target, started).await,
             Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
             Self::Undo(error) => undo(&daemon, &volume, &handle, error).await,
         }

@@ -240,7 +240,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("paper-steering", "pause, cancel, bandwidth and kills of the paper's mirror", strategies::paper_steering),
     scenario("paper-swarm", "the paper's mirror, and anything together", strategies::paper_swarm),
     scenario("volumes", "several volumes move beside each other, and some targets fail", volumes::beside),
-    scenario("volumes-crash", "the process that moves several volumes dies, and recovers all of them", volumes::crashed),
+    scenario(
+        "volumes-crash",
+        "the process that moves several volumes dies, and recovers all of them",
+        volumes::crashed,
+    ),
     scenario("volumes-pool", "several volumes with few buffers between them, one of which may hang", volumes::pooled),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];

@@ -285,7 +285,9 @@ impl<'a> Cast<'a> {
                 let seconds = self.dice.below(2 * 86_400 + 1) as i64;
                 self.world.step_wall_clock(if self.dice.chance(0.5) { seconds } else { -seconds });
             }
-            Happening::StoreFails => self.trouble_store(seat, Faults { write_errors: 0.7, ..self.story.journal_faults }),
+            Happening::StoreFails => {
+                self.trouble_store(seat, Faults { write_errors: 0.7, ..self.story.journal_faults })
+            }
             Happening::StoreSlow => self.trouble_store(seat, Faults { stuck: 0.7, ..self.story.journal_faults }),
             Happening::NeighbourCrash => seat.host.strike_neighbour(Outage::Death, self.story.downtime).await,
             Happening::NeighbourPowerLoss => seat.host.strike_neighbour(Outage::PowerLoss, self.story.downtime).await,

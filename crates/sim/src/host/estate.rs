@@ -480,6 +480,19 @@ impl Host {
         }
     }
 
+    /// A move that is on record ends, or goes on, before another one is.
+    fn check_struck(&self, document: &VolumeDocument) {
+        let slots = self.shared.estate.slots.lock();
+        let (Some(acknowledged), true) = (&slots.acknowledged, slots.doubtful.is_empty()) else { return };
+        let before = serde_json::from_slice::<VolumeDocument>(acknowledged).ok().and_then(|before| before.job);
+        if let (Some(before), Some(now)) = (before, &document.job)
+            && before.id != now.id
+        {
+            let what = format!("job {} takes the place of job {}, which nobody has ended", now.id, before.id);
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
     /// Whether the journal may say that the other host is to hold the volume under `epoch`.
     fn has_given_up(&self, epoch: u64) -> bool {
         let court = self.shared.estate.neighbour.as_ref().and_then(Neighbour::court);
@@ -617,6 +630,7 @@ impl Filter for Watched {
                 self.host.check_durable_there();
             }
             self.host.check_given_up(&document);
+            self.host.check_struck(&document);
             shared.estate.slots.lock().doubtful.push(slot.clone());
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };

@@ -59,16 +59,17 @@ pub(super) fn beside(dice: &Dice) -> Story {
 pub(super) fn crashed(dice: &Dice) -> Story {
     let load = Load { requests: dice.pick(&[300, 800]), ..common(dice).load };
     let phase = dice.pick(&[Phase::Preparing, Phase::Copying, Phase::PreSwitch, Phase::Committing, Phase::Switched]);
-    let story = common(dice)
-        .guest(load)
-        .with(Happening::Crash, dice.within(1..=4))
+    let story =
+        common(dice).guest(load).with(Happening::Crash, dice.within(1..=4)).with(Happening::Cancel, dice.below(2));
+    if dice.chance(0.2) {
+        return several(dice, story.dies_at_poll(dice.below(1500)));
+    }
+    let story = story
         .with(Happening::PowerLoss, dice.below(2))
         .with(Happening::PowerLossAtStore, dice.below(2))
         .with(Happening::CrashAgain, dice.below(2))
-        .with(Happening::Cancel, dice.below(2))
         .with(Happening::FilesFail, dice.below(2));
     let story = if dice.chance(0.5) { story.and(process().killed_in(phase)) } else { story };
-    let story = if dice.chance(0.2) { story.dies_at_poll(dice.below(1500)) } else { story };
     several(dice, story)
 }
 
@@ -76,19 +77,17 @@ pub(super) fn crashed(dice: &Dice) -> Story {
 /// guests do not wait for it.
 pub(super) fn pooled(dice: &Dice) -> Story {
     let wire = any_wire(dice);
+    // The largest request fits what only its own export uses of the pool, an eighth of it.
+    let (pool, sectors) = dice.pick(&[(1, 64), (1, 64), (4, 600)]);
     let load = Load {
         requests: dice.pick(&[300, 800]),
         outstanding: dice.pick(&[4, 16]),
         reads: dice.pick(&[0.2, 0.7]),
-        sectors_max: dice.pick(&[64, 600]),
+        sectors_max: sectors,
         think: Duration::from_micros(dice.pick(&[50, 300])),
         ..Load::default()
     };
-    let story = common(dice)
-        .volume(Bytes(dice.pick(&[1 << 20, 3 << 20])))
-        .guest(load)
-        .wire(wire)
-        .pools_of(dice.pick(&[1, 1, 4]), dice.pick(&[1, 4]));
+    let story = common(dice).volume(Bytes(dice.pick(&[1 << 20, 3 << 20]))).guest(load).wire(wire).pools_of(pool, 8);
     if dice.chance(0.5) {
         let stuck = Faults { stuck: dice.pick(&[0.01, 0.05]), ..Faults::default() };
         let story = story.source(stuck).only_first_fails().and(expect().no_wait_above(ISOLATED_WAIT_MAX));

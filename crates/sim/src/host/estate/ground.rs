@@ -16,8 +16,8 @@ use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
 
 use super::{Host, Place, Watched, side_of};
-use crate::host::beside::VOLUMES_MAX;
 use crate::disk::Disk;
+use crate::host::beside::VOLUMES_MAX;
 use crate::host::setup::Role;
 use crate::offload::SimOffload;
 use crate::process::Process;
@@ -97,7 +97,8 @@ impl Host {
     /// Whoever removes the only name of what holds the volume has lost it.
     fn check_put_away(&self, side: usize, what: &str) {
         if self.holder() == side {
-            let what = format!("{} was {what} although the newest journal says that it holds the volume", self.path_of(side));
+            let what =
+                format!("{} was {what} although the newest journal says that it holds the volume", self.path_of(side));
             self.shared.world.violate(Invariant::CrashResume, what);
         }
         if side == 0 && self.shared.estate.neighbour.as_ref().is_some_and(|neighbour| !neighbour.holds()) {
