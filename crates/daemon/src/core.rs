@@ -1,5 +1,6 @@
 //! The daemon without a machine below it and an API above it: for whoever brings a [`Ground`] of his own.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -75,6 +76,19 @@ impl Core {
         tune: impl FnOnce(&mut MoveOptions) + Send,
     ) -> Result<Job> {
         self.daemon.start_tuned_move(&Peer::default(), volume, request, tune).await
+    }
+
+    /// Starts moves of several volumes that belong together, as of all disks of a machine. `tune` changes the options of each.
+    ///
+    /// # Errors
+    /// As the API's `move`. Then none of them has begun.
+    pub async fn start_tuned_moves_together(
+        &self,
+        requests: BTreeMap<&str, MoveRequest>,
+        tune: impl FnMut(&str, &mut MoveOptions) + Send,
+    ) -> Result<Vec<Job>> {
+        let volumes = requests.keys().map(|name| self.daemon.volume(name)).collect::<Result<Vec<_>>>()?;
+        self.daemon.start_together(&Peer::default(), &volumes, requests.into_values().collect(), tune).await
     }
 
     /// Takes `prediction` for what a plan of the move that `request` asks for has just said: the move begins without a look at

@@ -245,6 +245,7 @@ pub const SCENARIOS: &[Scenario] = &[
         "the process that moves several volumes dies, and recovers all of them",
         volumes::crashed,
     ),
+    scenario("volumes-together", "several volumes move as one, and one of them is undone", volumes::together),
     scenario("volumes-pool", "several volumes with few buffers between them, one of which may hang", volumes::pooled),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];

@@ -88,7 +88,9 @@ impl<'a> Cast<'a> {
         self.world.sleep(self.dice.up_to(Duration::from_millis(2))).await;
         if self.story.moves > 0 {
             self.first().host.ask_for_move();
-            self.seats[1..].iter().for_each(|seat| self.ask_sometime(seat));
+            if !self.story.setup.together {
+                self.seats[1..].iter().for_each(|seat| self.ask_sometime(seat));
+            }
         }
         let limit = self.story.span + CHAOS_LIMIT;
         let Some(()) = self.within(limit, "it is not over", self.first(), self.chaos()).await else { return };

@@ -137,6 +137,7 @@ impl Story {
                 map_page_chunks: ProgressMap::PAGE_CHUNKS,
                 pool: Bytes::mib(16),
                 request_pool: Bytes::mib(64),
+                together: false,
                 running_jobs_max: 2,
                 tasks_max: usize::MAX,
                 resumes_lost_targets: true,
@@ -177,6 +178,13 @@ impl Story {
         let options = &self.setup.options;
         self.besides = std::iter::repeat_with(|| options.clone()).take(count - 1).collect();
         self.besides.iter_mut().for_each(&mut change);
+        self
+    }
+
+    /// The first moves of all volumes are asked for as one: if one is undone, so are those that are not on their targets.
+    #[must_use]
+    pub const fn together(mut self) -> Self {
+        self.setup.together = true;
         self
     }
 

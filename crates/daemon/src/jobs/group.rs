@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
 
+use migrate::MoveOptions;
+
 use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
@@ -31,16 +33,28 @@ impl Daemon {
     ) -> Result<Vec<Job>> {
         let volumes = self.disks_beside(name)?;
         let requests = requests_for(&volumes, &request)?;
+        self.start_together(peer, &volumes, requests, |_, _| ()).await
+    }
+
+    /// The same of any volumes, in the order of their names. `tune` changes the options of each.
+    pub(crate) async fn start_together(
+        self: &Arc<Self>,
+        peer: &Peer,
+        volumes: &[Arc<Volume>],
+        requests: Vec<MoveRequest>,
+        mut tune: impl FnMut(&str, &mut MoveOptions) + Send,
+    ) -> Result<Vec<Job>> {
         // By name, so that two groups never wait for each other.
         let mut operations = Vec::with_capacity(volumes.len());
-        for volume in &volumes {
+        for volume in volumes {
             operations.push(volume.operation.lock().await);
         }
         let mut ready = Vec::with_capacity(volumes.len());
-        let outcome = self.make_all_ready(&volumes, requests, &mut ready).await;
+        let outcome = self.make_all_ready(volumes, requests, &mut ready).await;
+        volumes.iter().zip(&mut ready).for_each(|(volume, ready)| tune(&volume.name, &mut ready.options));
         let targets: Vec<_> = ready.iter().map(|ready| ready.target.clone()).collect();
         let outcome = match outcome {
-            Ok(()) => Box::pin(self.enlist_all(peer, &volumes, ready)).await,
+            Ok(()) => Box::pin(self.enlist_all(peer, volumes, ready)).await,
             Err(error) => Err(error),
         };
         match outcome {

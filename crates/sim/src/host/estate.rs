@@ -15,6 +15,7 @@
 mod court;
 mod ground;
 mod neighbour;
+mod together;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,6 +41,7 @@ use crate::world::{Invariant, World};
 use court::Court;
 use neighbour::Neighbour;
 pub use neighbour::Outage;
+use together::Together;
 
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
@@ -54,6 +56,8 @@ pub(super) struct Estate {
     neighbour: Option<Neighbour>,
     /// Somebody has wished the move away.
     is_unwanted: Mutex<bool>,
+    /// Of the moves of all volumes, which all of them know.
+    together: Arc<Mutex<Together>>,
     /// The daemon has said, or shown, that it has the volume.
     is_attached: Mutex<bool>,
 }
@@ -81,7 +85,7 @@ impl Estate {
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
         let neighbour = is_between_hosts.then(|| Neighbour::new(world, has_arbiter));
-        Self::with(SimFiles::new(world, map), places, neighbour)
+        Self::with(SimFiles::new(world, map), places, neighbour, Arc::default())
     }
 
     /// That of one more volume of the same process.
@@ -90,12 +94,13 @@ impl Estate {
         files.add_map(names(volume).volume, map);
         // No two files of the world have one number.
         let places = [1, 2].map(|number| Place { exists: true, number: number + 1_000_000 * volume as u64 });
-        Self::with(files, places, None)
+        Self::with(files, places, None, Arc::clone(&first.together))
     }
 
-    fn with(files: SimFiles, places: [Place; 2], neighbour: Option<Neighbour>) -> Self {
+    fn with(files: SimFiles, places: [Place; 2], neighbour: Option<Neighbour>, together: Arc<Mutex<Together>>) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
-        Self { files, places: Mutex::new(places), slots: Mutex::default(), neighbour, is_unwanted, is_attached }
+        let (places, slots) = (Mutex::new(places), Mutex::default());
+        Self { files, places, slots, neighbour, is_unwanted, together, is_attached }
     }
 
     /// The process has died.
@@ -137,6 +142,7 @@ impl Host {
     /// One life of the daemon.
     pub(super) async fn run_daemon(&self, process: &Process) {
         let env = process.env();
+        self.begin_life();
         let core = match self.start_core(process).await {
             Ok(core) => core,
             Err(error) => {
@@ -234,6 +240,7 @@ impl Host {
         } else if self.status() == Status::Running {
             if let Some(job) = self.jobs(core).next() {
                 self.check_wished(&job);
+                self.note_if_undone(&job);
             }
             self.settle("the process died", None);
         }
@@ -242,13 +249,20 @@ impl Host {
     /// Somebody has wished the move away.
     pub fn note_wish(&self) {
         *self.shared.estate.is_unwanted.lock() = true;
+        self.note_wish_of_all();
     }
 
     /// A move that nobody has cancelled does not end as if somebody had.
     fn check_wished(&self, job: &Job) {
-        if job.state == JobState::Cancelled && !*self.shared.estate.is_unwanted.lock() {
+        if job.state == JobState::Cancelled && !self.is_wished_away(job) {
             let what = format!("job {} is told as cancelled, and nobody has cancelled it", job.id);
             self.shared.world.violate(Invariant::CancelSafe, what);
+        }
+    }
+
+    fn note_if_undone(&self, job: &Job) {
+        if self.holder() == *self.shared.from.lock() {
+            self.note_undone(job);
         }
     }
 
@@ -269,15 +283,45 @@ impl Host {
     async fn next_move(&self, process: &Process, core: &::daemon::Core) {
         loop {
             let asked = self.shared.asked.notified();
-            if *self.shared.wanted.lock() {
+            if *self.shared.wanted.lock() && self.asks_itself() {
                 break;
+            }
+            if self.jobs(core).any(|job| !is_over(&job)) {
+                // It has begun with those of others.
+                return;
             }
             asked.await;
         }
+        if self.moved_together(process, core).await {
+            return;
+        }
+        let request = self.request();
+        self.plan(core, &request);
+        let (is_between_hosts, options) = (self.shared.setup.is_between_hosts, &self.shared.setup.options);
+        let started = core.start_tuned_move(self.name(), request, |tuned| {
+            // What a move to another host needs, the daemon knows better.
+            if !is_between_hosts {
+                tuned.clone_from(options);
+            }
+        });
+        match started.await {
+            Ok(_) => {
+                *self.shared.wanted.lock() = false;
+                *self.shared.estate.is_unwanted.lock() = false;
+            }
+            Err(error) => {
+                self.say(format_args!("the move is refused: {error}"));
+                process.env().sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// What is asked for: a move to the other place.
+    fn request(&self) -> MoveRequest {
         let from = self.holder();
         *self.shared.from.lock() = from;
         let options = &self.shared.setup.options;
-        let request = MoveRequest {
+        MoveRequest {
             to: match self.shared.setup.is_between_hosts {
                 true => "b:1".to_owned(),
                 false => format!("file:{}", self.path_of(1 - from)),
@@ -309,24 +353,6 @@ impl Host {
             overwrite: !self.shared.setup.is_between_hosts,
             delete_source: self.shared.dice.chance(0.3),
             ..MoveRequest::default()
-        };
-        self.plan(core, &request);
-        let is_between_hosts = self.shared.setup.is_between_hosts;
-        let started = core.start_tuned_move(self.name(), request, |tuned| {
-            // What a move to another host needs, the daemon knows better.
-            if !is_between_hosts {
-                tuned.clone_from(options);
-            }
-        });
-        match started.await {
-            Ok(_) => {
-                *self.shared.wanted.lock() = false;
-                *self.shared.estate.is_unwanted.lock() = false;
-            }
-            Err(error) => {
-                self.say(format_args!("the move is refused: {error}"));
-                process.env().sleep(Duration::from_millis(20)).await;
-            }
         }
     }
 
@@ -358,6 +384,7 @@ impl Host {
         self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
         if let Some(job) = &ended {
             self.check_wished(job);
+            self.note_if_undone(job);
         }
         if ended.as_ref().is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
             self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
@@ -627,6 +654,7 @@ impl Filter for Watched {
             // power may have gone since, and each side may have lost what was not flushed.
             if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {
                 self.host.check_commit(1 - holder);
+                self.host.check_together(&document);
                 self.host.check_durable_there();
             }
             self.host.check_given_up(&document);

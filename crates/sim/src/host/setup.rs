@@ -53,6 +53,8 @@ pub struct Setup {
     pub pool: Bytes,
     /// How many bytes the buffers of guests' requests may take, of all volumes together.
     pub request_pool: Bytes,
+    /// Whether the first moves of all volumes are asked for as one.
+    pub together: bool,
     /// How many moves may run at once.
     pub running_jobs_max: usize,
     /// How many tasks the process may have at once.

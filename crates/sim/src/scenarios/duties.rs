@@ -213,6 +213,10 @@ pub(super) const DUTIES: &[Duty] = &[
         "volumes-crash",
         &[SWITCHED, RESUMED, CANCELLED, AtOnce(2), AtOnce(3), Fault("crash"), Fault("power-loss"), In(Copying, H::Crash)],
     ),
+    duty(
+        "volumes-together",
+        &[SWITCHED, CANCELLED, Told("asked together"), Told("undone together"), In(Cancelling, H::Crash), AtOnce(3)],
+    ),
     duty("volumes-pool", &[SWITCHED, AtOnce(2), AtOnce(3), Fault("pool-empty"), Fault("stuck")]),
     duty(
         "swarm",

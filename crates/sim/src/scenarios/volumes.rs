@@ -12,7 +12,7 @@ use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::Load;
 use crate::story::{Happening, Story};
-use crate::words::{expect, process};
+use crate::words::{expect, operator, process};
 
 const STRATEGIES: &[Strategy] = &[
     Strategy::Mirror,
@@ -71,6 +71,22 @@ pub(super) fn crashed(dice: &Dice) -> Story {
         .with(Happening::FilesFail, dice.below(2));
     let story = if dice.chance(0.5) { story.and(process().killed_in(phase)) } else { story };
     several(dice, story)
+}
+
+/// Moves of all volumes that were asked for as one: one of them is cancelled or fails, and the process dies meanwhile.
+pub(super) fn together(dice: &Dice) -> Story {
+    let load = Load { requests: dice.pick(&[300, 800]), ..common(dice).load };
+    let target = if dice.chance(0.3) { failing(dice, &[0.0005, 0.002, 0.01]) } else { Faults::default() };
+    let story = common(dice).guest(load).target(target).with(Happening::Crash, dice.below(3));
+    let story = if dice.chance(0.3) { story.gives_up_lost_targets() } else { story };
+    let phase = dice.pick(&[Phase::Preparing, Phase::Copying, Phase::Verifying]);
+    let story = match dice.below(4) {
+        0 => story.and(operator().cancels_in(phase)),
+        1 => story.and(operator().cancels_in(phase)).and(process().killed_in(Phase::Cancelling)),
+        2 => story.with(Happening::TargetLost, dice.within(1..=2)).with(Happening::PowerLoss, dice.below(2)),
+        _ => story.with(Happening::Cancel, 1).dies_at_poll(dice.below(1500)),
+    };
+    several(dice, story).together()
 }
 
 /// Guests over NBD and copies with few buffers between them. The first volume may answer nothing for a minute; the others'
