@@ -260,11 +260,9 @@ impl Next {
         handle: Arc<JobHandle>,
         place: Option<OwnedSemaphorePermit>,
     ) {
-        // Whoever does not go on as it was waits for its turn like all others.
-        let _place = place.filter(|_| matches!(self, Self::Drive(..)));
         match self {
             Self::Nothing => {}
-            Self::Queue(target) => jobs::run(daemon, volume, handle, target).await,
+            Self::Queue(target) => jobs::run(daemon, volume, handle, target, None).await,
             Self::Later(mut opening) => {
                 let opened = tokio::select! {
                     biased;
@@ -275,11 +273,15 @@ impl Next {
                     opened = &mut opening => opened.unwrap_or_else(|_| Err(nobody_opens())),
                 };
                 match opened {
-                    Ok(target) => jobs::run(daemon, volume, handle, target).await,
+                    // It keeps its place meanwhile: after one more restart it would go on beside whoever had taken that.
+                    Ok(target) => jobs::run(daemon, volume, handle, target, place).await,
                     Err(error) => undo(&daemon, &volume, &handle, jobs::cannot_resume(&volume, &error)).await,
                 }
             }
-            Self::Drive(target, started) => jobs::drive(daemon, volume, handle, target, started).await,
+            Self::Drive(target, started) => {
+                let _place = place;
+                jobs::drive(daemon, volume, handle, target, started).await;
+            }
             Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
             Self::Undo(error) => undo(&daemon, &volume, &handle, error).await,
         }

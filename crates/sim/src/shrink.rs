@@ -213,6 +213,11 @@ impl Story {
                 self.span
             ),
         ];
+        if !self.besides.is_empty() {
+            let (volumes, at_once) = (self.volume_count(), self.setup.running_jobs_max);
+            let how = if self.setup.together { ", asked for as one" } else { "" };
+            lines.push(format!("{volumes} volumes in one daemon, {at_once} moves at once{how}"));
+        }
         lines.extend(self.wire.map(|figures| format!("the guest speaks NBD: {figures:?}")));
         for (place, faults) in ["source", "target", "store", "map"].iter().zip(fault_sets(self)) {
             if faults != crate::disk::Faults::default() {

@@ -42,12 +42,18 @@ pub(crate) struct Started {
     worker: Worker,
 }
 
-/// Waits for the job's turn, runs it, and tidies up.
-pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHandle>, target: Held) {
+/// Waits for the job's turn unless it has a place, runs it, and tidies up.
+pub(crate) async fn run(
+    daemon: Arc<Daemon>,
+    volume: Arc<Volume>,
+    job: Arc<JobHandle>,
+    target: Held,
+    place: Option<OwnedSemaphorePermit>,
+) {
     let turn = tokio::select! {
         biased;
         () = job.cancelled() => Err(Ending::Cancelled(None)),
-        turn = wait_for_turn(&daemon, &volume, &target) => turn.map_err(|error| Ending::Failed(error, None)),
+        turn = wait_for_turn(&daemon, &volume, &target, place) => turn.map_err(|error| Ending::Failed(error, None)),
     };
     let _place = match turn {
         Ok(place) => place,
@@ -63,10 +69,18 @@ pub(crate) async fn run(daemon: Arc<Daemon>, volume: Arc<Volume>, job: Arc<JobHa
 
 /// Waits for a place in the queue, and for the target's host if that is another one. Whoever waits for a host takes nobody's
 /// place.
-async fn wait_for_turn(daemon: &Daemon, volume: &Volume, target: &Held) -> block::Result<OwnedSemaphorePermit> {
+async fn wait_for_turn(
+    daemon: &Daemon,
+    volume: &Volume,
+    target: &Held,
+    mut place: Option<OwnedSemaphorePermit>,
+) -> block::Result<OwnedSemaphorePermit> {
     loop {
         daemon.wait_for_host(volume, target).await?;
-        let place = Arc::clone(&daemon.places).acquire_owned().await.expect("the queue is never closed");
+        let place = match place.take() {
+            Some(place) => place,
+            None => Arc::clone(&daemon.places).acquire_owned().await.expect("the queue is never closed"),
+        };
         if target.relay().is_none_or(|relay| relay.is_connected()) {
             return Ok(place);
         }

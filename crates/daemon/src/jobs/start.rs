@@ -233,7 +233,7 @@ impl Daemon {
     pub(super) fn begin(self: &Arc<Self>, enlisted: Enlisted) -> Job {
         let Enlisted { job, volume, handle, held } = enlisted;
         let daemon = Arc::clone(self);
-        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held).await }));
+        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held, None).await }));
         job
     }
 }

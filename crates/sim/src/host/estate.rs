@@ -16,15 +16,15 @@ mod court;
 mod ground;
 mod neighbour;
 mod together;
+mod watched;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::daemon::{Location, VolumeDocument};
 use api::v1::{AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Strategy, Verify};
-use block::{Device, Filter, IoFuture, Mutation, MutationKind};
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
 
@@ -42,6 +42,7 @@ use court::Court;
 use neighbour::Neighbour;
 pub use neighbour::Outage;
 use together::Together;
+use watched::{Watched, alive, document_in};
 
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
@@ -605,70 +606,5 @@ impl Host {
         drop(newest);
         let is_commit = document.job.as_ref().is_some_and(|job| job.committed.is_some());
         self.note_holder(holder, document.epoch, is_commit);
-    }
-}
-
-/// The journal's disk as one life of the daemon has it.
-struct Watched {
-    lower: Device,
-    host: Host,
-    process: Process,
-    /// The newest epoch that this life knows.
-    known: Arc<AtomicU64>,
-    /// The epoch of the first document that this life has stored: what it found, or what it began with.
-    found: Mutex<Option<u64>>,
-}
-
-/// Never, once `process` has died: of a step of its files, in the middle of a poll.
-async fn alive(process: &Process) {
-    if process.is_dead() {
-        std::future::pending().await
-    }
-}
-
-/// The document in a slot that is written, and its bytes.
-fn document_in(mutation: &Mutation) -> Option<(VolumeDocument, Vec<u8>)> {
-    let MutationKind::Data(data) = mutation.kind() else { return None };
-    let length = u32::from_le_bytes(data.get(12..16)?.try_into().ok()?) as usize;
-    let payload = data.get(32..32 + length)?;
-    Some((serde_json::from_slice(payload).ok()?, payload.to_vec()))
-}
-
-impl Filter for Watched {
-    fn lower(&self) -> &Device {
-        &self.lower
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let shared = &self.host.shared;
-            alive(&self.process).await;
-            let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
-            let found = *self.found.lock();
-            if found.is_none() {
-                self.host.check_recovered(&slot);
-            }
-            let found = *self.found.lock().insert(found.unwrap_or(document.epoch));
-            let holder = side_held_by(&document);
-            // A commit that an earlier life has begun, and whose store is found on the disk, has been looked at then: the
-            // power may have gone since, and each side may have lost what was not flushed.
-            if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {
-                self.host.check_commit(1 - holder);
-                self.host.check_together(&document);
-                self.host.check_durable_there();
-            }
-            self.host.check_given_up(&document);
-            self.host.check_struck(&document);
-            shared.estate.slots.lock().doubtful.push(slot.clone());
-            let stored = self.lower.write(mutation).await;
-            let word = if stored.is_ok() { "durable" } else { "in doubt" };
-            self.host.say(format_args!("journal {word}: holder {holder} epoch {}", document.epoch));
-            if stored.is_ok() {
-                *shared.estate.slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
-                self.known.fetch_max(document.epoch, Ordering::Relaxed);
-                self.host.note_daemon_stored(&document);
-            }
-            stored
-        })
     }
 }
