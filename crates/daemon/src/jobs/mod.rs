@@ -59,6 +59,8 @@ pub(crate) struct JobHandle {
 struct Inner {
     /// What does not change, and what is known at the end.
     job: v1::Job,
+    /// What it came to, until its volume is free for the next.
+    ended: Option<v1::Job>,
     control: Option<Control>,
     /// Where its copies take their buffers from.
     pool: Option<BufferPool>,
@@ -122,6 +124,7 @@ impl Inner {
 impl JobHandle {
     pub(crate) fn new(job: v1::Job, paused: bool, journal: &Arc<VolumeJournal>) -> Self {
         let inner = Inner {
+            ended: None,
             control: None,
             pool: None,
             target: Goal::Plain,
@@ -199,25 +202,29 @@ impl JobHandle {
         self.inner.lock().job.state = JobState::Finishing;
     }
 
-    /// It is over; `change` says how.
+    /// It is over; `change` says how. Nobody is shown that before [`announce_end`](Self::announce_end): whoever sees a move end may
+    /// begin the next.
     pub(crate) fn end(&self, change: impl FnOnce(&mut v1::Job)) -> v1::Job {
         let mut inner = self.inner.lock();
+        let mut job = inner.job.clone();
         if let Some(control) = &inner.control {
-            let progress = inner.progress(control);
-            inner.job.progress = Some(progress);
+            job.progress = Some(inner.progress(control));
         }
-        change(&mut inner.job);
-        let Inner { job: v1::Job { prediction, report, state, .. }, is_steered, .. } = &mut *inner;
-        if let (Some(prediction), Some(report), JobState::Done) = (prediction, report, state) {
-            foretell::judge(prediction, report, !*is_steered);
+        change(&mut job);
+        if let (Some(prediction), Some(report), JobState::Done) = (&mut job.prediction, &job.report, job.state) {
+            foretell::judge(prediction, report, !inner.is_steered);
         }
-        let job = inner.job.clone();
-        drop(inner);
+        inner.ended = Some(job.clone());
         job
     }
 
-    /// Tells those who wait that it is over.
+    /// Shows that it is over, and tells those who wait.
     pub(crate) fn announce_end(&self) {
+        let mut inner = self.inner.lock();
+        if let Some(job) = inner.ended.take() {
+            inner.job = job;
+        }
+        drop(inner);
         self.over.send_replace(true);
     }
 

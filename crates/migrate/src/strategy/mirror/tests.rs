@@ -54,6 +54,17 @@ fn a_write_that_ends_after_its_target_is_lost_may_be_lost_there_although_a_flush
 }
 
 #[test]
+fn a_chunk_that_is_left_to_the_source_is_no_longer_the_targets_on_record() {
+    let mut tracker = copied();
+    while tracker.take_stale_page(0).is_some() {}
+    let plan = tracker.plan_write(Extent::new(Bytes::kib(64), Bytes::kib(4)), true);
+    assert_eq!((tracker.life.get(1), tracker.life.get(2)), (Life::Absent, Life::Had));
+    assert_eq!(tracker.take_stale_page(0), Some(0), "after a crash the chunk would be taken for copied");
+    tracker.finish_write(&plan, false);
+    assert_eq!(tracker.life.get(1), Life::Absent);
+}
+
+#[test]
 fn what_was_proved_of_one_target_is_not_proved_of_another() {
     let mut tracker = copied();
     tracker.want_comparison(0..4);
