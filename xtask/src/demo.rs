@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::bench::process::output_of;
 use crate::bench::{build_programs, private_folder};
-use report::{Feeling, Story};
+use report::{DemoSummary, Feeling};
 
 /// Arguments of `cargo xtask demo`.
 #[derive(clap::Args)]
@@ -78,17 +78,17 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         calm: Duration::from_secs(arguments.seconds.max(1)),
     };
     transhume_guest::create_filled(&scene.source_disk(), bytes)?;
-    let mut story = match &missing {
+    let mut summary = match &missing {
         None => guest::play(&scene)?,
         Some(reason) => {
             println!("No guest: {reason}. A load over our own export stands in for it.\n");
             embedded::play(&scene)?
         }
     };
-    story.plain_copy = copy_plainly(&scene)?;
-    story.whole = begun.elapsed();
-    println!("{}", story.tell());
-    if story.is_right() {
+    summary.plain_copy = copy_plainly(&scene)?;
+    summary.whole = begun.elapsed();
+    println!("{}", summary.tell());
+    if summary.is_right() {
         return Ok(());
     }
     bail!("the demo did not show what it should: see above")
@@ -178,10 +178,10 @@ fn felt(intervals: &[(Instant, transhume_guest::Interval)], from: Instant, to: I
 }
 
 /// What both plays need of the move.
-fn moved(scene: &Scene, story: &mut Story, report: Value) -> anyhow::Result<()> {
-    story.report = report_within(report);
+fn moved(scene: &Scene, summary: &mut DemoSummary, report: Value) -> anyhow::Result<()> {
+    summary.report = report_within(report);
     let (kept, digest) = digest_of_kept_source(scene)?;
-    story.kept = kept;
-    story.b3sum = digest;
+    summary.kept = kept;
+    summary.b3sum = digest;
     Ok(())
 }

@@ -16,9 +16,9 @@ mod cycle;
 pub(crate) mod hosts;
 mod plan;
 mod proxy;
-mod stage;
 mod stall;
 mod tally;
+mod testbed;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,9 +30,9 @@ use transhume_guest::Daemon;
 use crate::bench::{build_debug_programs, private_folder};
 use client::{BESIDE, Client, VOLUME};
 use cycle::{Move, Outcome, Whereabouts};
-use plan::{Cast, ClientKind, Dice, Place, Plan};
-use stage::{Stage, text};
+use plan::{Cast, ClientKind, Place, Plan, Rng};
 use tally::Tally;
+use testbed::{Testbed, text};
 
 /// Arguments of `cargo xtask torture`.
 #[derive(clap::Args)]
@@ -165,18 +165,18 @@ fn act(
     tally: &mut Tally,
 ) -> anyhow::Result<Vec<Place>> {
     let folder = private_folder(parent)?;
-    let mut dice = Dice::new(seed);
-    let mut cast = dice.act();
+    let mut rng = Rng::new(seed);
+    let mut cast = rng.act();
     cast.kind = client.unwrap_or(cast.kind);
-    let mut stage = Stage::set(programs, folder.path(), cast.bytes)?;
+    let mut testbed = Testbed::set(programs, folder.path(), cast.bytes)?;
     tally.acts += 1;
     let beside = cast.beside.map_or(String::new(), |bytes| format!(", beside it one of {bytes} bytes"));
     println!("act {seed}: {:?} on a volume of {} bytes{beside}", cast.kind, cast.bytes);
-    let outcome = play((cast, dice), programs, &mut stage, limits, tally);
-    let Err(error) = outcome else { return Ok(stage.places()) };
-    tell_log(&stage.daemon);
-    stage.keep()?;
-    drop(stage);
+    let outcome = play((cast, rng), programs, &mut testbed, limits, tally);
+    let Err(error) = outcome else { return Ok(testbed.places()) };
+    tell_log(&testbed.daemon);
+    testbed.keep()?;
+    drop(testbed);
     let kept = folder.keep();
     Err(error.context(format!("seed {seed}; everything is kept in {}", text(&kept))))
 }
@@ -189,53 +189,53 @@ fn tell_log(daemon: &Daemon) {
 }
 
 /// The volumes of an act, each with its client.
-fn parties(cast: &Cast, dice: &mut Dice, programs: &Path, stage: &Stage) -> anyhow::Result<Vec<Party>> {
+fn parties(cast: &Cast, rng: &mut Rng, programs: &Path, testbed: &Testbed) -> anyhow::Result<Vec<Party>> {
     let second = cast.beside.map(|bytes| (BESIDE, ClientKind::Load, bytes));
     let mut parties = Vec::new();
     for (name, kind, bytes) in [(VOLUME, cast.kind, cast.bytes)].into_iter().chain(second) {
-        let path = stage.path(Place::Disk, &format!("{name}-0.raw"));
+        let path = testbed.path(Place::Disk, &format!("{name}-0.raw"));
         transhume_guest::create_filled(&path, bytes)?;
-        let client = Client::start((kind, name), stage, programs, &path, dice.seed())?;
+        let client = Client::start((kind, name), testbed, programs, &path, rng.seed())?;
         parties.push(Party { name, bytes, client, here: Whereabouts { place: Place::Disk, path, kept: None } });
     }
     Ok(parties)
 }
 
 fn play(
-    (cast, mut dice): (Cast, Dice),
+    (cast, mut rng): (Cast, Rng),
     programs: &Path,
-    stage: &mut Stage,
+    testbed: &mut Testbed,
     limits: &Limits,
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
-    let mut parties = parties(&cast, &mut dice, programs, stage)?;
+    let mut parties = parties(&cast, &mut rng, programs, testbed)?;
     for number in 1..=cast.cycles.min(limits.cycles) {
         if limits.end.is_some_and(|end| Instant::now() >= end) {
             break;
         }
         // Two do not fit on the small file system, and the block device is only one.
         let is_free = |place: &Place| *place != parties[0].here.place || place.has_room();
-        let places: Vec<Place> = stage.places().into_iter().filter(is_free).collect();
-        let mut plans = vec![dice.plan(cast.kind, &places)];
-        if parties.len() > 1 && dice.moves_beside(number) {
-            let roomy: Vec<Place> = stage.places().into_iter().filter(|place| place.has_room()).collect();
-            plans.push(dice.plan_beside(&roomy));
+        let places: Vec<Place> = testbed.places().into_iter().filter(is_free).collect();
+        let mut plans = vec![rng.plan(cast.kind, &places)];
+        if parties.len() > 1 && rng.moves_beside(number) {
+            let roomy: Vec<Place> = testbed.places().into_iter().filter(|place| place.has_room()).collect();
+            plans.push(rng.plan_beside(&roomy));
         }
         tally.cycles += 1;
         for (party, plan) in parties.iter().zip(&plans) {
             announce(number, party, plan, tally);
         }
-        play_cycle(number, &mut parties, &plans, &mut dice, stage, tally)
+        play_cycle(number, &mut parties, &plans, &mut rng, testbed, tally)
             .with_context(|| format!("cycle {number}, {plans:?}"))?;
     }
     for Party { name, client, .. } in parties {
-        tally.note_requests(&client.finish(stage, name)?);
+        tally.note_requests(&client.finish(testbed, name)?);
     }
     Ok(())
 }
 
 fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
-    let blows: Vec<String> = plan.blows.iter().map(|(_, blow)| format!("{blow:?}")).collect();
+    let faults: Vec<String> = plan.faults.iter().map(|(_, fault)| format!("{fault:?}")).collect();
     let strategy = plan.strategy_from(party.here.place);
     println!(
         "  {number}: {} to {:?} by {strategy}, verify {}, {} MiB/s: {}",
@@ -243,12 +243,12 @@ fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
         plan.place,
         plan.verify,
         plan.bandwidth,
-        blows.join(", ")
+        faults.join(", ")
     );
     *tally.strategies.entry(strategy).or_default() += 1;
     tally.note_size(party.bytes);
-    for blow in blows {
-        *tally.blows.entry(blow.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
+    for fault in faults {
+        *tally.faults.entry(fault.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
     }
 }
 
@@ -257,24 +257,24 @@ fn play_cycle(
     number: u32,
     parties: &mut [Party],
     plans: &[Plan],
-    dice: &mut Dice,
-    stage: &mut Stage,
+    rng: &mut Rng,
+    testbed: &mut Testbed,
     tally: &mut Tally,
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
     for party in &mut *parties {
-        party.client.begin_cycle(stage, party.bytes, dice.seed())?;
+        party.client.begin_cycle(testbed, party.bytes, rng.seed())?;
     }
-    let moves = parties.iter().zip(plans).map(|(party, plan)| Move::begin(stage, party, plan, number));
+    let moves = parties.iter().zip(plans).map(|(party, plan)| Move::begin(testbed, party, plan, number));
     let moves = moves.collect::<anyhow::Result<Vec<_>>>()?;
-    let outcomes = cycle::play(stage, moves)?;
+    let outcomes = cycle::play(testbed, moves)?;
     for party in &mut *parties {
         party.client.verify().with_context(|| format!("the client of {}", party.name))?;
     }
     let mut told = Vec::new();
     for ((party, plan), outcome) in parties.iter_mut().zip(plans).zip(&outcomes) {
         let now =
-            checks::check(stage, party.name, plan, outcome).with_context(|| format!("the move of {}", party.name))?;
+            checks::check(testbed, party.name, plan, outcome).with_context(|| format!("the move of {}", party.name))?;
         let state = outcome.job["state"].as_str().unwrap_or_default();
         told.push(format!("{} {state}", party.name));
         if state == "done" {
@@ -282,13 +282,13 @@ fn play_cycle(
         }
         party.here = now;
     }
-    checks::nothing_is_left(stage, parties)?;
+    checks::nothing_is_left(testbed, parties)?;
     if let [one, other] = &outcomes[..] {
         tally.note("cycles in which two volumes moved at once", u64::from(overlap(one, other)));
     }
     println!("     {} after {:.1} s", told.join(", "), begun.elapsed().as_secs_f64());
     if plans[0].readopt {
-        parties[0].client.readopt(stage)?;
+        parties[0].client.readopt(testbed)?;
     }
     Ok(())
 }

@@ -92,7 +92,7 @@ fn is_whole(request: &[u8]) -> bool {
 }
 
 /// Two hosts with a volume `x` at the first under load, and their ways to the same cluster.
-struct Court {
+struct ArbiterCluster {
     pair: Pair,
     roads: [Road; 2],
     load: Load,
@@ -101,7 +101,7 @@ struct Court {
     _folder: tempfile::TempDir,
 }
 
-impl Court {
+impl ArbiterCluster {
     fn new(number: u64) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let etcd = Etcd::start(folder.path()).expect("etcd runs");
@@ -132,14 +132,14 @@ impl Court {
 
 #[test]
 fn a_move_that_nothing_comes_in_between_of_asks_the_arbiter_and_leaves_nothing_there() {
-    let court = Court::new(40);
-    let pair = &court.pair;
+    let cluster = ArbiterCluster::new(40);
+    let pair = &cluster.pair;
     let report = pair.a.json(&["move", "x", "--to", "b"]);
     assert_eq!(report["state"], "done", "{report}");
-    court.load.goes_on();
-    same(&pair.arrived("x"), &court.load.finish());
+    cluster.load.goes_on();
+    same(&pair.arrived("x"), &cluster.load.finish());
     let left = wait_until("the verdict is forgotten", || {
-        let left = keys(&court.roads[0]);
+        let left = keys(&cluster.roads[0]);
         (left == 0).then_some(left)
     });
     assert_eq!(left, 0);
@@ -147,157 +147,157 @@ fn a_move_that_nothing_comes_in_between_of_asks_the_arbiter_and_leaves_nothing_t
 
 #[test]
 fn a_source_that_dies_after_it_was_committed_leaves_the_volume_to_a_target_that_hears_of_it_from_the_arbiter() {
-    let mut court = Court::new(41);
-    court.roads[0].set(Way::NoAnswers);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
-    court.pair.a.kill();
-    court.pair.network.cut();
-    court.wait_for_stage("held");
+    let mut cluster = ArbiterCluster::new(41);
+    cluster.roads[0].set(Way::NoAnswers);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
+    cluster.pair.a.kill();
+    cluster.pair.network.cut();
+    cluster.wait_for_stage("held");
     // The first host comes back, finds out, and passes its guest's requests on.
-    court.roads[0].set(Way::Open);
-    court.pair.network.mend();
-    court.pair.a.start();
-    court.load.goes_on();
+    cluster.roads[0].set(Way::Open);
+    cluster.pair.network.mend();
+    cluster.pair.a.start();
+    cluster.load.goes_on();
     wait_until("the move is over", || {
-        let job = court.pair.a.json(&["jobs", "--all"])[0].clone();
+        let job = cluster.pair.a.json(&["jobs", "--all"])[0].clone();
         (job["state"] == "done").then_some(())
     });
-    assert_eq!(court.pair.at_a("x")["backend"], "b:x");
-    same(&court.pair.arrived("x"), &court.load.finish());
+    assert_eq!(cluster.pair.at_a("x")["backend"], "b:x");
+    same(&cluster.pair.arrived("x"), &cluster.load.finish());
 }
 
 #[test]
 fn a_source_that_dies_before_it_was_committed_holds_the_volume_and_its_guest_waits_for_the_arbiter_to_say_so() {
-    let mut court = Court::new(42);
-    court.roads[0].set(Way::NoDecisions);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
-    court.pair.a.kill();
-    court.pair.a.refused(&["rescue", "x", "--state-dir", &court.pair.a.text("state")], 9, "only the arbiter knows");
-    court.roads[0].set(Way::Closed);
-    court.pair.network.cut();
-    court.pair.a.start();
-    let shown = court.pair.at_a("x");
+    let mut cluster = ArbiterCluster::new(42);
+    cluster.roads[0].set(Way::NoDecisions);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
+    cluster.pair.a.kill();
+    cluster.pair.a.refused(&["rescue", "x", "--state-dir", &cluster.pair.a.text("state")], 9, "only the arbiter knows");
+    cluster.roads[0].set(Way::Closed);
+    cluster.pair.network.cut();
+    cluster.pair.a.start();
+    let shown = cluster.pair.at_a("x");
     assert!(shown["problem"].as_str().is_some_and(|problem| problem.contains("arbiter")), "{shown}");
-    court.roads[0].set(Way::Open);
-    court.load.goes_on();
-    assert_eq!(court.pair.at_b("x")["arrival"]["stage"], "prepared");
+    cluster.roads[0].set(Way::Open);
+    cluster.load.goes_on();
+    assert_eq!(cluster.pair.at_b("x")["arrival"]["stage"], "prepared");
     // What was taken back once is committed later.
-    court.pair.network.mend();
-    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    cluster.pair.network.mend();
+    let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "done");
     assert_eq!(over["state"], "done");
-    court.load.goes_on();
-    same(&court.pair.arrived("x"), &court.load.finish());
+    cluster.load.goes_on();
+    same(&cluster.pair.arrived("x"), &cluster.load.finish());
 }
 
 #[test]
 fn a_move_in_doubt_that_is_cancelled_ends_as_the_arbiter_has_it() {
     // The commit has reached it: there is nothing to cancel any more.
-    let court = Court::new(43);
-    court.roads[0].set(Way::NoAnswers);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
+    let cluster = ArbiterCluster::new(43);
+    cluster.roads[0].set(Way::NoAnswers);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
     let cancelling = std::thread::scope(|scope| {
-        let cancelling = scope.spawn(|| court.pair.a.run(&["cancel", "x"]));
-        court.wait_for_phase("reverting");
-        court.roads[0].set(Way::Open);
+        let cancelling = scope.spawn(|| cluster.pair.a.run(&["cancel", "x"]));
+        cluster.wait_for_phase("reverting");
+        cluster.roads[0].set(Way::Open);
         cancelling.join().expect("it ends")
     });
-    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "done");
     assert_eq!(over["state"], "done", "{over} {cancelling:?}");
-    court.load.goes_on();
-    same(&court.pair.arrived("x"), &court.load.finish());
+    cluster.load.goes_on();
+    same(&cluster.pair.arrived("x"), &cluster.load.finish());
 
     // It has not: the guest is on the source, and nothing is left on the target.
-    let court = Court::new(44);
-    court.roads[0].set(Way::NoDecisions);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
+    let cluster = ArbiterCluster::new(44);
+    cluster.roads[0].set(Way::NoDecisions);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
     std::thread::scope(|scope| {
-        let cancelling = scope.spawn(|| court.pair.a.run(&["cancel", "x"]));
-        court.wait_for_phase("reverting");
-        court.roads[0].set(Way::Open);
+        let cancelling = scope.spawn(|| cluster.pair.a.run(&["cancel", "x"]));
+        cluster.wait_for_phase("reverting");
+        cluster.roads[0].set(Way::Open);
         cancelling.join().expect("it ends");
     });
-    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "cancelled");
+    let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "cancelled");
     assert_eq!(over["state"], "cancelled", "{over}");
-    wait_until("nothing is left", || court.pair.volumes_at_b().is_empty().then_some(()));
-    court.load.goes_on();
-    same(&court.image, &court.load.finish());
+    wait_until("nothing is left", || cluster.pair.volumes_at_b().is_empty().then_some(()));
+    cluster.load.goes_on();
+    same(&cluster.image, &cluster.load.finish());
 }
 
 #[test]
 fn a_target_that_gives_up_waiting_is_never_committed_to() {
-    let mut court = Court::new(45);
-    court.roads[0].set(Way::NoDecisions);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
-    court.pair.network.cut();
-    let resolution = court.pair.b.json(&["resolve", "x"]);
+    let mut cluster = ArbiterCluster::new(45);
+    cluster.roads[0].set(Way::NoDecisions);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
+    cluster.pair.network.cut();
+    let resolution = cluster.pair.b.json(&["resolve", "x"]);
     assert_eq!(resolution["arbiter"], "the volume has not been given up", "{resolution}");
-    let given_back = court.pair.b.json(&["resolve", "x", "--give-back"]);
+    let given_back = cluster.pair.b.json(&["resolve", "x", "--give-back"]);
     assert!(given_back["done"].is_string(), "{given_back}");
-    assert!(court.pair.volumes_at_b().is_empty());
-    court.roads[0].set(Way::Open);
-    court.load.goes_on();
-    court.pair.network.mend();
-    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "failed");
+    assert!(cluster.pair.volumes_at_b().is_empty());
+    cluster.roads[0].set(Way::Open);
+    cluster.load.goes_on();
+    cluster.pair.network.mend();
+    let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "failed");
     assert!(over["error"]["message"].as_str().is_some_and(|message| message.contains("nothing any more")), "{over}");
 
     // The other way round: what was committed cannot be given back.
-    court.roads[0].set(Way::NoAnswers);
-    court.roads[1].set(Way::Closed);
-    court.begin_move();
-    court.wait_for_phase("in-doubt");
-    court.pair.a.kill();
-    court.pair.b.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
-    court.roads[1].set(Way::Open);
-    court.wait_for_stage("held");
-    court.pair.b.refused(&["resolve", "x", "--give-back"], 9, "holds the volume");
-    court.roads[0].set(Way::Open);
-    court.pair.a.start();
-    court.load.goes_on();
-    same(&court.pair.arrived("x"), &court.load.finish());
+    cluster.roads[0].set(Way::NoAnswers);
+    cluster.roads[1].set(Way::Closed);
+    cluster.begin_move();
+    cluster.wait_for_phase("in-doubt");
+    cluster.pair.a.kill();
+    cluster.pair.b.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
+    cluster.roads[1].set(Way::Open);
+    cluster.wait_for_stage("held");
+    cluster.pair.b.refused(&["resolve", "x", "--give-back"], 9, "holds the volume");
+    cluster.roads[0].set(Way::Open);
+    cluster.pair.a.start();
+    cluster.load.goes_on();
+    same(&cluster.pair.arrived("x"), &cluster.load.finish());
 }
 
 #[test]
 fn a_volume_that_is_given_back_by_hand_is_not_taken_by_a_target_that_hears_of_the_commit_later() {
-    let court = Court::new(46);
-    court.roads[1].set(Way::Closed);
-    court.pair.give_up_untaken();
+    let cluster = ArbiterCluster::new(46);
+    cluster.roads[1].set(Way::Closed);
+    cluster.pair.give_up_untaken();
     // A host that can still be asked over an old connection is told itself, without the arbiter.
-    court.pair.network.cut();
-    court.roads[0].set(Way::Closed);
-    court.pair.a.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
-    court.roads[0].set(Way::Open);
-    court.pair.a.json(&["resolve", "x", "--give-back"]);
-    court.load.goes_on();
-    court.roads[1].set(Way::Open);
+    cluster.pair.network.cut();
+    cluster.roads[0].set(Way::Closed);
+    cluster.pair.a.refused(&["resolve", "x", "--give-back"], 56, "arbiter");
+    cluster.roads[0].set(Way::Open);
+    cluster.pair.a.json(&["resolve", "x", "--give-back"]);
+    cluster.load.goes_on();
+    cluster.roads[1].set(Way::Open);
     // It is asked every three seconds.
     std::thread::sleep(Duration::from_secs(5));
-    assert_eq!(court.pair.at_b("x")["arrival"]["stage"], "prepared");
-    court.pair.network.mend();
-    wait_until("the other host forgets it", || court.pair.volumes_at_b().is_empty().then_some(()));
-    court.load.goes_on();
-    assert_eq!(court.pair.at_a("x")["state"], "serving");
-    same(&court.image, &court.load.finish());
+    assert_eq!(cluster.pair.at_b("x")["arrival"]["stage"], "prepared");
+    cluster.pair.network.mend();
+    wait_until("the other host forgets it", || cluster.pair.volumes_at_b().is_empty().then_some(()));
+    cluster.load.goes_on();
+    assert_eq!(cluster.pair.at_a("x")["state"], "serving");
+    same(&cluster.image, &cluster.load.finish());
 }
 
 #[test]
 fn an_arbiter_that_is_away_puts_the_switchover_off_and_costs_the_guest_nothing() {
-    let court = Court::new(46);
-    court.roads[0].set(Way::Closed);
-    court.begin_move();
-    let waiting = court.pair.wait_for_move("it waits", |job| job["progress"]["target_losses"].as_u64() > Some(0));
+    let cluster = ArbiterCluster::new(46);
+    cluster.roads[0].set(Way::Closed);
+    cluster.begin_move();
+    let waiting = cluster.pair.wait_for_move("it waits", |job| job["progress"]["target_losses"].as_u64() > Some(0));
     let said = waiting["progress"]["last_error"].as_str().unwrap_or_default();
     assert!(said.contains("the arbiter cannot be asked"), "{waiting}");
-    court.load.goes_on();
-    court.roads[0].set(Way::Open);
-    let over = court.pair.wait_for_move("it is over", |job| job["state"] == "done");
+    cluster.load.goes_on();
+    cluster.roads[0].set(Way::Open);
+    let over = cluster.pair.wait_for_move("it is over", |job| job["state"] == "done");
     assert_eq!(over["state"], "done");
-    court.load.goes_on();
-    same(&court.pair.arrived("x"), &court.load.finish());
+    cluster.load.goes_on();
+    same(&cluster.pair.arrived("x"), &cluster.load.finish());
 }
 
 /// How many verdicts are kept.

@@ -42,8 +42,8 @@ fn other(side: Side) -> Side {
 fn verify(guest: &mut Guest) {
     guest.send("verify").expect("sent");
     guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. })).expect("it reads everything");
-    let verdict = guest.verdict();
-    assert!(verdict.wrong == 0 && verdict.complaints.is_empty(), "{verdict:?}");
+    let load_result = guest.load_result();
+    assert!(load_result.wrong == 0 && load_result.complaints.is_empty(), "{load_result:?}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn two_machines_change_disks_over_links_that_are_cut_and_daemons_that_die_and_re
     for (side, mut guest) in Side::BOTH.into_iter().zip(guests) {
         let there = hosts.daemon(other(side)).json(&["volume", "show", &volume(side)]).expect("it is there");
         assert_eq!(there["state"], "serving", "{there}");
-        let verdict = guest.finish(HANG).expect("the load ends");
-        assert!(verdict.is_right(), "{verdict:?}");
+        let load_result = guest.finish(HANG).expect("the load ends");
+        assert!(load_result.is_right(), "{load_result:?}");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Without one the source's record alone is the commit point, and a target that has prepared and cannot reach the source
 //! waits for an operator (`transhume resolve`). With one the commit point is a single compare-and-swap there: for each
-//! move it keeps one [`Verdict`], which whoever wants to change it must know.
+//! move it keeps one [`Ruling`], which whoever wants to change it must know.
 //!
 //! ```text
 //!    ╭──▶ open ──────────────────────▶ committed     by the source, while its guest is held
@@ -29,7 +29,7 @@ use crate::problem::Result;
 
 /// What has been decided of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Ruling {
     /// The source holds the volume and may commit.
     Open,
     /// The same, after it has taken so many commits in doubt back.
@@ -40,7 +40,7 @@ pub enum Verdict {
     Abandoned,
 }
 
-impl Verdict {
+impl Ruling {
     /// What the source has left behind after so many commits that it took back.
     #[must_use]
     pub const fn after(withdrawals: u32) -> Self {
@@ -88,13 +88,13 @@ pub trait Arbiter: Send + Sync {
     ///
     /// # Errors
     /// It cannot be asked: whether that was done nobody knows.
-    fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict>>;
+    fn decide(&self, job: Uuid, expected: Ruling, wanted: Ruling) -> BoxFuture<'_, Result<Ruling>>;
 
     /// The verdict on the move `job`.
     ///
     /// # Errors
     /// It cannot be asked.
-    fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict>>;
+    fn ruling(&self, job: Uuid) -> BoxFuture<'_, Result<Ruling>>;
 
     /// Forgets the verdict on the move `job`: both hosts have on record what has become of it, and nobody asks any more.
     ///
@@ -104,12 +104,12 @@ pub trait Arbiter: Send + Sync {
 }
 
 /// Has the move `job` never be committed any more. Gives the verdict: abandoned, or committed if that came first.
-pub(crate) async fn abandon(arbiter: &dyn Arbiter, job: Uuid) -> Result<Verdict> {
-    let mut verdict = arbiter.verdict(job).await?;
-    while !matches!(verdict, Verdict::Committed | Verdict::Abandoned) {
-        verdict = arbiter.decide(job, verdict, Verdict::Abandoned).await?;
+pub(crate) async fn abandon(arbiter: &dyn Arbiter, job: Uuid) -> Result<Ruling> {
+    let mut ruling = arbiter.ruling(job).await?;
+    while !matches!(ruling, Ruling::Committed | Ruling::Abandoned) {
+        ruling = arbiter.decide(job, ruling, Ruling::Abandoned).await?;
     }
-    Ok(verdict)
+    Ok(ruling)
 }
 
 /// The arbiter that the configuration names, if any.
@@ -142,12 +142,12 @@ mod tests {
 
     #[test]
     fn verdicts_are_read_as_they_are_written() {
-        for verdict in [Verdict::Withdrawn(1), Verdict::Withdrawn(77), Verdict::Committed, Verdict::Abandoned] {
-            assert_eq!(Verdict::from_text(&verdict.to_text().expect("words")), Some(verdict));
+        for ruling in [Ruling::Withdrawn(1), Ruling::Withdrawn(77), Ruling::Committed, Ruling::Abandoned] {
+            assert_eq!(Ruling::from_text(&ruling.to_text().expect("words")), Some(ruling));
         }
-        assert_eq!(Verdict::Open.to_text(), None);
+        assert_eq!(Ruling::Open.to_text(), None);
         for text in ["", "withdrawn", "withdrawn -1", "commit"] {
-            assert_eq!(Verdict::from_text(text), None, "{text}");
+            assert_eq!(Ruling::from_text(text), None, "{text}");
         }
     }
 }

@@ -15,9 +15,9 @@ use nbd::NbdUri;
 use serde::Serialize;
 
 use crate::foreign::{inspect, parse_uri};
-use crate::ground::RealPlaces;
-use crate::held::{CLIENT_SECTOR, Held, HoldOptions, suited};
 use crate::jobs::{of_target, parse_backend};
+use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend, suited};
+use crate::platform::RealBackends;
 use crate::problem::{Result, of_backend, of_state};
 
 /// How long a server that is lost is waited for.
@@ -91,7 +91,7 @@ async fn carry_out(request: &CopyRequest, watch: impl FnMut(CopyStep)) -> Result
     let target = Target::open(request, &source, &env).await?;
     let options = ColdOptions { target_is_zero: target.is_zero, bandwidth: request.bandwidth, verify: request.verify };
     let progress = ColdProgress::default();
-    let (from, to) = (&source.held.device, &target.held.device);
+    let (from, to) = (&source.open_backend.device, &target.open_backend.device);
     let copying = copy_cold(&env, from, to, options, &progress);
     let outcome = tokio::select! {
         biased;
@@ -142,7 +142,7 @@ async fn interrupted() {
 
 /// What is read.
 struct Source {
-    held: Held,
+    open_backend: OpenBackend,
     place: Place,
 }
 
@@ -164,28 +164,33 @@ impl Place {
 impl Source {
     async fn open(text: &str, env: &EnvRef) -> Result<Self> {
         let place = Place::parse(text)?;
-        let held = match &place {
+        let open_backend = match &place {
             Place::File(spec) => {
-                let spec = suited(spec.clone(), &RealPlaces)?;
+                let spec = suited(spec.clone(), &RealBackends)?;
                 // Opened for writing where that can be, because only then everybody else can be kept out.
-                let alone = Held::open(&spec, &HoldOptions::default(), &**env).await;
-                let held = match alone {
+                let alone = OpenBackend::open(&spec, &BackendOpenOptions::default(), &**env).await;
+                let open_backend = match alone {
                     Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
-                        Held::open(&spec, &HoldOptions { read_only: true, ..HoldOptions::default() }, &**env).await
+                        OpenBackend::open(
+                            &spec,
+                            &BackendOpenOptions { read_only: true, ..BackendOpenOptions::default() },
+                            &**env,
+                        )
+                        .await
                     }
                     other => other,
                 };
-                held.map_err(|error| of_backend(&error, "the source"))?
+                open_backend.map_err(|error| of_backend(&error, "the source"))?
             }
             Place::Export(uri) => {
                 let export = inspect(uri, env).await.map_err(|error| of_backend(&error, "the source"))?;
-                let read_only = HoldOptions { read_only: true, ..HoldOptions::default() };
-                Held::foreign(&export.whole(), &read_only, PATIENCE, env)
+                let read_only = BackendOpenOptions { read_only: true, ..BackendOpenOptions::default() };
+                OpenBackend::foreign(&export.whole(), &read_only, PATIENCE, env)
                     .map_err(|error| of_backend(&error, "the source"))?
             }
         };
-        held.serve_guest();
-        Ok(Self { held, place })
+        open_backend.serve_guest();
+        Ok(Self { open_backend, place })
     }
 
     fn report(
@@ -196,9 +201,9 @@ impl Source {
         verified: bool,
     ) -> CopyReport {
         CopyReport {
-            source: self.held.place.to_string(),
-            target: target.held.place.to_string(),
-            bytes_total: self.held.device.size().get(),
+            source: self.open_backend.place.to_string(),
+            target: target.open_backend.place.to_string(),
+            bytes_total: self.open_backend.device.size().get(),
             bytes_copied: progress.data().get(),
             bytes_zero: progress.done().saturating_sub(progress.data()).get(),
             seconds: env.now().since(start).as_secs_f64(),
@@ -209,7 +214,7 @@ impl Source {
 
 /// What is written.
 struct Target {
-    held: Held,
+    open_backend: OpenBackend,
     is_zero: bool,
     /// What is taken back if nothing comes of it.
     prepared: Option<PreparedTarget>,
@@ -217,7 +222,7 @@ struct Target {
 
 impl Target {
     async fn open(request: &CopyRequest, source: &Source, env: &EnvRef) -> Result<Self> {
-        let geometry = source.held.device.geometry();
+        let geometry = source.open_backend.device.geometry();
         let target = match Place::parse(&request.to)? {
             Place::File(spec) => Self::open_file(request, spec, source, env).await?,
             Place::Export(uri) => {
@@ -227,17 +232,17 @@ impl Target {
                 }
                 let found = inspect(&uri, env).await.map_err(|error| crate::foreign::of_server(&error))?;
                 let export = found.as_target(geometry, request.overwrite, env).await?;
-                let held = Held::foreign(&export, &HoldOptions::default(), PATIENCE, env)
+                let open_backend = OpenBackend::foreign(&export, &BackendOpenOptions::default(), PATIENCE, env)
                     .map_err(|error| of_backend(&error, "the target"))?;
-                Self { held, is_zero: export.reads_zero, prepared: None }
+                Self { open_backend, is_zero: export.reads_zero, prepared: None }
             }
         };
-        target.held.serve_guest();
+        target.open_backend.serve_guest();
         Ok(target)
     }
 
     async fn open_file(request: &CopyRequest, spec: BackendSpec, source: &Source, env: &EnvRef) -> Result<Self> {
-        let geometry = source.held.device.geometry();
+        let geometry = source.open_backend.device.geometry();
         let is_odd = !geometry.size.is_multiple_of(CLIENT_SECTOR.into());
         let spec = if is_odd && spec.cache == CacheMode::Auto { spec.with_cache(CacheMode::Page) } else { spec };
         let asked = TargetRequest {
@@ -251,9 +256,9 @@ impl Target {
             overwrite: request.overwrite,
         };
         let prepared = prepare_target(&asked, &**env).await.map_err(|error| of_target(&error))?;
-        let hold = HoldOptions { size_limit: Some(geometry.size), ..HoldOptions::default() };
-        match Held::open(&prepared.spec, &hold, &**env).await {
-            Ok(held) => Ok(Self { held, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
+        let open_options = BackendOpenOptions { size_limit: Some(geometry.size), ..BackendOpenOptions::default() };
+        match OpenBackend::open(&prepared.spec, &open_options, &**env).await {
+            Ok(open_backend) => Ok(Self { open_backend, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
             Err(error) => {
                 discard(&prepared);
                 Err(of_backend(&error, "the target"))
@@ -262,7 +267,7 @@ impl Target {
     }
 
     fn discard(self) {
-        drop(self.held);
+        drop(self.open_backend);
         self.prepared.iter().for_each(discard);
     }
 }

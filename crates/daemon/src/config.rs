@@ -195,7 +195,7 @@ impl Config {
 
     /// How long a request waits for an NBD server that is away.
     #[must_use]
-    pub const fn nbd_patience(&self) -> Duration {
+    pub const fn nbd_reconnect_limit(&self) -> Duration {
         Duration::from_secs(self.nbd_patience_seconds)
     }
 

@@ -1,4 +1,4 @@
-//! The daemon without a machine below it and an API above it: for whoever brings a [`Ground`] of his own.
+//! The daemon without a machine below it and an API above it: for whoever brings a [`Platform`] of his own.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use migrate::{Control, MoveOptions};
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::ground::Ground;
+use crate::platform::Platform;
 use crate::problem::Result;
 use crate::recover;
 use crate::remote;
@@ -29,9 +29,9 @@ impl Core {
     ///
     /// # Errors
     /// If the state directory cannot be used. A volume that cannot be brought back is none: it is shown as down.
-    pub async fn start(ground: Ground, config: Config, state_dir: &Path) -> Result<Self> {
-        let state = StateDir::over(Layout::new(state_dir, Arc::clone(&ground.files)), None)?;
-        let daemon = Arc::new(Daemon::new(ground, config, state, PathBuf::new())?);
+    pub async fn start(platform: Platform, config: Config, state_dir: &Path) -> Result<Self> {
+        let state = StateDir::over(Layout::new(state_dir, Arc::clone(&platform.files)), None)?;
+        let daemon = Arc::new(Daemon::new(platform, config, state, PathBuf::new())?);
         recover::recover(&daemon).await?;
         remote::listen(&daemon).await?;
         Ok(Self { daemon })

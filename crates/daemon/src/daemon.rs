@@ -14,17 +14,17 @@ use tokio::sync::Semaphore;
 
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
-use crate::document::{AdoptionDocument, ArrivalStage, DOCUMENT_VERSION, JobDocument, SocketOwner, VolumeDocument};
+use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, SocketOwner, VolumeDocument};
 use crate::foreign::ForeignUse;
-use crate::ground::{Crew, Ground, Hosts, Network, Places};
-use crate::held::{Held, HoldOptions, suited};
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
-use crate::overlays::Footing;
+use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
+use crate::overlays::OverlayContext;
+use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::problem::{Result, no_volume, of_backend, of_state};
-use crate::remote::{Debt, Undone};
+use crate::remote::{AbortedJobs, PendingNotice};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -38,15 +38,15 @@ pub(crate) struct Daemon {
     pub(crate) history: History,
     pub(crate) network: Arc<dyn Network>,
     /// Where volumes are and go.
-    pub(crate) backends: Arc<dyn Places>,
+    pub(crate) backends: Arc<dyn Backends>,
     /// Other daemons.
     pub(crate) hosts: Arc<dyn Hosts>,
     /// Who copies.
-    pub(crate) crew: Arc<dyn Crew>,
+    pub(crate) spawner: Arc<dyn WorkerSpawner>,
     /// Where guest requests live.
     pub(crate) pool: BufferPool,
     /// One permit a running job.
-    pub(crate) places: Arc<Semaphore>,
+    pub(crate) running_jobs: Arc<Semaphore>,
     /// This boot of the machine.
     pub(crate) boot: [u8; 16],
     /// For how many chunks a page of a progress map stands.
@@ -64,11 +64,11 @@ pub(crate) struct Daemon {
     pub(crate) membership: tokio::sync::Mutex<()>,
     /// What other hosts are to be told of volumes that will not arrive there, or are used from here no more, once anybody has
     /// looked.
-    pub(crate) owing: parking_lot::Mutex<Option<Vec<Debt>>>,
+    pub(crate) notices: parking_lot::Mutex<Option<Vec<PendingNotice>>>,
     /// Moves to this host that were undone.
-    pub(crate) undone: Undone,
+    pub(crate) aborted_jobs: AbortedJobs,
     /// Hosts that are being told of volumes which will not arrive there.
-    pub(crate) payers: parking_lot::Mutex<BTreeSet<String>>,
+    pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
     hurrying: parking_lot::Mutex<usize>,
     /// Exports of other servers that are in use, those included whose requests nobody waits for any more.
@@ -87,18 +87,18 @@ pub(crate) struct NewVolume {
 
 impl Daemon {
     /// A daemon without volumes.
-    pub(crate) fn new(ground: Ground, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Ground { env, files: _, places: backends, network, hosts, crew, boot, map_page_chunks } = ground;
+    pub(crate) fn new(platform: Platform, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
+        let Platform { env, files: _, backends, network, hosts, spawner, boot, map_page_chunks } = platform;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
             history: History::open(layout.clone(), config.history_max),
             network,
             backends,
-            crew,
+            spawner,
             hosts,
             pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
-            places: Arc::new(Semaphore::new(config.running_jobs_max)),
+            running_jobs: Arc::new(Semaphore::new(config.running_jobs_max)),
             boot,
             map_page_chunks,
             started: env.now(),
@@ -108,11 +108,11 @@ impl Daemon {
             membership: tokio::sync::Mutex::default(),
             host_network: None,
             host_problem: None,
-            owing: parking_lot::Mutex::default(),
+            notices: parking_lot::Mutex::default(),
             hurrying: parking_lot::Mutex::default(),
             foreign: parking_lot::Mutex::default(),
-            payers: parking_lot::Mutex::default(),
-            undone: Undone::default(),
+            notifiers: parking_lot::Mutex::default(),
+            aborted_jobs: AbortedJobs::default(),
             layout,
             env,
             config,
@@ -128,43 +128,49 @@ impl Daemon {
     }
 
     /// What volumes with overlays are put together on.
-    pub(crate) fn footing(&self) -> Footing {
-        Footing { places: Arc::clone(&self.backends), env: Arc::clone(&self.env), boot: self.boot }
+    pub(crate) fn overlay_context(&self) -> OverlayContext {
+        OverlayContext { backends: Arc::clone(&self.backends), env: Arc::clone(&self.env), boot: self.boot }
     }
 
     /// Opens and locks what `place` names.
-    pub(crate) async fn hold(&self, volume: &Volume, place: &Location, hold: &HoldOptions) -> block::Result<Held> {
+    pub(crate) async fn open_backend(
+        &self,
+        volume: &Volume,
+        place: &Location,
+        open_options: &BackendOpenOptions,
+    ) -> block::Result<OpenBackend> {
         match place {
-            Location::Local(spec) => self.backends.hold(spec, hold, &*self.env).await,
-            Location::Remote(remote) => Ok(Held::relayed(self.relay(volume, remote))),
+            Location::Local(spec) => self.backends.open_backend(spec, open_options, &*self.env).await,
+            Location::Remote(remote) => Ok(OpenBackend::over_remote(self.remote_device(volume, remote))),
             Location::Foreign(export) => {
-                let held = Held::foreign(export, hold, self.config.nbd_patience(), &self.env)?;
-                self.note_foreign(export, &held);
-                Ok(held)
+                let open_backend =
+                    OpenBackend::foreign(export, open_options, self.config.nbd_reconnect_limit(), &self.env)?;
+                self.note_foreign(export, &open_backend);
+                Ok(open_backend)
             }
         }
     }
 
     /// Opens and locks a target that is on record. Its name may lead elsewhere by now: only its identity is believed, before
     /// the first byte is written.
-    pub(crate) async fn hold_prepared(
+    pub(crate) async fn open_prepared(
         &self,
         volume: &Volume,
         target: &JobTarget,
-        hold: &HoldOptions,
-    ) -> block::Result<Held> {
+        open_options: &BackendOpenOptions,
+    ) -> block::Result<OpenBackend> {
         let other = |error: TargetError| block::Error::new(error.kind(), error.to_string());
         if let JobTarget::Local(prepared) = target {
             self.backends.check(prepared).map_err(other)?;
         }
-        let held = self.hold(volume, &target.location(), hold).await?;
+        let open_backend = self.open_backend(volume, &target.location(), open_options).await?;
         if let JobTarget::Local(prepared) = target
-            && let Some(backend) = held.backend()
+            && let Some(backend) = open_backend.backend()
         {
             // The name may have changed between the look and the opening.
             backend.check_is(prepared).map_err(other)?;
         }
-        Ok(held)
+        Ok(open_backend)
     }
 
     /// This host among others.
@@ -241,18 +247,18 @@ impl Daemon {
             socket_owner: None,
             adoption: None,
         };
-        let hold = HoldOptions { read_only: volume.read_only, ..HoldOptions::default() };
-        Ok(self.make_volume(volume, hold).await?.show())
+        let open_options = BackendOpenOptions { read_only: volume.read_only, ..BackendOpenOptions::default() };
+        Ok(self.make_volume(volume, open_options).await?.show())
     }
 
     /// Makes a volume, brings it up and offers it. When this fails nothing is left behind.
-    pub(crate) async fn make_volume(&self, new: NewVolume, hold: HoldOptions) -> Result<Arc<Volume>> {
+    pub(crate) async fn make_volume(&self, new: NewVolume, open_options: BackendOpenOptions) -> Result<Arc<Volume>> {
         check_name(&new.name)?;
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
-        let held = self.backends.hold(&new.backend, &hold, &*self.env).await;
-        let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+        let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
+        let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
 
         let name = new.name.clone();
         let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
@@ -268,7 +274,7 @@ impl Daemon {
             size_limit: None,
             adoption: new.adoption,
             job: None,
-            arrival: None,
+            incoming: None,
         };
         let clients = document.clients();
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
@@ -277,7 +283,7 @@ impl Daemon {
             of_backend(&error, "the new volume's journal")
         })?;
         let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
-        let (_, export) = volume.bring_up(held, self.pool.clone());
+        let (_, export) = volume.bring_up(open_backend, self.pool.clone());
         if let Err(error) = self.network.offer(&uri, export, clients).await {
             self.state.abandon_volume(&name);
             return Err(error);
@@ -322,27 +328,27 @@ impl Daemon {
                 "let this host reach the arbiter; `transhume resolve {name}` says what is on record"
             )));
         }
-        if let Some(arrival) = &document.arrival {
-            match arrival.stage {
-                ArrivalStage::Filling => {
+        if let Some(incoming) = &document.incoming {
+            match incoming.stage {
+                IncomingStage::Filling => {
                     let shown = volume.show();
-                    self.drop_arrival(&volume).await?;
+                    self.drop_incoming(&volume).await?;
                     return Ok(shown);
                 }
-                ArrivalStage::Prepared { .. } => {
-                    let message = format!("{name} comes from {}, which may have given it up already", arrival.host);
+                IncomingStage::Prepared { .. } => {
+                    let message = format!("{name} comes from {}, which may have given it up already", incoming.host);
                     return Err(Error::new(ErrorCode::WrongState, message)
                         .with_hint(format!("`transhume resolve {name}` says what both hosts have on record")));
                 }
-                ArrivalStage::Held { .. } if arrival.exclusive || volume.is_used_from_afar() => {
-                    let message = format!("a guest of {} uses {name}, through that host's daemon", arrival.host);
+                IncomingStage::Held { .. } if incoming.exclusive || volume.is_used_from_afar() => {
+                    let message = format!("a guest of {} uses {name}, through that host's daemon", incoming.host);
                     return Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
                         "`transhume volume detach {}` there first; if that host is gone for good, `transhume resolve {name} \
                          --take` here",
-                        arrival.origin
+                        incoming.origin
                     )));
                 }
-                ArrivalStage::Held { .. } => {}
+                IncomingStage::Held { .. } => {}
             }
         }
         let shown = self.remove_volume(&volume).await?;
@@ -353,7 +359,7 @@ impl Daemon {
     /// A volume of this host is no more: if another host holds it, that need not keep it for a guest of this one.
     pub(crate) async fn let_go_elsewhere(self: &Arc<Self>, document: &VolumeDocument) {
         if let Location::Remote(remote) = &document.backend {
-            self.say_released(remote).await;
+            self.notify_release(remote).await;
         }
     }
 
@@ -372,7 +378,7 @@ impl Daemon {
                 .with_hint("let them disconnect first"));
         }
         // A note that was left of when its file was made would have the next start remove the file of a volume that is no more.
-        self.forget_making(name)?;
+        self.forget_pending_file(name)?;
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {
             self.network.withdraw(&uri).await;

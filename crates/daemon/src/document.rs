@@ -64,12 +64,13 @@ pub struct VolumeDocument {
     pub job: Option<JobDocument>,
     /// The host that moves it here, or has. Until it is held here, `backend` holds a copy that is not the volume.
     #[serde(default)]
-    pub arrival: Option<ArrivalDocument>,
+    #[serde(rename = "arrival")]
+    pub incoming: Option<IncomingDocument>,
 }
 
 /// A volume that another host moves here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ArrivalDocument {
+pub struct IncomingDocument {
     /// The host, as this daemon's trust store calls it.
     pub host: String,
     /// What the volume is called there.
@@ -85,7 +86,7 @@ pub struct ArrivalDocument {
     /// Where it is put, and how to take that back.
     pub target: PreparedTarget,
     /// How far it has come.
-    pub stage: ArrivalStage,
+    pub stage: IncomingStage,
     /// Of a volume that is held: only that host's guest uses it, so it has no export here until that host lets it go. Volumes
     /// that earlier versions have taken have one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -95,7 +96,7 @@ pub struct ArrivalDocument {
 /// How far a volume has come that another host moves here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ArrivalStage {
+pub enum IncomingStage {
     /// It is being filled.
     Filling,
     /// It is complete and flushed, and waits for the other host to give it up.
@@ -213,11 +214,11 @@ pub struct JobDocument {
     pub committed: Option<Committed>,
 }
 
-impl ArrivalDocument {
+impl IncomingDocument {
     /// Whether the volume is held here for a guest of the host that it came from, and for nobody else.
     #[must_use]
     pub const fn is_for_its_origin(&self) -> bool {
-        self.exclusive && matches!(self.stage, ArrivalStage::Held { .. })
+        self.exclusive && matches!(self.stage, IncomingStage::Held { .. })
     }
 }
 
@@ -289,7 +290,7 @@ impl VolumeDocument {
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
         self.version = match job {
             Some(job) if job.asked => DOCUMENT_VERSION_ARBITER,
-            _ if !names_files || self.arrival.is_some() => DOCUMENT_VERSION_PLACES,
+            _ if !names_files || self.incoming.is_some() => DOCUMENT_VERSION_PLACES,
             Some(job) if !job.overlays.is_empty() => DOCUMENT_VERSION_OVERLAYS,
             _ => DOCUMENT_VERSION,
         };

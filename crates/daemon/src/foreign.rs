@@ -15,8 +15,8 @@ use nbd::{BackendOptions, DialUri, NbdBackend, NbdDevice, NbdUri};
 use serde::{Deserialize, Serialize};
 
 use crate::daemon::Daemon;
-use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
 use crate::location::Location;
+use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 
@@ -61,10 +61,16 @@ impl ForeignExport {
     }
 
     /// Uses it. Its server need not be there yet: the first request waits for it.
-    pub(crate) fn open(&self, hold: &HoldOptions, patience: Duration, env: &EnvRef) -> block::Result<Arc<NbdBackend>> {
+    pub(crate) fn open(
+        &self,
+        open_options: &BackendOpenOptions,
+        reconnect_limit: Duration,
+        env: &EnvRef,
+    ) -> block::Result<Arc<NbdBackend>> {
         let dial = Arc::new(DialUri::new(self.uri()?, Arc::clone(env)));
-        let options = BackendOptions { patience, size_limit: Some(Bytes(self.size)), ..BackendOptions::default() };
-        let geometry = self.geometry(hold.read_only);
+        let options =
+            BackendOptions { reconnect_limit, size_limit: Some(Bytes(self.size)), ..BackendOptions::default() };
+        let geometry = self.geometry(open_options.read_only);
         Ok(Arc::new(NbdBackend::expecting(geometry, dial, Arc::clone(env), options)))
     }
 }
@@ -77,8 +83,8 @@ pub(crate) struct ForeignUse {
 
 impl Daemon {
     /// Remembers that `held` uses an export. There is no lock on it that would.
-    pub(crate) fn note_foreign(&self, export: &ForeignExport, held: &Held) {
-        let (Ok(uri), Some(backend)) = (export.uri(), held.export()) else { return };
+    pub(crate) fn note_foreign(&self, export: &ForeignExport, open_backend: &OpenBackend) {
+        let (Ok(uri), Some(backend)) = (export.uri(), open_backend.export()) else { return };
         let mut used = self.foreign.lock();
         used.retain(|other| other.backend.strong_count() > 0);
         used.push(ForeignUse { uri, backend: Arc::downgrade(backend) });

@@ -10,15 +10,15 @@ use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
 use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER, JobDocument, VolumeDocument};
-use crate::ground::Places;
 use crate::location::JobTarget;
+use crate::platform::Backends;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
     journal: Journal<VolumeDocument>,
-    /// See [`StoreFile::forget_failed_sync`](crate::ground::StoreFile).
+    /// See [`StoreFile::forget_failed_sync`](crate::platform::StoreFile).
     forget_failed_sync: Box<dyn Fn() + Send + Sync>,
-    places: Arc<dyn Places>,
+    backends: Arc<dyn Backends>,
     current: Mutex<Arc<VolumeDocument>>,
     /// Why the job is being ended, if not because somebody wishes that: on record from when it is being undone.
     failure: Mutex<Option<Error>>,
@@ -31,33 +31,33 @@ impl VolumeJournal {
     pub(crate) async fn create(
         path: &Path,
         document: VolumeDocument,
-        places: &Arc<dyn Places>,
+        backends: &Arc<dyn Backends>,
         env: &dyn Env,
     ) -> block::Result<Self> {
-        let store = places.open_store(path, env).await?;
+        let store = backends.open_store(path, env).await?;
         let (journal, _) = Journal::open(store.device).await?;
         let document = document.with_version();
         journal.store(&document).await?;
-        Ok(Self::over(journal, document, store.forget_failed_sync, places))
+        Ok(Self::over(journal, document, store.forget_failed_sync, backends))
     }
 
     /// The journal at `path`.
-    pub(crate) async fn open(path: &Path, places: &Arc<dyn Places>, env: &dyn Env) -> block::Result<Self> {
-        let store = places.open_store(path, env).await?;
+    pub(crate) async fn open(path: &Path, backends: &Arc<dyn Backends>, env: &dyn Env) -> block::Result<Self> {
+        let store = backends.open_store(path, env).await?;
         let (journal, document) = Journal::<VolumeDocument>::open(store.device).await?;
         let document = check(path, document)?;
-        Ok(Self::over(journal, document, store.forget_failed_sync, places))
+        Ok(Self::over(journal, document, store.forget_failed_sync, backends))
     }
 
     fn over(
         journal: Journal<VolumeDocument>,
         document: VolumeDocument,
         forget_failed_sync: Box<dyn Fn() + Send + Sync>,
-        places: &Arc<dyn Places>,
+        backends: &Arc<dyn Backends>,
     ) -> Self {
         let failure = Mutex::new(document.job.as_ref().and_then(|job| job.failure.clone()));
         let (current, turn) = (Mutex::new(Arc::new(document)), tokio::sync::Mutex::default());
-        Self { journal, forget_failed_sync, places: Arc::clone(places), current, failure, turn }
+        Self { journal, forget_failed_sync, backends: Arc::clone(backends), current, failure, turn }
     }
 
     /// A job begins: nothing has failed.
@@ -154,7 +154,7 @@ impl JobJournal for VolumeJournal {
         // name, and the next start of the daemon or of the VM would find nothing, or something else.
         let document = self.document();
         let checked = match document.job.as_ref().map(|job| &job.target) {
-            Some(JobTarget::Local(target)) => self.places.check(target),
+            Some(JobTarget::Local(target)) => self.backends.check(target),
             Some(JobTarget::Remote(_) | JobTarget::Foreign(_)) | None => Ok(()),
         };
         block::ready(checked.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.to_string())))

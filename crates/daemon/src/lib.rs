@@ -3,9 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `state_dir`, `journal`, `document`, `location` | what is durable, and where |
-//! | `workers`, `listeners`, `sockets`, `volume`, `held` | the data plane: threads, sockets, stacks, backends |
-//! | `ground`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
-//! | `jobs`, `steer`, `persist` | moves, from the queue to the retired source |
+//! | `workers`, `listeners`, `sockets`, `volume`, `open_backend` | the data plane: threads, sockets, stacks, backends |
+//! | `platform`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
+//! | `jobs`, `job_control`, `persist` | moves, from the queue to the retired source |
 //! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
@@ -25,29 +25,29 @@ mod core;
 mod daemon;
 mod document;
 mod foreign;
+mod free_space;
 mod gauge;
-pub mod ground;
-mod held;
 pub mod hosts;
 mod http;
+mod job_control;
 mod jobs;
 mod journal;
 mod listeners;
 mod location;
 mod metrics;
+mod open_backend;
 mod overlays;
 mod persist;
+pub mod platform;
 mod problem;
 mod rates;
 mod recover;
-mod refusing;
+mod reject_all;
 mod remote;
 mod rescue;
-mod room;
 mod run;
 mod sockets;
 mod state_dir;
-mod steer;
 mod volume;
 mod workers;
 
@@ -56,13 +56,13 @@ pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, ArrivalDocument, ArrivalStage, Clients, Committed, DOCUMENT_VERSION,
-    DOCUMENT_VERSION_ARBITER, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, JobDocument,
+    AdoptionDirection, AdoptionDocument, Clients, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
+    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument,
     SocketOwner, VolumeDocument,
 };
 pub use foreign::ForeignExport;
-pub use held::{CopyEnd, Held, HoldOptions, QemuRule};
 pub use location::{JobTarget, Location, RemoteVolume};
+pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
 pub use workers::Worker;

@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 use vm::AdoptedDisk;
 
 use crate::document::Clients;
-use crate::ground::Network;
+use crate::platform::Network;
 use crate::problem::{Result, invalid, of_tls};
 use crate::sockets::{UnixSocket, listen_tcp, listen_unix, make_folder};
 use crate::workers::Workers;

@@ -18,12 +18,12 @@ use migrate::{SnapshotStore, Snapshots};
 
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
-use crate::ground::{OverlayOpening, OverlayPlaces, Places, Room};
-use crate::held::HoldOptions;
+use crate::free_space::Needs;
 use crate::journal::VolumeJournal;
 use crate::location::Location;
+use crate::open_backend::BackendOpenOptions;
+use crate::platform::{Backends, FreeSpace, OverlayBackends, OverlayOpening};
 use crate::problem::{Result, of_backend, of_state};
-use crate::room::Needs;
 use crate::volume::Volume;
 
 /// The overlays of one volume's move, shared with the migration.
@@ -31,9 +31,9 @@ pub(crate) type SharedSnapshots = Arc<tokio::sync::Mutex<Snapshots>>;
 
 /// What a volume with overlays is put together on.
 #[derive(Clone)]
-pub(crate) struct Footing {
+pub(crate) struct OverlayContext {
     /// Where the overlays are.
-    pub(crate) places: Arc<dyn Places>,
+    pub(crate) backends: Arc<dyn Backends>,
     /// Clock, tasks and randomness.
     pub(crate) env: EnvRef,
     /// This boot of the machine.
@@ -43,7 +43,7 @@ pub(crate) struct Footing {
 /// Opens and makes overlay files, and lists them in the volume's journal.
 struct OverlayFiles {
     journal: Arc<VolumeJournal>,
-    footing: Footing,
+    overlay_context: OverlayContext,
     lock_wait: Duration,
     source: PathBuf,
     target: PathBuf,
@@ -52,11 +52,11 @@ struct OverlayFiles {
 impl OverlayFiles {
     /// # Errors
     /// Source or target is no file of this host.
-    fn new(volume: &Volume, footing: &Footing, lock_wait: Duration, job: &JobDocument) -> Result<Self> {
+    fn new(volume: &Volume, overlay_context: &OverlayContext, lock_wait: Duration, job: &JobDocument) -> Result<Self> {
         let (source, target) = (volume.document().backend.clone(), job.target.location());
         Ok(Self {
             journal: Arc::clone(&volume.journal),
-            footing: footing.clone(),
+            overlay_context: overlay_context.clone(),
             lock_wait,
             source: file_of(&source)?.to_owned(),
             target: file_of(&target)?.to_owned(),
@@ -65,18 +65,19 @@ impl OverlayFiles {
 
     /// Beside what overlay `number` lies. The target is looked at only for one that is not beside the source.
     fn image(&self, number: u32) -> &Path {
-        let is_beside = |image: &Path| self.footing.places.overlays(image).is_ok_and(|found| found.contains(&number));
+        let is_beside =
+            |image: &Path| self.overlay_context.backends.overlays(image).is_ok_and(|found| found.contains(&number));
         if !is_beside(&self.source) && is_beside(&self.target) { &self.target } else { &self.source }
     }
 
     fn opening(&self) -> OverlayOpening<'_> {
-        OverlayOpening { lock_wait: self.lock_wait, env: &*self.footing.env }
+        OverlayOpening { lock_wait: self.lock_wait, env: &*self.overlay_context.env }
     }
 }
 
 impl SnapshotStore for OverlayFiles {
     fn boot(&self) -> [u8; 16] {
-        self.footing.boot
+        self.overlay_context.boot
     }
 
     fn recorded(&self) -> Vec<u32> {
@@ -84,11 +85,11 @@ impl SnapshotStore for OverlayFiles {
     }
 
     fn create(&self, number: u32, length: Bytes) -> IoFuture<'_, Device> {
-        self.footing.places.make_overlay(&self.source, number, length, self.opening())
+        self.overlay_context.backends.make_overlay(&self.source, number, length, self.opening())
     }
 
     fn open(&self, number: u32) -> IoFuture<'_, Device> {
-        self.footing.places.open_overlay(self.image(number), number, self.opening())
+        self.overlay_context.backends.open_overlay(self.image(number), number, self.opening())
     }
 
     fn record(&self, numbers: Vec<u32>) -> IoFuture<'_, ()> {
@@ -97,7 +98,7 @@ impl SnapshotStore for OverlayFiles {
 
     fn remove(&self, number: u32) -> IoFuture<'_, ()> {
         let image = self.image(number);
-        let removed = self.footing.places.remove_overlay(image, number);
+        let removed = self.overlay_context.backends.remove_overlay(image, number);
         block::ready(removed.map_err(|error| {
             block::Error::from_os(error, format!("removing overlay {number} beside {}", image.display()))
         }))
@@ -112,11 +113,11 @@ pub(crate) async fn open(
     volume: &Volume,
     job: &JobDocument,
     source: &Device,
-    footing: &Footing,
+    overlay_context: &OverlayContext,
     lock_wait: Duration,
 ) -> Result<SharedSnapshots> {
-    let env = &footing.env;
-    let files = Arc::new(OverlayFiles::new(volume, footing, lock_wait, job)?);
+    let env = &overlay_context.env;
+    let files = Arc::new(OverlayFiles::new(volume, overlay_context, lock_wait, job)?);
     let snapshots = match job.overlays.is_empty() {
         true => Snapshots::none(files, Arc::clone(env)),
         false => Snapshots::open(files, Arc::clone(env), source.clone()).await.map_err(|error| {
@@ -131,17 +132,20 @@ pub(crate) async fn open(
 /// Folds what the overlays of a move that cannot go on hold into the source, as often as it takes.
 pub(crate) async fn fold_back(daemon: &Daemon, volume: &Volume) {
     let Some(snapshots) = volume.snapshots() else { return };
-    let Some((slot, source)) = volume.slot().zip(volume.with_held(|held| held.device.clone())) else { return };
+    let Some((slot, source)) = volume.slot().zip(volume.with_backend(|open_backend| open_backend.device.clone()))
+    else {
+        return;
+    };
     let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
     let mut snapshots = snapshots.lock().await;
     snapshots.fold_back(&slot, &source, &pool).await;
 }
 
 /// Removes the overlay files of a job that is over: none of them is listed.
-pub(crate) fn sweep(places: &dyn Places, source: &Path, target: &Path) {
+pub(crate) fn sweep(backends: &dyn Backends, source: &Path, target: &Path) {
     for image in [source, target] {
-        for number in places.overlays(image).unwrap_or_default() {
-            if let Err(error) = places.remove_overlay(image, number) {
+        for number in backends.overlays(image).unwrap_or_default() {
+            if let Err(error) = backends.remove_overlay(image, number) {
                 tracing::warn!(%error, number, image = %image.display(), "an overlay could not be removed");
             }
         }
@@ -150,7 +154,7 @@ pub(crate) fn sweep(places: &dyn Places, source: &Path, target: &Path) {
 
 /// Adds to `needs` what a snapshot move may take, and refuses one that has no place for overlays.
 pub(crate) fn add_needs(
-    places: &dyn OverlayPlaces,
+    backends: &dyn OverlayBackends,
     volume: &VolumeDocument,
     size: Bytes,
     target: &Path,
@@ -167,7 +171,7 @@ pub(crate) fn add_needs(
         return Ok(());
     }
     let source = file_of(&volume.backend)?;
-    let (at_source, at_target) = (room_beside(places, source)?, room_beside(places, target)?);
+    let (at_source, at_target) = (space_beside(backends, source)?, space_beside(backends, target)?);
     let overlay = header_bytes(size) + size;
     // Two at once beside the source, for the first is gone when the third is made; at the target what is copied.
     needs.add(source, at_source, Bytes(2 * overlay.0));
@@ -193,11 +197,12 @@ fn refuse<T>(message: String) -> Result<T> {
     Err(Error::new(ErrorCode::Invalid, message).with_hint("leave --strategy out"))
 }
 
-fn room_beside(places: &dyn OverlayPlaces, image: &Path) -> Result<Room> {
-    let room = places.room(image);
-    let room = room.map_err(|error| of_state(error, format!("asking how much is free beside {}", image.display())))?;
-    match room {
-        Some(room) => Ok(room),
+fn space_beside(backends: &dyn OverlayBackends, image: &Path) -> Result<FreeSpace> {
+    let space = backends.free_space(image);
+    let space =
+        space.map_err(|error| of_state(error, format!("asking how much is free beside {}", image.display())))?;
+    match space {
+        Some(space) => Ok(space),
         None => {
             refuse(format!("{} is no file: a snapshot move keeps overlays beside source and target", image.display()))
         }
@@ -212,12 +217,12 @@ fn header_bytes(size: Bytes) -> Bytes {
 pub(crate) async fn over(
     volume: &Volume,
     source: &Device,
-    footing: &Footing,
-    hold: &HoldOptions,
+    overlay_context: &OverlayContext,
+    open_options: &BackendOpenOptions,
 ) -> Result<Option<(SharedSnapshots, Device)>> {
     let document = volume.document();
     let Some(job) = document.job.as_ref().filter(|job| !job.overlays.is_empty()) else { return Ok(None) };
-    let snapshots = open(volume, job, source, footing, hold.lock_wait).await?;
+    let snapshots = open(volume, job, source, overlay_context, open_options.lock_wait).await?;
     let top = snapshots.lock().await.top();
     Ok(top.map(|top| (snapshots, top)))
 }

@@ -17,10 +17,10 @@ use futures::future::join_all;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::daemon::Daemon;
-use crate::document::{ArrivalStage, JobDocument};
-use crate::held::Held;
+use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
+use crate::open_backend::OpenBackend;
 use crate::problem::Result;
 use crate::volume::Volume;
 
@@ -41,8 +41,9 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     let moves = volumes.iter().filter_map(|volume| volume.document().job.as_ref().map(|job| job.id)).collect();
     let (back, is_back) = oneshot::channel();
     // Before any that waited can take one: volumes come back in no order.
-    let places: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
-    let all = join_all(volumes.iter().zip(places).map(|(volume, place)| recover_volume_aside(daemon, volume, place)));
+    let running_jobs: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
+    let all =
+        join_all(volumes.iter().zip(running_jobs).map(|(volume, place)| recover_volume_aside(daemon, volume, place)));
     {
         let (daemon, env) = (Arc::clone(daemon), Arc::clone(&daemon.env));
         env.spawn(Box::pin(async move {
@@ -61,12 +62,12 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
         }
     }
     // Before other hosts come, and have files made again.
-    match env::timeout(&*daemon.env, START_LIMIT, daemon.sweep_making()).await {
+    match env::timeout(&*daemon.env, START_LIMIT, daemon.remove_pending_files()).await {
         Some(Ok(())) => {}
         Some(Err(error)) => tracing::warn!(%error, "what was in the making is looked at again by the next start"),
         None => tracing::warn!("what was in the making does not answer, and is looked at again by the next start"),
     }
-    daemon.say_farewells_again();
+    daemon.resume_notices();
     Ok(())
 }
 
@@ -97,7 +98,7 @@ fn place_of(daemon: &Daemon, volume: &Volume) -> Option<OwnedSemaphorePermit> {
     let document = volume.document();
     let job = document.job.as_ref().filter(|job| job.record.sessions > 0 && job.committed.is_none());
     // There may be fewer than before: it goes on without one, and others wait until there is one again.
-    job.and_then(|_| Arc::clone(&daemon.places).try_acquire_owned().ok())
+    job.and_then(|_| Arc::clone(&daemon.running_jobs).try_acquire_owned().ok())
 }
 
 /// Brings a volume back on a task of its own, and gives what ends when that has.
@@ -158,19 +159,20 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         jobs::clear_job(daemon, volume).await;
     }
     let document = volume.document();
-    let hold = volume.hold_options(daemon.config.lock_wait());
-    if document.arrival.as_ref().is_some_and(|arrival| !matches!(arrival.stage, ArrivalStage::Held { .. })) {
+    let open_options = volume.open_options(daemon.config.lock_wait());
+    if document.incoming.as_ref().is_some_and(|incoming| !matches!(incoming.stage, IncomingStage::Held { .. })) {
         // Another host holds it, as far as is known here: it is filled on, or taken, when that host asks for it.
-        return daemon.hold_arrival(volume).await;
+        return daemon.open_backend_of_incoming(volume).await;
     }
     daemon.look_before_resuming(volume).await?;
-    let held = daemon.hold(volume, &document.backend, &hold).await;
-    let held = held.map_err(|error| daemon.of_hold(volume, &error))?;
-    if let Some(relay) = held.relay() {
+    let open_backend = daemon.open_backend(volume, &document.backend, &open_options).await;
+    let open_backend = open_backend.map_err(|error| daemon.of_open(volume, &error))?;
+    if let Some(remote_device) = open_backend.remote_device() {
         // Another host holds it, and takes it now if it has not yet.
-        relay.turn(document.epoch);
+        remote_device.turn(document.epoch);
     }
-    let (_, export) = volume.bring_up_whole(held, daemon.pool.clone(), &daemon.footing(), &hold).await?;
+    let (_, export) =
+        volume.bring_up_whole(open_backend, daemon.pool.clone(), &daemon.overlay_context(), &open_options).await?;
 
     let handle = document.job.as_ref().map(|job| {
         let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused, &volume.journal));
@@ -181,8 +183,8 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         (Some(job), Some(handle)) => resume(daemon, volume, job, handle).await,
         _ => Next::Nothing,
     };
-    let offered = match &document.arrival {
-        Some(arrival) if arrival.is_for_its_origin() => Ok(()),
+    let offered = match &document.incoming {
+        Some(incoming) if incoming.is_for_its_origin() => Ok(()),
         _ => daemon.network.offer(&volume.uri()?, export, document.clients()).await,
     };
     if offered.is_ok() {
@@ -206,11 +208,11 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
 enum Next {
     Nothing,
     /// It is in the queue, as it was.
-    Queue(Held),
+    Queue(OpenBackend),
     /// The target does not answer: the guest goes on without a mirror, and the copy begins anew when it does.
-    Later(oneshot::Receiver<block::Result<Held>>),
+    Later(oneshot::Receiver<block::Result<OpenBackend>>),
     /// The mirror is in place.
-    Drive(Held, jobs::Started),
+    Drive(OpenBackend, jobs::Started),
     /// It was committed.
     Complete,
     /// It cannot go on.
@@ -222,14 +224,14 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
         handle.finishing();
         return Next::Complete;
     }
-    let hold = volume.hold_options(daemon.config.lock_wait()).for_target();
+    let open_options = volume.open_options(daemon.config.lock_wait()).for_target();
     let (opened, mut opening) = oneshot::channel();
     {
         let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
         let env = Arc::clone(&daemon.env);
         env.spawn(Box::pin(async move {
             // Whoever does not wait any more has ended.
-            let _ = opened.send(daemon.hold_prepared(&volume, &target, &hold).await);
+            let _ = opened.send(daemon.open_prepared(&volume, &target, &open_options).await);
         }));
     }
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {

@@ -14,13 +14,13 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::daemon::boot_identity;
-use crate::document::{ArrivalStage, JobDocument, VolumeDocument};
-use crate::ground::{Network, Places, RealPlaces};
-use crate::held::Held;
+use crate::document::{IncomingStage, JobDocument, VolumeDocument};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
 use crate::location::{Location, require_local};
-use crate::overlays::Footing;
+use crate::open_backend::OpenBackend;
+use crate::overlays::OverlayContext;
+use crate::platform::{Backends, Network, RealBackends};
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::Volume;
@@ -47,9 +47,9 @@ fn check_held(document: &VolumeDocument) -> Result<()> {
         return Err(Error::new(ErrorCode::WrongState, message)
             .with_hint("start the daemon where the arbiter can be reached: it settles that by itself"));
     }
-    match &document.arrival {
-        Some(arrival) if !matches!(arrival.stage, ArrivalStage::Held { .. }) => {
-            let message = format!("{name} was on its way from {} and is not held here", arrival.host);
+    match &document.incoming {
+        Some(incoming) if !matches!(incoming.stage, IncomingStage::Held { .. }) => {
+            let message = format!("{name} was on its way from {} and is not held here", incoming.host);
             Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
                 "start the daemon: `transhume resolve {name}` says what both hosts have on record, and decides"
             )))
@@ -75,8 +75,8 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     if !layout.volume(name).is_dir() {
         return Err(no_volume(name));
     }
-    let places: Arc<dyn Places> = Arc::new(RealPlaces);
-    let journal = VolumeJournal::open(&layout.journal(name), &places, &*env).await;
+    let backends: Arc<dyn Backends> = Arc::new(RealBackends);
+    let journal = VolumeJournal::open(&layout.journal(name), &backends, &*env).await;
     let journal = journal.map_err(|error| {
         Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
             .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
@@ -88,15 +88,18 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         // Before the first write is taken: from here on the target misses what is written.
         layout.forget_progress(name)?;
     }
-    let hold = volume.hold_options(config.lock_wait());
-    let held = match &document.backend {
-        Location::Foreign(export) => Held::foreign(export, &hold, config.nbd_patience(), &env),
-        place => places.hold(require_local(place, "there is nothing here to serve")?, &hold, &*env).await,
+    let open_options = volume.open_options(config.lock_wait());
+    let open_backend = match &document.backend {
+        Location::Foreign(export) => OpenBackend::foreign(export, &open_options, config.nbd_reconnect_limit(), &env),
+        place => {
+            backends.open_backend(require_local(place, "there is nothing here to serve")?, &open_options, &*env).await
+        }
     };
-    let held = held.map_err(|error| of_backend(&error, "the backend"))?;
+    let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
-    let footing = Footing { places: Arc::clone(&places), env: Arc::clone(&env), boot: boot_identity()? };
-    let (slot, export) = volume.bring_up_whole(held, pool, &footing, &hold).await?;
+    let overlay_context =
+        OverlayContext { backends: Arc::clone(&backends), env: Arc::clone(&env), boot: boot_identity()? };
+    let (slot, export) = volume.bring_up_whole(open_backend, pool, &overlay_context, &open_options).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);
     let uri = volume.uri()?;

@@ -13,9 +13,9 @@ use crate::args::Args;
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
-use crate::ground::{Ground, Hosts};
 use crate::hosts::{HostNetwork, NoHosts, RealHosts};
 use crate::listeners::Listeners;
+use crate::platform::{Hosts, Platform};
 use crate::problem::{Result, invalid, of_state};
 use crate::sockets::{listen_unix, make_parent};
 use crate::state_dir::StateDir;
@@ -100,7 +100,7 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
         Some(network) => Arc::new(RealHosts(Arc::clone(network))),
         None => Arc::new(NoHosts),
     };
-    let mut daemon = Daemon::new(Ground::real(env, listeners, hosts)?, config, state, socket_dir)?;
+    let mut daemon = Daemon::new(Platform::real(env, listeners, hosts)?, config, state, socket_dir)?;
     (daemon.host_network, daemon.host_problem) = (host_network, problem);
     let daemon = Arc::new(daemon);
     recover::recover(&daemon).await?;

@@ -16,16 +16,16 @@ use nbd::NbdUri;
 use nbd::server::Export;
 use parking_lot::Mutex;
 
-use crate::document::{AdoptionDirection, ArrivalDocument, ArrivalStage, VolumeDocument};
+use crate::document::{AdoptionDirection, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::gauge::Gauge;
-use crate::held::{Held, HoldOptions, QemuRule};
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
-use crate::overlays::{Footing, SharedSnapshots};
+use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
+use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
-use crate::refusing::refusing;
-use crate::remote::{Entrance, Incoming, Relay, size_on_record};
+use crate::reject_all::reject_all;
+use crate::remote::{FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
 
 /// A volume.
 pub(crate) struct Volume {
@@ -45,7 +45,7 @@ pub(crate) struct Volume {
     /// What another host fills, before this one holds the volume.
     pub(crate) incoming: Mutex<Option<Incoming>>,
     /// The way of another host's guest into it.
-    pub(crate) forward: Mutex<Option<Entrance>>,
+    pub(crate) forward: Mutex<Option<FencedLane>>,
     /// What the last plan has said, until a move begins.
     pub(crate) planned: Mutex<Option<Planned>>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Volume {
 /// What a volume has while it is up.
 struct Live {
     slot: Slot,
-    held: Held,
+    open_backend: OpenBackend,
     export: Arc<Export>,
 }
 
@@ -90,7 +90,7 @@ impl Volume {
     }
 
     /// How its backends are opened.
-    pub(crate) fn hold_options(&self, lock_wait: std::time::Duration) -> HoldOptions {
+    pub(crate) fn open_options(&self, lock_wait: std::time::Duration) -> BackendOpenOptions {
         let document = self.document();
         let size_advertised = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
         let qemu = match document.adoption.as_ref().map(|adoption| adoption.direction) {
@@ -100,7 +100,7 @@ impl Volume {
         };
         // While it moves a volume keeps its size, whatever becomes of the file below it.
         let size_limit = document.job.as_ref().and_then(|job| job.size).or(document.size_limit).map(Bytes);
-        HoldOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
+        BackendOpenOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
     }
 
     /// Builds the stack over `held`, with the overlays of a snapshot move that was interrupted, and gives its slot and its
@@ -110,27 +110,27 @@ impl Volume {
     /// An overlay without which `held` is not the volume cannot be opened.
     pub(crate) async fn bring_up_whole(
         &self,
-        held: Held,
+        open_backend: OpenBackend,
         pool: BufferPool,
-        footing: &Footing,
-        hold: &HoldOptions,
+        overlay_context: &OverlayContext,
+        open_options: &BackendOpenOptions,
     ) -> Result<(Slot, Arc<Export>)> {
-        let overlays = crate::overlays::over(self, &held.device, footing, hold).await?;
+        let overlays = crate::overlays::over(self, &open_backend.device, overlay_context, open_options).await?;
         let (snapshots, top) = overlays.unzip();
         self.set_snapshots(snapshots);
-        let top = top.unwrap_or_else(|| held.device.clone());
-        Ok(self.bring_up_over(held, top, pool))
+        let top = top.unwrap_or_else(|| open_backend.device.clone());
+        Ok(self.bring_up_over(open_backend, top, pool))
     }
 
     /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.
-    pub(crate) fn bring_up(&self, held: Held, pool: BufferPool) -> (Slot, Arc<Export>) {
-        let device = held.device.clone();
-        self.bring_up_over(held, device, pool)
+    pub(crate) fn bring_up(&self, open_backend: OpenBackend, pool: BufferPool) -> (Slot, Arc<Export>) {
+        let device = open_backend.device.clone();
+        self.bring_up_over(open_backend, device, pool)
     }
 
-    fn bring_up_over(&self, held: Held, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
+    fn bring_up_over(&self, open_backend: OpenBackend, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
         let document = self.document();
-        held.serve_guest();
+        open_backend.serve_guest();
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || metered(&name, &meter, &lanes);
@@ -141,7 +141,7 @@ impl Volume {
             .with_read_only(document.read_only)
             .with_size_advertised(size);
         let export = Arc::new(export);
-        *self.live.lock() = Some(Live { slot: slot.clone(), held, export: Arc::clone(&export) });
+        *self.live.lock() = Some(Live { slot: slot.clone(), open_backend, export: Arc::clone(&export) });
         *self.problem.lock() = None;
         (slot, export)
     }
@@ -158,7 +158,7 @@ impl Volume {
         let quiesced = slot.quiesce().await;
         // A client that came too late is refused.
         let geometry = slot.device().geometry();
-        quiesced.swap(refusing("gone", geometry, block::ErrorKind::Disconnected, "the volume was detached"));
+        quiesced.swap(reject_all("gone", geometry, block::ErrorKind::Disconnected, "the volume was detached"));
         *self.live.lock() = None;
     }
 
@@ -168,13 +168,13 @@ impl Volume {
     }
 
     /// Does something with the backend that holds it, while it is up.
-    pub(crate) fn with_held<T>(&self, work: impl FnOnce(&mut Held) -> T) -> Option<T> {
-        self.live.lock().as_mut().map(|live| work(&mut live.held))
+    pub(crate) fn with_backend<T>(&self, work: impl FnOnce(&mut OpenBackend) -> T) -> Option<T> {
+        self.live.lock().as_mut().map(|live| work(&mut live.open_backend))
     }
 
     /// Puts `held` in the place of the backend that held it, and gives that back.
-    pub(crate) fn replace_held(&self, held: Held) -> Option<Held> {
-        self.live.lock().as_mut().map(|live| std::mem::replace(&mut live.held, held))
+    pub(crate) fn replace_backend(&self, open_backend: OpenBackend) -> Option<OpenBackend> {
+        self.live.lock().as_mut().map(|live| std::mem::replace(&mut live.open_backend, open_backend))
     }
 
     /// What clients come to, while it is up.
@@ -253,14 +253,14 @@ impl Volume {
         let document = self.document();
         let job = self.job();
         let size = self.slot().map_or_else(|| size_on_record(&document), |slot| slot.device().size());
-        let relay = self.relay();
+        let remote_device = self.remote_device();
         let problem = self.problem().as_ref().map(ToString::to_string);
-        let problem = problem.or_else(|| relay.as_ref().and_then(|relay| relay.problem()));
+        let problem = problem.or_else(|| remote_device.as_ref().and_then(|remote_device| remote_device.problem()));
         let state = match (&problem, &job) {
             _ if self.slot().is_none() && self.incoming.lock().is_some() => VolumeState::Incoming,
             _ if self.slot().is_none() => VolumeState::Down,
             (_, Some(job)) if job.has_begun() => VolumeState::Moving,
-            _ if relay.is_some() => VolumeState::Forwarding,
+            _ if remote_device.is_some() => VolumeState::Forwarding,
             _ => VolumeState::Serving,
         };
         v1::Volume {
@@ -281,21 +281,21 @@ impl Volume {
                 stopped_us: None,
             }),
             job: job.map(|job| job.id),
-            arrival: document.arrival.as_ref().map(|arrival| self.show_arrival(arrival)),
+            arrival: document.incoming.as_ref().map(|incoming| self.show_incoming(incoming)),
             problem,
         }
     }
 
-    fn show_arrival(&self, arrival: &ArrivalDocument) -> v1::Arrival {
-        let (stage, epoch) = match arrival.stage {
-            ArrivalStage::Filling => (v1::ArrivalStage::Filling, arrival.epoch),
-            ArrivalStage::Prepared { epoch } => (v1::ArrivalStage::Prepared, epoch),
-            ArrivalStage::Held { epoch } => (v1::ArrivalStage::Held, epoch),
+    fn show_incoming(&self, incoming: &IncomingDocument) -> v1::Arrival {
+        let (stage, epoch) = match incoming.stage {
+            IncomingStage::Filling => (v1::ArrivalStage::Filling, incoming.epoch),
+            IncomingStage::Prepared { epoch } => (v1::ArrivalStage::Prepared, epoch),
+            IncomingStage::Held { epoch } => (v1::ArrivalStage::Held, epoch),
         };
         v1::Arrival {
-            host: arrival.host.clone(),
-            volume: arrival.origin.clone(),
-            job: arrival.job.to_string(),
+            host: incoming.host.clone(),
+            volume: incoming.origin.clone(),
+            job: incoming.job.to_string(),
             stage,
             epoch,
             used: self.is_used_from_afar(),
@@ -304,13 +304,13 @@ impl Volume {
 
     /// Whether another host's guest has a way into it now.
     pub(crate) fn is_used_from_afar(&self) -> bool {
-        self.forward.lock().as_ref().is_some_and(Entrance::is_used)
+        self.forward.lock().as_ref().is_some_and(FencedLane::is_used)
     }
 
     /// What its requests are passed on by, if another host holds it.
-    pub(crate) fn relay(&self) -> Option<Arc<Relay>> {
+    pub(crate) fn remote_device(&self) -> Option<Arc<RemoteVolumeDevice>> {
         let live = self.live.lock();
-        live.as_ref().and_then(|live| live.held.relay()).map(Arc::clone)
+        live.as_ref().and_then(|live| live.open_backend.remote_device()).map(Arc::clone)
     }
 }
 

@@ -195,8 +195,8 @@ impl Env for OnWorker {
         self.env.random()
     }
 
-    fn breathe(&self) {
-        self.env.breathe();
+    fn yield_cpu(&self) {
+        self.env.yield_cpu();
     }
 
     fn wall_clock(&self) -> SystemTime {

@@ -68,7 +68,7 @@ pub trait Env: Send + Sync + 'static {
 
     /// Lets whoever waits for the caller's processor have it, by blocking the calling thread for some microseconds. Only
     /// for a thread that carries nothing of a guest's. A world without threads has nobody to let.
-    fn breathe(&self) {}
+    fn yield_cpu(&self) {}
 
     /// The wall clock, for records that people read; never for measuring.
     fn wall_clock(&self) -> SystemTime;

@@ -44,7 +44,7 @@ impl Env for RealEnv {
         tokio::spawn(task);
     }
 
-    fn breathe(&self) {
+    fn yield_cpu(&self) {
         // A sleep: to yield means to lose all of the time slice wherever somebody else is busy.
         std::thread::sleep(BREATH);
     }

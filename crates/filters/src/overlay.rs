@@ -60,7 +60,7 @@ struct Base {
 
 /// What an overlay holds in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
+pub enum RunOrigin {
     /// Bytes that are read from the overlay.
     Data,
     /// Zeroes, which are written down nowhere.
@@ -167,16 +167,16 @@ impl Overlay {
 
     /// The first run at or after `from` that hides the base, of at most `most` bytes or one grain.
     #[must_use]
-    pub fn next_held(&self, from: Bytes, most: Bytes) -> Option<(Extent, Held)> {
+    pub fn next_stored(&self, from: Bytes, most: Bytes) -> Option<(Extent, RunOrigin)> {
         let grain = self.header.grain;
         if from >= self.header.volume {
             return None;
         }
         self.record.look(|map| {
-            let first = map.next_held(grain.index_of(from).0)?;
+            let first = map.next_stored(grain.index_of(from).0)?;
             let limit = (first + (most.0 / grain.bytes()).max(1)).min(map.len());
             let (run, state) = map.run_at(first, limit);
-            let held = if state == GrainState::Data { Held::Data } else { Held::Zeroes };
+            let held = if state == GrainState::Data { RunOrigin::Data } else { RunOrigin::Zeroes };
             Some((self.extent_of(&run), held))
         })
     }

@@ -22,8 +22,8 @@ fn main() -> anyhow::Result<()> {
     for (_, interval) in guest.intervals() {
         println!("{:6.0} IOPS, p99 {:?}, longest {:?}", interval.iops(), interval.p99, interval.longest);
     }
-    let verdict = guest.finish(Duration::from_secs(60))?;
-    anyhow::ensure!(verdict.is_right(), "{verdict:?}");
-    println!("{verdict:?}");
+    let load_result = guest.finish(Duration::from_secs(60))?;
+    anyhow::ensure!(load_result.is_right(), "{load_result:?}");
+    println!("{load_result:?}");
     Ok(())
 }

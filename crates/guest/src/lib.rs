@@ -11,8 +11,8 @@
 //! let mut guest = Guest::boot(GuestSpec::new().disk(Disk::raw("disk.raw", "data")).load(load))?;
 //! guest.wait_for_load(Duration::from_secs(60))?;
 //! println!("QEMU listens on {}", guest.qmp_socket().display());
-//! let verdict = guest.finish(Duration::from_secs(60))?;
-//! assert!(verdict.is_right());
+//! let load_result = guest.finish(Duration::from_secs(60))?;
+//! assert!(load_result.is_right());
 //! # Ok(())
 //! # }
 //! ```
@@ -29,13 +29,13 @@ mod daemon;
 mod etcd;
 mod event;
 mod initramfs;
+mod load_result;
 pub mod pattern;
 mod qemu;
 mod qmp;
 mod spec;
 mod switched;
 mod two_hosts;
-mod verdict;
 mod verified;
 
 pub use acceleration::Acceleration;
@@ -44,10 +44,10 @@ pub use daemon::Daemon;
 pub use etcd::{Etcd, free_port};
 pub use event::{Event, Interval};
 pub use initramfs::kernel;
+pub use load_result::LoadResult;
 pub use qemu::Guest;
 pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
 pub use switched::SwitchedHosts;
 pub use two_hosts::{Side, TwoHosts, TwoHostsSpec};
-pub use verdict::Verdict;
 pub use verified::{check_filled, create_filled};

@@ -12,8 +12,8 @@ use anyhow::{Context, bail};
 
 use crate::event::{Event, Interval};
 use crate::initramfs;
+use crate::load_result::LoadResult;
 use crate::spec::GuestSpec;
-use crate::verdict::Verdict;
 
 /// A running guest. Dropping it kills it and removes its files.
 pub struct Guest {
@@ -25,7 +25,7 @@ pub struct Guest {
     /// Events that were read while waiting for another one.
     passed: VecDeque<(Instant, Event)>,
     intervals: Vec<(Instant, Interval)>,
-    verdict: Verdict,
+    load_result: LoadResult,
     folder: PathBuf,
     arguments: Vec<String>,
 }
@@ -91,7 +91,7 @@ impl Guest {
             events,
             passed: VecDeque::new(),
             intervals: Vec::new(),
-            verdict: Verdict::default(),
+            load_result: LoadResult::default(),
             folder,
             arguments,
         };
@@ -195,21 +195,21 @@ impl Guest {
     }
 
     /// What the load has found so far.
-    pub fn verdict(&mut self) -> &Verdict {
+    pub fn load_result(&mut self) -> &LoadResult {
         self.intervals();
-        &self.verdict
+        &self.load_result
     }
 
     /// Stops the load, waits until it has verified the whole disk and the guest has powered off.
     ///
     /// # Errors
     /// It takes longer than `limit`, or QEMU ends before.
-    pub fn finish(&mut self, limit: Duration) -> anyhow::Result<Verdict> {
+    pub fn finish(&mut self, limit: Duration) -> anyhow::Result<LoadResult> {
         let end = Instant::now() + limit;
         self.send("stop")?;
         self.wait_until(limit, |event| matches!(event, Event::Done { .. }))?;
         self.wait_for_exit(end.saturating_duration_since(Instant::now()))?;
-        Ok(self.verdict().clone())
+        Ok(self.load_result().clone())
     }
 
     /// Waits until QEMU has ended.
@@ -258,7 +258,7 @@ impl Guest {
         if let Event::Interval(interval) = &event {
             self.intervals.push((at, *interval));
         }
-        self.verdict.note(&event);
+        self.load_result.note(&event);
         Ok((at, event))
     }
 

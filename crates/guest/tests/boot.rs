@@ -22,10 +22,10 @@ fn a_guest_boots_runs_its_load_verifies_its_disk_and_powers_off() {
     guest.wait_until_booted(PATIENCE).unwrap();
     guest.wait_for_load(PATIENCE).unwrap();
     guest.wait_until(PATIENCE, |event| matches!(event, Event::Interval(interval) if interval.writes > 0)).unwrap();
-    let verdict = guest.finish(PATIENCE).unwrap();
-    assert!(verdict.is_right(), "{verdict:?}");
-    assert_eq!(verdict.blocks, SIZE / 4096);
-    assert!(verdict.slots_rewritten > 0, "the load wrote nothing");
+    let load_result = guest.finish(PATIENCE).unwrap();
+    assert!(load_result.is_right(), "{load_result:?}");
+    assert_eq!(load_result.blocks, SIZE / 4096);
+    assert!(load_result.slots_rewritten > 0, "the load wrote nothing");
     assert!(!guest.is_running());
     drop(guest);
     assert!(!private.exists(), "the guest left files behind");
@@ -41,10 +41,10 @@ fn a_block_that_changes_behind_the_guests_back_is_found_by_the_load() {
     guest.wait_for_load(PATIENCE).unwrap();
     let disk = std::fs::File::options().write(true).open(&path).unwrap();
     disk.write_all_at(&[0; 4096], 5 * 4096).unwrap();
-    let verdict = guest.finish(PATIENCE).unwrap();
-    assert!(!verdict.is_right());
+    let load_result = guest.finish(PATIENCE).unwrap();
+    assert!(!load_result.is_right());
     let complaint = "block=5 expected=1 Zeroes";
-    assert!(verdict.complaints.iter().any(|found| found == complaint), "{verdict:?}");
+    assert!(load_result.complaints.iter().any(|found| found == complaint), "{load_result:?}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use transhume_guest::{Event, Verdict, create_filled};
+use transhume_guest::{Event, LoadResult, create_filled};
 
 const SIZE: u64 = 8 << 20;
 
@@ -35,7 +35,7 @@ fn serve(file: &Path, socket: &Path) -> Killed {
 }
 
 /// Runs the load; `between` is called when it has sent its first interval; returns what it told.
-fn run(socket: &Path, words: &[&str], between: impl FnOnce()) -> (Vec<Event>, Verdict) {
+fn run(socket: &Path, words: &[&str], between: impl FnOnce()) -> (Vec<Event>, LoadResult) {
     let load = Command::new(env!("CARGO_BIN_EXE_nbd-load"))
         .arg(format!("socket={}", socket.display()))
         .args(words)
@@ -45,11 +45,11 @@ fn run(socket: &Path, words: &[&str], between: impl FnOnce()) -> (Vec<Event>, Ve
         .unwrap();
     let mut load = Killed(load);
     let mut lines = BufReader::new(load.0.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let (mut events, mut verdict) = (Vec::new(), Verdict::default());
+    let (mut events, mut load_result) = (Vec::new(), LoadResult::default());
     let mut between = Some(between);
     for line in &mut lines {
         let event = Event::parse(&line);
-        verdict.note(&event);
+        load_result.note(&event);
         if matches!(event, Event::Interval(_))
             && let Some(between) = between.take()
         {
@@ -59,7 +59,7 @@ fn run(socket: &Path, words: &[&str], between: impl FnOnce()) -> (Vec<Event>, Ve
         events.push(event);
     }
     assert!(load.0.wait().unwrap().success(), "{events:?}");
-    (events, verdict)
+    (events, load_result)
 }
 
 #[test]
@@ -68,10 +68,10 @@ fn the_load_verifies_a_volume_and_says_that_all_is_right() {
     let (file, socket) = (folder.path().join("disk.raw"), folder.path().join("nbd.sock"));
     create_filled(&file, SIZE).unwrap();
     let _server = serve(&file, &socket);
-    let (_, verdict) = run(&socket, &["verify=1", "depth=8", "interval_ms=200", "flush_every=16"], || {});
-    assert!(verdict.is_right(), "{verdict:?}");
-    assert_eq!(verdict.blocks, SIZE / 4096);
-    assert!(verdict.slots_rewritten > 0);
+    let (_, load_result) = run(&socket, &["verify=1", "depth=8", "interval_ms=200", "flush_every=16"], || {});
+    assert!(load_result.is_right(), "{load_result:?}");
+    assert_eq!(load_result.blocks, SIZE / 4096);
+    assert!(load_result.slots_rewritten > 0);
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn discards_zeroes_and_forced_writes_reach_the_end_of_a_volume_of_an_odd_size() 
     assert_eq!(std::fs::metadata(&file).unwrap().len(), ODD);
     let _server = serve(&file, &socket);
     let words = ["verify=1", "depth=8", "interval_ms=500", "zero_percent=20", "discard_percent=20", "forced_percent=5"];
-    let (events, verdict) = run(&socket, &words, || {});
-    assert!(verdict.is_right(), "{verdict:?}");
-    assert_eq!(verdict.blocks, ODD.div_ceil(4096));
+    let (events, load_result) = run(&socket, &words, || {});
+    assert!(load_result.is_right(), "{load_result:?}");
+    assert_eq!(load_result.blocks, ODD.div_ceil(4096));
     let counted = events.iter().rev().find_map(|event| match event {
         Event::Counted(counted) => Some(counted),
         _ => None,
@@ -108,9 +108,9 @@ fn a_discard_that_does_nothing_is_found() {
         disk.write_all_at(&old, 0).unwrap();
     };
     let words = ["verify=1", "read_percent=0", "rate=2000", "interval_ms=200", "discard_percent=100"];
-    let (_, verdict) = run(&socket, &words, undo);
-    assert!(!verdict.is_right());
-    assert!(verdict.complaints.iter().any(|told| told.contains("zeroes=true")), "{verdict:?}");
+    let (_, load_result) = run(&socket, &words, undo);
+    assert!(!load_result.is_right());
+    assert!(load_result.complaints.iter().any(|told| told.contains("zeroes=true")), "{load_result:?}");
 }
 
 #[test]
@@ -125,9 +125,9 @@ fn a_write_that_was_lost_is_found() {
         let disk = std::fs::File::options().write(true).open(&file).unwrap();
         disk.write_all_at(&old, 0).unwrap();
     };
-    let (_, verdict) = run(&socket, &["verify=1", "read_percent=0", "rate=2000", "interval_ms=200"], lose);
-    assert!(!verdict.is_right());
-    assert!(verdict.complaints.iter().any(|told| told.contains("Stale")), "{verdict:?}");
+    let (_, load_result) = run(&socket, &["verify=1", "read_percent=0", "rate=2000", "interval_ms=200"], lose);
+    assert!(!load_result.is_right());
+    assert!(load_result.complaints.iter().any(|told| told.contains("Stale")), "{load_result:?}");
 }
 
 #[test]

@@ -16,8 +16,8 @@ use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::{Builder, Handle};
 use transhume_migrate::stream::{
-    Answer, Ask, BoxTransport, Compression, Dialer, Gate, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
-    SessionRequest, StreamOptions,
+    Answer, Ask, BoxTransport, Compression, Dialer, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
+    SessionHandler, SessionRequest, StreamOptions,
 };
 use uuid::Uuid;
 
@@ -59,7 +59,7 @@ impl Env for Worker {
 
 struct OneVolume(Device);
 
-impl Gate for OneVolume {
+impl SessionHandler for OneVolume {
     fn check(&self, _: &PeerName, _: &SessionRequest) -> Result<()> {
         Ok(())
     }

@@ -16,7 +16,7 @@ pub struct Control {
 }
 
 pub(crate) struct Shared {
-    wishes: Mutex<Wishes>,
+    requests: Mutex<ControlRequests>,
     /// Something has changed that the driver should look at: a wish, a lost target.
     pub(crate) signal: Notify,
     pub(crate) progress: watch::Sender<Progress>,
@@ -24,17 +24,17 @@ pub(crate) struct Shared {
 
 /// What has been asked of the migration and not been taken up yet.
 #[derive(Clone, Default)]
-pub(crate) struct Wishes {
+pub(crate) struct ControlRequests {
     pub(crate) paused: bool,
     pub(crate) cancel: bool,
-    pub(crate) target: Option<TargetWish>,
+    pub(crate) target: Option<TargetResumption>,
     pub(crate) bandwidth: Option<u64>,
     pub(crate) deadline: Option<Duration>,
 }
 
 /// With which target a migration that has lost its own goes on.
 #[derive(Clone)]
-pub(crate) enum TargetWish {
+pub(crate) enum TargetResumption {
     /// The same device, which is thought to work again.
     Same,
     /// The same device, after what it is thought to have was compared.
@@ -46,42 +46,42 @@ pub(crate) enum TargetWish {
 impl Control {
     pub(crate) fn new(progress: Progress, options: &MoveOptions) -> Self {
         let deadline = options.deadline_ms.map(Duration::from_millis);
-        let wishes = Wishes { bandwidth: options.bandwidth, deadline, ..Wishes::default() };
+        let requests = ControlRequests { bandwidth: options.bandwidth, deadline, ..ControlRequests::default() };
         let shared =
-            Shared { wishes: Mutex::new(wishes), signal: Notify::new(), progress: watch::Sender::new(progress) };
+            Shared { requests: Mutex::new(requests), signal: Notify::new(), progress: watch::Sender::new(progress) };
         Self { shared: Arc::new(shared) }
     }
 
     /// Stops copying and comparing; the guest's writes are mirrored all the same, and no switchover begins.
     pub fn pause(&self) {
-        self.wish(|wishes| wishes.paused = true);
+        self.request(|requests| requests.paused = true);
     }
 
     /// Goes on after a pause, and with the same target after that was lost.
     pub fn resume(&self) {
-        self.wish(|wishes| {
-            wishes.paused = false;
-            wishes.target.get_or_insert(TargetWish::Same);
+        self.request(|requests| {
+            requests.paused = false;
+            requests.target.get_or_insert(TargetResumption::Same);
         });
     }
 
     /// Goes on with the same target after that was lost, when what it is thought to have was compared by digests; what differs
     /// is copied again. The guest goes on on the source meanwhile.
     pub fn resume_after_comparing(&self, digests: Arc<dyn Digests>) {
-        self.wish(|wishes| {
-            wishes.paused = false;
-            wishes.target = Some(TargetWish::Compared(digests));
+        self.request(|requests| {
+            requests.paused = false;
+            requests.target = Some(TargetResumption::Compared(digests));
         });
     }
 
     /// Goes on with a new session to the same target after that was lost: what had been flushed there counts.
     pub fn resume_session(&self, device: Device, comparison: Option<Comparison>) {
-        self.wish(|wishes| wishes.target = Some(TargetWish::Other { device, comparison, empty: false }));
+        self.request(|requests| requests.target = Some(TargetResumption::Other { device, comparison, empty: false }));
     }
 
     /// Goes on with another target after the first was lost: everything is copied again.
     pub fn resume_with(&self, device: Device, comparison: Option<Comparison>) {
-        self.wish(|wishes| wishes.target = Some(TargetWish::Other { device, comparison, empty: true }));
+        self.request(|requests| requests.target = Some(TargetResumption::Other { device, comparison, empty: true }));
     }
 
     /// Undoes the migration: the guest stays on the source.
@@ -94,18 +94,18 @@ impl Control {
             let context = format!("the migration is {phase}: it can no longer be cancelled");
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        self.wish(|wishes| wishes.cancel = true);
+        self.request(|requests| requests.cancel = true);
         Ok(())
     }
 
     /// Limits copying to so many bytes a second, or lifts the limit. Mirrored writes do not count.
     pub fn set_bandwidth(&self, rate: Option<Bytes>) {
-        self.wish(|wishes| wishes.bandwidth = rate.map(Bytes::get));
+        self.request(|requests| requests.bandwidth = rate.map(Bytes::get));
     }
 
     /// It shall be over so long after its start, or whenever it is. Of strategies that iterate the next decision knows it.
     pub fn set_deadline(&self, deadline: Option<Duration>) {
-        self.wish(|wishes| wishes.deadline = deadline);
+        self.request(|requests| requests.deadline = deadline);
     }
 
     /// Where the migration stands.
@@ -120,18 +120,18 @@ impl Control {
         self.shared.progress.subscribe()
     }
 
-    fn wish(&self, change: impl FnOnce(&mut Wishes)) {
-        change(&mut self.shared.wishes.lock());
+    fn request(&self, change: impl FnOnce(&mut ControlRequests)) {
+        change(&mut self.shared.requests.lock());
         self.shared.signal.notify_one();
     }
 
-    pub(crate) fn wishes(&self) -> Wishes {
-        self.shared.wishes.lock().clone()
+    pub(crate) fn requests(&self) -> ControlRequests {
+        self.shared.requests.lock().clone()
     }
 
     /// Takes the wish for a target, so that it is granted once.
-    pub(crate) fn take_target(&self) -> Option<TargetWish> {
-        self.shared.wishes.lock().target.take()
+    pub(crate) fn take_target(&self) -> Option<TargetResumption> {
+        self.shared.requests.lock().target.take()
     }
 }
 

@@ -3,16 +3,16 @@
 //! Each phase is one activity that ends with one event. What people wish and what fails below the guest's feet ends
 //! every activity early; copies and comparisons under way are always driven to their end first.
 
+mod abort;
+mod auto_passes;
 mod copier;
 mod drain;
+mod eta;
 mod iterations;
-mod outlook;
-mod parting;
 mod passes;
-mod recheck;
+mod resync_verify;
 mod snapshots;
 mod statistics;
-mod sweeps;
 mod switchover;
 mod verifier;
 
@@ -26,24 +26,26 @@ use futures::future::{BoxFuture, Either, select};
 use parking_lot::Mutex;
 use std::pin::pin;
 
-use crate::control::{Control, TargetWish};
+use crate::control::{Control, TargetResumption};
 use crate::migration::Entry;
-use crate::pace::{Breath, Duty, Governor, HoldLimit, Window};
+use crate::pace::{CongestionWindow, CpuYield, DutyCycle, LatencyController, PauseLimit};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
-use crate::strategy::mirror::record::Part;
+use crate::strategy::mirror::map_pages::Part;
 use crate::strategy::mirror::tracker::{Mode, Tracker};
 use crate::strategy::snapshot::Snapshots;
 use crate::strategy::tracking::converge::Convergence;
-use crate::{Action, Comparison, Event, GuestMeter, JobJournal, Machine, MoveOptions, Outcome, Parts, Phase, UnderWay};
+use crate::{
+    Action, Comparison, Event, GuestMeter, JobJournal, Machine, MigrationContext, MoveOptions, Outcome, Phase, UnderWay,
+};
 
+use auto_passes::Heeded;
 pub(crate) use copier::COPY_BYTES_MIN;
 use copier::Copies;
 use iterations::Tracking;
 use passes::Passes;
-pub use recheck::Digests;
+pub use resync_verify::Digests;
 use statistics::Statistics;
-use sweeps::Heeded;
 use switchover::micros;
 
 /// How often progress is published and the guest's latency looked at.
@@ -70,11 +72,11 @@ pub(crate) struct Driver {
     /// Of the snapshot strategy: the overlays between the guest and the mirror.
     pub(crate) snapshots: Option<Arc<tokio::sync::Mutex<Snapshots>>>,
     pub(crate) machine: Machine,
-    pub(crate) window: Window,
-    pub(crate) governor: Governor,
-    pub(crate) duty: Duty,
-    pub(crate) breath: Breath,
-    pub(crate) hold: HoldLimit,
+    pub(crate) window: CongestionWindow,
+    pub(crate) latency_controller: LatencyController,
+    pub(crate) duty_cycle: DutyCycle,
+    pub(crate) cpu_yield: CpuYield,
+    pub(crate) hold: PauseLimit,
     /// Both devices answered the last copy at once.
     pub(crate) at_once: bool,
     pub(crate) bucket: Arc<TokenBucket>,
@@ -103,23 +105,29 @@ pub(crate) struct Driver {
 impl Driver {
     /// Over `parts`, whose source and target `mirror` has, and its progress map.
     pub(crate) fn new(
-        parts: Parts,
+        context: MigrationContext,
         options: MoveOptions,
         control: Control,
         mirror: &Mirror,
         (bytes_resumed, entry): (Bytes, Entry),
     ) -> Self {
-        let Parts { env, slot, source, target, under_way, comparison, journal, meter, pool, snapshots, .. } = parts;
+        let MigrationContext {
+            env, slot, source, target, under_way, comparison, journal, meter, pool, snapshots, ..
+        } = context;
         let bucket = Arc::new(TokenBucket::new(Arc::clone(&env), options.bandwidth));
         let tracking = options.strategy.iterates().then(|| Tracking::new(Convergence::new(&options)));
         let mut statistics = Statistics::new(env.now(), source.size(), bytes_resumed, &options, comparison.is_some());
         (statistics.switchover.entry_us, statistics.switchover.entry_retries) = (micros(entry.held), entry.retries);
         Self {
-            window: Window::new(window_bytes_max(&options, &pool), options.target_limit(), options.path_depth),
-            governor: Governor::new(Duration::from_micros(options.guest_latency_us)),
-            duty: Duty::default(),
-            breath: Breath::default(),
-            hold: HoldLimit::new(options.quiesce_limit()),
+            window: CongestionWindow::new(
+                window_bytes_max(&options, &pool),
+                options.target_limit(),
+                options.path_depth,
+            ),
+            latency_controller: LatencyController::new(Duration::from_micros(options.guest_latency_us)),
+            duty_cycle: DutyCycle::default(),
+            cpu_yield: CpuYield::default(),
+            hold: PauseLimit::new(options.quiesce_limit()),
             at_once: false,
             bucket,
             statistics,
@@ -155,7 +163,8 @@ impl Driver {
     pub(crate) async fn run(mut self) -> Outcome {
         let mirror = Arc::clone(&self.mirror);
         // Neither the upkeep nor the landing nor the hearing ends by itself.
-        let beside = futures::future::join3(mirror.keep_up(), mirror.land_buffered(), mirror.hear_left());
+        let beside =
+            futures::future::join3(mirror.run_map_writer(), mirror.write_back_buffered(), mirror.hear_detached());
         match select(pin!(self.work()), pin!(beside)).await {
             Either::Left(((), _)) | Either::Right((((), (), ()), _)) => {}
         }
@@ -200,7 +209,7 @@ impl Driver {
                 // A wish from before the loss was for something else. It goes before anybody is told of the loss.
                 drop(self.control.take_target());
                 if self.error.as_ref().is_some_and(|error| error.kind() == ErrorKind::TimedOut) {
-                    self.window.target_was_late();
+                    self.window.target_timed_out();
                 }
             }
         }
@@ -235,16 +244,16 @@ impl Driver {
             self.error = Some(error);
             return Some(Event::TargetFailed);
         }
-        let wishes = self.control.wishes();
-        if wishes.cancel && self.machine.phase().can_cancel() {
+        let requests = self.control.requests();
+        if requests.cancel && self.machine.phase().can_cancel() {
             return Some(Event::Cancel);
         }
-        if wishes.paused != self.machine.paused() {
-            self.machine.apply(if wishes.paused { Event::Pause } else { Event::Resume });
+        if requests.paused != self.machine.paused() {
+            self.machine.apply(if requests.paused { Event::Pause } else { Event::Resume });
         }
-        self.statistics.set_bandwidth(wishes.bandwidth, &self.bucket);
+        self.statistics.set_bandwidth(requests.bandwidth, &self.bucket);
         if let Some(tracking) = &mut self.tracking {
-            tracking.convergence.set_deadline(wishes.deadline);
+            tracking.convergence.set_deadline(requests.deadline);
         }
         if self.source.size() != self.mirror.size && !self.machine.phase().is_committed() {
             let context = format!("the volume was resized from {} while it was moved", self.mirror.size);
@@ -265,15 +274,15 @@ impl Driver {
 
     /// Whether the copy holds a processor that the guest may want, and goes in small steps therefore.
     fn is_in_the_way(&self) -> bool {
-        self.at_once && self.governor.is_guest_active()
+        self.at_once && self.latency_controller.is_guest_active()
     }
 
     /// Gives the processor away for a moment, if it is time to.
-    fn breathe(&mut self) {
+    fn yield_cpu(&mut self) {
         let began = self.env.now();
-        if self.is_in_the_way() && self.breath.is_due(began) {
-            self.env.breathe();
-            self.breath.record(began, self.env.now());
+        if self.is_in_the_way() && self.cpu_yield.is_due(began) {
+            self.env.yield_cpu();
+            self.cpu_yield.record(began, self.env.now());
         }
     }
 
@@ -281,9 +290,9 @@ impl Driver {
     fn tick(&mut self) {
         if let Some(meter) = &self.meter {
             let felt = meter.take_window();
-            self.governor.look(felt);
+            self.latency_controller.look(felt);
             self.hold.look(felt);
-            tracing::debug!(?felt, share = self.governor.share(), "what the guest feels");
+            tracing::debug!(?felt, share = self.latency_controller.share(), "what the guest feels");
         }
         self.publish();
     }
@@ -325,8 +334,8 @@ impl Driver {
             }
             match self.control.take_target() {
                 None => self.wait(TICK * 20).await,
-                Some(wish) => {
-                    if let Some(event) = self.resume_target(wish).await {
+                Some(request) => {
+                    if let Some(event) = self.resume_target(request).await {
                         return event;
                     }
                 }
@@ -334,12 +343,12 @@ impl Driver {
         }
     }
 
-    async fn resume_target(&mut self, wish: TargetWish) -> Option<Event> {
+    async fn resume_target(&mut self, request: TargetResumption) -> Option<Event> {
         let (mut empty, mut digests) = (false, None);
-        match wish {
-            TargetWish::Same => {}
-            TargetWish::Compared(wanted) => digests = Some(wanted),
-            TargetWish::Other { device, comparison, empty: is_empty } => {
+        match request {
+            TargetResumption::Same => {}
+            TargetResumption::Compared(wanted) => digests = Some(wanted),
+            TargetResumption::Other { device, comparison, empty: is_empty } => {
                 if let Err(error) = crate::migration::check_target(&self.source, &device) {
                     self.error = Some(error);
                     return None;
@@ -352,7 +361,7 @@ impl Driver {
             }
         }
         // What the lost session still has under way must not land on what the new one writes.
-        while self.mirror.has_late_writes() {
+        while self.mirror.has_outliving_writes() {
             if let Some(event) = self.demand().filter(|event| *event != Event::TargetFailed) {
                 return Some(event);
             }
@@ -369,7 +378,7 @@ impl Driver {
             return Some(Event::Broken);
         }
         if let Some(digests) = digests
-            && let Some(event) = self.recheck(&*digests).await
+            && let Some(event) = self.resync_verify(&*digests).await
         {
             return Some(event);
         }
@@ -415,7 +424,7 @@ impl Driver {
             }
         }
         let until = self.env.now() + LATE_LIMIT;
-        while self.mirror.has_late_writes() && self.env.now() < until {
+        while self.mirror.has_outliving_writes() && self.env.now() < until {
             self.env.sleep(TICK).await;
         }
         Event::Cleaned

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use crate::strategy::snapshot::rounds::{Decision, Rounds};
-use crate::strategy::tracking::converge::{Convergence, LOOK_AT, Passed, Verdict};
+use crate::strategy::tracking::converge::{Convergence, LOOK_AT, PassDecision, Passed};
 use crate::strategy::tracking::rates::Kind;
 use crate::{MoveOptions, OnNoConverge, Strategy};
 
@@ -223,7 +223,7 @@ impl Known {
             // A chunk by chance is none.
             let bytes = if count < 0.5 { 0 } else { (count * chunk) as u64 };
             let passed = Passed { age: span(seconds), dirty: bytes, deferred: 0 };
-            let (verdict, _) = convergence.judge(passed);
+            let (decision, _) = convergence.decide(passed);
             let last = count * self.scattered(options, dirty).in_hold() * copies;
             let ends = |last: f64, converges| Forecast {
                 seconds: seconds + last + compare,
@@ -235,14 +235,14 @@ impl Known {
                 converges,
                 gives_up: false,
             };
-            match verdict {
-                Verdict::GoOn | Verdict::GoOnWithAll if passes < PASSES_MAX => {}
-                Verdict::Mirror => {
+            match decision {
+                PassDecision::GoOn | PassDecision::GoOnWithAll if passes < PASSES_MAX => {}
+                PassDecision::Mirror => {
                     let rest = count * self.scattered(options, dirty).chunk_seconds * copies;
                     return Forecast { downtime: span(held_in_vain).max(self.switchover), ..ends(rest, false) };
                 }
-                Verdict::Complete | Verdict::Force => {
-                    let forced = verdict == Verdict::Force;
+                PassDecision::Complete | PassDecision::Force => {
+                    let forced = decision == PassDecision::Force;
                     let limit = convergence.copy_limit(forced).as_secs_f64();
                     if last <= limit {
                         return ends(last, !forced);

@@ -1,6 +1,6 @@
 //! Live migration of one volume: a device below a running guest is changed for another, and the guest does not notice.
 //!
-//! [`Migration::start`] takes the [`Parts`] that somebody has assembled and puts a mirror into the guest's path. From
+//! [`Migration::start`] takes the [`MigrationContext`] that somebody has assembled and puts a mirror into the guest's path. From
 //! then on a [`Machine`] says what may happen and a driver does it: copy, compare, switch over. [`Control`] steers it,
 //! and the [`Outcome`] with its [`Report`] says what was done and what was proved. `docs/migration.md` tells the whole
 //! story.
@@ -12,24 +12,25 @@
 
 mod checksum;
 mod cold;
+mod context;
 mod control;
 mod driver;
 mod forecast;
 mod guest;
 mod journal;
 mod machine;
+mod map_writer;
 mod migration;
 mod options;
 mod pace;
-mod parts;
 mod probe;
 mod progress_map;
 mod report;
 mod strategy;
 pub mod stream;
-mod upkeep;
 
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
+pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};
 pub use control::Control;
 pub use driver::Digests;
 pub use forecast::{Forecast, Known, LOOKS, Scattered};
@@ -38,7 +39,6 @@ pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};
 pub use migration::Migration;
 pub use options::{MoveOptions, OnNoConverge, Strategy, Verify};
-pub use parts::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, Parts, UnderWay};
 pub use probe::scattered;
 pub use progress_map::{MapIdentity, ProgressMap};
 pub use report::{Estimate, Failure, Iteration, Outcome, Progress, Report, Switchover, Verification};

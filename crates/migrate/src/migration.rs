@@ -7,10 +7,10 @@ use block::{Bytes, Device, Error, ErrorKind, Result};
 
 use crate::control::Control;
 use crate::driver::Driver;
-use crate::pace::HoldLimit;
+use crate::pace::PauseLimit;
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
-use crate::{MoveOptions, Outcome, Parts, Phase, Progress, Strategy};
+use crate::{MigrationContext, MoveOptions, Outcome, Phase, Progress, Strategy};
 
 /// How long it is tried to hold the guest, for short times, until its requests have drained and the mirror is in their path.
 const ENTER_LIMIT: Duration = Duration::from_secs(30);
@@ -31,33 +31,35 @@ impl Migration {
     /// Source and target do not suit each other, the guest's requests do not drain, or the progress map cannot be
     /// read. Nothing has changed then.
     pub async fn start(
-        mut parts: Parts,
+        mut context: MigrationContext,
         options: MoveOptions,
     ) -> Result<(Control, impl Future<Output = Outcome> + Send + 'static)> {
         options.check()?;
         let chunk = options.chunk_size()?;
-        let (source, target) = (parts.source.clone(), parts.target.clone());
+        let (source, target) = (context.source.clone(), context.target.clone());
         check_target(&source, &target)?;
         // A comparison takes two chunks at once.
         let pool_min = POOL_MIN.max(Bytes(2 * chunk.bytes()));
-        if parts.pool.limit() < pool_min {
-            let context = format!("a pool of {} is too small to copy with; it takes {pool_min}", parts.pool.limit());
+        if context.pool.limit() < pool_min {
+            let context = format!("a pool of {} is too small to copy with; it takes {pool_min}", context.pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        let progress_map = parts.progress_map.take();
-        let mut tracker = Tracker::new(source.size(), chunk, target, parts.target_is_fresh);
-        tracker.set_offload(parts.offload.take());
+        let progress_map = context.progress_map.take();
+        let mut tracker = Tracker::new(source.size(), chunk, target, context.target_is_fresh);
+        tracker.set_offload(context.offload.take());
         if options.strategy.iterates() {
             tracker.track(options.strategy == Strategy::IncrementalDbt);
             if options.hot_blocks {
-                tracker.count_heat(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
+                tracker.note_write_frequency(filters::WriteFrequencySketch::new(chunk.count(source.size()), || {
+                    context.env.random()
+                }));
             }
         }
         if options.buffer().is_some() {
             tracker.mirror_asynchronously();
         }
         if options.strategy == Strategy::Auto {
-            tracker.choose(filters::Heat::new(chunk.count(source.size()), || parts.env.random()));
+            tracker.choose(filters::WriteFrequencySketch::new(chunk.count(source.size()), || context.env.random()));
         }
         if options.strategy == Strategy::MirrorPaper {
             tracker.mirror_by_offsets();
@@ -73,20 +75,20 @@ impl Migration {
                 tracker.choose_anew();
             }
         }
-        let bytes_resumed = tracker.bytes_had();
+        let bytes_resumed = tracker.bytes_in_step();
         let control = Control::new(first_progress(source.size(), bytes_resumed), &options);
-        if parts.phase == Phase::Cancelling {
+        if context.phase == Phase::Cancelling {
             control.cancel()?;
         }
         let mirror =
-            Mirror::new(parts.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
+            Mirror::new(context.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
         let entry = match options.strategy {
             // Nobody writes anything that a snapshot would hold.
-            Strategy::Snapshot if source.geometry().read_only => enter(&parts, &mirror, &options).await?,
-            Strategy::Snapshot => enter_below(&parts, &mirror, &options).await?,
-            _ => enter(&parts, &mirror, &options).await?,
+            Strategy::Snapshot if source.geometry().read_only => enter(&context, &mirror, &options).await?,
+            Strategy::Snapshot => enter_below(&context, &mirror, &options).await?,
+            _ => enter(&context, &mirror, &options).await?,
         };
-        let driver = Driver::new(parts, options, control.clone(), &mirror, (bytes_resumed, entry));
+        let driver = Driver::new(context, options, control.clone(), &mirror, (bytes_resumed, entry));
         Ok((control, driver.run()))
     }
 }
@@ -101,16 +103,16 @@ pub(crate) struct Entry {
 }
 
 /// Puts the mirror in the guest's path, which is held for short times only.
-async fn enter(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
-    let (source, env) = (&parts.source, &*parts.env);
-    if let Some(meter) = &parts.meter {
+async fn enter(context: &MigrationContext, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
+    let (source, env) = (&context.source, &*context.env);
+    if let Some(meter) = &context.meter {
         meter.begin_stall();
     }
-    let mut limit = HoldLimit::new(options.quiesce_limit());
+    let mut limit = PauseLimit::new(options.quiesce_limit());
     let (until, mut entry) = (env.now() + ENTER_LIMIT, Entry::default());
     let quiesced = loop {
         let began = env.now();
-        let quiesced = env::timeout(env, limit.limit(), parts.slot.quiesce()).await;
+        let quiesced = env::timeout(env, limit.limit(), context.slot.quiesce()).await;
         entry.held += env.now().since(began);
         if let Some(quiesced) = quiesced {
             break quiesced;
@@ -132,24 +134,24 @@ async fn enter(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<
 }
 
 /// Puts the mirror below the overlays, and the first one in the guest's path if there is none.
-async fn enter_below(parts: &Parts, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
-    let Some(snapshots) = &parts.snapshots else {
+async fn enter_below(context: &MigrationContext, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
+    let Some(snapshots) = &context.snapshots else {
         return Err(Error::new(ErrorKind::Invalid, "there is no place for snapshots"));
     };
     let mut snapshots = snapshots.lock().await;
     let below = Device::new("mirror", mirror.clone());
-    let served = snapshots.top().unwrap_or_else(|| parts.source.clone());
-    if !parts.slot.device().is_same(&served) {
-        return Err(not_served_from(&parts.source));
+    let served = snapshots.top().unwrap_or_else(|| context.source.clone());
+    if !context.slot.device().is_same(&served) {
+        return Err(not_served_from(&context.source));
     }
     if !snapshots.is_empty() {
         return snapshots.rebase(&below).map(|()| Entry::default());
     }
-    if let Some(meter) = &parts.meter {
+    if let Some(meter) = &context.meter {
         meter.begin_stall();
     }
-    let mut limit = HoldLimit::new(options.quiesce_limit());
-    let (held, retries) = snapshots.take_within(&parts.slot, &below, &mut limit, ENTER_LIMIT).await?;
+    let mut limit = PauseLimit::new(options.quiesce_limit());
+    let (held, retries) = snapshots.take_within(&context.slot, &below, &mut limit, ENTER_LIMIT).await?;
     Ok(Entry { held, retries })
 }
 

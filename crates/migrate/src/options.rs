@@ -303,7 +303,7 @@ impl MoveOptions {
         Duration::from_millis(self.commit_ms)
     }
 
-    pub(crate) fn silence_limit(&self) -> Option<Duration> {
+    pub(crate) fn stall_limit(&self) -> Option<Duration> {
         self.silence_ms.map(Duration::from_millis)
     }
 

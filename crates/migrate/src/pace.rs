@@ -1,16 +1,16 @@
 //! How much the copy may have in flight: as much as the devices take without queueing, and less when the guest feels it.
 
-mod breath;
-mod duty;
-mod governor;
-mod hold;
-mod window;
+mod congestion_window;
+mod cpu_yield;
+mod duty_cycle;
+mod latency_controller;
+mod pause_limit;
 
-pub(crate) use breath::Breath;
-pub(crate) use duty::Duty;
-pub(crate) use governor::Governor;
-pub(crate) use hold::HoldLimit;
-pub(crate) use window::Window;
+pub(crate) use congestion_window::CongestionWindow;
+pub(crate) use cpu_yield::CpuYield;
+pub(crate) use duty_cycle::DutyCycle;
+pub(crate) use latency_controller::LatencyController;
+pub(crate) use pause_limit::PauseLimit;
 
 /// Lets everything else on this worker run once.
 pub(crate) async fn yield_now() {

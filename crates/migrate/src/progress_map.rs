@@ -2,7 +2,7 @@
 //!
 //! Two bitmaps on a small device. *Had*: chunks that were in step and flushed at the target. *Active*: extents of 4 MiB
 //! in which a mirrored write may be in flight, unflushed, or the source may have changed alone; the bit is there before
-//! such a write is issued. After a crash a chunk counts as copied if it is had and its extent is not active.
+//! such a write is issued. After a crash a chunk counts as copied if its bit is set and its extent is not active.
 //!
 //! Nothing here is flushed: within one boot the page cache outlives the process. The boot's identity is on record, and
 //! after a reboot everything is absent again. `docs/journal.md` draws the bytes.
@@ -33,7 +33,7 @@ pub struct MapIdentity {
     pub volume: Bytes,
     /// The unit of copying.
     pub chunk: ChunkSize,
-    /// How many chunks a page of the had bits stands for: [`ProgressMap::PAGE_CHUNKS`], or fewer in tests, so that small
+    /// How many chunks a page of the copied bits stands for: [`ProgressMap::PAGE_CHUNKS`], or fewer in tests, so that small
     /// volumes have many pages.
     pub page_chunks: u64,
 }
@@ -49,7 +49,7 @@ pub struct ProgressMap {
 
 /// What the device holds, as far as it is not zeroes.
 pub(crate) struct Pages {
-    had: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
+    copied: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
     active: Vec<Box<[u8; PAGE_BYTES]>>,
 }
 
@@ -57,21 +57,21 @@ pub(crate) struct Pages {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The runs of chunks that it has copied, in order.
-    pub(crate) had: Vec<Range<u64>>,
-    /// Pages with had bits of chunks that do not count, because their extents are active.
+    pub(crate) copied: Vec<Range<u64>>,
+    /// Pages with copied bits of chunks that do not count, because their extents are active.
     pub(crate) stale_pages: Vec<u64>,
     /// The extents that are active.
     pub(crate) active: Vec<u64>,
 }
 
 impl ProgressMap {
-    /// How many chunks a page of the had bits stands for, unless a test says otherwise.
+    /// How many chunks a page of the copied bits stands for, unless a test says otherwise.
     pub const PAGE_CHUNKS: u64 = PAGE_BITS;
 
     /// How large the device must be, with pages of so many chunks. Whoever creates its file allocates all of it beforehand.
     #[must_use]
     pub fn bytes_needed(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> Bytes {
-        Bytes((1 + had_pages(volume, chunk, page_chunks) + active_pages(volume)) * PAGE_BYTES as u64)
+        Bytes((1 + copied_pages(volume, chunk, page_chunks) + active_pages(volume)) * PAGE_BYTES as u64)
     }
 
     /// Opens the map of `identity` on `device`: what is there if it is of the same job, boot and volume, otherwise an
@@ -98,7 +98,7 @@ impl ProgressMap {
             device.write(Mutation::data(Bytes::ZERO, header.freeze())).await?;
         }
         let mut pages = Pages {
-            had: vec![None; had_pages(identity.volume, identity.chunk, identity.page_chunks) as usize],
+            copied: vec![None; copied_pages(identity.volume, identity.chunk, identity.page_chunks) as usize],
             active: vec![Box::new([0; PAGE_BYTES]); active_pages(identity.volume) as usize],
         };
         if known {
@@ -123,7 +123,7 @@ impl ProgressMap {
         let pages = self.writer.lock().await;
         let MapIdentity { chunk, volume, page_chunks, .. } = self.identity;
         let mut found = Found { active: pages.active_extents(), ..Found::default() };
-        for (number, page) in (0..).zip(&pages.had) {
+        for (number, page) in (0..).zip(&pages.copied) {
             let Some(page) = page else { continue };
             let first = number * page_chunks;
             let end = (first + page_chunks).min(chunk.count(volume));
@@ -142,9 +142,9 @@ impl ProgressMap {
                 while let Some(run) = next_run_of_bits(&page[..], index - first..next - first) {
                     let run = first + run.start..first + run.end;
                     index = run.end;
-                    match found.had.last_mut() {
+                    match found.copied.last_mut() {
                         Some(last) if last.end == run.start => last.end = run.end,
-                        _ => found.had.push(run),
+                        _ => found.copied.push(run),
                     }
                 }
                 index = next;
@@ -160,9 +160,9 @@ impl ProgressMap {
     /// them may be under way, and whoever counts on an extent's being on record goes on to.
     pub(crate) async fn forget(&self) -> Result<()> {
         let mut pages = self.writer.lock().await;
-        let length = Bytes(pages.had.len() as u64 * PAGE_BYTES as u64);
+        let length = Bytes(pages.copied.len() as u64 * PAGE_BYTES as u64);
         self.device.write(Mutation::zeroes(block::Extent::new(Bytes::from(PAGE_BYTES), length), false)).await?;
-        pages.had.fill(None);
+        pages.copied.fill(None);
         Ok(())
     }
 
@@ -175,28 +175,28 @@ impl ProgressMap {
     }
 
     /// The right to change the map, one at a time in the order of asking.
-    pub(crate) async fn lock(&self) -> MapWriter<'_> {
-        MapWriter { map: self, pages: self.writer.lock().await }
+    pub(crate) async fn lock(&self) -> MapWriteGuard<'_> {
+        MapWriteGuard { map: self, pages: self.writer.lock().await }
     }
 }
 
 /// The right to change the map.
-pub(crate) struct MapWriter<'a> {
+pub(crate) struct MapWriteGuard<'a> {
     map: &'a ProgressMap,
     pages: tokio::sync::MutexGuard<'a, Pages>,
 }
 
-impl MapWriter<'_> {
-    /// Page `number` of the had bits as it is on record.
-    pub(crate) fn had_page(&self, number: usize) -> Box<[u8; PAGE_BYTES]> {
-        self.pages.had[number].clone().unwrap_or_else(|| Box::new([0; PAGE_BYTES]))
+impl MapWriteGuard<'_> {
+    /// Page `number` of the copied bits as it is on record.
+    pub(crate) fn copied_page(&self, number: usize) -> Box<[u8; PAGE_BYTES]> {
+        self.pages.copied[number].clone().unwrap_or_else(|| Box::new([0; PAGE_BYTES]))
     }
 
-    /// Puts page `number` of the had bits on record, if it is not what is there.
-    pub(crate) async fn set_had_page(&mut self, number: usize, page: Box<[u8; PAGE_BYTES]>) -> Result<()> {
-        if *page != *self.had_page(number) {
+    /// Puts page `number` of the copied bits on record, if it is not what is there.
+    pub(crate) async fn set_copied_page(&mut self, number: usize, page: Box<[u8; PAGE_BYTES]>) -> Result<()> {
+        if *page != *self.copied_page(number) {
             self.write(1 + number, &page[..]).await?;
-            self.pages.had[number] = Some(page);
+            self.pages.copied[number] = Some(page);
         }
         Ok(())
     }
@@ -213,7 +213,7 @@ impl MapWriter<'_> {
         }
         for page in changed {
             let contents = self.pages.active[page].clone();
-            if let Err(error) = self.write(1 + self.pages.had.len() + page, &contents[..]).await {
+            if let Err(error) = self.write(1 + self.pages.copied.len() + page, &contents[..]).await {
                 // What the device holds is unknown now; believing in fewer bits costs one write more and no data.
                 numbers.iter().for_each(|number| {
                     set_bit(&mut self.pages.active[(number / PAGE_BITS) as usize][..], number % PAGE_BITS, false);
@@ -234,7 +234,7 @@ impl MapWriter<'_> {
 impl Pages {
     async fn load(&mut self, device: &Device) -> Result<()> {
         const STEP_PAGES: usize = 256;
-        let (had, total) = (self.had.len(), self.had.len() + self.active.len());
+        let (copied, total) = (self.copied.len(), self.copied.len() + self.active.len());
         for first in (0..total).step_by(STEP_PAGES) {
             let count = STEP_PAGES.min(total - first);
             let buffer = Buffer::unpooled(count * PAGE_BYTES);
@@ -244,8 +244,8 @@ impl Pages {
                     continue;
                 }
                 let contents: Box<[u8; PAGE_BYTES]> = Box::new(contents.try_into().expect("a page"));
-                match page.checked_sub(had) {
-                    None => self.had[page] = Some(contents),
+                match page.checked_sub(copied) {
+                    None => self.copied[page] = Some(contents),
                     Some(page) => self.active[page] = contents,
                 }
             }
@@ -307,7 +307,7 @@ pub(crate) fn set_bit(bytes: &mut [u8], number: u64, value: bool) {
     *byte = if value { *byte | mask } else { *byte & !mask };
 }
 
-fn had_pages(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> u64 {
+fn copied_pages(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> u64 {
     chunk.count(volume).div_ceil(page_chunks).max(1)
 }
 
@@ -357,45 +357,45 @@ mod tests {
         ProgressMap::open(device.clone(), identity).await.expect("opens").found().await
     }
 
-    async fn had(device: &Device, identity: MapIdentity) -> Vec<(u64, u64)> {
-        let runs = found(device, identity).await.had;
+    async fn copied(device: &Device, identity: MapIdentity) -> Vec<(u64, u64)> {
+        let runs = found(device, identity).await.copied;
         runs.into_iter().map(|run| (run.start, run.end)).collect()
     }
 
-    async fn with_had(device: &Device, chunks: std::ops::Range<u64>) -> ProgressMap {
+    async fn with_copied(device: &Device, chunks: std::ops::Range<u64>) -> ProgressMap {
         let map = ProgressMap::open(device.clone(), identity()).await.expect("opens");
         for chunk in chunks {
-            set_had(&map, chunk, ProgressMap::PAGE_CHUNKS).await;
+            set_copied(&map, chunk, ProgressMap::PAGE_CHUNKS).await;
         }
         map
     }
 
-    async fn set_had(map: &ProgressMap, chunk: u64, page_chunks: u64) {
+    async fn set_copied(map: &ProgressMap, chunk: u64, page_chunks: u64) {
         let mut writer = map.lock().await;
         let number = (chunk / page_chunks) as usize;
-        let mut page = writer.had_page(number);
+        let mut page = writer.copied_page(number);
         set_bit(&mut page[..], chunk % page_chunks, true);
-        writer.set_had_page(number, page).await.expect("memory takes it");
+        writer.set_copied_page(number, page).await.expect("memory takes it");
     }
 
     #[tokio::test]
     async fn chunks_that_are_had_survive_the_process_and_not_the_boot() {
         let device = device();
-        let _ = with_had(&device, 3..200).await;
-        assert_eq!(had(&device, identity()).await, [(3, 200)]);
+        let _ = with_copied(&device, 3..200).await;
+        assert_eq!(copied(&device, identity()).await, [(3, 200)]);
         let after_reboot = MapIdentity { boot: [9; 16], ..identity() };
-        assert_eq!(had(&device, after_reboot).await, []);
-        assert_eq!(had(&device, identity()).await, [], "what another boot had cleared came back");
+        assert_eq!(copied(&device, after_reboot).await, []);
+        assert_eq!(copied(&device, identity()).await, [], "what another boot had cleared came back");
     }
 
     #[tokio::test]
     async fn chunks_of_active_extents_do_not_count() {
         let device = device();
-        let map = with_had(&device, 0..640).await;
+        let map = with_copied(&device, 0..640).await;
         map.activate(&[1, 3]).await.expect("memory takes it");
-        assert_eq!(had(&device, identity()).await, [(0, 64), (128, 192), (256, 640)]);
+        assert_eq!(copied(&device, identity()).await, [(0, 64), (128, 192), (256, 640)]);
         map.lock().await.set_active(&[3], false).await.expect("memory takes it");
-        let expected = Found { had: vec![0..64, 128..640], stale_pages: vec![0], active: vec![1] };
+        let expected = Found { copied: vec![0..64, 128..640], stale_pages: vec![0], active: vec![1] };
         assert_eq!(found(&device, identity()).await, expected);
         map.forget().await.expect("memory takes it");
         let expected = Found { active: vec![1], ..Found::default() };
@@ -408,13 +408,13 @@ mod tests {
             let (device, identity) = (device(), MapIdentity { page_chunks, ..identity() });
             let map = ProgressMap::open(device.clone(), identity).await.expect("opens");
             for chunk in 50..400_u64 {
-                set_had(&map, chunk, page_chunks).await;
+                set_copied(&map, chunk, page_chunks).await;
             }
             map.activate(&[1, 3, 9]).await.expect("memory takes it");
             let pages = (64..128_u64).chain(192..256).map(|chunk| chunk / page_chunks);
             let stale_pages = pages.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
-            let had = vec![50..64, 128..192, 256..400];
-            assert_eq!(found(&device, identity).await, Found { had, stale_pages, active: vec![1, 3, 9] });
+            let copied = vec![50..64, 128..192, 256..400];
+            assert_eq!(found(&device, identity).await, Found { copied, stale_pages, active: vec![1, 3, 9] });
         }
     }
 
@@ -427,7 +427,7 @@ mod tests {
     #[tokio::test]
     async fn a_map_of_another_job_or_volume_is_begun_anew() {
         let device = device();
-        let _ = with_had(&device, 0..10).await;
-        assert_eq!(had(&device, MapIdentity { job: [7; 16], ..identity() }).await, []);
+        let _ = with_copied(&device, 0..10).await;
+        assert_eq!(copied(&device, MapIdentity { job: [7; 16], ..identity() }).await, []);
     }
 }

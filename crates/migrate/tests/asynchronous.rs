@@ -249,9 +249,9 @@ async fn a_process_that_dies_with_a_full_buffer_copies_what_was_in_it_again() {
     let world = World::new(8, size).await;
     world.source.put(0, &vec![7; size as usize]).await;
     let device = map_device(size);
-    let mut parts = world.parts();
-    parts.progress_map = Some(map_on(&device, size, 1).await);
-    let (control, work) = world.start_with(parts, MoveOptions { bandwidth: Some(4 << 20), ..asynchronous() }).await;
+    let mut context = world.context();
+    context.progress_map = Some(map_on(&device, size, 1).await);
+    let (control, work) = world.start_with(context, MoveOptions { bandwidth: Some(4 << 20), ..asynchronous() }).await;
     until(&control, |progress| progress.bytes_left <= 64 << 10).await;
     control.pause();
     world.env.sleep(Duration::from_secs(12)).await;
@@ -270,10 +270,10 @@ async fn a_process_that_dies_with_a_full_buffer_copies_what_was_in_it_again() {
         world.target.manners.lock().hung = false;
         World::over(std::sync::Arc::clone(&world.env), world.source.clone(), world.target.clone())
     };
-    let mut parts = world.parts();
-    parts.target_is_fresh = false;
-    parts.progress_map = Some(map_on(&device, size, 1).await);
-    let (_, work) = world.start_with(parts, asynchronous()).await;
+    let mut context = world.context();
+    context.target_is_fresh = false;
+    context.progress_map = Some(map_on(&device, size, 1).await);
+    let (_, work) = world.start_with(context, asynchronous()).await;
     let report = switched(work).await;
     world.assert_equal_at_commit();
     assert!(report.bytes_resumed >= 4 << 20, "everything was copied again: {}", report.bytes_resumed);

@@ -171,10 +171,10 @@ async fn a_dead_process_s_move_goes_on_with_what_is_left_and_what_was_left_to_th
         let map = map_device(LARGE);
         let slow = MoveOptions { bandwidth: Some(700_000), ..chosen() };
         let world = killed_after(world, &map, LARGE, slow, 12.0 + seed as f64).await;
-        let mut parts = world.parts();
-        parts.progress_map = Some(map_on(&map, LARGE, 1).await);
-        parts.target_is_fresh = false;
-        let (_, work) = world.start_with(parts, chosen()).await;
+        let mut context = world.context();
+        context.progress_map = Some(map_on(&map, LARGE, 1).await);
+        context.target_is_fresh = false;
+        let (_, work) = world.start_with(context, chosen()).await;
         let guest = world.guest(2);
         let report = switched(work).await;
         world.stop_guest(guest).await;

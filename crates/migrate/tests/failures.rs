@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, Bytes, Data, Device, ErrorKind, Mutation};
 use common::{Disk, World, lost, map_device, map_on, options, outcome, switched, until};
-use migrate::{Control, JobJournal, MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
+use migrate::{Control, JobJournal, MigrationContext, MoveOptions, Outcome, Phase, Strategy, Verify};
 
 #[tokio::test(start_paused = true)]
 async fn a_target_that_fails_at_any_write_is_dropped_and_resumed_and_the_guest_sees_nothing() {
@@ -95,7 +95,7 @@ async fn a_target_that_fails_for_good_is_lost_within_its_retries() {
 async fn what_was_not_flushed_is_copied_again_after_a_flush_that_failed() {
     for seed in 0..6 {
         let world = World::new(seed, 2_000_000).await;
-        world.target.manners.lock().flushes_left = Some(0);
+        world.target.manners.lock().flushes_detached = Some(0);
         let guest = world.guest(2);
         let (control, work) = world.start(options()).await;
         assert!(lost(&control).await);
@@ -282,9 +282,9 @@ async fn crash_once(seed: u64, boot: u8, delay_ms: u64) -> (World, Device, u64) 
     let map = map_device(size);
     let world = World::new(seed, size).await;
     let guest = world.guest_within(2, 5_000_000);
-    let parts = Parts { progress_map: Some(map_on(&map, size, boot).await), ..world.parts() };
+    let context = MigrationContext { progress_map: Some(map_on(&map, size, boot).await), ..world.context() };
     let slow = MoveOptions { bandwidth: Some(900_000), ..options() };
-    let (_, work) = world.start_with(parts, slow).await;
+    let (_, work) = world.start_with(context, slow).await;
     world.env.sleep(Duration::from_millis(delay_ms)).await;
     // The process dies: the migration and the guest's connections with it, in the middle of whatever they do. What the
     // guest asked for last may have reached one side only.
@@ -301,9 +301,9 @@ async fn after_a_crash_of_the_process_only_the_rest_is_copied_and_the_sides_are_
     let mut resumed = 0;
     for seed in 0..8 {
         let (world, map, size) = crash_once(seed, 1, 5_500 + seed * 731).await;
-        let parts = Parts { progress_map: Some(map_on(&map, size, 1).await), ..world.parts() };
+        let context = MigrationContext { progress_map: Some(map_on(&map, size, 1).await), ..world.context() };
         let guest = world.guest_within(2, 5_000_000);
-        let (_, work) = world.start_with(parts, MoveOptions { verify: Verify::Full, ..options() }).await;
+        let (_, work) = world.start_with(context, MoveOptions { verify: Verify::Full, ..options() }).await;
         let report = switched(work).await;
         world.assert_equal_at_commit();
         world.stop_guest(guest).await;
@@ -315,8 +315,8 @@ async fn after_a_crash_of_the_process_only_the_rest_is_copied_and_the_sides_are_
 #[tokio::test(start_paused = true)]
 async fn after_a_reboot_everything_is_copied_again() {
     let (world, map, size) = crash_once(3, 1, 8_000).await;
-    let parts = Parts { progress_map: Some(map_on(&map, size, 2).await), ..world.parts() };
-    let (_, work) = world.start_with(parts, options()).await;
+    let context = MigrationContext { progress_map: Some(map_on(&map, size, 2).await), ..world.context() };
+    let (_, work) = world.start_with(context, options()).await;
     assert_eq!(switched(work).await.bytes_resumed, 0);
     world.assert_equal_at_commit();
 }
@@ -326,10 +326,10 @@ async fn a_progress_map_that_cannot_be_written_ends_the_job_before_a_guest_write
     let world = World::new(3, 2_000_000).await;
     let map = Disk::new(&world.env, map_device(2_000_000).size());
     let device = map.device("map");
-    let parts = Parts { progress_map: Some(map_on(&device, 2_000_000, 1).await), ..world.parts() };
+    let context = MigrationContext { progress_map: Some(map_on(&device, 2_000_000, 1).await), ..world.context() };
     map.manners.lock().writes_left = Some(0);
     let guest = world.guest(2);
-    let (_, work) = world.start_with(parts, options()).await;
+    let (_, work) = world.start_with(context, options()).await;
     let Outcome::Failed { error, .. } = outcome(work).await else { panic!("it did not fail") };
     assert!(error.chain().contains("progress map"), "{}", error.chain());
     assert!(world.journal.recorded.lock().contains(&Phase::Cancelling));
@@ -378,8 +378,8 @@ async fn a_mirror_that_a_cancel_had_to_leave_behind_is_in_nobodys_way() {
     stuck.await.expect("no panic").expect("the guest's write succeeds");
 
     // The next move takes what it finds in the slot for its source.
-    let parts = Parts { source: left, target_is_fresh: false, ..world.parts() };
-    let (_, work) = world.start_with(parts, options()).await;
+    let context = MigrationContext { source: left, target_is_fresh: false, ..world.context() };
+    let (_, work) = world.start_with(context, options()).await;
     write(9).await.expect("the guest's write succeeds");
     switched(work).await;
     world.assert_equal_at_commit();
@@ -398,8 +398,8 @@ async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
             let mut manners = world.target.manners.lock();
             (manners.writes_left, manners.keeps_holes) = (Some(0), keeps_holes);
         }
-        let parts = Parts { target_is_fresh: is_fresh, ..world.parts() };
-        let (control, work) = world.start_with(parts, options()).await;
+        let context = MigrationContext { target_is_fresh: is_fresh, ..world.context() };
+        let (control, work) = world.start_with(context, options()).await;
         let is_lost = lost(&control).await;
         assert_eq!(is_lost, !is_fresh && !keeps_holes);
         world.target.mend();
@@ -409,19 +409,19 @@ async fn zeroes_of_a_target_that_others_have_written_to_are_written_again() {
 }
 
 /// Says what a disk holds, which somebody may have changed.
-struct Held {
+struct DiskDigests {
     disk: Disk,
     fails: Option<ErrorKind>,
     is_compared: std::sync::atomic::AtomicBool,
 }
 
-impl Held {
+impl DiskDigests {
     fn new(disk: &Disk, fails: Option<ErrorKind>) -> std::sync::Arc<Self> {
         std::sync::Arc::new(Self { disk: disk.clone(), fails, is_compared: false.into() })
     }
 }
 
-impl migrate::Digests for Held {
+impl migrate::Digests for DiskDigests {
     fn digests<'a>(
         &'a self,
         extents: &'a [block::Extent],
@@ -479,7 +479,7 @@ async fn a_target_that_somebody_has_changed_while_it_was_away_gets_what_differs_
         world.target.put(2 << 20, &[0xee; 65536]).await;
         world.env.sleep(Duration::from_millis(100)).await;
         world.target.mend();
-        let held = Held::new(&world.target, None);
+        let held = DiskDigests::new(&world.target, None);
         control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
         let report = switched(work).await;
         world.assert_equal_at_commit();
@@ -500,7 +500,7 @@ async fn a_comparison_that_cannot_be_made_keeps_nobody_from_going_on_and_is_not_
     let (control, work) = world.start(MoveOptions { bandwidth: Some(8_000_000), ..options() }).await;
     assert!(lost(&control).await);
     world.target.mend();
-    let held = Held::new(&world.target, Some(ErrorKind::Disconnected));
+    let held = DiskDigests::new(&world.target, Some(ErrorKind::Disconnected));
     control.resume_after_comparing(std::sync::Arc::clone(&held) as _);
     let report = switched(work).await;
     world.assert_equal_at_commit();
@@ -516,7 +516,7 @@ async fn what_cannot_be_compared_with_a_target_that_is_there_is_copied_again() {
     assert!(lost_when_flushed(&world, &control).await);
     world.target.put(70_000, &[0xee; 4096]).await;
     world.target.mend();
-    control.resume_after_comparing(Held::new(&world.target, Some(ErrorKind::TimedOut)) as _);
+    control.resume_after_comparing(DiskDigests::new(&world.target, Some(ErrorKind::TimedOut)) as _);
     switched(work).await;
     world.assert_equal_at_commit();
 }

@@ -71,12 +71,12 @@ async fn a_sparse_volume_of_16_tib_is_moved_in_little_memory_and_stays_sparse() 
     }
     let source_device = source.device("source");
     let world = World::over(env, source, target);
-    let mut parts = world.parts();
-    parts.source = source_device.clone();
-    parts.slot = block::Slot::new(source_device);
+    let mut context = world.context();
+    context.source = source_device.clone();
+    context.slot = block::Slot::new(source_device);
     // This journal would read all of both disks.
-    parts.journal = Arc::new(Blank);
-    let (_, work) = world.start_with(parts, MoveOptions::default()).await;
+    context.journal = Arc::new(Blank);
+    let (_, work) = world.start_with(context, MoveOptions::default()).await;
     let report = switched(work).await;
     assert_eq!(report.bytes_copied, 10 * 65536);
     assert_eq!(report.bytes_zero, size.0 - 10 * 65536);
@@ -232,8 +232,8 @@ async fn a_guest_that_rewrites_one_chunk_forever_does_not_keep_the_copy_from_end
 async fn targets_that_do_not_suit_are_refused_and_nothing_changes() {
     let world = World::new(1, 1_000_000).await;
     let start = async |target: Device| {
-        let parts = migrate::Parts { target, ..world.parts() };
-        let kind = Migration::start(parts, options()).await.map(|_| ()).map_err(|error| error.kind());
+        let context = migrate::MigrationContext { target, ..world.context() };
+        let kind = Migration::start(context, options()).await.map(|_| ()).map_err(|error| error.kind());
         assert!(world.slot.device().is_same(&world.source_device));
         kind
     };
@@ -243,8 +243,8 @@ async fn targets_that_do_not_suit_are_refused_and_nothing_changes() {
     let large_sectors = mem(1_000_000).with_request_alignment(4096);
     assert_eq!(start(Device::new("large sectors", large_sectors)).await, Err(ErrorKind::Invalid));
     assert_eq!(start(world.source_device.clone()).await, Err(ErrorKind::Invalid));
-    let twice = Migration::start(world.parts(), options()).await;
-    let again = Migration::start(world.parts(), options()).await.map(|_| ()).map_err(|error| error.kind());
+    let twice = Migration::start(world.context(), options()).await;
+    let again = Migration::start(world.context(), options()).await.map(|_| ()).map_err(|error| error.kind());
     assert!(twice.is_ok());
     assert_eq!(again, Err(ErrorKind::Invalid), "a volume was moved twice at once");
 }
@@ -300,8 +300,9 @@ async fn the_longest_stall_of_the_switchover_is_what_the_meter_saw() {
     });
     // The journal takes 300 ms, within its limit, and the guest is held all the while.
     world.journal.fates.lock().push_back(common::Fate::Late(Duration::from_millis(300)));
-    let parts = migrate::Parts { meter: Some(Arc::new(migrate::VolumeMeter::new(meters))), ..world.parts() };
-    let (_, work) = world.start_with(parts, options()).await;
+    let context =
+        migrate::MigrationContext { meter: Some(Arc::new(migrate::VolumeMeter::new(meters))), ..world.context() };
+    let (_, work) = world.start_with(context, options()).await;
     let report = switched(work).await;
     assert!((300_000..320_000).contains(&report.stall_us_max), "{report:?}");
     assert!((300_000..320_000).contains(&report.switchover.window_us), "{report:?}");
@@ -332,11 +333,11 @@ async fn the_bandwidth_holds_for_holes_that_the_target_writes_out() {
         target.manners.lock().blind = is_written_out;
         target.manners.lock().zero_ms_per_mib = 10;
         let world = World::over(env, source, target);
-        let mut parts = world.parts();
-        parts.target_is_fresh = false;
+        let mut context = world.context();
+        context.target_is_fresh = false;
         let slowly = MoveOptions { bandwidth: Some(4 << 20), verify: Verify::Off, ..options() };
         let began = world.env.now();
-        let (_, work) = world.start_with(parts, slowly).await;
+        let (_, work) = world.start_with(context, slowly).await;
         switched(work).await;
         world.assert_equal_at_commit();
         let took = (world.env.now() - began).as_secs_f64();

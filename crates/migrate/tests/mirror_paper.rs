@@ -95,9 +95,9 @@ async fn a_lost_target_takes_the_copy_back_to_the_first_chunk_that_differs_and_i
 async fn after_a_crash_the_copy_goes_on_behind_what_was_copied_without_a_gap() {
     let world = full_world(3).await;
     let map = map_device(4 * MIB);
-    let mut parts = world.parts();
-    parts.progress_map = Some(map_on(&map, 4 * MIB, 1).await);
-    let (control, work) = world.start_with(parts, MoveOptions { bandwidth: Some(MIB), ..paper() }).await;
+    let mut context = world.context();
+    context.progress_map = Some(map_on(&map, 4 * MIB, 1).await);
+    let (control, work) = world.start_with(context, MoveOptions { bandwidth: Some(MIB), ..paper() }).await;
     until(&control, |progress| progress.bytes_left <= 2 * MIB).await;
     control.pause();
     // The target is flushed and the map follows.
@@ -107,10 +107,10 @@ async fn after_a_crash_the_copy_goes_on_behind_what_was_copied_without_a_gap() {
     world.source.reboot();
     world.target.reboot();
     let world = World::over(std::sync::Arc::clone(&world.env), world.source.clone(), world.target.clone());
-    let mut parts = world.parts();
-    parts.target_is_fresh = false;
-    parts.progress_map = Some(map_on(&map, 4 * MIB, 1).await);
-    let (_, work) = world.start_with(parts, paper()).await;
+    let mut context = world.context();
+    context.target_is_fresh = false;
+    context.progress_map = Some(map_on(&map, 4 * MIB, 1).await);
+    let (_, work) = world.start_with(context, paper()).await;
     let report = switched(work).await;
     world.assert_equal_at_commit();
     assert_eq!((report.bytes_resumed, report.bytes_copied), (2 * MIB, 2 * MIB), "{report:?}");

@@ -14,7 +14,7 @@ use block::{Buffer, Bytes, Device, Error, ErrorKind, IoFuture, Slot};
 use common::{Disk, World, map_device, map_on, options, outcome, switched, until};
 use env::EnvRef;
 use filters::OverlayHeader;
-use migrate::{MoveOptions, Outcome, Parts, Phase, SnapshotStore, Snapshots, Strategy, Verify};
+use migrate::{MigrationContext, MoveOptions, Outcome, Phase, SnapshotStore, Snapshots, Strategy, Verify};
 use parking_lot::Mutex;
 
 /// Overlays on disks of the test's world.
@@ -106,8 +106,8 @@ fn none(world: &World, kept: &Arc<Kept>) -> Shared {
     Arc::new(tokio::sync::Mutex::new(Snapshots::none(Arc::new(store), Arc::clone(&world.env))))
 }
 
-fn parts(world: &World, kept: &Arc<Kept>) -> Parts {
-    Parts { snapshots: Some(none(world, kept)), ..world.parts() }
+fn context(world: &World, kept: &Arc<Kept>) -> MigrationContext {
+    MigrationContext { snapshots: Some(none(world, kept)), ..world.context() }
 }
 
 fn assert_nothing_is_left(kept: &Kept) {
@@ -124,7 +124,7 @@ async fn a_guest_that_writes_all_the_time_is_moved_by_snapshots_and_both_sides_a
         let kept = Arc::new(Kept::default());
         let guest = world.guest(2);
         let verify = if seed % 2 == 0 { Verify::Full } else { Verify::Sample };
-        let (_, work) = world.start_with(parts(&world, &kept), MoveOptions { verify, ..by_snapshots() }).await;
+        let (_, work) = world.start_with(context(&world, &kept), MoveOptions { verify, ..by_snapshots() }).await;
         let report = switched(work).await;
         world.assert_equal_at_commit();
         world.stop_guest(guest).await;
@@ -166,7 +166,7 @@ async fn a_last_fold_that_takes_too_long_lets_the_guest_go_and_the_move_goes_on(
             }
             longest
         });
-        let (_, work) = world.start_with(parts(&world, &kept), by_snapshots()).await;
+        let (_, work) = world.start_with(context(&world, &kept), by_snapshots()).await;
         let report = switched(work).await;
         world.assert_equal_at_commit();
         world.stop_guest(guest).await;
@@ -186,7 +186,7 @@ async fn while_the_base_is_copied_nothing_is_written_to_the_source() {
     let world = World::new(3, 2_000_000).await;
     let kept = Arc::new(Kept::default());
     let guest = world.guest(2);
-    let (control, work) = world.start_with(parts(&world, &kept), slowly()).await;
+    let (control, work) = world.start_with(context(&world, &kept), slowly()).await;
     let before = world.source.contents().await;
     until(&control, |progress| progress.bytes_done > 300_000).await;
     assert!(kept.disks.lock()[&1].data_written.load(Ordering::Relaxed) > 0, "the guest has written nothing yet");
@@ -203,7 +203,7 @@ async fn a_cancel_at_any_moment_leaves_the_guest_on_the_source_and_no_overlay() 
         let world = World::new(seed, 1_500_000).await;
         let kept = Arc::new(Kept::default());
         let guest = world.guest(2);
-        let (control, work) = world.start_with(parts(&world, &kept), slowly()).await;
+        let (control, work) = world.start_with(context(&world, &kept), slowly()).await;
         world.env.sleep(Duration::from_millis(seed * 97)).await;
         let _ = control.cancel();
         match outcome(work).await {
@@ -230,7 +230,7 @@ async fn a_target_that_fails_is_resumed_or_given_up_and_the_guest_sees_nothing()
             (manners.writes_left, manners.kind) = (Some(writes), Some(ErrorKind::NoSpace));
         }
         let guest = world.guest(2);
-        let (control, work) = world.start_with(parts(&world, &kept), by_snapshots()).await;
+        let (control, work) = world.start_with(context(&world, &kept), by_snapshots()).await;
         let seen = until(&control, |progress| progress.phase == Phase::TargetLost || progress.phase.is_final()).await;
         let resumes = seed % 2 == 0;
         world.target.manners.lock().writes_left = None;
@@ -257,7 +257,7 @@ async fn a_source_that_fails_writes_is_folded_into_once_it_takes_them() {
         let world = World::new(seed, 1_000_000).await;
         let kept = Arc::new(Kept::default());
         let guest = world.guest(2);
-        let (control, work) = world.start_with(parts(&world, &kept), slowly()).await;
+        let (control, work) = world.start_with(context(&world, &kept), slowly()).await;
         world.env.sleep(Duration::from_millis(300)).await;
         world.source.manners.lock().writes_left = Some(seed);
         until(&control, |progress| progress.phase == Phase::Cancelling).await;
@@ -278,7 +278,7 @@ async fn without_room_for_the_first_snapshot_nothing_changes_and_without_room_fo
         let world = World::new(u64::from(room), 1_500_000).await;
         let kept = Arc::new(Kept { makes_left: Mutex::new(Some(room)), ..Kept::default() });
         let guest = world.guest(2);
-        let started = migrate::Migration::start(parts(&world, &kept), by_snapshots()).await;
+        let started = migrate::Migration::start(context(&world, &kept), by_snapshots()).await;
         let Ok((_, work)) = started else {
             assert_eq!(room, 0);
             assert!(world.slot.device().is_same(&world.source_device));
@@ -302,7 +302,7 @@ async fn a_record_in_doubt_harms_nothing() {
         let kept =
             Arc::new(Kept { records: Mutex::new((1 + seed as u32 / 2, 1 + seed as u32 % 3)), ..Kept::default() });
         let guest = world.guest(2);
-        let (_, work) = world.start_with(parts(&world, &kept), by_snapshots()).await;
+        let (_, work) = world.start_with(context(&world, &kept), by_snapshots()).await;
         match outcome(work).await {
             Outcome::Switched(_) => world.assert_equal_at_commit(),
             Outcome::Failed { .. } => assert!(world.slot.device().is_same(&world.source_device)),
@@ -339,10 +339,10 @@ async fn after_a_crash_at_any_moment_the_volume_is_the_source_with_its_overlays_
         let world = World::new(seed, size).await;
         let kept = Arc::new(Kept::default());
         let map = map_device(size);
-        let parts = Parts { progress_map: Some(map_on(&map, size, 1).await), ..parts(&world, &kept) };
+        let context = MigrationContext { progress_map: Some(map_on(&map, size, 1).await), ..context(&world, &kept) };
         let guest = world.guest(2);
         let slow = MoveOptions { bandwidth: Some(150_000), ..by_snapshots() };
-        let (_, work) = world.start_with(parts, slow).await;
+        let (_, work) = world.start_with(context, slow).await;
         world.env.sleep(Duration::from_millis(30 + seed * 311)).await;
         // The process dies with the migration where it is; the guest has stopped before, so what it saw is known.
         world.stop_guest(guest).await;
@@ -357,13 +357,13 @@ async fn after_a_crash_at_any_moment_the_volume_is_the_source_with_its_overlays_
         assert!(contents(&world.slot.device()).await == guest_saw, "seed {seed}: the volume is not what the guest saw");
         with_overlays += u64::from(!snapshots.lock().await.is_empty());
         let guest = world.guest(2);
-        let parts = Parts {
+        let context = MigrationContext {
             progress_map: Some(map_on(&map, size, 1).await),
             target_is_fresh: false,
             snapshots: Some(snapshots),
-            ..world.parts()
+            ..world.context()
         };
-        let (control, work) = world.start_with(parts, by_snapshots()).await;
+        let (control, work) = world.start_with(context, by_snapshots()).await;
         if seed % 3 == 0 {
             let _ = control.cancel();
         }
@@ -391,11 +391,11 @@ async fn a_progress_map_that_cannot_be_written_ends_the_job_with_everything_fold
         let kept = Arc::new(Kept::default());
         let map = Disk::new(&world.env, map_device(size).size());
         let device = map.device("map");
-        let parts = Parts { progress_map: Some(map_on(&device, size, 1).await), ..parts(&world, &kept) };
+        let context = MigrationContext { progress_map: Some(map_on(&device, size, 1).await), ..context(&world, &kept) };
         let guest = world.guest(2);
         // Nothing is mirrored before the first fold, so that is what needs the map first.
         map.manners.lock().writes_left = Some(seed % 2);
-        let (_, work) = world.start_with(parts, by_snapshots()).await;
+        let (_, work) = world.start_with(context, by_snapshots()).await;
         match outcome(work).await {
             Outcome::Failed { error, .. } => {
                 assert!(error.chain().contains("progress map"), "{}", error.chain());
@@ -439,7 +439,7 @@ async fn a_read_only_source_is_moved_without_an_overlay_and_stays_read_only_for_
     let source = Device::new("source", ReadOnly(world.source.clone()));
     let world = World { slot: Slot::new(source.clone()), source_device: source, ..world };
     let options = MoveOptions { verify: Verify::Full, ..slowly() };
-    let (control, work) = world.start_with(parts(&world, &kept), options).await;
+    let (control, work) = world.start_with(context(&world, &kept), options).await;
     until(&control, |progress| progress.bytes_done > 100_000).await;
     assert!(world.slot.device().geometry().read_only, "the guest could write to what is read-only");
     let report = switched(work).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, ErrorKind};
 use common::{Fate, World, killed_after, map_device, map_on, options, outcome, switched, until};
-use migrate::{MoveOptions, OnNoConverge, Outcome, Parts, Phase, Strategy, UnderWay, Verify};
+use migrate::{MigrationContext, MoveOptions, OnNoConverge, Outcome, Phase, Strategy, UnderWay, Verify};
 
 const SIZE: u64 = 3_000_000;
 
@@ -130,9 +130,9 @@ async fn a_deadline_ends_a_pass_in_its_middle() {
     let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
     assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
     let mirror = MoveOptions { on_no_converge: OnNoConverge::Mirror, ..late };
-    let mut parts = world.parts();
-    parts.target_is_fresh = false;
-    let (control, work) = world.start_with(parts, mirror).await;
+    let mut context = world.context();
+    context.target_is_fresh = false;
+    let (control, work) = world.start_with(context, mirror).await;
     until(&control, |progress| progress.bytes_mirrored > 0).await;
     control.set_bandwidth(None);
     switched(work).await;
@@ -145,8 +145,9 @@ async fn a_deadline_counts_from_the_moves_start_and_not_from_its_last_session() 
     let world = World::new(4, SIZE).await;
     let late = MoveOptions { deadline_ms: Some(60_000), bandwidth: Some(10_000), ..tracked(Strategy::Dbt) };
     let guest = world.guest(2);
-    let parts = Parts { under_way: UnderWay::new(Duration::from_secs(59), world.env.now()), ..world.parts() };
-    let (_, work) = world.start_with(parts, late).await;
+    let context =
+        MigrationContext { under_way: UnderWay::new(Duration::from_secs(59), world.env.now()), ..world.context() };
+    let (_, work) = world.start_with(context, late).await;
     let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
     assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
     assert!((report.age_seconds - report.seconds - 59.0).abs() < 0.1, "{} of {}", report.seconds, report.age_seconds);
@@ -163,10 +164,10 @@ async fn a_deadline_that_is_given_later_counts_and_one_that_is_taken_away_does_n
     control.set_deadline(Some(Duration::from_secs(1)));
     let Outcome::Failed { error, report } = outcome(work).await else { panic!("it was in time") };
     assert!(error.chain().contains("deadline") && report.seconds < 4.0, "{} after {}", error.chain(), report.seconds);
-    let mut parts = world.parts();
-    parts.target_is_fresh = false;
+    let mut context = world.context();
+    context.target_is_fresh = false;
     let late = MoveOptions { deadline_ms: Some(2000), on_no_converge: OnNoConverge::Mirror, ..slow };
-    let (control, work) = world.start_with(parts, late).await;
+    let (control, work) = world.start_with(context, late).await;
     until(&control, |progress| progress.bytes_copied > 0).await;
     control.set_deadline(None);
     until(&control, |progress| progress.seconds > 3.0).await;
@@ -201,7 +202,7 @@ async fn a_target_that_is_lost_between_passes_and_comes_back_is_brought_into_ste
         let guest = world.guest(3);
         let (control, work) = world.start(hopeless(OnNoConverge::Mirror)).await;
         until(&control, |progress| progress.bytes_copied > 200_000 * (seed + 1)).await;
-        world.target.manners.lock().flushes_left = Some(0);
+        world.target.manners.lock().flushes_detached = Some(0);
         world.target.manners.lock().writes_left = Some(0);
         world.target.manners.lock().kind = Some(ErrorKind::Disconnected);
         until(&control, |progress| progress.phase == Phase::TargetLost).await;
@@ -224,10 +225,10 @@ async fn a_dead_process_s_passes_go_on_with_what_is_left() {
         let map = map_device(LARGE);
         let slow = MoveOptions { bandwidth: Some(700_000), ..hopeless(OnNoConverge::Mirror) };
         let world = killed_after(world, &map, LARGE, slow, 12.0 + seed as f64).await;
-        let mut parts = world.parts();
-        parts.progress_map = Some(map_on(&map, LARGE, 1).await);
-        parts.target_is_fresh = false;
-        let (_, work) = world.start_with(parts, tracked(Strategy::Dbt)).await;
+        let mut context = world.context();
+        context.progress_map = Some(map_on(&map, LARGE, 1).await);
+        context.target_is_fresh = false;
+        let (_, work) = world.start_with(context, tracked(Strategy::Dbt)).await;
         let guest = world.guest(2);
         let report = switched(work).await;
         world.stop_guest(guest).await;

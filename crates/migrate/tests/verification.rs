@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Data, Mutation};
 use common::{CHUNK, Disk, World, lost, options, outcome, switched, until};
-use migrate::{MoveOptions, Outcome, Parts, Phase, Strategy, Verify};
+use migrate::{MigrationContext, MoveOptions, Outcome, Phase, Strategy, Verify};
 
 const STRATEGIES: [Strategy; 5] =
     [Strategy::Mirror, Strategy::Dbt, Strategy::IncrementalDbt, Strategy::Auto, Strategy::MirrorAsync];
@@ -21,7 +21,7 @@ async fn what_a_target_has_lost_after_it_was_compared_is_compared_when_it_is_bac
         let (control, work) = world.start(sample).await;
         until(&control, |progress| progress.phase == Phase::Verifying).await;
         // The flush before the switchover is the first one.
-        world.target.manners.lock().flushes_left = Some(0);
+        world.target.manners.lock().flushes_detached = Some(0);
         assert!(lost(&control).await, "{strategy}");
         world.target.mend();
         control.resume();
@@ -39,7 +39,7 @@ async fn of_another_target_nothing_is_known_to_be_equal() {
         let full = MoveOptions { strategy, verify: Verify::Full, ..options() };
         let (control, work) = world.start(full).await;
         until(&control, |progress| progress.phase == Phase::Verifying).await;
-        world.target.manners.lock().flushes_left = Some(0);
+        world.target.manners.lock().flushes_detached = Some(0);
         assert!(lost(&control).await, "{strategy}");
         let other = Disk::new(&world.env, Bytes(2_000_000));
         control.set_bandwidth(Some(Bytes(100_000)));
@@ -71,9 +71,9 @@ async fn a_comparison_that_could_not_read_is_made_again_with_every_strategy() {
 async fn chunks_larger_than_a_copy_are_compared() {
     for mib in [1, 2, 4] {
         let world = World::new(4, 9_000_000).await;
-        let parts = Parts { pool: BufferPool::new(Bytes::mib(32)), ..world.parts() };
+        let context = MigrationContext { pool: BufferPool::new(Bytes::mib(32)), ..world.context() };
         let whole = MoveOptions { chunk_bytes: mib << 20, verify: Verify::Full, ..MoveOptions::default() };
-        let (_, work) = world.start_with(parts, whole).await;
+        let (_, work) = world.start_with(context, whole).await;
         assert!(switched(work).await.verified);
         world.assert_equal_at_commit();
     }

@@ -152,8 +152,8 @@ impl World {
         self.disk.crash();
     }
 
-    async fn connect(&self, patience: Duration) -> (Arc<NbdBackend>, Device) {
-        let options = BackendOptions { patience, ..BackendOptions::default() };
+    async fn connect(&self, reconnect_limit: Duration) -> (Arc<NbdBackend>, Device) {
+        let options = BackendOptions { reconnect_limit, ..BackendOptions::default() };
         let backend = NbdBackend::connect(Arc::new(self.clone()), env(), options).await.expect("the server is there");
         let backend = Arc::new(backend);
         (Arc::clone(&backend), Device::from_arc("backend", backend))
@@ -453,7 +453,7 @@ impl Drop for Nbdkit {
 /// The backend of a guest that waits for its server for a minute.
 async fn patient_backend(socket: &Path) -> Arc<NbdBackend> {
     let dial = Arc::new(DialUri::new(NbdUri::unix(socket, ""), env()));
-    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
+    let options = BackendOptions { reconnect_limit: Duration::from_secs(60), ..BackendOptions::default() };
     Arc::new(NbdBackend::connect(dial, env(), options).await.expect("nbdkit agrees"))
 }
 

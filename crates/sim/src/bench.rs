@@ -9,8 +9,8 @@ use std::time::Duration;
 use env::Moment;
 use filters::LatencyHistogram;
 
-use crate::dice::Dice;
 use crate::model::{Model, Ticket, Verb};
+use crate::rng::Rng;
 use crate::workload::{Step, Workload};
 
 /// A load and how it is put on the model.
@@ -117,25 +117,25 @@ impl Client {
     }
 
     /// When it wants to ask for something, if it does and may.
-    fn wants(&mut self, dice: &Dice) -> Option<Moment> {
+    fn wants(&mut self, rng: &Rng) -> Option<Moment> {
         if self.in_flight >= self.outstanding {
             return None;
         }
         if self.waiting.is_none() {
-            self.waiting = self.workload.next(dice);
+            self.waiting = self.workload.next(rng);
         }
         self.waiting.map(|step| Moment(step.at).max(self.not_before))
     }
 }
 
 /// Plays `clients` on `model` for `span`, or until they have no more requests; gives what each of them saw.
-pub fn play(model: &mut dyn Model, clients: Vec<Client>, span: Duration, dice: &Dice) -> Vec<Tally> {
+pub fn play(model: &mut dyn Model, clients: Vec<Client>, span: Duration, rng: &Rng) -> Vec<Tally> {
     let mut clients = clients;
     let mut under_way: HashMap<Ticket, (usize, Step, Moment)> = HashMap::new();
     let (mut count, mut now, mut done) = (0, Moment::default(), Vec::new());
     loop {
         let asked = clients.iter_mut().enumerate();
-        let asked = asked.filter_map(|(index, client)| client.wants(dice).map(|at| (at.max(now), index))).min();
+        let asked = asked.filter_map(|(index, client)| client.wants(rng).map(|at| (at.max(now), index))).min();
         let answered = model.next();
         let next = match (asked, answered) {
             (Some((at, _)), Some(done)) => at.min(done.max(now)),

@@ -9,29 +9,29 @@ use migrate::Progress;
 use crate::disk::Disk;
 use crate::guest::GuestReport;
 use crate::host::Status;
-use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
-use crate::story::Expected;
+use crate::register_history::RegisterHistory;
+use crate::scenario::Expected;
 use crate::world::{Invariant, World};
 
 /// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight (a
 /// commit that is tried again while the guest runs), or if some `may_wait` for whoever decides; otherwise they may not.
-pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledger: &Ledger, may_wait: bool) {
+pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, history: &RegisterHistory, may_wait: bool) {
     let busy = may_wait || source.in_flight() + target.in_flight() > 0;
     let difference = source.inspect(|source| {
         target.inspect(|target| {
             // Either disk may be larger than the volume: a volume also moves back from where there was more room.
-            let length = ledger.bytes_of(&(0..ledger.sector_count())).end as usize;
+            let length = history.bytes_of(&(0..history.sector_count())).end as usize;
             let (source, target) = (&source[..length], &target[..length]);
             if source == target {
                 return None;
             }
             let sectors = source.chunks(SECTOR_BYTES as usize).zip(target.chunks(SECTOR_BYTES as usize)).enumerate();
             let mut different = sectors.filter(|(_, (source, target))| source != target);
-            let first = different.find(|(sector, _)| !busy || !ledger.is_being_written(*sector as u64));
+            let first = different.find(|(sector, _)| !busy || !history.is_being_written(*sector as u64));
             first.map(|(sector, (source, target))| {
                 let sector = sector as u64;
-                let (source, target) = (ledger.describe(sector, source), ledger.describe(sector, target));
+                let (source, target) = (history.describe(sector, source), history.describe(sector, target));
                 format!("sector {sector} is {source} on the source and {target} on the target")
             })
         })
@@ -43,19 +43,19 @@ pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, ledge
 
 /// Whatever a power loss leaves on `disk`, nothing that the guest has flushed is missing. Bytes that nobody wrote are
 /// excused where corruption is part of the story.
-pub(crate) fn flushed(world: &World, disk: &Disk, ledger: &Ledger, is_promised: bool) {
+pub(crate) fn flushed(world: &World, disk: &Disk, history: &RegisterHistory, is_promised: bool) {
     let mut worst = None;
     disk.each_uncertain(|sector, bytes| {
-        if worst.is_some() || sector >= ledger.sector_count() {
+        if worst.is_some() || sector >= history.sector_count() {
             return;
         }
-        let bytes = &bytes[..bytes.len().min(length_of(ledger, sector))];
-        if is_promised && !ledger.may_survive(sector, bytes) {
+        let bytes = &bytes[..bytes.len().min(length_of(history, sector))];
+        if is_promised && !history.may_survive(sector, bytes) {
             worst = Some(format!(
                 "a power loss may leave {} in sector {sector} of {}, but only {} may survive",
-                ledger.describe(sector, bytes),
+                history.describe(sector, bytes),
                 disk.name(),
-                ledger.survivors(sector)
+                history.survivors(sector)
             ));
         }
     });
@@ -64,8 +64,8 @@ pub(crate) fn flushed(world: &World, disk: &Disk, ledger: &Ledger, is_promised: 
     }
 }
 
-fn length_of(ledger: &Ledger, sector: u64) -> usize {
-    let bytes = ledger.bytes_of(&(sector..sector + 1));
+fn length_of(history: &RegisterHistory, sector: u64) -> usize {
+    let bytes = history.bytes_of(&(sector..sector + 1));
     Bytes(bytes.end - bytes.start).as_usize()
 }
 

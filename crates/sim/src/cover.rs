@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::happening::When;
+use crate::fault_event::When;
 use crate::occurrence::Occurrence;
-use crate::scenarios::Scenario;
-use crate::story::{Story, Verdict};
+use crate::scenario::{Scenario, ScenarioResult};
+use crate::scenarios::NamedScenario;
 
 /// What was told in so many seeds must have occurred in one of them.
 const TOLD_MIN: u64 = 30;
@@ -17,7 +17,7 @@ pub const SEEDS_MIN: u64 = 4;
 
 /// What has occurred over some seeds of a scenario.
 pub struct Cover {
-    scenario: &'static Scenario,
+    scenario: &'static NamedScenario,
     seeds: u64,
     told: BTreeMap<Occurrence, u64>,
     occurred: BTreeSet<Occurrence>,
@@ -26,17 +26,17 @@ pub struct Cover {
 impl Cover {
     /// Of no seeds yet.
     #[must_use]
-    pub const fn new(scenario: &'static Scenario) -> Self {
+    pub const fn new(scenario: &'static NamedScenario) -> Self {
         Self { scenario, seeds: 0, told: BTreeMap::new(), occurred: BTreeSet::new() }
     }
 
     /// Of one more.
-    pub fn add(&mut self, story: &Story, verdict: &Verdict) {
+    pub fn add(&mut self, instance: &Scenario, result: &ScenarioResult) {
         self.seeds += 1;
-        for what in story.told() {
+        for what in instance.told() {
             *self.told.entry(what).or_default() += 1;
         }
-        self.occurred.extend(verdict.occurred.iter().copied());
+        self.occurred.extend(result.occurred.iter().copied());
     }
 
     /// How many seeds there were.
@@ -71,7 +71,7 @@ impl Cover {
     }
 }
 
-impl Story {
+impl Scenario {
     /// What it tells, and what therefore should occur if it is told often enough.
     #[must_use]
     pub fn told(&self) -> BTreeSet<Occurrence> {

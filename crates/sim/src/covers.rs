@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use transhume_sim::scenarios::{SCENARIOS, Scenario};
+use transhume_sim::scenarios::{NamedScenario, SCENARIOS};
 
 use super::Player;
 
@@ -25,7 +25,7 @@ impl Player {
         self.is_over() || self.is_covered()
     }
 
-    fn cover(&self, scenario: &'static Scenario, seeds: Range<u64>) {
+    fn cover(&self, scenario: &'static NamedScenario, seeds: Range<u64>) {
         for seed in seeds {
             if self.is_over() || self.covers().get(scenario.name).is_some_and(|cover| cover.is_whole()) {
                 return;

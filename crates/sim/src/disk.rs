@@ -25,11 +25,11 @@ use tokio::sync::Notify;
 
 pub(crate) use below::{Below, UnderWay};
 
-use crate::dice::Dice;
 use crate::failures::{Reporter, Verb};
 pub use crate::faults::{Faults, STUCK_MAX};
-use crate::flight::{Flight, Landing};
+use crate::inflight_write::{InflightWrite, WritePart};
 use crate::medium::{Medium, SECTOR_BYTES};
+use crate::rng::Rng;
 use crate::world::{Invariant, World};
 
 /// How fast a disk is.
@@ -107,7 +107,7 @@ pub struct Disk {
 struct Shared {
     name: &'static str,
     world: World,
-    dice: Dice,
+    rng: Rng,
     timing: Timing,
     geometry: Geometry,
     state: Mutex<State>,
@@ -168,7 +168,7 @@ impl Disk {
         let shared = Shared {
             name,
             world: world.clone(),
-            dice: world.dice(name),
+            rng: world.rng(name),
             timing,
             geometry,
             state: Mutex::new(state),
@@ -297,7 +297,7 @@ impl Disk {
     pub fn lose_power(&self) {
         let mut state = self.state();
         state.power += 1;
-        let lost = state.medium.lose_power(&self.shared.dice);
+        let lost = state.medium.lose_power(&self.shared.rng);
         state.channels.fill(self.shared.world.now());
         state.orphans = 0;
         drop(state);
@@ -314,10 +314,10 @@ impl Disk {
         state.orphans = 0;
         let size = self.shared.geometry.size;
         state.medium = Medium::new(size);
-        if self.shared.dice.chance(0.5) {
+        if self.shared.rng.chance(0.5) {
             let extent = Extent::new(Bytes::ZERO, Bytes(size.0 / 2));
             let kind = block::MutationKind::Data(block::Data::copy_of(&vec![0xee; extent.length.as_usize()]));
-            state.medium.apply(extent, &kind, extent, true, &self.shared.dice);
+            state.medium.apply(extent, &kind, extent, true, &self.shared.rng);
         }
         drop(state);
         self.shared.settled.notify_waiters();
@@ -352,7 +352,7 @@ impl Disk {
     /// Puts bytes on it before the story begins.
     pub fn fill(&self, offset: Bytes, bytes: &[u8]) {
         let mutation = Mutation::data(offset, block::Data::copy_of(bytes));
-        self.state().medium.apply(mutation.extent(), mutation.kind(), mutation.extent(), true, &self.shared.dice);
+        self.state().medium.apply(mutation.extent(), mutation.kind(), mutation.extent(), true, &self.shared.rng);
     }
 
     /// Looks at all bytes as reads see them.
@@ -388,22 +388,21 @@ impl Disk {
 
     /// When a request of `length` bytes that is asked now will be answered, and whether that is far too late.
     fn schedule(&self, state: &mut State, length: u64) -> Moment {
-        let (timing, dice, world) = (&self.shared.timing, &self.shared.dice, &self.shared.world);
+        let (timing, rng, world) = (&self.shared.timing, &self.shared.rng, &self.shared.world);
         let now = world.now();
-        if dice.chance(state.faults.slow) {
-            state.slow_until = now + dice.up_to(Duration::from_millis(50));
+        if rng.chance(state.faults.slow) {
+            state.slow_until = now + rng.up_to(Duration::from_millis(50));
             world.fault("slow", format_args!("{}", self.shared.name));
         }
-        let mut service =
-            timing.base + timing.per_kib * (length.min(1 << 20) / 1024) as u32 + dice.up_to(timing.jitter);
+        let mut service = timing.base + timing.per_kib * (length.min(1 << 20) / 1024) as u32 + rng.up_to(timing.jitter);
         if now < state.slow_until {
             service *= SLOW_FACTOR;
         }
         let channel = state.channels.iter_mut().min().expect("a disk has a channel");
         *channel = (*channel).max(now) + service;
         let mut done = *channel;
-        if dice.chance(state.faults.stuck) {
-            done = done + dice.up_to(STUCK_MAX);
+        if rng.chance(state.faults.stuck) {
+            done = done + rng.up_to(STUCK_MAX);
             world.fault("stuck", format_args!("{} until {:?}", self.shared.name, done.0));
         }
         done
@@ -456,14 +455,14 @@ impl Disk {
         }
     }
 
-    fn submit_write(&self, mutation: Mutation, grant: u64, epoch: u64) -> Flight {
+    fn submit_write(&self, mutation: Mutation, grant: u64, epoch: u64) -> InflightWrite {
         self.check_writer(&self.state(), &mutation, grant, epoch);
         self.submit_admitted(mutation)
     }
 
     /// Of a writer that was looked at before.
-    fn submit_admitted(&self, mutation: Mutation) -> Flight {
-        let (dice, world) = (&self.shared.dice, &self.shared.world);
+    fn submit_admitted(&self, mutation: Mutation) -> InflightWrite {
+        let (rng, world) = (&self.shared.rng, &self.shared.world);
         let mut state = self.state();
         let extent = mutation.extent();
         let done = self.schedule(&mut state, extent.length.0);
@@ -480,9 +479,9 @@ impl Disk {
             world.fault("no-space", format_args!("{} write {extent:?}", self.shared.name));
             landings.clear();
             outcome = Err(Error::new(ErrorKind::NoSpace, format!("writing {extent}: {} is full", self.shared.name)));
-        } else if dice.chance(state.faults.write_errors) {
+        } else if rng.chance(state.faults.write_errors) {
             world.fault("write-error", format_args!("{} write {extent:?}", self.shared.name));
-            landings.retain(|_| dice.chance(0.5));
+            landings.retain(|_| rng.chance(0.5));
             outcome = Err(Error::new(ErrorKind::Io, format!("writing {extent}: injected")));
         }
         if outcome.is_err() {
@@ -497,24 +496,24 @@ impl Disk {
         let power = state.power;
         drop(state);
         self.shared.written.notify_waiters();
-        Flight::new(self.clone(), number, mutation, landings, done, outcome, power)
+        InflightWrite::new(self.clone(), number, mutation, landings, done, outcome, power)
     }
 
-    fn plan_landings(&self, extent: Extent, whole: bool, done: Moment) -> Vec<Landing> {
-        let dice = &self.shared.dice;
+    fn plan_landings(&self, extent: Extent, whole: bool, done: Moment) -> Vec<WritePart> {
+        let rng = &self.shared.rng;
         let now = self.shared.world.now();
         let sectors = extent.length.0 / SECTOR_BYTES;
-        let early = now + dice.up_to(done - now);
-        if sectors < 2 || whole || dice.chance(0.7) {
-            let at = if dice.chance(0.5) { early } else { done };
-            return vec![Landing { at, extent }];
+        let early = now + rng.up_to(done - now);
+        if sectors < 2 || whole || rng.chance(0.7) {
+            let at = if rng.chance(0.5) { early } else { done };
+            return vec![WritePart { at, extent }];
         }
-        let middle = (extent.offset + Bytes(dice.within(1..=sectors - 1) * SECTOR_BYTES)).align_down(SECTOR_BYTES);
+        let middle = (extent.offset + Bytes(rng.within(1..=sectors - 1) * SECTOR_BYTES)).align_down(SECTOR_BYTES);
         let middle = middle.max(extent.offset + Bytes(1));
-        let first = Landing { at: early, extent: Extent::between(extent.offset, middle) };
-        let second = Landing { at: done, extent: Extent::between(middle, extent.end()) };
-        if dice.chance(0.5) {
-            let (a, b) = (Landing { extent: second.extent, ..first }, Landing { extent: first.extent, ..second });
+        let first = WritePart { at: early, extent: Extent::between(extent.offset, middle) };
+        let second = WritePart { at: done, extent: Extent::between(middle, extent.end()) };
+        if rng.chance(0.5) {
+            let (a, b) = (WritePart { extent: second.extent, ..first }, WritePart { extent: first.extent, ..second });
             return vec![a, b];
         }
         vec![first, second]
@@ -527,50 +526,50 @@ impl Disk {
         if state.power != power {
             return;
         }
-        let (name, dice, world) = (self.shared.name, &self.shared.dice, &self.shared.world);
+        let (name, rng, world) = (self.shared.name, &self.shared.rng, &self.shared.world);
         let (whole, fua, faults) = (mutation.extent(), mutation.fua, state.faults);
-        if dice.chance(faults.lost_writes) {
+        if rng.chance(faults.lost_writes) {
             world.fault("lost-write", format_args!("{name} {extent:?}"));
             return;
         }
-        if dice.chance(faults.misdirected_writes) {
+        if rng.chance(faults.misdirected_writes) {
             let last = (self.shared.geometry.size - extent.length).0 / SECTOR_BYTES;
-            let place = Bytes(dice.within(0..=last) * SECTOR_BYTES);
+            let place = Bytes(rng.within(0..=last) * SECTOR_BYTES);
             world.fault("misdirected-write", format_args!("{name} {extent:?} to {}", place.0));
             let moved = |from: Extent| Extent::new(place, from.length);
             // Only the part goes astray, so the part is a whole there.
             let part = mutation.slice(extent);
-            state.medium.apply(moved(extent), part.kind(), moved(extent), fua, dice);
+            state.medium.apply(moved(extent), part.kind(), moved(extent), fua, rng);
             return;
         }
-        state.medium.apply(whole, mutation.kind(), extent, fua, dice);
-        if dice.chance(faults.flipped_bits) && matches!(mutation.kind(), block::MutationKind::Data(_)) {
-            let place = Extent::new(extent.offset + Bytes(dice.below(extent.length.0)), Bytes(1));
+        state.medium.apply(whole, mutation.kind(), extent, fua, rng);
+        if rng.chance(faults.flipped_bits) && matches!(mutation.kind(), block::MutationKind::Data(_)) {
+            let place = Extent::new(extent.offset + Bytes(rng.below(extent.length.0)), Bytes(1));
             world.fault("flipped-bit", format_args!("{name} at {}", place.offset.0));
-            let flipped = [state.medium.read(place)[0] ^ (1 << dice.below(8))];
+            let flipped = [state.medium.read(place)[0] ^ (1 << rng.below(8))];
             let kind = block::MutationKind::Data(block::Data::copy_of(&flipped));
-            state.medium.apply(place, &kind, place, fua, dice);
+            state.medium.apply(place, &kind, place, fua, rng);
         }
     }
 
     /// Takes over what a dropped request has not landed yet.
-    pub(crate) fn orphan(&self, mutation: Mutation, landings: Vec<Landing>, power: u32) {
+    pub(crate) fn orphan(&self, mutation: Mutation, landings: Vec<WritePart>, power: u32) {
         let mut state = self.state();
         if state.power != power {
             return;
         }
         state.orphans += 1;
         drop(state);
-        let dice = &self.shared.dice;
-        let (lands, late) = (dice.chance(0.8), dice.up_to(LATE_MAX));
+        let rng = &self.shared.rng;
+        let (lands, late) = (rng.chance(0.8), rng.up_to(LATE_MAX));
         let disk = self.clone();
         self.shared.world.spawn(async move {
             let world = disk.world().clone();
-            for landing in landings {
-                world.sleep_until(landing.at.max(world.now()) + late).await;
+            for part in landings {
+                world.sleep_until(part.at.max(world.now()) + late).await;
                 if lands {
-                    world.fault("late-landing", format_args!("{} {:?}", disk.name(), landing.extent));
-                    disk.land(&mutation, landing.extent, power);
+                    world.fault("late-landing", format_args!("{} {:?}", disk.name(), part.extent));
+                    disk.land(&mutation, part.extent, power);
                 }
             }
             let mut state = disk.state();

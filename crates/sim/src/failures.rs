@@ -43,7 +43,7 @@ pub(crate) struct Failures {
 
 impl Failures {
     /// From now on `judge` says which sides' failures count.
-    pub(crate) fn judged_by(&self, judge: impl Fn() -> [bool; 2] + Send + 'static) {
+    pub(crate) fn excused_by(&self, judge: impl Fn() -> [bool; 2] + Send + 'static) {
         self.state.lock().judge = Some(Box::new(judge));
     }
 
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn a_failure_explains_requests_for_the_same_bytes_that_were_asked_before_it() {
         let failures = Failures::default();
-        failures.judged_by(|| [true, false]);
+        failures.excused_by(|| [true, false]);
         failures.note(0, Verb::Write, extent(8192, 512), at(10));
         assert!(failures.explain(Verb::Write, extent(8704, 512), at(10)), "the same block");
         assert!(!failures.explain(Verb::Write, extent(12_288, 512), at(10)), "another block");

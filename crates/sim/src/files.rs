@@ -13,9 +13,9 @@ use std::sync::Arc;
 use env::Files;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::dice::Dice;
 use crate::disk::Disk;
 use crate::process::Process;
+use crate::rng::Rng;
 use crate::world::World;
 
 /// What is under a name.
@@ -91,7 +91,7 @@ struct State {
 #[derive(Clone)]
 pub(crate) struct SimFiles {
     world: World,
-    dice: Arc<Dice>,
+    rng: Arc<Rng>,
     /// Hold what is at `progress`, by the volume's directory. The first is that of any other.
     maps: Arc<Mutex<Vec<(String, Disk)>>>,
     state: Arc<Mutex<State>>,
@@ -99,9 +99,9 @@ pub(crate) struct SimFiles {
 
 impl SimFiles {
     pub(crate) fn new(world: &World, map: &Disk) -> Self {
-        let dice = Arc::new(world.dice("files"));
+        let rng = Arc::new(world.rng("files"));
         let maps = Arc::new(Mutex::new(vec![(String::new(), map.clone())]));
-        Self { world: world.clone(), dice, maps, state: Arc::default() }
+        Self { world: world.clone(), rng, maps, state: Arc::default() }
     }
 
     /// What is at `progress` of the volume `name` is on `map`.
@@ -160,14 +160,14 @@ impl SimFiles {
     /// Takes the power away.
     pub(crate) fn lose_power(&self) {
         let mut state = self.state.lock();
-        let kept = self.dice.below(state.pending.len() as u64 + 1) as usize;
+        let kept = self.rng.below(state.pending.len() as u64 + 1) as usize;
         let lost = state.pending.len() - kept;
         let pending = std::mem::take(&mut state.pending);
         let State { durable, contents, tree, .. } = &mut *state;
         pending[..kept].iter().for_each(|change| change.apply(durable));
         tree.clone_from(durable);
         for file in contents {
-            let kept = self.dice.within(file.durable as u64..=file.bytes.len() as u64) as usize;
+            let kept = self.rng.within(file.durable as u64..=file.bytes.len() as u64) as usize;
             file.bytes.truncate(kept);
             file.durable = kept;
         }
@@ -223,7 +223,7 @@ impl LifeFiles {
 
     /// Whether a step fails now that brings something to the disk.
     fn fails(&self, state: &State, what: &str, path: &Path) -> bool {
-        let fails = self.files.dice.chance(state.failing);
+        let fails = self.files.rng.chance(state.failing);
         if fails {
             self.files.world.fault("file-error", format_args!("{what} {}", path.display()));
         }
@@ -266,7 +266,7 @@ impl Files for LifeFiles {
         let mut state = self.filling_step()?;
         let number = state.make(path)?;
         if self.fails(&state, "writing", path) {
-            let kept = self.files.dice.within(0..=bytes.len() as u64) as usize;
+            let kept = self.files.rng.within(0..=bytes.len() as u64) as usize;
             state.contents[number] = Contents { bytes: bytes[..kept].to_vec(), durable: 0 };
             return Err(Error::other("injected"));
         }

@@ -11,13 +11,13 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use crate::dice::Dice;
 use crate::failures::{EVERYTHING, Failures, Verb};
-use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
 use crate::occurrence::Occurrence;
 use crate::pattern::{self, Content};
 use crate::port::Port;
+use crate::register_history::RegisterHistory;
+use crate::rng::Rng;
 use crate::world::{Invariant, World};
 
 /// Where a load goes.
@@ -88,11 +88,11 @@ pub struct Guest {
 struct Shared {
     world: World,
     name: &'static str,
-    dice: Dice,
+    rng: Rng,
     port: Port,
     pool: BufferPool,
     load: Load,
-    ledger: Mutex<Ledger>,
+    history: Mutex<RegisterHistory>,
     asked: AtomicU64,
     /// The volume has moved: an endless guest comes to its end.
     is_over: AtomicBool,
@@ -165,10 +165,10 @@ pub struct GuestReport {
 }
 
 impl Guest {
-    /// A guest with a disk behind `port` whose contents are known to `ledger`. No request of it may fail.
+    /// A guest with a disk behind `port` whose contents are known to `history`. No request of it may fail.
     #[must_use]
-    pub fn new(world: &World, port: &Port, load: Load, ledger: Ledger) -> Self {
-        Self::excusing(world, "guest", port, (load, ledger), Failures::default())
+    pub fn new(world: &World, port: &Port, load: Load, history: RegisterHistory) -> Self {
+        Self::excusing(world, "guest", port, (load, history), Failures::default())
     }
 
     /// The same of `name`, whose requests may fail as `failures` say.
@@ -177,17 +177,17 @@ impl Guest {
         world: &World,
         name: &'static str,
         port: &Port,
-        (load, ledger): (Load, Ledger),
+        (load, history): (Load, RegisterHistory),
         failures: Failures,
     ) -> Self {
         let shared = Shared {
             world: world.clone(),
             name,
-            dice: world.dice(name),
+            rng: world.rng(name),
             port: port.clone(),
             pool: BufferPool::new(Bytes::mib(64)),
             load,
-            ledger: Mutex::new(ledger),
+            history: Mutex::new(history),
             asked: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             answered: AtomicU64::new(0),
@@ -204,8 +204,8 @@ impl Guest {
     }
 
     /// What it knows of its disk.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.shared.ledger.lock()
+    pub fn history(&self) -> MutexGuard<'_, RegisterHistory> {
+        self.shared.history.lock()
     }
 
     /// Starts its workers.
@@ -246,7 +246,7 @@ impl Guest {
         waits.open.clear();
         drop(waits);
         self.shared.flushes.lock().open.clear();
-        self.ledger().lose_power();
+        self.history().lose_power();
     }
 
     /// How far its workers have come.
@@ -283,7 +283,7 @@ impl Guest {
 
     /// Reads all of its disk and checks it.
     pub async fn read_all(&self) {
-        let count = self.ledger().sector_count();
+        let count = self.history().sector_count();
         let mut first = 0;
         while first < count {
             let last = (first + 256).min(count);
@@ -316,7 +316,7 @@ impl Guest {
 
     /// Flushes its disk. True if that succeeded.
     pub async fn flush(&self) -> bool {
-        let ticket = self.ledger().ask_flush();
+        let ticket = self.history().ask_flush();
         let (number, since) = self.begin_flush();
         let first = Mutex::new(None);
         let answer = self.shared.port.request(|device| {
@@ -324,7 +324,7 @@ impl Guest {
             // Asked again for the third time or more, it may have failed the first time, and the news of that have died later.
             let first = *first.lock().get_or_insert(count);
             if first[0] < count[0] && first[1] < count[1] {
-                self.ledger().flush_lost();
+                self.history().flush_lost();
             }
             Box::pin(async move { device.flush().await })
         });
@@ -332,19 +332,19 @@ impl Guest {
         self.end_flush(number, answer.is_err());
         self.note("flush", (Verb::Flush, EVERYTHING), since, &answer);
         self.shared.world.event(format_args!("{} flush answered", self.shared.name));
-        self.ledger().flush_done(&ticket, answer.is_ok());
+        self.history().flush_done(&ticket, answer.is_ok());
         answer.is_ok()
     }
 
     async fn work(&self) {
-        let (load, dice) = (&self.shared.load, &self.shared.dice);
+        let (load, rng) = (&self.shared.load, &self.shared.rng);
         while self.goes_on() {
-            self.shared.world.sleep(dice.up_to(load.think)).await;
+            self.shared.world.sleep(rng.up_to(load.think)).await;
             let began = self.shared.world.now();
             let number = self.begin_request(began);
-            if dice.chance(load.flushes) {
+            if rng.chance(load.flushes) {
                 self.flush().await;
-            } else if dice.chance(load.reads) {
+            } else if rng.chance(load.reads) {
                 self.read(self.choose()).await;
             } else {
                 self.write(self.choose()).await;
@@ -405,20 +405,20 @@ impl Guest {
     }
 
     fn choose(&self) -> std::ops::Range<u64> {
-        let (load, dice) = (&self.shared.load, &self.shared.dice);
-        let count = self.ledger().sector_count();
+        let (load, rng) = (&self.shared.load, &self.shared.rng);
+        let count = self.history().sector_count();
         let granules = count.div_ceil(load.granule);
         let longest = (load.sectors_max / load.granule).clamp(1, granules);
         // Short requests are the most common ones.
-        let length = dice.within(1..=dice.within(1..=longest));
+        let length = rng.within(1..=rng.within(1..=longest));
         let last_start = granules - length;
         let start = match load.pattern {
-            Pattern::Uniform => dice.within(0..=last_start),
-            Pattern::Hot(sectors) if dice.chance(0.9) => {
+            Pattern::Uniform => rng.within(0..=last_start),
+            Pattern::Hot(sectors) if rng.chance(0.9) => {
                 let place = granules / 3;
-                (place + dice.below((sectors / load.granule).max(1))).min(last_start)
+                (place + rng.below((sectors / load.granule).max(1))).min(last_start)
             }
-            Pattern::Hot(_) => dice.within(0..=last_start),
+            Pattern::Hot(_) => rng.within(0..=last_start),
             Pattern::Sequential => {
                 let next = self.shared.cursor.fetch_add(length, Ordering::Relaxed);
                 if next > last_start {
@@ -433,8 +433,8 @@ impl Guest {
     }
 
     async fn read(&self, sectors: std::ops::Range<u64>) -> bool {
-        let bytes = self.ledger().bytes_of(&sectors);
-        let ticket = self.ledger().ask_read(sectors.clone());
+        let bytes = self.history().bytes_of(&sectors);
+        let ticket = self.history().ask_read(sectors.clone());
         let (extent, since) = (Extent::between(Bytes(bytes.start), Bytes(bytes.end)), self.shared.world.now());
         let pool = &self.shared.pool;
         let answer = self.shared.port.request(|device| {
@@ -447,41 +447,41 @@ impl Guest {
         let answer = answer.await;
         self.note("read", (Verb::Read, extent), since, &answer);
         self.shared.world.event(format_args!("{} read of sectors {sectors:?} answered", self.shared.name));
-        let mut ledger = self.ledger();
+        let mut history = self.history();
         match answer {
             Ok(buffer) => {
-                if let Err(violation) = ledger.read_done(&ticket, &buffer) {
+                if let Err(violation) = history.read_done(&ticket, &buffer) {
                     self.shared.world.violate(violation.invariant, violation.what);
                 }
                 true
             }
             Err(_) => {
-                ledger.read_failed(&ticket);
+                history.read_failed(&ticket);
                 false
             }
         }
     }
 
     async fn write(&self, sectors: std::ops::Range<u64>) {
-        let (load, dice) = (&self.shared.load, &self.shared.dice);
-        let bytes = self.ledger().bytes_of(&sectors);
+        let (load, rng) = (&self.shared.load, &self.shared.rng);
+        let bytes = self.history().bytes_of(&sectors);
         let extent = Extent::between(Bytes(bytes.start), Bytes(bytes.end));
-        let fua = dice.chance(load.fua);
-        let (zeroes, discard, may_unmap) = (dice.chance(load.zeroes), dice.chance(load.discards), dice.chance(0.5));
+        let fua = rng.chance(load.fua);
+        let (zeroes, discard, may_unmap) = (rng.chance(load.zeroes), rng.chance(load.discards), rng.chance(0.5));
         let (mutation, ticket) = if discard {
             self.shared.world.event(format_args!("{} discard of sectors {sectors:?}", self.shared.name));
-            let ticket = self.ledger().ask_write(sectors, Content::Zero, true);
+            let ticket = self.history().ask_write(sectors, Content::Zero, true);
             (Mutation::discard(extent), ticket)
         } else if zeroes {
             self.shared.world.event(format_args!("{} zeroes of sectors {sectors:?}", self.shared.name));
-            let ticket = self.ledger().ask_write(sectors, Content::Zero, false);
+            let ticket = self.history().ask_write(sectors, Content::Zero, false);
             (Mutation::zeroes(extent, may_unmap), ticket)
         } else {
             let mut buffer = self.shared.pool.acquire(extent.length.as_usize()).await;
-            let mut ledger = self.ledger();
-            let number = ledger.next_write();
+            let mut history = self.history();
+            let number = history.next_write();
             pattern::fill(number, bytes.start / SECTOR_BYTES, &mut buffer);
-            let ticket = ledger.ask_write(sectors.clone(), Content::Written(number), false);
+            let ticket = history.ask_write(sectors.clone(), Content::Written(number), false);
             self.shared.world.event(format_args!("{} write {number} of sectors {sectors:?}", self.shared.name));
             (Mutation::data(extent.offset, buffer.freeze()), ticket)
         };
@@ -491,7 +491,7 @@ impl Guest {
         let again = AtomicBool::new(false);
         let answer = self.shared.port.request(|device| {
             if again.swap(true, Ordering::Relaxed) {
-                self.ledger().ask_again(&ticket);
+                self.history().ask_again(&ticket);
             }
             let mutation = mutation.clone();
             Box::pin(async move { device.write(mutation).await })
@@ -500,8 +500,8 @@ impl Guest {
         self.note("write", (Verb::Write, extent), since, &answer);
         self.shared.world.event(format_args!("{} write to {extent:?} answered", self.shared.name));
         match answer {
-            Ok(()) => self.ledger().write_done(&ticket, fua),
-            Err(_) => self.ledger().write_failed(&ticket),
+            Ok(()) => self.history().write_done(&ticket, fua),
+            Err(_) => self.history().write_failed(&ticket),
         }
         self.shared.wrote.notify_waiters();
     }

@@ -9,11 +9,11 @@
 //!                                                                     └─────────────────────────────────┘
 //! ```
 //!
-//! What happens between those words is `daemon::Core`'s; see `estate`. Mistakes are made by the ground that it stands on
+//! What happens between those words is `daemon::Core`'s; see `daemon_harness`. Mistakes are made by the ground that it stands on
 //! ([`Mistakes`]).
 
 mod beside;
-mod estate;
+mod daemon_harness;
 mod setup;
 mod stored;
 
@@ -25,20 +25,20 @@ use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::debt::Debt;
-use crate::dice::Dice;
 use crate::disk::Disk;
+use crate::flush_error_latch::FlushErrorLatch;
 use crate::guest::Guest;
 use crate::occurrence::Occurrence;
-use crate::overlays::Shelf;
+use crate::overlay_disks::OverlayDisks;
 use crate::port::Port;
 use crate::process::Process;
+use crate::rng::Rng;
 use crate::world::World;
 
-use estate::Estate;
+use daemon_harness::DaemonHarness;
 
 pub(crate) use beside::{VOLUMES_MAX, names};
-pub use estate::Outage;
+pub use daemon_harness::Outage;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
 /// A host as one of its volumes has it. Clones are the same. The first volume's boots and kills the process that all of them have
@@ -54,7 +54,7 @@ struct Shared {
     number: usize,
     /// The other volumes of the same process, if this is the first.
     besides: Mutex<Vec<Host>>,
-    dice: Dice,
+    rng: Rng,
     setup: Setup,
     port: Port,
     guest: Guest,
@@ -62,7 +62,7 @@ struct Shared {
     map: Disk,
     sides: [Disk; 2],
     /// The overlays of snapshot moves.
-    shelf: Shelf,
+    shelf: OverlayDisks,
     lives: Mutex<u32>,
     boots: Mutex<u8>,
     /// The newest epoch whose store was answered.
@@ -72,12 +72,12 @@ struct Shared {
     /// From where the last move began.
     from: Mutex<usize>,
     phase: tokio::sync::watch::Sender<Option<Phase>>,
-    now: Mutex<Life>,
+    now: Mutex<ProcessRun>,
     wanted: Mutex<bool>,
     asked: Notify,
     status: Mutex<Status>,
     changed: Notify,
-    estate: Estate,
+    daemon_harness: DaemonHarness,
     /// The process is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
     /// Whoever holds that waits for the guest to be served.
@@ -86,7 +86,7 @@ struct Shared {
 
 /// The life of the process that serves now.
 #[derive(Clone, Default)]
-struct Life {
+struct ProcessRun {
     process: Option<Process>,
     control: Option<Control>,
     /// Which side the move under `control` goes to.
@@ -94,20 +94,20 @@ struct Life {
     serving: Option<Arc<Export>>,
     /// Where requests and copies take their buffers from.
     pools: Vec<BufferPool>,
-    debt: Debt,
+    flush_error_latch: FlushErrorLatch,
 }
 
 impl Host {
     /// A host that is down. `sides[0]` holds the volume.
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
-        let estate = Estate::new(world, &disks.map, (setup.is_between_hosts, setup.has_arbiter));
-        Self::of(world, (0, estate), setup, (port, guest), disks)
+        let daemon_harness = DaemonHarness::new(world, &disks.map, (setup.is_between_hosts, setup.has_arbiter));
+        Self::of(world, (0, daemon_harness), setup, (port, guest), disks)
     }
 
     fn of(
         world: &World,
-        (number, estate): (usize, Estate),
+        (number, daemon_harness): (usize, DaemonHarness),
         setup: Setup,
         (port, guest): (&Port, &Guest),
         disks: Disks,
@@ -117,14 +117,14 @@ impl Host {
             world: world.clone(),
             number,
             besides: Mutex::default(),
-            dice: world.dice(beside::names(number).host),
+            rng: world.rng(beside::names(number).host),
             setup,
             port: port.clone(),
             guest: guest.clone(),
             journal,
             map,
             sides,
-            shelf: Shelf::default(),
+            shelf: OverlayDisks::default(),
             lives: Mutex::new(0),
             boots: Mutex::new(1),
             epoch: Mutex::new(0),
@@ -136,7 +136,7 @@ impl Host {
             asked: Notify::new(),
             status: Mutex::new(Status::Idle),
             changed: Notify::new(),
-            estate,
+            daemon_harness,
             outage: tokio::sync::Mutex::default(),
             is_awaited: Mutex::new(false),
         };
@@ -145,19 +145,19 @@ impl Host {
 
     /// Starts its process.
     pub fn boot(&self) {
-        self.boot_neighbour();
-        let life = {
+        self.boot_peer();
+        let run = {
             let mut lives = self.shared.lives.lock();
             *lives += 1;
             *lives
         };
         let process = match self.shared.setup.neighbour_burns {
-            true => Process::bystander(&self.shared.world, "process", life),
-            false => Process::start(&self.shared.world, life),
+            true => Process::bystander(&self.shared.world, "process", run),
+            false => Process::start(&self.shared.world, run),
         };
         let process = process.with_tasks_max(self.shared.setup.tasks_max);
         for volume in self.volumes() {
-            *volume.shared.now.lock() = Life { process: Some(process.clone()), ..Life::default() };
+            *volume.shared.now.lock() = ProcessRun { process: Some(process.clone()), ..ProcessRun::default() };
         }
         let host = self.clone();
         let serving = process.clone();
@@ -176,17 +176,17 @@ impl Host {
 
     /// The files of its daemon are full, or have room again.
     pub fn set_files_full(&self, is_full: bool) {
-        self.shared.estate.files.set_full(is_full);
+        self.shared.daemon_harness.files.set_full(is_full);
     }
 
     /// Kills its process.
     pub async fn crash(&self) {
-        let life = std::mem::take(&mut *self.shared.now.lock());
+        let run = std::mem::take(&mut *self.shared.now.lock());
         let besides = self.besides();
         besides.iter().for_each(|volume| drop(std::mem::take(&mut *volume.shared.now.lock())));
-        self.shared.estate.note_death();
+        self.shared.daemon_harness.note_death();
         self.shared.world.fault("crash", format_args!("the process is killed"));
-        if let Some(process) = life.process {
+        if let Some(process) = run.process {
             process.kill().await;
         }
         // Futures of a dead process that hold the slot or a device are gone; only the port may still have a lane.
@@ -206,7 +206,7 @@ impl Host {
             shelf.lose_power();
         }
         let boots = &self.shared.boots;
-        self.shared.estate.files.lose_power();
+        self.shared.daemon_harness.files.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {
             *boots.lock() += 1;
         }
@@ -230,9 +230,9 @@ impl Host {
 
     /// Lets the guest come to `export`, which `process` serves.
     fn offer(&self, process: &Process, export: Arc<Export>) {
-        let debt = self.shared.now.lock().debt.clone();
+        let flush_error_latch = self.shared.now.lock().flush_error_latch.clone();
         let host = self.clone();
-        let export = Arc::new(export.wrapped(move |device| host.mistaken(debt.connection(device))));
+        let export = Arc::new(export.wrapped(move |device| host.mistaken(flush_error_latch.connection(device))));
         match self.shared.port.is_wire() {
             true => self.shared.port.offer(process, Arc::clone(&export)),
             false => self.shared.port.plug(process, export.open()),
@@ -303,7 +303,7 @@ impl Host {
         let now = std::mem::take(&mut *self.shared.now.lock());
         drop(now);
         self.shared.port.close();
-        self.shared.estate.close();
+        self.shared.daemon_harness.close();
         let besides = std::mem::take(&mut *self.shared.besides.lock());
         besides.iter().for_each(Self::close);
     }

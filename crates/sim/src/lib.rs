@@ -53,9 +53,9 @@
 //! # Parts
 //!
 //! [`world::World`] has the clock, the log and the verdict; [`process::Process`] is what can be killed, at a chosen await
-//! by a [`fuse::Fuse`]; [`disk::Disk`] what outlives it; [`ledger::Ledger`] what the guest may legally read. Randomness
-//! comes from [`dice::Dice`], so that the same seed is the same run to the last event. A [`story::Story`] says what there
-//! is and what happens, in [`words`] where people tell it; [`shrink`] makes one that fails smaller.
+//! by a [`crash_point::CrashPoint`]; [`disk::Disk`] what outlives it; [`register_history::RegisterHistory`] what the guest may legally read. Randomness
+//! comes from [`rng::Rng`], so that the same seed is the same run to the last event. A [`scenario::Scenario`] says what there
+//! is and what happens, in [`scenario_dsl`] where people tell it; [`shrink`] makes one that fails smaller.
 //!
 //! # Checkers
 //!
@@ -67,19 +67,17 @@ pub mod bench;
 mod checks;
 pub mod clock;
 pub mod cover;
-mod debt;
-pub mod dice;
+pub mod crash_point;
 pub mod disk;
 pub mod experiment;
 mod failures;
+mod fault_event;
 pub mod faults;
 mod files;
-mod flight;
-pub mod fuse;
+mod flush_error_latch;
 pub mod guest;
-mod happening;
 pub mod host;
-pub mod ledger;
+mod inflight_write;
 pub mod link;
 pub mod log;
 pub mod machine;
@@ -88,18 +86,20 @@ pub mod model;
 mod numbers;
 pub mod occurrence;
 mod offload;
-mod overlays;
+mod overlay_disks;
 pub mod pattern;
 pub mod player;
 pub mod port;
 pub mod process;
+pub mod register_history;
+pub mod rng;
+pub mod scenario;
+pub mod scenario_dsl;
+mod scenario_runner;
 pub mod scenarios;
 mod seat;
 pub mod shrink;
-mod stage;
-pub mod story;
 pub mod trace;
 pub mod wire;
-pub mod words;
 pub mod workload;
 pub mod world;

@@ -36,7 +36,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::world::World;
 use state::State;
 pub use stream::SimStream;
@@ -86,7 +86,7 @@ pub struct Link {
 struct Shared {
     name: &'static str,
     world: World,
-    dice: Dice,
+    rng: Rng,
     state: Mutex<State>,
     kick: Notify,
 }
@@ -98,7 +98,7 @@ impl Link {
         let shared = Shared {
             name,
             world: world.clone(),
-            dice: world.dice(name),
+            rng: world.rng(name),
             state: Mutex::new(State::new(figures)),
             kick: Notify::new(),
         };
@@ -158,7 +158,7 @@ impl Link {
     pub fn silence_one(&self, side: Side) {
         let name = self.shared.name;
         self.shared.world.fault("half-open", format_args!("{name}: the {side:?} of a connection is not heard"));
-        self.shared.state.lock().silence_one(side, &self.shared.dice);
+        self.shared.state.lock().silence_one(side, &self.shared.rng);
     }
 
     /// Whether `side` of all connections reads what has arrived.
@@ -176,12 +176,12 @@ impl Link {
     }
 
     async fn drive(&self) {
-        let Shared { world, dice, kick, state, .. } = &*self.shared;
+        let Shared { world, rng, kick, state, .. } = &*self.shared;
         loop {
             let kicked = kick.notified();
             let (next, corrupted) = {
                 let mut state = state.lock();
-                let corrupted = state.advance(world.now(), dice);
+                let corrupted = state.advance(world.now(), rng);
                 (state.next(), corrupted)
             };
             for _ in 0..corrupted {

@@ -21,8 +21,8 @@ use env::{Env, EnvRef, Moment, Task};
 use parking_lot::Mutex;
 
 use crate::clock;
-use crate::dice::Dice;
 use crate::process::Process;
+use crate::rng::Rng;
 use crate::world::World;
 
 /// A host with one process. Clones are the same host.
@@ -40,7 +40,7 @@ struct MachineEnv {
 
 struct State {
     world: World,
-    dice: Dice,
+    rng: Rng,
     now: Mutex<Condition>,
 }
 
@@ -73,7 +73,7 @@ impl Machine {
             wall_ahead: Duration::ZERO,
             wall_behind: Duration::ZERO,
         };
-        let state = State { world: world.clone(), dice: world.dice(name), now: Mutex::new(condition) };
+        let state = State { world: world.clone(), rng: world.rng(name), now: Mutex::new(condition) };
         let env = MachineEnv { inner: process.env(), state: Arc::new(state) };
         Self { env: Arc::new(env), process, name }
     }
@@ -196,7 +196,7 @@ impl Future for Scheduled {
             now.slow
         };
         if !slow.is_zero() && self.turn.is_none() {
-            let wait = self.state.dice.up_to(slow);
+            let wait = self.state.rng.up_to(slow);
             self.turn = Some(Box::pin(clock::sleep(wait)));
         }
         if let Some(turn) = &mut self.turn {

@@ -1,7 +1,7 @@
 //! `transhume-sim`: plays seeds and says what it saw. `cargo xtask sim` runs it.
 
 mod covers;
-mod side_show;
+mod experiment_cli;
 mod tally;
 
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ use clap::Parser;
 use env::{Env, RealEnv};
 use transhume_sim::cover::Cover;
 use transhume_sim::log::Keep;
-use transhume_sim::scenarios::{self, SCENARIOS, Scenario};
+use transhume_sim::scenario::{Scenario, ScenarioResult};
+use transhume_sim::scenarios::{self, NamedScenario, SCENARIOS};
 use transhume_sim::shrink::{Shrunk, shrink};
-use transhume_sim::story::{Story, Verdict};
 use transhume_sim::world::Violation;
 
-use side_show::SideShow;
+use experiment_cli::ExperimentArguments;
 use tally::Totals;
 
 /// One seed of so many is played twice, and must give the same log. An odd number: every other seed plays a swarm.
@@ -41,7 +41,7 @@ struct Arguments {
     minutes: Option<u64>,
     /// Play this scenario only; otherwise the seed chooses.
     #[arg(long, value_parser = parse_scenario)]
-    scenario: Option<&'static Scenario>,
+    scenario: Option<&'static NamedScenario>,
     /// Play the swarm only: every probability from the seed.
     #[arg(long, conflicts_with = "scenario")]
     swarm: bool,
@@ -83,7 +83,7 @@ struct Arguments {
     #[arg(long, hide = true)]
     unproved: bool,
     #[command(flatten)]
-    side_show: SideShow,
+    experiment_cli: ExperimentArguments,
 }
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
@@ -91,7 +91,7 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     parts.filter(|range: &Range<u64>| range.start < range.end).ok_or_else(|| format!("`{text}` is no A..B"))
 }
 
-fn parse_scenario(name: &str) -> Result<&'static Scenario, String> {
+fn parse_scenario(name: &str) -> Result<&'static NamedScenario, String> {
     scenarios::find(name).ok_or_else(|| format!("no scenario `{name}`: see --list"))
 }
 
@@ -114,7 +114,7 @@ struct Player {
 }
 
 impl Player {
-    fn scenario(&self, seed: u64) -> &'static Scenario {
+    fn scenario(&self, seed: u64) -> &'static NamedScenario {
         match self.arguments.scenario {
             Some(scenario) => scenario,
             None if self.arguments.swarm => scenarios::find("swarm").expect("it is listed"),
@@ -123,42 +123,47 @@ impl Player {
         }
     }
 
-    fn story(&self, scenario: &Scenario, seed: u64, poll: Option<u64>) -> Story {
-        let story = scenario.story(seed);
-        let story = match poll {
-            Some(poll) => story.dying_only_at_poll(poll),
-            None => story,
+    fn for_seed(&self, scenario: &NamedScenario, seed: u64, poll: Option<u64>) -> Scenario {
+        let instance = scenario.for_seed(seed);
+        let instance = match poll {
+            Some(poll) => instance.dying_only_at_poll(poll),
+            None => instance,
         };
         // What has no such part stays as it is: the names come from a report of this very story.
-        self.arguments.without.iter().fold(story, |story, name| story.without(name).unwrap_or(story))
+        self.arguments.without.iter().fold(instance, |instance, name| instance.without(name).unwrap_or(instance))
     }
 
     fn totals(&self) -> std::sync::MutexGuard<'_, Totals> {
         self.totals.lock().expect("nobody panics while counting")
     }
 
-    fn play(&self, scenario: &'static Scenario, story: &Story, seed: u64) -> Result<Verdict, Failure> {
+    fn play(
+        &self,
+        scenario: &'static NamedScenario,
+        instance: &Scenario,
+        seed: u64,
+    ) -> Result<ScenarioResult, Failure> {
         let keep = if self.arguments.log { Keep::All } else { Keep::Tail };
-        let verdict = catch_unwind(AssertUnwindSafe(|| story.play(seed, keep))).map_err(|panic| {
+        let result = catch_unwind(AssertUnwindSafe(|| instance.play(seed, keep))).map_err(|panic| {
             let words = panic.downcast_ref::<String>().map(String::as_str);
             let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
             Failure::Panicked(words.unwrap_or("a panic without words").to_owned())
         })?;
-        self.totals().add(&verdict);
-        self.covers().entry(scenario.name).or_insert_with(|| Cover::new(scenario)).add(story, &verdict);
+        self.totals().add(&result);
+        self.covers().entry(scenario.name).or_insert_with(|| Cover::new(scenario)).add(instance, &result);
         if self.arguments.log {
-            verdict.log.iter().for_each(|line| println!("{line}"));
+            result.log.iter().for_each(|line| println!("{line}"));
         }
-        if let Some(violation) = verdict.violation {
-            return Err(Failure::Violated(violation, verdict.log));
+        if let Some(violation) = result.violation {
+            return Err(Failure::Violated(violation, result.log));
         }
         if self.arguments.twice || seed.is_multiple_of(TWICE_EVERY) {
-            if story.play(seed, Keep::Tail).log_hash != verdict.log_hash {
+            if instance.play(seed, Keep::Tail).log_hash != result.log_hash {
                 return Err(Failure::Differed);
             }
             self.totals().repeat();
         }
-        Ok(verdict)
+        Ok(result)
     }
 
     fn covers(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, Cover>> {
@@ -166,7 +171,7 @@ impl Player {
     }
 
     /// Plays one seed of `scenario`; with `--every-await` once for every await it has.
-    fn play_seed(&self, scenario: &'static Scenario, seed: u64) {
+    fn play_seed(&self, scenario: &'static NamedScenario, seed: u64) {
         let mut polls = match self.arguments.every_await {
             true => 0..u64::MAX,
             false => 0..1,
@@ -175,12 +180,12 @@ impl Player {
             && !self.is_over()
         {
             let poll = self.arguments.every_await.then_some(poll).or(self.arguments.poll);
-            let story = self.story(scenario, seed, poll);
-            match self.play(scenario, &story, seed) {
+            let instance = self.for_seed(scenario, seed, poll);
+            match self.play(scenario, &instance, seed) {
                 // The story has fewer awaits than that.
-                Ok(verdict) if self.arguments.every_await && verdict.deaths == 0 => return,
+                Ok(result) if self.arguments.every_await && result.deaths == 0 => return,
                 Ok(_) => {}
-                Err(failure) => self.report(scenario, &story, (seed, poll), failure),
+                Err(failure) => self.report(scenario, &instance, (seed, poll), failure),
             }
         }
     }
@@ -189,7 +194,13 @@ impl Player {
         self.failed.load(Ordering::Relaxed) >= self.arguments.failures
     }
 
-    fn report(&self, scenario: &Scenario, story: &Story, (seed, poll): (u64, Option<u64>), failure: Failure) {
+    fn report(
+        &self,
+        scenario: &NamedScenario,
+        instance: &Scenario,
+        (seed, poll): (u64, Option<u64>),
+        failure: Failure,
+    ) {
         self.failed.fetch_add(1, Ordering::Relaxed);
         let (invariant, what) = match &failure {
             Failure::Violated(violation, _) => (violation.invariant.name(), violation.what.clone()),
@@ -202,7 +213,7 @@ impl Player {
             && is_first
             && !self.arguments.log
         {
-            let shrunk = shrink(story, seed, violation.invariant, self.arguments.shrink);
+            let shrunk = shrink(instance, seed, violation.invariant, self.arguments.shrink);
             match &shrunk {
                 Some(shrunk) => print_shrunk(shrunk),
                 None => log.iter().for_each(|line| println!("{line}")),
@@ -220,10 +231,10 @@ impl Player {
 }
 
 fn print_shrunk(shrunk: &Shrunk) {
-    shrunk.verdict.log.iter().for_each(|line| println!("{line}"));
+    shrunk.result.log.iter().for_each(|line| println!("{line}"));
     println!("\nwhat is left of the story after {} plays:", shrunk.plays);
-    shrunk.story.describe().iter().for_each(|line| println!("  {line}"));
-    if let Some(violation) = &shrunk.verdict.violation {
+    shrunk.scenario.describe().iter().for_each(|line| println!("  {line}"));
+    if let Some(violation) = &shrunk.result.violation {
         println!("  and still {violation}");
     }
 }
@@ -232,7 +243,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
         SCENARIOS.iter().for_each(|scenario| println!("{:<16} {}", scenario.name, scenario.about));
-        side_show::list();
+        experiment_cli::list();
         return ExitCode::SUCCESS;
     }
     if arguments.unproved {
@@ -244,7 +255,7 @@ fn main() -> ExitCode {
     let clock = RealEnv::new();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = arguments.jobs.unwrap_or(cores).max(1);
-    if let Some(code) = arguments.side_show.play(arguments.seed.unwrap_or(1), jobs, &clock) {
+    if let Some(code) = arguments.experiment_cli.play(arguments.seed.unwrap_or(1), jobs, &clock) {
         return code;
     }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);

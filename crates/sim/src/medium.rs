@@ -9,7 +9,7 @@ use std::collections::btree_map::Entry;
 
 use block::{Bytes, Extent, ExtentState, ExtentStatus, MutationKind};
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Power loss tears writes at this size.
 pub(crate) const SECTOR_BYTES: u64 = 512;
@@ -164,15 +164,15 @@ impl Medium {
     }
 
     /// Carries out the part `part` of a mutation of `whole`. A discard may leave what no whole block covers.
-    pub(crate) fn apply(&mut self, whole: Extent, kind: &MutationKind, part: Extent, durable: bool, dice: &Dice) {
+    pub(crate) fn apply(&mut self, whole: Extent, kind: &MutationKind, part: Extent, durable: bool, rng: &Rng) {
         match kind {
             MutationKind::Data(data) => {
                 self.allocate(part);
                 let from = (part.offset - whole.offset).as_usize();
-                self.store(part, Some(&data[from..from + part.length.as_usize()]), durable, dice);
+                self.store(part, Some(&data[from..from + part.length.as_usize()]), durable, rng);
             }
             MutationKind::Zeroes { may_unmap } => {
-                self.store(part, None, durable, dice);
+                self.store(part, None, durable, rng);
                 match may_unmap {
                     true => self.free(part),
                     false => self.allocate(part),
@@ -180,7 +180,7 @@ impl Medium {
             }
             MutationKind::Discard => {
                 if let Some(inner) = self.whole_blocks(part) {
-                    self.store(inner, None, durable, dice);
+                    self.store(inner, None, durable, rng);
                     self.free(inner);
                 }
             }
@@ -197,7 +197,7 @@ impl Medium {
     }
 
     /// Puts `data` (or zeroes) in `extent`, remembering what a power loss could bring back.
-    fn store(&mut self, extent: Extent, data: Option<&[u8]>, durable: bool, dice: &Dice) {
+    fn store(&mut self, extent: Extent, data: Option<&[u8]>, durable: bool, rng: &Rng) {
         self.sequence += 1;
         for sector in self.sectors(extent) {
             match durable {
@@ -206,7 +206,7 @@ impl Medium {
                         self.attic.take_all(gone);
                     }
                 }
-                false => self.remember(sector, dice),
+                false => self.remember(sector, rng),
             }
         }
         let place = &mut self.bytes[extent.offset.as_usize()..extent.end().as_usize()];
@@ -217,7 +217,7 @@ impl Medium {
     }
 
     /// What reads see in `sector` is about to be overwritten in the cache.
-    fn remember(&mut self, sector: u64, dice: &Dice) {
+    fn remember(&mut self, sector: u64, rng: &Rng) {
         let Self { unflushed, attic, bytes, .. } = self;
         let start = (sector * SECTOR_BYTES) as usize;
         let before = &bytes[start..(start + SECTOR_BYTES as usize).min(bytes.len())];
@@ -231,7 +231,7 @@ impl Medium {
                 // Without a flush under way the cache keeps one version of a sector, and may have written the last one
                 // back by itself.
                 if self.flushes == 0 {
-                    if dice.chance(0.25) {
+                    if rng.chance(0.25) {
                         attic.replace(&mut entry.durable, before);
                     }
                     entry.older.drain(..).for_each(|version| attic.take(version.bytes));
@@ -283,12 +283,12 @@ impl Medium {
     }
 
     /// Takes the power away: every sector keeps what is durable or anything that was written to it since.
-    pub(crate) fn lose_power(&mut self, dice: &Dice) -> usize {
+    pub(crate) fn lose_power(&mut self, rng: &Rng) -> usize {
         let unflushed = std::mem::take(&mut self.unflushed);
         let attic = std::mem::take(&mut self.attic);
         let mut lost = 0;
         for (sector, state) in unflushed {
-            let choice = dice.below(state.older.len() as u64 + 2) as usize;
+            let choice = rng.below(state.older.len() as u64 + 2) as usize;
             let place = match choice {
                 0 => state.durable,
                 choice if choice <= state.older.len() => state.older[choice - 1].bytes,
@@ -363,14 +363,14 @@ mod tests {
     fn write(medium: &mut Medium, offset: u64, byte: u8, durable: bool) {
         let extent = Extent::new(Bytes(offset), Bytes(512));
         let kind = MutationKind::Data(Data::copy_of(&[byte; 512]));
-        medium.apply(extent, &kind, extent, durable, &Dice::new(1, "medium"));
+        medium.apply(extent, &kind, extent, durable, &Rng::new(1, "medium"));
     }
 
     fn after_power_loss(setup: impl Fn(&mut Medium)) -> std::collections::BTreeSet<u8> {
         let outcomes = (0..100).map(|seed| {
             let mut medium = Medium::new(Bytes(8192));
             setup(&mut medium);
-            medium.lose_power(&Dice::new(seed, "power"));
+            medium.lose_power(&Rng::new(seed, "power"));
             medium.bytes()[0]
         });
         outcomes.collect()
@@ -409,12 +409,12 @@ mod tests {
             write(&mut medium, offset, 7, false);
         }
         assert_eq!(medium.allocated(), Bytes(8192));
-        let dice = Dice::new(1, "medium");
+        let rng = Rng::new(1, "medium");
         let partial = Extent::new(Bytes(0), Bytes(512));
-        medium.apply(partial, &MutationKind::Discard, partial, false, &dice);
+        medium.apply(partial, &MutationKind::Discard, partial, false, &rng);
         assert_eq!(medium.bytes()[0], 7);
         let tail = Extent::new(Bytes(4096), Bytes(700));
-        medium.apply(tail, &MutationKind::Discard, tail, false, &dice);
+        medium.apply(tail, &MutationKind::Discard, tail, false, &rng);
         assert_eq!((medium.bytes()[4096], medium.allocated()), (0, Bytes(4096)));
         let pieces = medium.extents(Extent::whole(Bytes(4096 + 700)));
         assert_eq!(pieces.iter().map(|piece| piece.state).collect::<Vec<_>>(), [ExtentState::Data, ExtentState::Hole]);

@@ -4,7 +4,7 @@ use std::fmt;
 
 use migrate::Phase;
 
-use crate::happening::Happening;
+use crate::fault_event::FaultEvent;
 
 /// Something that occurs in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,9 +12,9 @@ pub enum Occurrence {
     /// A fault of this class, as [`World::fault`](crate::world::World::fault) counts them.
     Fault(&'static str),
     /// Something that the story has happen, and that met what it is about: a cancel met a move.
-    Happens(Happening),
+    Happens(FaultEvent),
     /// The same, because the move was seen in the phase that it waits for.
-    In(Phase, Happening),
+    In(Phase, FaultEvent),
     /// A move is seen in this phase.
     Comes(Phase),
     /// So many moves run at once.

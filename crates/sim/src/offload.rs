@@ -3,15 +3,15 @@
 
 use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, IoFuture, Mutation, Offload, Result};
 
-use crate::dice::Dice;
 use crate::disk::{Below, UnderWay};
 use crate::medium::SECTOR_BYTES;
+use crate::rng::Rng;
 use crate::world::World;
 
 /// Copies in two parts, one after the other, unless it refuses, fails or does only a part.
 pub(crate) struct SimOffload {
     pub(crate) world: World,
-    pub(crate) dice: Dice,
+    pub(crate) rng: Rng,
     pub(crate) source: Device,
     pub(crate) target: Below,
 }
@@ -26,18 +26,18 @@ impl SimOffload {
     }
 
     async fn copy_parts(&self, extent: Extent) -> Result<Bytes> {
-        if self.dice.chance(0.1) {
+        if self.rng.chance(0.1) {
             return Ok(Bytes::ZERO);
         }
         let copy = self.target.begin(extent);
-        let sectors = self.dice.below(extent.length.0 / SECTOR_BYTES + 1);
+        let sectors = self.rng.below(extent.length.0 / SECTOR_BYTES + 1);
         let middle = extent.offset + Bytes(sectors * SECTOR_BYTES).min(extent.length);
         self.put(Extent::between(extent.offset, middle), &copy).await?;
-        if self.dice.chance(0.1) {
+        if self.rng.chance(0.1) {
             self.world.fault("offload-part", format_args!("{extent:?} up to {}", middle.0));
             return Ok(middle - extent.offset);
         }
-        if self.dice.chance(0.05) {
+        if self.rng.chance(0.05) {
             self.world.fault("offload-error", format_args!("{extent:?}"));
             return Err(Error::new(ErrorKind::Io, "sharing blocks: injected"));
         }

@@ -17,9 +17,9 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::bench::Tally;
-use crate::dice::Dice;
 use crate::model::contents::{BLOCK_BYTES, Origin, fill};
 use crate::model::{Request, Verb};
+use crate::rng::Rng;
 use crate::workload::Workload;
 use crate::world::{Invariant, World};
 use knowledge::Knowledge;
@@ -33,7 +33,7 @@ pub struct Player {
 struct Shared {
     world: World,
     device: Device,
-    dice: Dice,
+    rng: Rng,
     pool: BufferPool,
     began: Moment,
     workload: Mutex<Box<dyn Workload>>,
@@ -64,7 +64,7 @@ impl Player {
         let shared = Arc::new(Shared {
             world: world.clone(),
             device,
-            dice: world.dice(name),
+            rng: world.rng(name),
             pool: BufferPool::new(Bytes::mib(256)),
             began,
             workload: Mutex::new(Box::new(workload)),
@@ -117,7 +117,7 @@ pub fn p99_ms(latency: &LatencyHistogram) -> f64 {
 impl Shared {
     async fn work(&self) {
         while !self.stopped.load(Ordering::Relaxed) {
-            let step = self.workload.lock().next(&self.dice);
+            let step = self.workload.lock().next(&self.rng);
             let Some(step) = step else { return };
             if step.at > Duration::ZERO {
                 self.world.sleep_until(self.began + step.at).await;

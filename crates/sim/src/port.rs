@@ -17,9 +17,9 @@ use nbd::Export;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::dice::Dice;
 use crate::link::{Link, Side};
 use crate::process::Process;
+use crate::rng::Rng;
 use crate::wire::{Wire, WireFigures};
 use crate::world::World;
 
@@ -37,7 +37,7 @@ pub struct Port {
 
 struct Shared {
     world: World,
-    dice: Dice,
+    rng: Rng,
     plugged: Mutex<Option<Connection>>,
     /// How many connections there were.
     connections: AtomicUsize,
@@ -168,7 +168,7 @@ impl Port {
     fn with(world: &World, name: &str, wire: Option<Wire>, second: Option<Self>) -> Self {
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice(name),
+            rng: world.rng(name),
             plugged: Mutex::default(),
             connections: AtomicUsize::new(0),
             changed: Notify::new(),
@@ -207,7 +207,7 @@ impl Port {
 
     /// One of the guest's connections.
     fn one(&self) -> &Self {
-        self.shared.second.as_ref().filter(|_| self.shared.dice.chance(0.5)).unwrap_or(self)
+        self.shared.second.as_ref().filter(|_| self.shared.rng.chance(0.5)).unwrap_or(self)
     }
 
     /// The story is over: what was plugged in, which may lead back to here, is let go of.
@@ -236,7 +236,7 @@ impl Port {
             loss.lost().await;
             *self.shared.plugged.lock() = None;
             self.shared.world.event(format_args!("the guest has lost its connection"));
-            wire.rest(&self.shared.dice).await;
+            wire.rest(&self.shared.rng).await;
         }
     }
 
@@ -278,7 +278,7 @@ impl Port {
         let Some(wire) = &one.shared.wire else { return };
         wire.half_open();
         let connection = one.shared.plugged.lock().clone();
-        let (world, span) = (self.shared.world.clone(), self.shared.dice.up_to(KEEPALIVE_MAX));
+        let (world, span) = (self.shared.world.clone(), self.shared.rng.up_to(KEEPALIVE_MAX));
         self.shared.world.spawn(async move {
             world.sleep(span).await;
             if let Some(connection) = connection {
@@ -299,7 +299,7 @@ impl Port {
 
     fn trouble(&self, change: impl Fn(&Link, bool) + Send + 'static) {
         let Some(wire) = &self.one().shared.wire else { return };
-        let (link, world, span) = (wire.link().clone(), self.shared.world.clone(), self.shared.dice.up_to(TROUBLE_MAX));
+        let (link, world, span) = (wire.link().clone(), self.shared.world.clone(), self.shared.rng.up_to(TROUBLE_MAX));
         change(&link, true);
         self.shared.world.spawn(async move {
             world.sleep(span).await;
@@ -330,7 +330,7 @@ impl Port {
                 return answer;
             }
             // The connection has gone. Those that were cut off ask again in no particular order.
-            self.shared.world.sleep(self.shared.dice.up_to(Duration::from_micros(50))).await;
+            self.shared.world.sleep(self.shared.rng.up_to(Duration::from_micros(50))).await;
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Everything that a process runs is spawned through its `SimEnv`; killing it drops all of that at whatever await it
 //! stands. What it had submitted to disks goes on without it (see [`crate::disk`]). Every poll of one of its tasks burns
-//! a step of the world's [`Fuse`](crate::fuse::Fuse), so that a process can be killed at a chosen await.
+//! a step of the world's [`CrashPoint`](crate::crash_point::CrashPoint), so that a process can be killed at a chosen await.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::clock;
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::world::{Invariant, World, words_of};
 
 /// More tasks than this in one process are an unbounded queue, unless its limit is stated.
@@ -33,7 +33,7 @@ pub struct Process {
 /// What the process's code knows of the world.
 struct SimEnv {
     world: World,
-    dice: Dice,
+    rng: Rng,
     dead: Arc<AtomicBool>,
     tasks_max: usize,
     tasks: Arc<Mutex<Tasks>>,
@@ -56,7 +56,7 @@ impl Future for Guarded {
         if self.dead.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        if self.is_fused && !self.world.fuse().burn() {
+        if self.is_fused && !self.world.crash_point().burn() {
             // Whoever waits for the fuse kills the process; until then nothing of it runs.
             self.dead.store(true, Ordering::Relaxed);
             return Poll::Pending;
@@ -94,9 +94,9 @@ impl Process {
     }
 
     fn named(world: &World, name: &str, is_fused: bool) -> Self {
-        let dice = world.dice(name);
+        let rng = world.rng(name);
         let (world, dead, tasks) = (world.clone(), Arc::default(), Arc::default());
-        Self { env: Arc::new(SimEnv { world, dice, dead, tasks_max: TASKS_MAX, tasks, is_fused }) }
+        Self { env: Arc::new(SimEnv { world, rng, dead, tasks_max: TASKS_MAX, tasks, is_fused }) }
     }
 
     /// States how many tasks it may have at once; more of them are a violation.
@@ -131,7 +131,7 @@ impl Process {
 
     /// Burns a step outside of any poll; false if the process is dead, or dies of it.
     pub(crate) fn burn(&self) -> bool {
-        if !self.is_dead() && self.env.is_fused && !self.env.world.fuse().burn() {
+        if !self.is_dead() && self.env.is_fused && !self.env.world.crash_point().burn() {
             self.env.dead.store(true, Ordering::Relaxed);
         }
         !self.is_dead()
@@ -181,7 +181,7 @@ impl Env for SimEnv {
     }
 
     fn random(&self) -> u64 {
-        self.dice.any()
+        self.rng.any()
     }
 
     fn wall_clock(&self) -> SystemTime {

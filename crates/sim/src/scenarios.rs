@@ -1,17 +1,17 @@
 //! Named scenarios: the stories that are told again and again, and every regression.
 
+mod aborted;
 mod asynchronous;
 mod auto;
-mod duties;
-mod ground;
+mod common;
+mod environment;
 mod hosts;
 mod nbd;
-mod parts;
+mod requirements;
 mod snapshots;
 mod stores;
 mod strategies;
 mod targets;
-mod undone;
 mod volumes;
 
 use std::time::Duration;
@@ -24,55 +24,55 @@ use targets::{
     no_space, target_errors, target_flaky, target_lost, target_silent, target_stopped, target_stuck, target_trouble,
 };
 
-use crate::dice::Dice;
 use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::occurrence::Occurrence;
-use crate::story::{Happening, Story};
-use crate::words::{guest, process, source, store, target};
+use crate::rng::Rng;
+use crate::scenario::{FaultEvent, Scenario};
+use crate::scenario_dsl::{guest, process, source, store, target};
 
 /// A scenario by its name.
 #[derive(Clone, Copy)]
-pub struct Scenario {
+pub struct NamedScenario {
     /// Its name.
     pub name: &'static str,
     /// What it is about.
     pub about: &'static str,
-    tell: fn(&Dice) -> Story,
+    tell: fn(&Rng) -> Scenario,
 }
 
-impl Scenario {
+impl NamedScenario {
     /// The story of this scenario for `seed`.
     #[must_use]
-    pub fn story(&self, seed: u64) -> Story {
+    pub fn for_seed(&self, seed: u64) -> Scenario {
         // From dice of its own: what else a seed tells stays as it was.
-        let chunks = Dice::new(seed, "pages of the progress map").pick(&[1, 4, 7, 16, 64, ProgressMap::PAGE_CHUNKS]);
-        (self.tell)(&Dice::new(seed, self.name)).map_pages_of(chunks)
+        let chunks = Rng::new(seed, "pages of the progress map").pick(&[1, 4, 7, 16, 64, ProgressMap::PAGE_CHUNKS]);
+        (self.tell)(&Rng::new(seed, self.name)).map_pages_of(chunks)
     }
 
     /// What must occur over its seeds.
     #[must_use]
     pub fn occurs(&self) -> &'static [Occurrence] {
-        self.duty().map_or(&[], |duty| duty.occurs)
+        self.requirement().map_or(&[], |requirement| requirement.occurs)
     }
 
     /// Why no mistake of `mutations` names it; `None` if one does.
     #[must_use]
     pub fn unproved(&self) -> Option<&'static str> {
-        self.duty().map(|duty| duty.unproved).filter(|why| !why.is_empty())
+        self.requirement().map(|requirement| requirement.unproved).filter(|why| !why.is_empty())
     }
 
-    fn duty(&self) -> Option<&'static duties::Duty> {
-        duties::DUTIES.iter().find(|duty| duty.scenario == self.name)
+    fn requirement(&self) -> Option<&'static requirements::Requirement> {
+        requirements::REQUIREMENTS.iter().find(|requirement| requirement.scenario == self.name)
     }
 }
 
-const fn scenario(name: &'static str, about: &'static str, tell: fn(&Dice) -> Story) -> Scenario {
-    Scenario { name, about, tell }
+const fn scenario(name: &'static str, about: &'static str, tell: fn(&Rng) -> Scenario) -> NamedScenario {
+    NamedScenario { name, about, tell }
 }
 
 /// All of them. The last is what every other seed plays.
-pub const SCENARIOS: &[Scenario] = &[
+pub const SCENARIOS: &[NamedScenario] = &[
     scenario("quiet", "a move under load, and nothing goes wrong", common),
     scenario(
         "standard",
@@ -96,9 +96,9 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario(
         "target-given-up",
         "copies hang, the move is cancelled, and they are answered after it",
-        undone::target_given_up,
+        aborted::target_given_up,
     ),
-    scenario("undone-crash", "the process dies while a move is undone, because requests hang", undone::crashed),
+    scenario("undone-crash", "the process dies while a move is undone, because requests hang", aborted::crashed),
     scenario("no-space", "the target fills up midway", no_space),
     scenario("source-errors", "the source fails requests and flushes", source_errors),
     scenario("map-stuck", "guest writes wait for the activity log, and the move is given up meanwhile", map_stuck),
@@ -106,11 +106,11 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("short-reads", "reads give less than they were asked for", short_reads),
     scenario("journal-errors", "the journal's disk fails stores: commits in doubt", journal_errors),
     scenario("in-doubt", "a commit in doubt, and then a crash, a cancel, a lost target", in_doubt),
-    scenario("map-errors", "the progress map's disk alone fails", ground::map_errors),
-    scenario("stores-errors", "the disks of journal and progress map fail together", ground::stores_errors),
-    scenario("source-late", "the source answers after a minute", ground::source_late),
-    scenario("large-sectors", "disks and guests of sectors of 4096 bytes", ground::large_sectors),
-    scenario("pool-empty", "somebody else has all buffers for a while", ground::pool_empty),
+    scenario("map-errors", "the progress map's disk alone fails", environment::map_errors),
+    scenario("stores-errors", "the disks of journal and progress map fail together", environment::stores_errors),
+    scenario("source-late", "the source answers after a minute", environment::source_late),
+    scenario("large-sectors", "disks and guests of sectors of 4096 bytes", environment::large_sectors),
+    scenario("pool-empty", "somebody else has all buffers for a while", environment::pool_empty),
     scenario("store-full", "the disk of the journal and the progress map is full", store_full),
     scenario("crash", "the process is killed, again and again", crash),
     scenario("await", "the process is killed at one await, and again at another", at_await),
@@ -131,7 +131,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario(
         "nbd-two",
         "a guest with two connections to one export, each of which comes and goes by itself",
-        ground::two_connections,
+        environment::two_connections,
     ),
     scenario("snapshots", "a move by snapshots under load, and nothing goes wrong", snapshots::quiet),
     scenario("snapshots-crash", "a move by snapshots whose process is killed", snapshots::crashed),
@@ -143,8 +143,8 @@ pub const SCENARIOS: &[Scenario] = &[
         "the target fails, is lost or full, and the move is cancelled or killed",
         target_trouble,
     ),
-    scenario("files-fail", "the daemon's small files fail writes and syncs", ground::files_fail),
-    scenario("clock-jumps", "the wall clocks jump while the daemon moves the volume", ground::clock_jumps),
+    scenario("files-fail", "the daemon's small files fail writes and syncs", environment::files_fail),
+    scenario("clock-jumps", "the wall clocks jump while the daemon moves the volume", environment::clock_jumps),
     scenario("hosts", "the volume moves to another host's daemon, and nothing goes wrong", hosts::quiet),
     scenario("hosts-crash", "either host's daemon is killed, around the switchover, too", hosts::crashed),
     scenario("hosts-cut", "the hosts cannot reach each other now and then", hosts::cut),
@@ -153,7 +153,7 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("hosts-unheard", "the other host loses its power with writes that were not answered", hosts::unheard),
     scenario("hosts-meddled", "what was copied is changed while the other host's daemon is away", hosts::meddled),
     scenario("hosts-full", "the other host fills up, and the source's daemon dies while that is undone", hosts::full),
-    scenario("hosts-undone", "a move to another host is cancelled, and both forget it", hosts::undone),
+    scenario("hosts-undone", "a move to another host is cancelled, and both forget it", hosts::aborted),
     scenario("hosts-judged", "an arbiter that is hard to ask, and everything else between two hosts", hosts::judged),
     scenario("hosts-judged-late", "commits are decided late, after they were taken back", hosts::judged_late),
     scenario("hosts-judged-await", "the same, and one of the daemons is killed at one await", hosts::judged_dying),
@@ -252,48 +252,48 @@ pub const SCENARIOS: &[Scenario] = &[
 
 /// The scenario of that name.
 #[must_use]
-pub fn find(name: &str) -> Option<&'static Scenario> {
+pub fn find(name: &str) -> Option<&'static NamedScenario> {
     SCENARIOS.iter().find(|scenario| scenario.name == name)
 }
 
 /// The scenario that `seed` plays when none is named: every other one is a swarm.
 #[must_use]
-pub fn of_seed(seed: u64) -> &'static Scenario {
+pub fn of_seed(seed: u64) -> &'static NamedScenario {
     let others = SCENARIOS.len() as u64 - 1;
     let index = if seed.is_multiple_of(2) { others } else { seed / 2 % others };
     &SCENARIOS[index as usize]
 }
 
 /// A volume, a guest and options of any kind.
-fn common(dice: &Dice) -> Story {
-    let odd = dice.pick(&[0, 0, 512, 4096, 5 * 512, 1, 700]);
-    let size = Bytes(dice.pick(&[1 << 20, 3 << 20, 8 << 20]) + odd);
-    let chunk = dice.pick(&[4096, 16_384, 65_536, 65_536, 262_144]);
+fn common(rng: &Rng) -> Scenario {
+    let odd = rng.pick(&[0, 0, 512, 4096, 5 * 512, 1, 700]);
+    let size = Bytes(rng.pick(&[1 << 20, 3 << 20, 8 << 20]) + odd);
+    let chunk = rng.pick(&[4096, 16_384, 65_536, 65_536, 262_144]);
     let load = Load {
-        requests: dice.pick(&[500, 1000, 2000]),
-        outstanding: dice.pick(&[1, 4, 8, 16]),
-        reads: dice.pick(&[0.2, 0.5, 0.7]),
-        sectors_max: dice.pick(&[1, 16, 64, 256]),
-        pattern: dice.pick(&[Pattern::Uniform, Pattern::Uniform, Pattern::Hot(256), Pattern::Sequential]),
-        think: Duration::from_micros(dice.pick(&[50, 300, 1000])),
+        requests: rng.pick(&[500, 1000, 2000]),
+        outstanding: rng.pick(&[1, 4, 8, 16]),
+        reads: rng.pick(&[0.2, 0.5, 0.7]),
+        sectors_max: rng.pick(&[1, 16, 64, 256]),
+        pattern: rng.pick(&[Pattern::Uniform, Pattern::Uniform, Pattern::Hot(256), Pattern::Sequential]),
+        think: Duration::from_micros(rng.pick(&[50, 300, 1000])),
         ..Load::default()
     };
-    let alignment = if size.is_multiple_of(512) { dice.pick(&[1, 512]) } else { 1 };
+    let alignment = if size.is_multiple_of(512) { rng.pick(&[1, 512]) } else { 1 };
     let (verify, bandwidth) = (
-        dice.pick(&[Verify::Off, Verify::Sample, Verify::Sample, Verify::Full]),
-        dice.pick(&[None, Some(50 << 20), Some(200 << 20), Some(600 << 20)]),
+        rng.pick(&[Verify::Off, Verify::Sample, Verify::Sample, Verify::Full]),
+        rng.pick(&[None, Some(50 << 20), Some(200 << 20), Some(600 << 20)]),
     );
-    let (window, target_ms) = (dice.pick(&[512 << 10, 4 << 20, 16 << 20]), dice.pick(&[50, 1000, 30_000]));
+    let (window, target_ms) = (rng.pick(&[512 << 10, 4 << 20, 16 << 20]), rng.pick(&[50, 1000, 30_000]));
     // A move of many seconds, in which the progress map has something to say, or one of milliseconds, in which every
     // request meets a copy.
-    let is_long = dice.chance(0.35);
+    let is_long = rng.chance(0.35);
     let (bandwidth, think, span_ms) = match is_long {
-        true => (Some(dice.pick(&[100 << 10, 300 << 10, 1 << 20])), 100, dice.pick(&[10_000, 30_000])),
-        false => (bandwidth, 0, dice.pick(&[10, 30, 60])),
+        true => (Some(rng.pick(&[100 << 10, 300 << 10, 1 << 20])), 100, rng.pick(&[10_000, 30_000])),
+        false => (bandwidth, 0, rng.pick(&[10, 30, 60])),
     };
     let load = Load { think: load.think.max(Duration::from_millis(think)), ..load };
-    let (filled, dirty) = (dice.pick(&[0.0, 0.3, 0.7, 1.0]), dice.chance(0.3));
-    Story::new()
+    let (filled, dirty) = (rng.pick(&[0.0, 0.3, 0.7, 1.0]), rng.chance(0.3));
+    Scenario::new()
         .volume(size)
         .alignment(alignment)
         .filled(filled)
@@ -310,19 +310,19 @@ fn common(dice: &Dice) -> Story {
         })
 }
 
-fn rate(dice: &Dice) -> f64 {
-    dice.pick(&[0.0005, 0.002, 0.01])
+fn rate(rng: &Rng) -> f64 {
+    rng.pick(&[0.0005, 0.002, 0.01])
 }
 
-fn slow_disks(dice: &Dice) -> Story {
-    let timing = |dice: &Dice| if dice.chance(0.5) { Timing::SLOW } else { Timing::FLASH };
-    let slow = Faults { slow: rate(dice), ..Faults::default() };
+fn slow_disks(rng: &Rng) -> Scenario {
+    let timing = |rng: &Rng| if rng.chance(0.5) { Timing::SLOW } else { Timing::FLASH };
+    let slow = Faults { slow: rate(rng), ..Faults::default() };
     let load = Load { requests: 500, ..Load::default() };
-    let timings = (timing(dice), timing(dice));
-    common(dice).guest(load).timings(timings.0, timings.1).source(slow).target(slow)
+    let timings = (timing(rng), timing(rng));
+    common(rng).guest(load).timings(timings.0, timings.1).source(slow).target(slow)
 }
 
-fn hot_spot(dice: &Dice) -> Story {
+fn hot_spot(rng: &Rng) -> Scenario {
     let load = Load {
         outstanding: 32,
         requests: 1000,
@@ -332,124 +332,118 @@ fn hot_spot(dice: &Dice) -> Story {
         think: Duration::from_micros(50),
         ..Load::default()
     };
-    common(dice).volume(Bytes(dice.pick(&[300_000, 1 << 20]))).alignment(1).guest(load)
+    common(rng).volume(Bytes(rng.pick(&[300_000, 1 << 20]))).alignment(1).guest(load)
 }
 
-fn source_errors(dice: &Dice) -> Story {
-    let rate = rate(dice);
+fn source_errors(rng: &Rng) -> Scenario {
+    let rate = rate(rng);
     let faults = Faults { read_errors: rate, write_errors: rate, flush_errors: rate * 10.0, ..Faults::default() };
-    common(dice).source(faults)
+    common(rng).source(faults)
 }
 
-fn crash(dice: &Dice) -> Story {
-    common(dice).with(Happening::Crash, dice.within(1..=6))
+fn crash(rng: &Rng) -> Scenario {
+    common(rng).with(FaultEvent::Crash, rng.within(1..=6))
 }
 
 /// So few writes that, on a large volume, the activity log has idle extents and the progress map is worth reading.
-fn sparse(dice: &Dice) -> Load {
-    Load {
-        requests: 200,
-        outstanding: 8,
-        reads: 0.2,
-        think: Duration::from_secs(dice.pick(&[2, 8])),
-        ..Load::default()
-    }
+fn sparse(rng: &Rng) -> Load {
+    Load { requests: 200, outstanding: 8, reads: 0.2, think: Duration::from_secs(rng.pick(&[2, 8])), ..Load::default() }
 }
 
 /// A long move of a large volume with sparse writes is killed, and goes on where it was.
-fn resume(dice: &Dice) -> Story {
-    let load = sparse(dice);
-    let crashes = dice.within(1..=6);
-    let flush_errors = dice.pick(&[0.0, 0.0, 0.4]);
-    let story = common(dice)
+fn resume(rng: &Rng) -> Scenario {
+    let load = sparse(rng);
+    let crashes = rng.within(1..=6);
+    let flush_errors = rng.pick(&[0.0, 0.0, 0.4]);
+    let scenario = common(rng)
         .and(target().flush_errors(flush_errors))
-        .volume(Bytes::mib(dice.pick(&[9, 13])))
+        .volume(Bytes::mib(rng.pick(&[9, 13])))
         .guest(load)
-        .options(|options| options.bandwidth = Some(dice.pick(&[300 << 10, 600 << 10])))
+        .options(|options| options.bandwidth = Some(rng.pick(&[300 << 10, 600 << 10])))
         .within(Duration::from_secs(40))
         .downtime(Duration::from_secs(2))
-        .with(Happening::Crash, crashes)
-        .with(Happening::PowerLoss, dice.below(2))
-        .with(Happening::TargetLost, dice.below(3))
-        .with(Happening::CrashAtWrite, dice.below(3));
+        .with(FaultEvent::Crash, crashes)
+        .with(FaultEvent::PowerLoss, rng.below(2))
+        .with(FaultEvent::TargetLost, rng.below(3))
+        .with(FaultEvent::CrashAtWrite, rng.below(3));
     // What only the source has got must be known to whoever comes after a death in the middle of that.
-    if dice.chance(0.5) { story.and(process().killed_at_write_in(Phase::TargetLost)) } else { story }
+    if rng.chance(0.5) { scenario.and(process().killed_at_write_in(Phase::TargetLost)) } else { scenario }
 }
 
-fn power_loss(dice: &Dice) -> Story {
-    common(dice).with(Happening::PowerLoss, dice.within(1..=3)).with(Happening::Crash, dice.below(2))
+fn power_loss(rng: &Rng) -> Scenario {
+    common(rng).with(FaultEvent::PowerLoss, rng.within(1..=3)).with(FaultEvent::Crash, rng.below(2))
 }
 
-fn steering(dice: &Dice) -> Story {
-    common(dice)
-        .with(Happening::Pause, dice.below(4))
-        .with(Happening::Cancel, dice.below(3))
-        .with(Happening::Bandwidth, dice.below(4))
+fn steering(rng: &Rng) -> Scenario {
+    common(rng)
+        .with(FaultEvent::Pause, rng.below(4))
+        .with(FaultEvent::Cancel, rng.below(3))
+        .with(FaultEvent::Bandwidth, rng.below(4))
 }
 
-fn corruption(dice: &Dice) -> Story {
-    common(dice).verify(Verify::Full).with(Happening::Corruption, dice.within(1..=3))
+fn corruption(rng: &Rng) -> Scenario {
+    common(rng).verify(Verify::Full).with(FaultEvent::Corruption, rng.within(1..=3))
 }
 
-fn lies(dice: &Dice) -> Story {
-    let rate = || dice.pick(&[0.0, 0.002, 0.02]);
+fn lies(rng: &Rng) -> Scenario {
+    let rate = || rng.pick(&[0.0, 0.002, 0.02]);
     let (lost, misdirected, flipped) = (rate(), rate(), rate());
     let target = target().lost_writes(lost).misdirected_writes(misdirected).flipped_bits(flipped);
-    common(dice).verify(Verify::Full).and(target)
+    common(rng).verify(Verify::Full).and(target)
 }
 
 /// A volume of 8 MiB, 2000 requests, and every kind of fault at a rate at which most moves succeed all the same.
-fn standard(dice: &Dice) -> Story {
-    let outstanding = dice.pick(&[4, 8, 16]);
+fn standard(rng: &Rng) -> Scenario {
+    let outstanding = rng.pick(&[4, 8, 16]);
     let any = || source().slow(0.001).read_errors(0.0005).write_errors(0.0005).short_reads(0.0005).flush_errors(0.005);
-    Story::new()
-        .dirty_target(dice.chance(0.3))
+    Scenario::new()
+        .dirty_target(rng.chance(0.3))
         .and(guest().asks(2000).at_once(outstanding))
         .and(any())
         .and(any().on(target()).stuck(0.0002))
         .and(any().on(store()))
-        .with(Happening::Crash, dice.below(3))
-        .with(Happening::Reconnect, dice.below(3))
-        .with(Happening::TargetLost, dice.below(2))
-        .with(Happening::PowerLoss, dice.below(2))
-        .with(Happening::Pause, dice.below(2))
-        .with(Happening::StoreFull, dice.below(2))
+        .with(FaultEvent::Crash, rng.below(3))
+        .with(FaultEvent::Reconnect, rng.below(3))
+        .with(FaultEvent::TargetLost, rng.below(2))
+        .with(FaultEvent::PowerLoss, rng.below(2))
+        .with(FaultEvent::Pause, rng.below(2))
+        .with(FaultEvent::StoreFull, rng.below(2))
 }
 
 /// Always more overlapping writes than a copy of one chunk has time for.
-fn never_rests(dice: &Dice) -> Story {
-    let sectors = dice.pick(&[8, 64]);
+fn never_rests(rng: &Rng) -> Scenario {
+    let sectors = rng.pick(&[8, 64]);
     let hot = guest().asks(1000).never_rests().at_once(16).writes(0.9).at_one_place(sectors).sectors(8);
-    let (size, chunk) = (dice.pick(&[1 << 20, 3 << 20]), dice.pick(&[65_536, 262_144]));
-    let hot = hot.thinks(Duration::from_micros(dice.pick(&[5, 40])));
-    Story::new().volume(Bytes(size)).and(hot).options(|options| options.chunk_bytes = chunk)
+    let (size, chunk) = (rng.pick(&[1 << 20, 3 << 20]), rng.pick(&[65_536, 262_144]));
+    let hot = hot.thinks(Duration::from_micros(rng.pick(&[5, 40])));
+    Scenario::new().volume(Bytes(size)).and(hot).options(|options| options.chunk_bytes = chunk)
 }
 
-fn failed_flush(dice: &Dice) -> Story {
+fn failed_flush(rng: &Rng) -> Scenario {
     let writer = guest().asks(1000).at_once(8).writes(0.9).flushes(0.01).thinks(Duration::from_millis(200));
-    let place = if dice.chance(0.5) { writer.at_one_place(256) } else { writer };
-    let rate = dice.pick(&[0.2, 0.5]);
-    let crashes = dice.below(3);
+    let place = if rng.chance(0.5) { writer.at_one_place(256) } else { writer };
+    let rate = rng.pick(&[0.2, 0.5]);
+    let crashes = rng.below(3);
     // Chunks and writes so small that a chunk is left alone between two flushes: what is believed of it then counts.
-    let is_fine = dice.chance(0.5);
+    let is_fine = rng.chance(0.5);
     let place = if is_fine { writer.sectors(2) } else { place };
     let chunk = if is_fine { 4096 } else { 65_536 };
-    Story::new()
-        .volume(Bytes::mib(dice.pick(&[1, 3])))
-        .dirty_target(dice.chance(0.3))
+    Scenario::new()
+        .volume(Bytes::mib(rng.pick(&[1, 3])))
+        .dirty_target(rng.chance(0.3))
         .and(place)
         .and(target().flush_errors(rate).slow(0.01).is(Timing::SLOW))
         .within(Duration::from_secs(25))
         .options(|options| {
-            options.bandwidth = Some(dice.pick(&[40 << 10, 100 << 10]));
+            options.bandwidth = Some(rng.pick(&[40 << 10, 100 << 10]));
             options.chunk_bytes = chunk;
         })
-        .with(Happening::Crash, crashes)
+        .with(FaultEvent::Crash, crashes)
 }
 
 /// Copies end while a slow target is flushed. The next flush fails, and whoever comes after the process has only the
 /// progress map to tell it what is there.
-fn flush_death(dice: &Dice) -> Story {
+fn flush_death(rng: &Rng) -> Scenario {
     // A copy takes a second, so that some end during every flush.
     let thin = Timing {
         base: Duration::from_millis(20),
@@ -459,10 +453,10 @@ fn flush_death(dice: &Dice) -> Story {
     };
     let flaky = target().flush_errors(0.5).is(thin);
     let deaths = process().killed_in(Phase::TargetLost);
-    common(dice)
+    common(rng)
         .volume(Bytes::mib(9))
         .filled(1.0)
-        .guest(sparse(dice))
+        .guest(sparse(rng))
         .and(flaky)
         .and(deaths)
         .options(|options| {
@@ -470,50 +464,50 @@ fn flush_death(dice: &Dice) -> Story {
             options.target_ms = 30_000;
         })
         .within(Duration::from_secs(30))
-        .with(Happening::Crash, dice.below(2))
+        .with(FaultEvent::Crash, rng.below(2))
 }
 
-fn short_reads(dice: &Dice) -> Story {
-    let rate = rate(dice);
-    common(dice).and(source().short_reads(rate)).and(target().short_reads(rate)).and(store().short_reads(rate))
+fn short_reads(rng: &Rng) -> Scenario {
+    let rate = rate(rng);
+    common(rng).and(source().short_reads(rate)).and(target().short_reads(rate)).and(store().short_reads(rate))
 }
 
 /// So little of everything that a run has few awaits.
-fn at_await(dice: &Dice) -> Story {
+fn at_await(rng: &Rng) -> Scenario {
     // A quiet run has about 150 polls; one that somebody else holds up has more.
-    let polls = dice.pick(&[150, 150, 600]);
-    let story = small(dice).dies_at_poll(dice.below(polls));
-    if dice.chance(0.5) { story.dies_at_poll(dice.below(150)) } else { story }
+    let polls = rng.pick(&[150, 150, 600]);
+    let scenario = small(rng).dies_at_poll(rng.below(polls));
+    if rng.chance(0.5) { scenario.dies_at_poll(rng.below(150)) } else { scenario }
 }
 
 /// A small volume, few requests.
-fn small(dice: &Dice) -> Story {
-    let size = Bytes(dice.pick(&[256 << 10, (320 << 10) + 512]));
-    let (verify, chunk) = (dice.pick(&[Verify::Off, Verify::Sample, Verify::Full]), dice.pick(&[16_384, 65_536]));
-    Story::new()
+fn small(rng: &Rng) -> Scenario {
+    let size = Bytes(rng.pick(&[256 << 10, (320 << 10) + 512]));
+    let (verify, chunk) = (rng.pick(&[Verify::Off, Verify::Sample, Verify::Full]), rng.pick(&[16_384, 65_536]));
+    Scenario::new()
         .volume(size)
-        .dirty_target(dice.chance(0.3))
+        .dirty_target(rng.chance(0.3))
         .and(guest().asks(40).at_once(4).writes(0.7).flushes(0.1).sectors(32).thinks(Duration::from_micros(200)))
         .verify(verify)
         .downtime(Duration::from_millis(1))
         .options(|options| options.chunk_bytes = chunk)
 }
 
-fn recovery(dice: &Dice) -> Story {
-    let phase = dice.pick(&[Phase::Preparing, Phase::Copying, Phase::PreSwitch, Phase::Committing]);
-    common(dice).and(process().killed_recovering_in(phase)).with(Happening::CrashAgain, dice.within(1..=3))
+fn recovery(rng: &Rng) -> Scenario {
+    let phase = rng.pick(&[Phase::Preparing, Phase::Copying, Phase::PreSwitch, Phase::Committing]);
+    common(rng).and(process().killed_recovering_in(phase)).with(FaultEvent::CrashAgain, rng.within(1..=3))
 }
 
-fn there_and_back(dice: &Dice) -> Story {
-    let times = dice.within(2..=3) as u32;
-    common(dice).moves(times).with(Happening::Crash, dice.below(3)).with(Happening::PowerLoss, dice.below(2))
+fn there_and_back(rng: &Rng) -> Scenario {
+    let times = rng.within(2..=3) as u32;
+    common(rng).moves(times).with(FaultEvent::Crash, rng.below(3)).with(FaultEvent::PowerLoss, rng.below(2))
 }
 
 /// A flush fails, the session is resumed, and zeroes that read as zeroes are left alone though
 /// no flush had made them durable.
-fn zeroes_lost(dice: &Dice) -> Story {
-    let rate = dice.pick(&[0.3, 0.6]);
-    Story::new()
+fn zeroes_lost(rng: &Rng) -> Scenario {
+    let rate = rng.pick(&[0.3, 0.6]);
+    Scenario::new()
         .volume(Bytes::mib(1))
         .filled(0.5)
         .dirty_target(true)
@@ -521,18 +515,18 @@ fn zeroes_lost(dice: &Dice) -> Story {
         .and(target().flush_errors(rate))
 }
 
-fn reconnect(dice: &Dice) -> Story {
-    common(dice).source(Faults { slow: rate(dice), ..Faults::default() }).with(Happening::Reconnect, dice.within(1..=5))
+fn reconnect(rng: &Rng) -> Scenario {
+    common(rng).source(Faults { slow: rate(rng), ..Faults::default() }).with(FaultEvent::Reconnect, rng.within(1..=5))
 }
 
-fn offload(dice: &Dice) -> Story {
-    let rate = rate(dice);
+fn offload(rng: &Rng) -> Scenario {
+    let rate = rate(rng);
     let faults = Faults { write_errors: rate, flush_errors: rate * 10.0, stuck: rate / 10.0, ..Faults::default() };
-    common(dice).offloads(true).target(faults).with(Happening::Crash, dice.below(3))
+    common(rng).offloads(true).target(faults).with(FaultEvent::Crash, rng.below(3))
 }
 
-fn swarm(dice: &Dice) -> Story {
-    let maybe = |value: f64| if dice.chance(0.3) { value * dice.fraction() } else { 0.0 };
+fn swarm(rng: &Rng) -> Scenario {
+    let maybe = |value: f64| if rng.chance(0.3) { value * rng.fraction() } else { 0.0 };
     let faults = || Faults {
         read_errors: maybe(0.01),
         write_errors: maybe(0.01),
@@ -543,30 +537,30 @@ fn swarm(dice: &Dice) -> Story {
         ..Faults::default()
     };
     let (source, target, journal) = (faults(), faults(), faults());
-    let times = |limit| if dice.chance(0.3) { dice.within(1..=limit) } else { 0 };
-    let mut story = common(dice).source(source).target(target).journal(journal);
-    for (happening, limit) in [
-        (Happening::Crash, 4),
-        (Happening::CrashAgain, 2),
-        (Happening::StoreFull, 2),
-        (Happening::PowerLoss, 2),
-        (Happening::Reconnect, 3),
-        (Happening::TargetLost, 2),
-        (Happening::Pause, 3),
-        (Happening::Cancel, 2),
-        (Happening::Bandwidth, 3),
+    let times = |limit| if rng.chance(0.3) { rng.within(1..=limit) } else { 0 };
+    let mut scenario = common(rng).source(source).target(target).journal(journal);
+    for (event_kind, limit) in [
+        (FaultEvent::Crash, 4),
+        (FaultEvent::CrashAgain, 2),
+        (FaultEvent::StoreFull, 2),
+        (FaultEvent::PowerLoss, 2),
+        (FaultEvent::Reconnect, 3),
+        (FaultEvent::TargetLost, 2),
+        (FaultEvent::Pause, 3),
+        (FaultEvent::Cancel, 2),
+        (FaultEvent::Bandwidth, 3),
     ] {
-        story = story.with(happening, times(limit));
+        scenario = scenario.with(event_kind, times(limit));
     }
-    let story = if dice.chance(0.1) { story.target_space(dice.fraction()) } else { story };
-    let story = story.offloads(dice.chance(0.15));
-    if dice.chance(0.7) {
-        return story;
+    let scenario = if rng.chance(0.1) { scenario.target_space(rng.fraction()) } else { scenario };
+    let scenario = scenario.offloads(rng.chance(0.15));
+    if rng.chance(0.7) {
+        return scenario;
     }
     let (half_open, slow_reader, down) = (times(2), times(2), times(2));
-    story
-        .wire(nbd::any_wire(dice))
-        .with(Happening::HalfOpen, half_open)
-        .with(Happening::SlowReader, slow_reader)
-        .with(Happening::LinkDown, down)
+    scenario
+        .wire(nbd::any_wire(rng))
+        .with(FaultEvent::HalfOpen, half_open)
+        .with(FaultEvent::SlowReader, slow_reader)
+        .with(FaultEvent::LinkDown, down)
 }

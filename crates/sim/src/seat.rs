@@ -4,16 +4,16 @@ use ::daemon::VolumeDocument;
 use block::{Bytes, ChunkSize};
 use migrate::{Journal, MoveOptions, ProgressMap};
 
-use crate::dice::Dice;
 use crate::disk::{Disk, Faults, Limits, Timing};
 use crate::failures::{Failures, Reporter};
 use crate::guest::Guest;
 use crate::host::{Disks, Host, Setup, names};
-use crate::ledger::Ledger;
 use crate::medium::SECTOR_BYTES;
 use crate::pattern::Content;
 use crate::port::Port;
-use crate::story::Story;
+use crate::register_history::RegisterHistory;
+use crate::rng::Rng;
+use crate::scenario::Scenario;
 use crate::world::World;
 
 /// The largest copy, whatever its chunks are; a window may be exceeded by one.
@@ -46,19 +46,19 @@ impl Drop for Seat {
 
 impl Seat {
     /// Volume `number` of `story`; all but the first are served by the process of `first`.
-    pub(crate) fn assemble(story: &Story, world: &World, dice: &Dice, first: Option<(&Self, usize)>) -> Self {
+    pub(crate) fn assemble(scenario: &Scenario, world: &World, rng: &Rng, first: Option<(&Self, usize)>) -> Self {
         let number = first.map_or(0, |(_, number)| number);
         let names = names(number);
-        let size = story.size + Bytes(LARGER * number as u64);
-        let source = Disk::new(world, names.source, size, story.alignment, story.timings[0]);
+        let size = scenario.size + Bytes(LARGER * number as u64);
+        let source = Disk::new(world, names.source, size, scenario.alignment, scenario.timings[0]);
         // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
-        let is_larger = dice.chance(0.2) && story.moves < 2 && !story.setup.is_between_hosts;
+        let is_larger = rng.chance(0.2) && scenario.moves < 2 && !scenario.setup.is_between_hosts;
         let target_size = if is_larger { size + Bytes::kib(64) } else { size };
-        let alignment = story.target_alignment.unwrap_or(story.alignment);
-        let target = Disk::new(world, names.target, target_size, alignment, story.timings[1]);
+        let alignment = scenario.target_alignment.unwrap_or(scenario.alignment);
+        let target = Disk::new(world, names.target, target_size, alignment, scenario.timings[1]);
         let journal = Disk::new(world, names.journal, Bytes::mib(1), 512, Timing::FLASH);
         let map = Disk::new(world, names.map, Bytes::mib(1), 512, Timing::FLASH);
-        let contents = original(story, size, dice);
+        let contents = original(scenario, size, rng);
         let mut bytes = vec![0; SECTOR_BYTES as usize];
         for (sector, content) in contents.iter().enumerate() {
             let sector = sector as u64;
@@ -68,64 +68,65 @@ impl Seat {
                 content.fill(sector, &mut bytes);
                 source.fill(offset, &bytes);
             }
-            if story.dirty_target && dice.chance(0.5) {
+            if scenario.dirty_target && rng.chance(0.5) {
                 target.fill(offset, &vec![0xdd; bytes.len()]);
             }
         }
-        let ledger = Ledger::new(size.0, |sector| contents[sector as usize]);
-        let port = match (number, story.wire) {
+        let history = RegisterHistory::new(size.0, |sector| contents[sector as usize]);
+        let port = match (number, scenario.wire) {
             (1.., wire) => Port::beside(world, (names.port, names.wire), wire),
-            (_, Some(figures)) if story.has_two_connections => Port::over_two_wires(world, figures),
+            (_, Some(figures)) if scenario.has_two_connections => Port::over_two_wires(world, figures),
             (_, Some(figures)) => Port::over_wire(world, figures),
             (_, None) => Port::new(world),
         };
         let failures = Failures::default();
-        let guest = Guest::excusing(world, names.guest, &port, (story.load, ledger), failures.clone());
+        let guest = Guest::excusing(world, names.guest, &port, (scenario.load, history), failures.clone());
         let sides = [source, target];
         for (side, disk) in sides.iter().enumerate() {
             disk.report_to(Reporter { failures: failures.clone(), side });
         }
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
-        let between = if story.setup.is_between_hosts { 256 } else { 0 };
-        let tasks_max = story.volume_count() * (64 + between + 4 * story.load.outstanding as usize);
-        let options = story.options_of(number).clone();
-        let setup = Setup { corrupts: story.corrupts(), tasks_max, options: options.clone(), ..story.setup.clone() };
+        let between = if scenario.setup.is_between_hosts { 256 } else { 0 };
+        let tasks_max = scenario.volume_count() * (64 + between + 4 * scenario.load.outstanding as usize);
+        let options = scenario.options_of(number).clone();
+        let setup =
+            Setup { corrupts: scenario.corrupts(), tasks_max, options: options.clone(), ..scenario.setup.clone() };
         let host = match first {
             Some((first, _)) => first.host.with_beside(setup, &port, &guest, disks),
             None => Host::new(world, setup, &port, &guest, disks),
         };
         let judge = host.clone();
-        failures.judged_by(move || judge.answerable());
-        let faults = if story.only_first_fails && number > 0 { <_>::default() } else { story.faults };
+        failures.excused_by(move || judge.answerable());
+        let faults = if scenario.only_first_fails && number > 0 { <_>::default() } else { scenario.faults };
         Self { size, options, faults, port, journal, map, sides, guest, host, failures }
     }
 
     /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
     /// guest has and what is buffered, journal and progress map of a fixed size.
-    pub(crate) fn state_limits(&self, story: &Story) {
-        let (options, load) = (&self.options, &story.load);
-        let window = options.window_bytes_max.min(story.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
+    pub(crate) fn state_limits(&self, scenario: &Scenario) {
+        let (options, load) = (&self.options, &scenario.load);
+        let window = options.window_bytes_max.min(scenario.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
         let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
-        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(story.alignment));
+        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(scenario.alignment));
         // A target that was given up may still hold what the guest had in flight there.
         let buffer = options.buffer().unwrap_or_default().0;
         let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
         self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
         let end = Some(Journal::<VolumeDocument>::bytes_needed());
         self.journal.set_limits(Limits { end, in_flight: None });
-        let page_chunks = story.setup.map_page_chunks;
+        let page_chunks = scenario.setup.map_page_chunks;
         let needed = |chunk| ProgressMap::bytes_needed(self.size, chunk, page_chunks);
         let end = ChunkSize::new(options.chunk_bytes).map(needed);
         self.map.set_limits(Limits { end, in_flight: None });
     }
 
-    pub(crate) fn begin_faults(&self, story: &Story) {
+    pub(crate) fn begin_faults(&self, scenario: &Scenario) {
         for (disk, faults) in self.sides.iter().zip(self.faults) {
             disk.set_faults(faults);
         }
-        self.journal.set_faults(story.journal_faults);
-        self.map.set_faults(story.map_faults);
-        self.sides[1].set_space(story.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
+        self.journal.set_faults(scenario.journal_faults);
+        self.map.set_faults(scenario.map_faults);
+        self.sides[1].set_space(scenario.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
     }
 
     pub(crate) fn end_faults(&self) {
@@ -153,12 +154,12 @@ impl Seat {
 }
 
 /// What the volume holds before the story begins: runs of data and of holes.
-fn original(story: &Story, size: Bytes, dice: &Dice) -> Vec<Content> {
+fn original(scenario: &Scenario, size: Bytes, rng: &Rng) -> Vec<Content> {
     let count = size.0.div_ceil(SECTOR_BYTES) as usize;
     let mut contents = Vec::with_capacity(count);
     while contents.len() < count {
-        let content = if dice.chance(story.filled) { Content::Written(0) } else { Content::Zero };
-        let length = dice.within(1..=256) as usize;
+        let content = if rng.chance(scenario.filled) { Content::Written(0) } else { Content::Zero };
+        let length = rng.within(1..=256) as usize;
         contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
     }
     contents

@@ -9,7 +9,7 @@ use block::Bytes;
 use crate::disk::Timing;
 use crate::guest::Pattern;
 use crate::log::Keep;
-use crate::story::{Story, Verdict};
+use crate::scenario::{Scenario, ScenarioResult};
 use crate::world::Invariant;
 
 /// A volume is not made smaller than this.
@@ -19,11 +19,11 @@ const SIZE_MIN: Bytes = Bytes::kib(64);
 #[derive(Clone)]
 pub struct Shrunk {
     /// What is left of it.
-    pub story: Story,
+    pub scenario: Scenario,
     /// What was left out, in order.
     pub without: Vec<String>,
     /// How it fails.
-    pub verdict: Verdict,
+    pub result: ScenarioResult,
     /// How many stories were played to find it.
     pub plays: u32,
 }
@@ -31,22 +31,22 @@ pub struct Shrunk {
 /// Makes the story of `seed` smaller for as long as it breaks `invariant` and at most `plays_max` stories were played.
 /// `None` if it does not break it in the first place.
 #[must_use]
-pub fn shrink(story: &Story, seed: u64, invariant: Invariant, plays_max: u32) -> Option<Shrunk> {
-    let fails = |story: &Story| {
-        let verdict = story.play(seed, Keep::Tail);
-        verdict.violation.as_ref().is_some_and(|violation| violation.invariant == invariant).then_some(verdict)
+pub fn shrink(scenario: &Scenario, seed: u64, invariant: Invariant, plays_max: u32) -> Option<Shrunk> {
+    let fails = |scenario: &Scenario| {
+        let result = scenario.play(seed, Keep::Tail);
+        result.violation.as_ref().is_some_and(|violation| violation.invariant == invariant).then_some(result)
     };
-    let mut best = Shrunk { story: story.clone(), without: Vec::new(), verdict: fails(story)?, plays: 1 };
+    let mut best = Shrunk { scenario: scenario.clone(), without: Vec::new(), result: fails(scenario)?, plays: 1 };
     loop {
         let before = best.without.len();
-        for name in names(&best.story) {
+        for name in names(&best.scenario) {
             // Said again and again: half of the half.
             while best.plays < plays_max
-                && let Some(smaller) = best.story.without(&name)
+                && let Some(smaller) = best.scenario.without(&name)
             {
                 best.plays += 1;
-                let Some(verdict) = fails(&smaller) else { break };
-                (best.story, best.verdict) = (smaller, verdict);
+                let Some(result) = fails(&smaller) else { break };
+                (best.scenario, best.result) = (smaller, result);
                 best.without.push(name.clone());
             }
         }
@@ -57,14 +57,14 @@ pub fn shrink(story: &Story, seed: u64, invariant: Invariant, plays_max: u32) ->
 }
 
 /// The names of all that may be left out of `story`, the most telling first.
-fn names(story: &Story) -> Vec<String> {
+fn names(scenario: &Scenario) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     // From the end, so that the numbers of those that stay do not change while this list is worked through.
-    for index in (0..story.events.len()).rev() {
-        names.push(format!("{}#{index}", story.events[index].what.name()));
+    for index in (0..scenario.events.len()).rev() {
+        names.push(format!("{}#{index}", scenario.events[index].what.name()));
     }
-    names.extend((0..story.deaths.len()).rev().map(|index| format!("death#{index}")));
-    for (place, mut faults) in ["source", "target", "store", "map"].iter().zip(fault_sets(story)) {
+    names.extend((0..scenario.deaths.len()).rev().map(|index| format!("death#{index}")));
+    for (place, mut faults) in ["source", "target", "store", "map"].iter().zip(fault_sets(scenario)) {
         names.extend(faults.each().iter().map(|(name, _)| format!("{place}.{name}")));
     }
     let others = [
@@ -94,38 +94,38 @@ fn names(story: &Story) -> Vec<String> {
     names
 }
 
-fn fault_sets(story: &Story) -> [crate::disk::Faults; 4] {
-    [story.faults[0], story.faults[1], story.journal_faults, story.map_faults]
+fn fault_sets(scenario: &Scenario) -> [crate::disk::Faults; 4] {
+    [scenario.faults[0], scenario.faults[1], scenario.journal_faults, scenario.map_faults]
 }
 
-impl Story {
+impl Scenario {
     /// The story without the part of this name, or with half of it; `None` if there is no such part, or nothing left of
     /// it.
     #[must_use]
     pub fn without(&self, name: &str) -> Option<Self> {
-        let mut story = self.clone();
+        let mut scenario = self.clone();
         if let Some((what, index)) = name.split_once('#') {
             let index: usize = index.parse().ok()?;
             if what == "death" {
-                (index < story.deaths.len()).then(|| story.deaths.remove(index))?;
+                (index < scenario.deaths.len()).then(|| scenario.deaths.remove(index))?;
             } else {
-                story.events.get(index).filter(|event| event.what.name() == what)?;
-                story.events.remove(index);
+                scenario.events.get(index).filter(|event| event.what.name() == what)?;
+                scenario.events.remove(index);
             }
-            return Some(story);
+            return Some(scenario);
         }
         if let Some((place, fault)) = name.split_once('.') {
             let faults = match place {
-                "source" => &mut story.faults[0],
-                "target" => &mut story.faults[1],
-                "store" => &mut story.journal_faults,
-                "map" => &mut story.map_faults,
+                "source" => &mut scenario.faults[0],
+                "target" => &mut scenario.faults[1],
+                "store" => &mut scenario.journal_faults,
+                "map" => &mut scenario.map_faults,
                 _ => return None,
             };
             let (_, probability) = faults.each().into_iter().find(|(name, _)| *name == fault)?;
-            return (std::mem::take(probability) > 0.0).then_some(story);
+            return (std::mem::take(probability) > 0.0).then_some(scenario);
         }
-        story.reduce(name).then_some(story)
+        scenario.reduce(name).then_some(scenario)
     }
 
     /// Leaves out, or halves, what `name` says; false if there was nothing to it.
@@ -236,19 +236,21 @@ mod tests {
     use super::*;
     use crate::disk::Faults;
     use crate::host::Mistakes;
-    use crate::story::Happening;
+    use crate::scenario::FaultEvent;
 
     #[test]
     fn what_does_not_matter_is_left_out_and_the_names_make_the_same_story_again() {
         let mistakes = Mistakes { returns_to_source: true, ..Mistakes::default() };
         let slow = Faults { slow: 0.01, ..Faults::default() };
-        let story = Story::new().mistakes(mistakes).source(slow).with(Happening::Reconnect, 2).dirty_target(true);
-        let seed = (0..50).find(|seed| story.play(*seed, Keep::Tail).violation.is_some()).expect("it is seen");
-        let shrunk = shrink(&story, seed, Invariant::OneWriter, 200).expect("it fails");
-        assert!(shrunk.story.events.is_empty(), "what happened had nothing to do with it: {:?}", shrunk.without);
-        assert!(!shrunk.story.dirty_target && shrunk.story.faults[0] == Faults::default());
-        assert!(shrunk.story.load.requests < 2000);
-        let again = shrunk.without.iter().try_fold(story, |story, name| story.without(name)).expect("all are known");
-        assert_eq!(again.play(seed, Keep::Tail).log_hash, shrunk.verdict.log_hash);
+        let scenario =
+            Scenario::new().mistakes(mistakes).source(slow).with(FaultEvent::Reconnect, 2).dirty_target(true);
+        let seed = (0..50).find(|seed| scenario.play(*seed, Keep::Tail).violation.is_some()).expect("it is seen");
+        let shrunk = shrink(&scenario, seed, Invariant::OneWriter, 200).expect("it fails");
+        assert!(shrunk.scenario.events.is_empty(), "what happened had nothing to do with it: {:?}", shrunk.without);
+        assert!(!shrunk.scenario.dirty_target && shrunk.scenario.faults[0] == Faults::default());
+        assert!(shrunk.scenario.load.requests < 2000);
+        let again =
+            shrunk.without.iter().try_fold(scenario, |scenario, name| scenario.without(name)).expect("all are known");
+        assert_eq!(again.play(seed, Keep::Tail).log_hash, shrunk.result.log_hash);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use transhume_sim::host::Status;
-use transhume_sim::story::Verdict;
+use transhume_sim::scenario::ScenarioResult;
 
 /// Counts of many runs.
 #[derive(Default)]
@@ -25,20 +25,20 @@ pub(crate) struct Totals {
 
 impl Totals {
     /// Counts a run.
-    pub(crate) fn add(&mut self, verdict: &Verdict) {
+    pub(crate) fn add(&mut self, result: &ScenarioResult) {
         self.runs += 1;
-        self.simulated += verdict.simulated;
-        self.events += verdict.events;
-        self.polls += verdict.polls;
-        self.requests += verdict.guest.answered;
-        if let Status::Switched(Some(report)) = &verdict.status {
+        self.simulated += result.simulated;
+        self.events += result.events;
+        self.polls += result.polls;
+        self.requests += result.guest.answered;
+        if let Status::Switched(Some(report)) = &result.status {
             self.resumed += u64::from(report.bytes_resumed > 0);
         }
-        for (class, count) in &verdict.faults {
+        for (class, count) in &result.faults {
             *self.faults.entry(class).or_default() += count;
         }
-        self.missed += verdict.missed.len() as u64;
-        *self.endings.entry(verdict.status.name()).or_default() += 1;
+        self.missed += result.missed.len() as u64;
+        *self.endings.entry(result.status.name()).or_default() += 1;
     }
 
     /// Counts a run that was played twice and was the same both times.

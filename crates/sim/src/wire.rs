@@ -23,9 +23,9 @@ use nbd::{Export, Exports, Limits, NbdDevice, serve_connection};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::dice::Dice;
 use crate::link::{Link, LinkFigures, Side};
 use crate::process::Process;
+use crate::rng::Rng;
 use crate::world::World;
 
 /// So long may connecting take before the guest begins anew.
@@ -69,7 +69,7 @@ pub(crate) struct Wire {
 
 struct Shared {
     world: World,
-    dice: Dice,
+    rng: Rng,
     name: &'static str,
     link: Link,
     limits: Limits,
@@ -94,12 +94,12 @@ impl Wire {
             requests_in_flight_max: figures.requests_max,
             bytes_in_flight_max: figures.bytes_max,
             // To look for a client's next request costs hundreds of polls on a clock that stands still meanwhile.
-            linger: Duration::ZERO,
+            busy_poll: Duration::ZERO,
             ..Limits::default()
         };
         let shared = Shared {
             world: world.clone(),
-            dice: world.dice(name),
+            rng: world.rng(name),
             name,
             link: Link::new(world, name, figures.link),
             limits,
@@ -159,7 +159,7 @@ impl Wire {
 
     /// Connects, again and again until that has succeeded.
     pub(crate) async fn connect(&self) -> Device {
-        let Shared { world, dice, link, limits, guest, connections, .. } = &*self.shared;
+        let Shared { world, rng, link, limits, guest, connections, .. } = &*self.shared;
         loop {
             let Offer { process, export } = self.living().await;
             let (near, far) = link.connect();
@@ -186,12 +186,12 @@ impl Wire {
                 return Device::new("nbd", device);
             }
             world.event(format_args!("the guest could not connect"));
-            self.rest(dice).await;
+            self.rest(rng).await;
         }
     }
 
     /// A while between two connections.
-    pub(crate) async fn rest(&self, dice: &Dice) {
-        self.shared.world.sleep(Duration::from_micros(1) + dice.up_to(REST_MAX)).await;
+    pub(crate) async fn rest(&self, rng: &Rng) {
+        self.shared.world.sleep(Duration::from_micros(1) + rng.up_to(REST_MAX)).await;
     }
 }

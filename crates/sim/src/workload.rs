@@ -43,8 +43,8 @@ pub use zoned::Zoned;
 
 use std::time::Duration;
 
-use crate::dice::Dice;
 use crate::model::Request;
+use crate::rng::Rng;
 
 /// One request of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +58,12 @@ pub struct Step {
 /// A load.
 pub trait Workload: Send {
     /// Its next request; `None` when it has no more.
-    fn next(&mut self, dice: &Dice) -> Option<Step>;
+    fn next(&mut self, rng: &Rng) -> Option<Step>;
 }
 
 impl Workload for Box<dyn Workload> {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
-        (**self).next(dice)
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
+        (**self).next(rng)
     }
 }
 
@@ -73,8 +73,8 @@ const fn at_once(request: Request) -> Option<Step> {
 }
 
 /// A read or a write of `length` bytes.
-fn read_or_write(reads: f64, offset: u64, length: u64, dice: &Dice) -> Request {
-    if dice.chance(reads) { Request::read(offset, length) } else { Request::write(offset, length) }
+fn read_or_write(reads: f64, offset: u64, length: u64, rng: &Rng) -> Request {
+    if rng.chance(reads) { Request::read(offset, length) } else { Request::write(offset, length) }
 }
 
 #[cfg(test)]

@@ -16,10 +16,10 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::clock;
-use crate::dice::Dice;
-use crate::fuse::Fuse;
+use crate::crash_point::CrashPoint;
 use crate::log::{EventLog, Keep};
 use crate::occurrence::Occurrence;
+use crate::rng::Rng;
 
 /// What must always hold, by the names of ARCHITECTURE.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,7 +108,7 @@ struct Shared {
     wall_ahead: Mutex<i64>,
     faults: Mutex<BTreeMap<&'static str, u64>>,
     occurred: Mutex<BTreeSet<Occurrence>>,
-    fuse: Fuse,
+    crash_point: CrashPoint,
 }
 
 impl World {
@@ -124,7 +124,7 @@ impl World {
             wall_ahead: Mutex::default(),
             faults: Mutex::default(),
             occurred: Mutex::default(),
-            fuse: Fuse::default(),
+            crash_point: CrashPoint::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -137,14 +137,14 @@ impl World {
 
     /// The dice of `label`.
     #[must_use]
-    pub fn dice(&self, label: &str) -> Dice {
-        Dice::new(self.shared.seed, label)
+    pub fn rng(&self, label: &str) -> Rng {
+        Rng::new(self.shared.seed, label)
     }
 
     /// What kills a process at a chosen await.
     #[must_use]
-    pub fn fuse(&self) -> &Fuse {
-        &self.shared.fuse
+    pub fn crash_point(&self) -> &CrashPoint {
+        &self.shared.crash_point
     }
 
     /// The simulated time.

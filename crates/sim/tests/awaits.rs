@@ -9,10 +9,10 @@ fn a_move_survives_a_death_at_every_await() {
     for seed in 0..2 {
         let mut deaths = 0;
         for poll in 0.. {
-            let verdict = scenario.story(seed).dying_only_at_poll(poll).play(seed, Keep::Tail);
-            let log = verdict.log.join("\n");
-            assert!(verdict.violation.is_none(), "seed {seed}, poll {poll}: {:?}\n{log}", verdict.violation);
-            if verdict.deaths == 0 {
+            let result = scenario.for_seed(seed).dying_only_at_poll(poll).play(seed, Keep::Tail);
+            let log = result.log.join("\n");
+            assert!(result.violation.is_none(), "seed {seed}, poll {poll}: {:?}\n{log}", result.violation);
+            if result.deaths == 0 {
                 break;
             }
             deaths += 1;
@@ -24,7 +24,7 @@ fn a_move_survives_a_death_at_every_await() {
 #[test]
 fn every_scenario_is_the_same_run_twice() {
     for scenario in sim::scenarios::SCENARIOS {
-        let (one, two) = (scenario.story(3).play(3, Keep::Tail), scenario.story(3).play(3, Keep::All));
+        let (one, two) = (scenario.for_seed(3).play(3, Keep::Tail), scenario.for_seed(3).play(3, Keep::All));
         assert_eq!((one.log_hash, one.polls), (two.log_hash, two.polls), "{}", scenario.name);
         assert!(one.violation.is_none(), "{}: {:?}\n{}", scenario.name, one.violation, one.log.join("\n"));
     }

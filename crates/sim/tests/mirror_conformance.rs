@@ -7,7 +7,7 @@ use std::time::Duration;
 use block::testing::conformance;
 use block::{BufferPool, Bytes, Device, IoFuture, Slot};
 use env::{EnvRef, RealEnv};
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, UnderWay, Verify};
+use migrate::{JobJournal, Migration, MigrationContext, MoveOptions, Outcome, Phase, UnderWay, Verify};
 use parking_lot::Mutex;
 use sim::disk::{Disk, Timing};
 use sim::log::Keep;
@@ -34,7 +34,7 @@ struct Ended(Arc<Mutex<Vec<String>>>);
 /// The guest's way to a volume that is on `source` and moves to `target` from now on, at `bandwidth` bytes a second.
 async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Option<u64>, ended: &Ended) -> Device {
     let slot = Slot::new(source.clone());
-    let parts = Parts {
+    let context = MigrationContext {
         env: Arc::clone(env),
         slot: slot.clone(),
         source,
@@ -51,7 +51,7 @@ async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Op
         snapshots: None,
     };
     let options = MoveOptions { chunk_bytes: 4096, bandwidth, verify: Verify::Full, ..MoveOptions::default() };
-    let (control, work) = Migration::start(parts, options).await.expect("the move begins");
+    let (control, work) = Migration::start(context, options).await.expect("the move begins");
     let ended = ended.clone();
     env.spawn(Box::pin(async move {
         let outcome = work.await;

@@ -90,7 +90,7 @@ fn a_cut_fails_what_is_in_flight_and_the_next_connection_finds_what_was_answered
             let device = pair.connect().await.expect("the server is there");
             let cutter = (pair.world.clone(), pair.link.clone());
             let cutting = pair.world.spawn(async move {
-                cutter.0.sleep(Duration::from_micros(cutter.0.dice("cut").within(300..=6000))).await;
+                cutter.0.sleep(Duration::from_micros(cutter.0.rng("cut").within(300..=6000))).await;
                 cutter.1.cut();
             });
             let mut answered = Vec::new();

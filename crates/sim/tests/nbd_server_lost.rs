@@ -11,12 +11,12 @@ use parking_lot::Mutex;
 use sim::clock;
 use sim::disk::{Disk, Faults, Timing};
 use sim::guest::{Guest, Load, Pattern};
-use sim::ledger::Ledger;
 use sim::link::{Link, LinkFigures};
 use sim::log::Keep;
 use sim::pattern::Content;
 use sim::port::Port;
 use sim::process::Process;
+use sim::register_history::RegisterHistory;
 use sim::world::World;
 use transhume_sim as sim;
 
@@ -28,19 +28,19 @@ struct Server {
     world: World,
     link: Link,
     disk: Disk,
-    living: Arc<Mutex<Option<Life>>>,
+    living: Arc<Mutex<Option<ServerRun>>>,
     lives: Arc<Mutex<u32>>,
 }
 
 #[derive(Clone)]
-struct Life {
+struct ServerRun {
     process: Process,
     exports: Arc<dyn Exports>,
 }
 
 impl Server {
     async fn start(&self) {
-        let life = {
+        let run = {
             let mut lives = self.lives.lock();
             *lives += 1;
             *lives
@@ -49,13 +49,13 @@ impl Server {
         let device = self.disk.open(0).await;
         let export = Export::new("volume", BufferPool::new(Bytes::mib(64)), move || device.clone());
         let exports: Arc<dyn Exports> = Arc::new(vec![Arc::new(export)]);
-        *self.living.lock() = Some(Life { process: Process::bystander(&self.world, "server", life), exports });
+        *self.living.lock() = Some(ServerRun { process: Process::bystander(&self.world, "server", run), exports });
     }
 
     async fn die(&self, with_power: bool) {
         let dead = self.living.lock().take();
-        if let Some(life) = dead {
-            life.process.kill().await;
+        if let Some(run) = dead {
+            run.process.kill().await;
         }
         if with_power {
             self.disk.lose_power();
@@ -71,13 +71,13 @@ struct Dialled(Server, Process);
 impl Dial for Dialled {
     fn dial(&self) -> BoxFuture<'_, Result<NbdDevice>> {
         Box::pin(async move {
-            let Some(Life { process, exports }) = self.0.living.lock().clone() else {
+            let Some(ServerRun { process, exports }) = self.0.living.lock().clone() else {
                 return Err(Error::new(ErrorKind::Disconnected, "nobody is there"));
             };
             let (near, far) = self.0.link.connect();
             let env = process.env();
             process.env().spawn(Box::pin(async move {
-                let limits = Limits { linger: Duration::ZERO, ..Limits::default() };
+                let limits = Limits { busy_poll: Duration::ZERO, ..Limits::default() };
                 serve_connection(far, exports, env, limits).await;
             }));
             NbdDevice::over(near, "volume", &*self.1.env()).await
@@ -87,8 +87,8 @@ impl Dial for Dialled {
 
 async fn play(seed: u64) {
     let world = World::new(seed, Keep::Tail);
-    let dice = world.dice("story");
-    let timing = dice.pick(&[Timing::FLASH, Timing::SLOW]);
+    let rng = world.rng("story");
+    let timing = rng.pick(&[Timing::FLASH, Timing::SLOW]);
     let disk = Disk::new(&world, "export", SIZE, 1, timing);
     disk.set_faults(Faults { slow: 0.02, ..Faults::default() });
     let server = Server {
@@ -100,7 +100,7 @@ async fn play(seed: u64) {
     };
     server.start().await;
     let daemon = Process::start(&world, 1);
-    let options = BackendOptions { patience: Duration::from_secs(60), ..BackendOptions::default() };
+    let options = BackendOptions { reconnect_limit: Duration::from_secs(60), ..BackendOptions::default() };
     let dial = Arc::new(Dialled(server.clone(), daemon.clone()));
     let backend = NbdBackend::connect(dial, daemon.env(), options).await.expect("the server is there");
     backend.serve_guest();
@@ -108,27 +108,27 @@ async fn play(seed: u64) {
     port.plug(&daemon, Device::new("backend", backend));
     let load = Load {
         requests: 600,
-        outstanding: dice.pick(&[2, 16]),
+        outstanding: rng.pick(&[2, 16]),
         reads: 0.4,
-        flushes: dice.pick(&[0.01, 0.1]),
-        fua: dice.pick(&[0.1, 0.5]),
-        sectors_max: dice.pick(&[8, 64]),
-        pattern: Pattern::Hot(dice.pick(&[32, 256])),
+        flushes: rng.pick(&[0.01, 0.1]),
+        fua: rng.pick(&[0.1, 0.5]),
+        sectors_max: rng.pick(&[8, 64]),
+        pattern: Pattern::Hot(rng.pick(&[32, 256])),
         think: Duration::from_millis(4),
         ..Load::default()
     };
-    let guest = Guest::new(&world, &port, load, Ledger::new(SIZE.0, |_| Content::Zero));
+    let guest = Guest::new(&world, &port, load, RegisterHistory::new(SIZE.0, |_| Content::Zero));
     guest.start();
-    for _ in 0..dice.within(2..=5) {
-        world.sleep(dice.up_to(Duration::from_millis(300))).await;
-        server.die(dice.chance(0.7)).await;
-        world.sleep(dice.up_to(Duration::from_secs(2))).await;
+    for _ in 0..rng.within(2..=5) {
+        world.sleep(rng.up_to(Duration::from_millis(300))).await;
+        server.die(rng.chance(0.7)).await;
+        world.sleep(rng.up_to(Duration::from_secs(2))).await;
         server.start().await;
         // It may die while it is given back what it lost.
-        if dice.chance(0.4) {
-            world.sleep(dice.up_to(Duration::from_millis(400))).await;
+        if rng.chance(0.4) {
+            world.sleep(rng.up_to(Duration::from_millis(400))).await;
             server.die(true).await;
-            world.sleep(dice.up_to(Duration::from_millis(100))).await;
+            world.sleep(rng.up_to(Duration::from_millis(100))).await;
             server.start().await;
         }
     }

@@ -13,9 +13,9 @@ use env::RealEnv;
 use filters::{Overlay, OverlayHeader};
 use futures::future::{Either, join_all, select};
 use parking_lot::Mutex;
-use sim::dice::Dice;
 use sim::disk::{Disk, Faults, Timing};
 use sim::log::Keep;
+use sim::rng::Rng;
 use sim::world::World;
 use transhume_sim as sim;
 
@@ -86,8 +86,8 @@ struct Sector {
 }
 
 /// One life of an overlay through crashes and power losses.
-struct Life {
-    dice: Dice,
+struct OverlayRun {
+    rng: Rng,
     world: World,
     base: Disk,
     delta: Disk,
@@ -97,20 +97,20 @@ struct Life {
     device: Device,
 }
 
-impl Life {
+impl OverlayRun {
     async fn new(seed: u64, unit: u32) -> Self {
         let world = World::new(seed, Keep::Tail);
-        let dice = world.dice("life");
+        let rng = world.rng("life");
         let base = Disk::new(&world, "base", SIZE, unit, Timing::FLASH);
         let delta = Disk::new(&world, "delta", header().delta_bytes(), unit, Timing::FLASH);
         Overlay::create(&delta.open(0).await, &header()).await.expect("a good disk takes it");
         let sectors = (0..SIZE.0.div_ceil(SECTOR)).map(|_| Sector { versions: vec![0], doubtful: Vec::new() });
         let device = base.open(0).await;
-        let mut life = Self { dice, world, base, delta, sectors: sectors.collect(), boot: 1, next_tag: 1, device };
+        let mut run = Self { rng, world, base, delta, sectors: sectors.collect(), boot: 1, next_tag: 1, device };
         // The base was written and not flushed when the snapshot was taken.
-        life.batch(None).await;
-        life.open().await;
-        life
+        run.batch(None).await;
+        run.open().await;
+        run
     }
 
     async fn open(&mut self) {
@@ -127,16 +127,16 @@ impl Life {
     fn mutations(&mut self) -> Vec<(Mutation, u64)> {
         let unit = u64::from(self.device.geometry().request_alignment).max(SECTOR);
         let mut mutations = Vec::new();
-        let mut next = Bytes(self.dice.below(12) * unit);
+        let mut next = Bytes(self.rng.below(12) * unit);
         while next < SIZE && mutations.len() < 16 {
-            let longest = if self.dice.chance(0.2) { 60 } else { 6 };
-            let end = (next + Bytes(self.dice.within(1..=longest) * unit)).min(SIZE);
+            let longest = if self.rng.chance(0.2) { 60 } else { 6 };
+            let end = (next + Bytes(self.rng.within(1..=longest) * unit)).min(SIZE);
             let extent = Extent::between(next, end);
-            let fua = self.dice.chance(0.1);
+            let fua = self.rng.chance(0.1);
             let tag = self.next_tag;
             self.next_tag += 1;
-            let (mutation, tag) = match self.dice.below(6) {
-                0 => (Mutation::zeroes(extent, self.dice.chance(0.5)), 0),
+            let (mutation, tag) = match self.rng.below(6) {
+                0 => (Mutation::zeroes(extent, self.rng.chance(0.5)), 0),
                 1 if extent.offset.is_multiple_of(4096) && (end.is_multiple_of(4096) || end == SIZE) => {
                     (Mutation::discard(extent), 0)
                 }
@@ -146,7 +146,7 @@ impl Life {
                 }
             };
             mutations.push((mutation.with_fua(fua), tag));
-            next = end + Bytes(self.dice.below(6) * unit);
+            next = end + Bytes(self.rng.below(6) * unit);
         }
         mutations
     }
@@ -154,18 +154,18 @@ impl Life {
     /// Carries out mutations at once, perhaps beside flushes, up to `limit`; false if the limit cut them short.
     async fn batch(&mut self, limit: Option<Duration>) -> bool {
         let mutations = self.mutations();
-        let (device, world, dice) = (&self.device, &self.world, &self.dice);
+        let (device, world, rng) = (&self.device, &self.world, &self.rng);
         let answered = Mutex::new(vec![false; mutations.len()]);
-        let flushes = if dice.chance(0.5) { 3 } else { 0 };
+        let flushes = if rng.chance(0.5) { 3 } else { 0 };
         let work = async {
             let writes = join_all(mutations.iter().enumerate().map(async |(number, (mutation, _))| {
-                world.sleep(dice.up_to(Duration::from_micros(300))).await;
+                world.sleep(rng.up_to(Duration::from_micros(300))).await;
                 device.write(mutation.clone()).await.expect("a good disk takes it");
                 answered.lock()[number] = true;
             }));
             let flush = async {
                 for _ in 0..flushes {
-                    world.sleep(dice.up_to(Duration::from_micros(100))).await;
+                    world.sleep(rng.up_to(Duration::from_micros(100))).await;
                     device.flush().await.expect("a good disk flushes");
                 }
             };
@@ -240,23 +240,23 @@ impl Life {
 
 fn live(seed: u64, unit: u32) {
     sim::clock::run(async {
-        let mut life = Life::new(seed, unit).await;
+        let mut run = OverlayRun::new(seed, unit).await;
         // Requests that take twenty times as long as others make room for every order of things.
-        life.delta.set_faults(Faults { slow: 0.1, ..Faults::default() });
+        run.delta.set_faults(Faults { slow: 0.1, ..Faults::default() });
         for step in 0..40 {
             let what = format!("seed {seed}, units of {unit}, step {step}");
-            let dies = life.dice.chance(0.3);
-            let limit = dies.then(|| life.dice.up_to(Duration::from_micros(3000)));
-            let is_done = life.batch(limit).await;
+            let dies = run.rng.chance(0.3);
+            let limit = dies.then(|| run.rng.up_to(Duration::from_micros(3000)));
+            let is_done = run.batch(limit).await;
             if is_done && !dies {
-                life.check(&what, |sector, tag| sector.versions.last() == Some(&tag)).await;
-                if life.dice.chance(0.3) {
-                    life.flush().await;
+                run.check(&what, |sector, tag| sector.versions.last() == Some(&tag)).await;
+                if run.rng.chance(0.3) {
+                    run.flush().await;
                 }
-            } else if life.dice.chance(0.5) {
-                life.crash(&what).await;
+            } else if run.rng.chance(0.5) {
+                run.crash(&what).await;
             } else {
-                life.lose_power(&what).await;
+                run.lose_power(&what).await;
             }
         }
     });
@@ -272,27 +272,27 @@ fn an_overlay_survives_crashes_and_power_losses_at_any_moment() {
 #[test]
 fn a_flush_that_failed_is_never_followed_by_one_that_promises_something() {
     sim::clock::run(async {
-        let life = Life::new(1, 1).await;
+        let run = OverlayRun::new(1, 1).await;
         let write = Mutation::data(Bytes(700), Data::copy_of(&[1; 700]));
-        life.device.write(write.clone()).await.expect("a good disk takes it");
-        life.delta.set_faults(Faults { flush_errors: 1.0, ..Faults::default() });
-        life.device.flush().await.expect_err("the disk fails it");
-        life.delta.set_faults(Faults::default());
-        life.device.write(write.clone()).await.expect("it is still written");
-        let later = life.device.flush().await.expect_err("what the first one covered may be lost");
+        run.device.write(write.clone()).await.expect("a good disk takes it");
+        run.delta.set_faults(Faults { flush_errors: 1.0, ..Faults::default() });
+        run.device.flush().await.expect_err("the disk fails it");
+        run.delta.set_faults(Faults::default());
+        run.device.write(write.clone()).await.expect("it is still written");
+        let later = run.device.flush().await.expect_err("what the first one covered may be lost");
         assert!(later.chain().contains("promises nothing durable any more"), "{}", later.chain());
-        life.device.write(write.with_fua(true)).await.expect_err("a forced write promises the same");
+        run.device.write(write.with_fua(true)).await.expect_err("a forced write promises the same");
     });
 }
 
 #[test]
 fn nothing_is_flushed_that_nobody_asked_for() {
     sim::clock::run(async {
-        let life = Life::new(2, 1).await;
-        life.delta.set_faults(Faults { flush_errors: 1.0, ..Faults::default() });
+        let run = OverlayRun::new(2, 1).await;
+        run.delta.set_faults(Faults { flush_errors: 1.0, ..Faults::default() });
         for number in 0..16 {
             let write = Mutation::data(Bytes(number * 4096 + 512), Data::copy_of(&[1; 512]));
-            life.device.write(write).await.expect("a write needs no flush");
+            run.device.write(write).await.expect("a write needs no flush");
         }
     });
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, IoFuture, Slot};
 use filters::MeterState;
-use migrate::{JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, UnderWay, Verify, VolumeMeter};
+use migrate::{JobJournal, Migration, MigrationContext, MoveOptions, Outcome, Phase, UnderWay, Verify, VolumeMeter};
 use nbd::{Export, Exports, Limits, NbdDevice, serve_connection};
 use sim::clock;
 use sim::link::{Link, LinkFigures};
@@ -69,7 +69,7 @@ impl Scene {
         let (exports, env) = (Arc::new(vec![Arc::new(export)]) as Arc<dyn Exports>, host.env());
         host.env().spawn(Box::pin(async move {
             // To look for a client's next request costs hundreds of polls on a clock that stands still meanwhile.
-            let limits = Limits { linger: Duration::ZERO, ..Limits::default() };
+            let limits = Limits { busy_poll: Duration::ZERO, ..Limits::default() };
             serve_connection(far, exports, env, limits).await;
         }));
         let device = NbdDevice::over(near, "volume", &*guest.env()).await.expect("the server is there");
@@ -80,7 +80,7 @@ impl Scene {
 
     /// Moves the volume; gives how long that took in the world's time.
     async fn migrate(&self) -> Duration {
-        let parts = Parts {
+        let context = MigrationContext {
             env: self.host.env(),
             slot: self.slot.clone(),
             source: self.slot.device(),
@@ -105,7 +105,7 @@ impl Scene {
             ..MoveOptions::default()
         };
         let began = self.world.now();
-        let (_control, work) = Migration::start(parts, options).await.expect("nothing stands in the way");
+        let (_control, work) = Migration::start(context, options).await.expect("nothing stands in the way");
         let outcome = env::spawn_with_result(&*self.host.env(), work).await.expect("the host lives");
         assert!(matches!(outcome, Outcome::Switched(_)), "{outcome:?}");
         self.world.now() - began
@@ -119,19 +119,19 @@ fn a_move_ends_well_on_a_host_that_stops_slows_down_and_has_wrong_clocks_behind_
             let scene = Scene::new(seed, || Box::new(HardDisk::new(HardDiskFigures::ST31000524AS))).await;
             let (world, host, link) = (scene.world.clone(), scene.host.clone(), scene.link.clone());
             let trouble = scene.world.spawn(async move {
-                let dice = world.dice("trouble");
+                let rng = world.rng("trouble");
                 host.set_clock_rate(200);
                 for _ in 0..4 {
-                    world.sleep(dice.up_to(Duration::from_millis(600))).await;
+                    world.sleep(rng.up_to(Duration::from_millis(600))).await;
                     host.pause();
-                    world.sleep(dice.up_to(Duration::from_secs(3))).await;
+                    world.sleep(rng.up_to(Duration::from_secs(3))).await;
                     host.resume();
                     host.set_slow(Duration::from_micros(200));
-                    host.step_wall_clock(Duration::from_secs(3600), dice.chance(0.5));
-                    world.sleep(dice.up_to(Duration::from_millis(300))).await;
+                    host.step_wall_clock(Duration::from_secs(3600), rng.chance(0.5));
+                    world.sleep(rng.up_to(Duration::from_millis(300))).await;
                     host.set_slow(Duration::ZERO);
                     link.set_up(false);
-                    world.sleep(dice.up_to(Duration::from_secs(2))).await;
+                    world.sleep(rng.up_to(Duration::from_secs(2))).await;
                     link.set_up(true);
                     host.set_clock_rate(-200);
                 }

@@ -10,16 +10,16 @@ use env::Moment;
 use futures::future::{BoxFuture, join_all};
 use futures::stream::{self, StreamExt};
 use migrate::stream::{
-    Answer, Ask, BoxTransport, Compression, Dialer, Gate, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
-    SessionRequest, StreamOptions,
+    Answer, Ask, BoxTransport, Compression, Dialer, Opened, PeerName, Receiver, ReceiverLimits, Remote, Role,
+    SessionHandler, SessionRequest, StreamOptions,
 };
 use parking_lot::Mutex;
 use sim::clock;
-use sim::dice::Dice;
 use sim::disk::{Disk, Faults, Timing};
 use sim::link::{Link, LinkFaults, LinkFigures, Side};
 use sim::log::Keep;
 use sim::process::Process;
+use sim::rng::Rng;
 use sim::world::World;
 use transhume_sim as sim;
 use uuid::Uuid;
@@ -41,7 +41,7 @@ struct Holder {
     instance: u32,
 }
 
-impl Gate for Holder {
+impl SessionHandler for Holder {
     fn check(&self, _: &PeerName, _: &SessionRequest) -> Result<()> {
         Ok(())
     }
@@ -64,7 +64,7 @@ impl Gate for Holder {
 }
 
 /// The receiving host's program, in one of its lives.
-struct Life {
+struct ReceiverRun {
     process: Process,
     receiver: Arc<Receiver>,
 }
@@ -73,7 +73,7 @@ struct Life {
 struct Pair {
     world: World,
     links: Vec<Link>,
-    life: Mutex<Life>,
+    run: Mutex<ReceiverRun>,
     volume: Volume,
     client: Process,
     lives: Mutex<u32>,
@@ -86,7 +86,7 @@ impl Pair {
         let names = ["link 0", "link 1", "link 2", "link 3"];
         Arc::new(Self {
             links: names[..links].iter().map(|name| Link::new(&world, name, figures).with_late_resets()).collect(),
-            life: Mutex::new(Self::life(&world, 1, &volume)),
+            run: Mutex::new(Self::run(&world, 1, &volume)),
             client: Process::bystander(&world, "sender", 1),
             volume,
             lives: Mutex::new(1),
@@ -94,16 +94,16 @@ impl Pair {
         })
     }
 
-    fn life(world: &World, number: u32, volume: &Volume) -> Life {
+    fn run(world: &World, number: u32, volume: &Volume) -> ReceiverRun {
         let process = Process::bystander(world, "receiver", number);
         let gate = Arc::new(Holder { volume: volume.clone(), instance: number });
         let receiver = Receiver::new(process.env(), gate, ReceiverLimits::default());
-        Life { process, receiver }
+        ReceiverRun { process, receiver }
     }
 
     /// The receiving program is killed and started again.
     async fn restart(&self) {
-        let process = self.life.lock().process.clone();
+        let process = self.run.lock().process.clone();
         self.world.fault("kill", format_args!("the receiver"));
         process.kill().await;
         self.links.iter().for_each(Link::cut);
@@ -112,7 +112,7 @@ impl Pair {
             *lives += 1;
             *lives
         };
-        *self.life.lock() = Self::life(&self.world, number, &self.volume);
+        *self.run.lock() = Self::run(&self.world, number, &self.volume);
     }
 
     async fn connect(self: &Arc<Self>, role: Role, size: Bytes, options: StreamOptions) -> Arc<Remote> {
@@ -134,12 +134,12 @@ impl Dialer for Pair {
     fn dial(&self, stream: u16) -> BoxFuture<'_, Result<BoxTransport>> {
         Box::pin(async move {
             let (near, far) = self.links[usize::from(stream) % self.links.len()].connect();
-            let life = self.life.lock();
-            if life.process.is_dead() {
+            let run = self.run.lock();
+            if run.process.is_dead() {
                 return Err(Error::new(ErrorKind::Disconnected, "nobody listens"));
             }
-            let receiver = Arc::clone(&life.receiver);
-            life.process.env().spawn(Box::pin(async move {
+            let receiver = Arc::clone(&run.receiver);
+            run.process.env().spawn(Box::pin(async move {
                 // How a connection ends is the sender's story here.
                 let _ = receiver.serve(Box::new(far), PeerName("north".to_owned())).await;
             }));
@@ -174,8 +174,8 @@ fn a_remote_volume_conforms_over_a_link() {
 /// Writes `count` MiB of data that does not compress, 32 of them at a time, and says at how many MB/s.
 async fn rate(pair: &Pair, device: &Device, count: u64) -> f64 {
     let noise: Vec<u8> = {
-        let dice = Dice::new(1, "noise");
-        (0..(1 << 17)).flat_map(|_| dice.any().to_le_bytes()).collect()
+        let rng = Rng::new(1, "noise");
+        (0..(1 << 17)).flat_map(|_| rng.any().to_le_bytes()).collect()
     };
     let data = Data::copy_of(&noise);
     let began = pair.world.now();
@@ -336,13 +336,13 @@ fn tag_of(bytes: &[u8]) -> std::result::Result<u64, String> {
 /// One of several who write and read the same blocks at once.
 async fn play(pair: Arc<Pair>, remote: Arc<Remote>, players: Arc<Players>, number: u64, act: Act) {
     let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
-    let dice = pair.world.dice(&format!("player {number}"));
+    let rng = pair.world.rng(&format!("player {number}"));
     for _ in 0..act.rounds {
-        pair.world.sleep(dice.up_to(act.think)).await;
-        let count = if dice.chance(0.1) { dice.within(70..=200) } else { dice.within(1..=16) };
-        let first = dice.below((BLOCKS - count + 1).min(act.places));
+        pair.world.sleep(rng.up_to(act.think)).await;
+        let count = if rng.chance(0.1) { rng.within(70..=200) } else { rng.within(1..=16) };
+        let first = rng.below((BLOCKS - count + 1).min(act.places));
         let (offset, asked) = (Bytes(first * BLOCK as u64), pair.world.now());
-        if dice.chance(0.4) {
+        if rng.chance(0.4) {
             let read = device.read(offset, Buffer::unpooled(count as usize * BLOCK)).await;
             let Ok(bytes) = read else {
                 recover(&pair, &remote, &players).await;
@@ -368,7 +368,7 @@ async fn play(pair: Arc<Pair>, remote: Arc<Remote>, players: Arc<Players>, numbe
                 let event = Event { tag, asked, answered: None, is_certain: false };
                 players.histories.lock()[block as usize].writes.push(event);
             }
-            let outcome = device.write(Mutation::data(offset, Data::copy_of(&bytes)).with_fua(dice.chance(0.1))).await;
+            let outcome = device.write(Mutation::data(offset, Data::copy_of(&bytes)).with_fua(rng.chance(0.1))).await;
             if outcome.is_err() {
                 recover(&pair, &remote, &players).await;
             }
@@ -379,7 +379,7 @@ async fn play(pair: Arc<Pair>, remote: Arc<Remote>, players: Arc<Players>, numbe
                 (write.answered, write.is_certain) = (Some(now), outcome.is_ok());
             }
         }
-        if dice.chance(0.05) && device.flush().await.is_err() {
+        if rng.chance(0.05) && device.flush().await.is_err() {
             recover(&pair, &remote, &players).await;
         }
     }
@@ -399,12 +399,12 @@ async fn recover(pair: &Arc<Pair>, remote: &Arc<Remote>, players: &Arc<Players>)
 
 /// What can go wrong, one after the other, until `until`.
 async fn storm(pair: Arc<Pair>, until: Moment) {
-    let dice = pair.world.dice("storm");
+    let rng = pair.world.rng("storm");
     while pair.world.now() < until {
-        pair.world.sleep(Duration::from_millis(dice.within(20..=300))).await;
-        let link = &pair.links[dice.below(pair.links.len() as u64) as usize];
-        let while_it_lasts = Duration::from_millis(dice.pick(&[5, 100, 1500, 4000]));
-        match dice.below(9) {
+        pair.world.sleep(Duration::from_millis(rng.within(20..=300))).await;
+        let link = &pair.links[rng.below(pair.links.len() as u64) as usize];
+        let while_it_lasts = Duration::from_millis(rng.pick(&[5, 100, 1500, 4000]));
+        match rng.below(9) {
             0 => link.cut(),
             1 => pair.links.iter().for_each(Link::cut),
             2 => {
@@ -420,7 +420,7 @@ async fn storm(pair: Arc<Pair>, until: Moment) {
                 link.set_faults(LinkFaults::default());
             }
             6 => {
-                let side = dice.pick(&[Side::Client, Side::Server]);
+                let side = rng.pick(&[Side::Client, Side::Server]);
                 link.set_reading(side, false);
                 pair.world.sleep(while_it_lasts).await;
                 link.set_reading(side, true);
@@ -487,8 +487,8 @@ fn play_through(seed: u64, act: Act) -> Played {
             disk.set_faults(Faults { stuck: 0.01, ..Faults::default() });
         }
         let compression = [Compression::Auto, Compression::Lz4, Compression::Zstd][seed as usize % 3];
-        let patience = Duration::from_secs(3600);
-        let options = StreamOptions { compression, frame_bytes: 32 << 10, patience, ..streams(3) };
+        let reconnect_limit = Duration::from_secs(3600);
+        let options = StreamOptions { compression, frame_bytes: 32 << 10, reconnect_limit, ..streams(3) };
         let remote = pair.connect(act.role, size, options).await;
         let players = Arc::new(Players {
             role: act.role,

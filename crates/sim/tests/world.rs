@@ -5,23 +5,25 @@ use migrate::Phase;
 use sim::disk::Faults;
 use sim::host::Mistakes;
 use sim::log::Keep;
-use sim::story::{Happening, Story};
-use sim::words::{guest, store};
+use sim::scenario::{FaultEvent, Scenario};
+use sim::scenario_dsl::{guest, store};
 use transhume_sim as sim;
 
-fn still() -> Story {
-    Story::new().volume(Bytes(1_000_000)).without_move()
+fn still() -> Scenario {
+    Scenario::new().volume(Bytes(1_000_000)).without_move()
 }
 
 /// Plays `story` with seeds from 0 on until something is violated.
-fn first_violation(story: &Story, seeds: u64) -> Option<String> {
-    (0..seeds).find_map(|seed| story.play(seed, Keep::Tail).violation).map(|violation| violation.invariant.to_string())
+fn first_violation(scenario: &Scenario, seeds: u64) -> Option<String> {
+    (0..seeds)
+        .find_map(|seed| scenario.play(seed, Keep::Tail).violation)
+        .map(|violation| violation.invariant.to_string())
 }
 
-fn holds(story: &Story, seeds: u64) {
+fn holds(scenario: &Scenario, seeds: u64) {
     for seed in 0..seeds {
-        let verdict = story.play(seed, Keep::Tail);
-        assert!(verdict.violation.is_none(), "seed {seed}: {:?}\n{}", verdict.violation, verdict.log.join("\n"));
+        let result = scenario.play(seed, Keep::Tail);
+        assert!(result.violation.is_none(), "seed {seed}: {:?}\n{}", result.violation, result.log.join("\n"));
     }
 }
 
@@ -32,23 +34,23 @@ fn a_guest_on_a_good_disk_sees_what_it_wrote() {
 
 #[test]
 fn a_guest_survives_crashes_power_losses_and_reconnects() {
-    let story = still().with(Happening::Crash, 3).with(Happening::PowerLoss, 2).with(Happening::Reconnect, 3);
-    holds(&story, 40);
+    let scenario = still().with(FaultEvent::Crash, 3).with(FaultEvent::PowerLoss, 2).with(FaultEvent::Reconnect, 3);
+    holds(&scenario, 40);
 }
 
 #[test]
 fn a_guest_copes_with_a_disk_that_fails() {
     let faults = Faults { read_errors: 0.02, write_errors: 0.02, flush_errors: 0.1, stuck: 0.001, ..Faults::default() };
-    holds(&still().source(faults).with(Happening::PowerLoss, 2).with(Happening::Crash, 2), 40);
+    holds(&still().source(faults).with(FaultEvent::PowerLoss, 2).with(FaultEvent::Crash, 2), 40);
 }
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    let story = still().with(Happening::Crash, 3).with(Happening::PowerLoss, 1);
+    let scenario = still().with(FaultEvent::Crash, 3).with(FaultEvent::PowerLoss, 1);
     for seed in 0..5 {
-        let (one, two) = (story.play(seed, Keep::Tail), story.play(seed, Keep::All));
+        let (one, two) = (scenario.play(seed, Keep::Tail), scenario.play(seed, Keep::All));
         assert_eq!((one.log_hash, one.events, one.simulated), (two.log_hash, two.events, two.simulated));
-        assert_ne!(one.log_hash, story.play(seed + 1, Keep::Tail).log_hash);
+        assert_ne!(one.log_hash, scenario.play(seed + 1, Keep::Tail).log_hash);
     }
 }
 
@@ -56,12 +58,12 @@ fn the_same_seed_is_the_same_run() {
 #[test]
 fn requests_that_are_woken_together_go_on_in_the_same_order_every_time() {
     let writer = guest().asks(250).at_once(16).sectors(8).writes(1.0);
-    let story = Story::new().volume(Bytes::mib(8)).and(writer).and(store().full_in(Phase::Verifying));
+    let scenario = Scenario::new().volume(Bytes::mib(8)).and(writer).and(store().full_in(Phase::Verifying));
     for seed in 0..6 {
-        let first = story.play(seed, Keep::Tail).log_hash;
-        assert!((0..6).all(|_| story.play(seed, Keep::Tail).log_hash == first), "seed {seed}");
+        let first = scenario.play(seed, Keep::Tail).log_hash;
+        assert!((0..6).all(|_| scenario.play(seed, Keep::Tail).log_hash == first), "seed {seed}");
     }
-    let swarm = sim::scenarios::find("swarm").expect("it is listed").story(16_700);
+    let swarm = sim::scenarios::find("swarm").expect("it is listed").for_seed(16_700);
     let first = swarm.play(16_700, Keep::Tail).log_hash;
     assert!((0..6).all(|_| swarm.play(16_700, Keep::Tail).log_hash == first), "seed 16700 of the swarm");
 }
@@ -69,8 +71,8 @@ fn requests_that_are_woken_together_go_on_in_the_same_order_every_time() {
 #[test]
 fn opening_a_disk_while_a_dead_process_still_writes_to_it_is_seen() {
     let mistakes = Mistakes { opens_at_once: true, ..Mistakes::default() };
-    let story = still().with(Happening::Crash, 6).mistakes(mistakes);
-    let found = first_violation(&story, 200);
+    let scenario = still().with(FaultEvent::Crash, 6).mistakes(mistakes);
+    let found = first_violation(&scenario, 200);
     assert!(matches!(found.as_deref(), Some("acked-write" | "stable-read")), "{found:?}");
 }
 
@@ -78,8 +80,8 @@ fn opening_a_disk_while_a_dead_process_still_writes_to_it_is_seen() {
 fn letting_a_new_connection_in_too_early_is_seen() {
     let mistakes = Mistakes { no_barrier: true, ..Mistakes::default() };
     let slow = Faults { slow: 0.05, ..Faults::default() };
-    let story = still().source(slow).with(Happening::Reconnect, 8).mistakes(mistakes);
-    let found = first_violation(&story, 200);
+    let scenario = still().source(slow).with(FaultEvent::Reconnect, 8).mistakes(mistakes);
+    let found = first_violation(&scenario, 200);
     assert!(matches!(found.as_deref(), Some("acked-write" | "stable-read")), "{found:?}");
 }
 

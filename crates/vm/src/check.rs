@@ -15,7 +15,7 @@ use crate::qmp::Qmp;
 /// Whether a disk can be adopted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "verdict", rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum Adoptability {
     /// It can.
     Adoptable {
         /// How.
@@ -59,19 +59,19 @@ pub struct DiskReport {
     /// The throttle group that it is in.
     pub throttle_group: Option<String>,
     /// Whether it can be adopted.
-    pub verdict: Verdict,
+    pub verdict: Adoptability,
 }
 
 impl fmt::Display for DiskReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} ({}, {} {}): ", self.node, self.device, self.format, self.image.display())?;
         match &self.verdict {
-            Verdict::Adoptable { form, .. } => write!(out, "can be adopted, by {form}"),
-            Verdict::LosesOptions { unknown, .. } => {
+            Adoptability::Adoptable { form, .. } => write!(out, "can be adopted, by {form}"),
+            Adoptability::LosesOptions { unknown, .. } => {
                 write!(out, "can be adopted with --accept-option-loss only; not known: {}", unknown.join(", "))
             }
-            Verdict::Refused { reason } => write!(out, "cannot be adopted: {reason}"),
-            Verdict::Adopted => write!(out, "is adopted already"),
+            Adoptability::Refused { reason } => write!(out, "cannot be adopted: {reason}"),
+            Adoptability::Adopted => write!(out, "is adopted already"),
         }
     }
 }
@@ -85,7 +85,7 @@ pub async fn inventory(qmp: &Qmp, sources: &Sources) -> Result<Vec<DiskReport>> 
     let mut reports = Vec::new();
     for frontend in graph.frontends.iter().filter(|frontend| frontend.root.is_some()) {
         let disk = Disk::of_frontend(qmp, &graph, frontend).await?;
-        let verdict = judge(&disk, &graph, sources, qmp.process_id());
+        let verdict = adoptability(&disk, &graph, sources, qmp.process_id());
         reports.push(DiskReport {
             node: disk.name().to_owned(),
             device: name_of(frontend),
@@ -101,17 +101,17 @@ pub async fn inventory(qmp: &Qmp, sources: &Sources) -> Result<Vec<DiskReport>> 
     Ok(reports)
 }
 
-fn judge(disk: &Disk, graph: &Graph, sources: &Sources, pid: Option<u32>) -> Verdict {
+fn adoptability(disk: &Disk, graph: &Graph, sources: &Sources, pid: Option<u32>) -> Adoptability {
     if disk.file.driver == "nbd" && disk.file.name.starts_with("th-") {
-        return Verdict::Adopted;
+        return Adoptability::Adopted;
     }
     if let Err(error) = disk.check(graph).and_then(|()| require_open(pid, &disk.image())) {
-        return Verdict::Refused { reason: error.to_string() };
+        return Adoptability::Refused { reason: error.to_string() };
     }
     let options = DiskOptions::gather(disk, sources);
     if options.unknown.is_empty() {
-        Verdict::Adoptable { form: disk.form, options_from: options.origin }
+        Adoptability::Adoptable { form: disk.form, options_from: options.origin }
     } else {
-        Verdict::LosesOptions { form: disk.form, unknown: options.unknown }
+        Adoptability::LosesOptions { form: disk.form, unknown: options.unknown }
     }
 }

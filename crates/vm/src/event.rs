@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::graph::Graph;
 use crate::plan::AdoptedDisk;
 use crate::qmp::{Event, LOOK_AGAIN, Qmp};
-use crate::run::{Standing, standing};
+use crate::run::{DiskState, disk_state};
 
 /// Something that happened to a VM or to its adopted disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ pub enum Outcome {
     /// Cancel the move, leave the disk as it is, and say why.
     Cancel,
     /// Read the graph and compare: [`VmEvents::compare`].
-    Look,
+    Inspection,
 }
 
 /// What a migration of QEMU itself says when it has come to nothing.
@@ -97,10 +97,10 @@ impl VmEvent {
             Self::Resized { .. } => Outcome::GoOn,
             // A job reads or writes through us too, but it may end by replacing nodes under our feet.
             Self::BlockJob { .. } | Self::NoLongerInside => Outcome::Cancel,
-            Self::VmMigration { status } if OVER.contains(&status.as_str()) => Outcome::Look,
+            Self::VmMigration { status } if OVER.contains(&status.as_str()) => Outcome::Inspection,
             // Its target would open the disk by its old name.
             Self::VmMigration { .. } => Outcome::Cancel,
-            Self::Missed => Outcome::Look,
+            Self::Missed => Outcome::Inspection,
         }
     }
 }
@@ -126,8 +126,8 @@ impl VmEvents {
         };
         // QEMU tells of its own migration only if it is asked to. While one is under way it takes no such wish; the graph
         // tells of that one.
-        let wish = json!({ "capabilities": [{ "capability": "events", "state": true }] });
-        if let Err(error) = qmp.execute("migrate-set-capabilities", wish).await {
+        let goal = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+        if let Err(error) = qmp.execute("migrate-set-capabilities", goal).await {
             tracing::debug!(%error, "QEMU does not tell of its own migration");
         }
         watching
@@ -165,10 +165,10 @@ impl VmEvents {
     /// What the graph shows that events do not tell: QEMU tells nothing of a resize, and events may be missed.
     pub fn compare(&mut self, graph: &Graph) -> Vec<VmEvent> {
         let mut found = Vec::new();
-        match standing(&self.disk, graph) {
-            Standing::Inside => {}
-            Standing::DeviceGone => return vec![VmEvent::DiskUnplugged],
-            Standing::Outside | Standing::Prepared => found.push(VmEvent::NoLongerInside),
+        match disk_state(&self.disk, graph) {
+            DiskState::Inside => {}
+            DiskState::DeviceGone => return vec![VmEvent::DiskUnplugged],
+            DiskState::Outside | DiskState::Prepared => found.push(VmEvent::NoLongerInside),
         }
         let names = &self.disk.nodes;
         let jobs = graph.jobs_on(&[names.format.as_str(), names.nbd.as_str()], &self.disk.backend);

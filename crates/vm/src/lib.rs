@@ -23,7 +23,7 @@ mod process;
 mod qmp;
 mod run;
 
-pub use check::{DiskReport, Verdict, inventory};
+pub use check::{Adoptability, DiskReport, inventory};
 pub use disk::{Disk, Form};
 pub use error::{Error, ErrorKind, QemuError, Result};
 pub use event::{Outcome, VmEvent, VmEvents};
@@ -36,6 +36,6 @@ pub use plan::{
     AdoptedDisk, AdoptionPlan, AdoptionRequest, Direction, ExpectedSize, ExportAddress, NodeNames, Plan,
     RECONNECT_SECONDS, Step, node_name,
 };
-pub use process::{Life, QemuProcess, require_writer, writes_to};
+pub use process::{ProcessState, QemuProcess, require_writer, writes_to};
 pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, owner_of_socket};
-pub use run::{Standing, Surroundings, Wish, adopt, forget, recover, release, standing};
+pub use run::{DiskState, RecoveryGoal, Surroundings, adopt, disk_state, forget, recover, release};

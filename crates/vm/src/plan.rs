@@ -18,7 +18,7 @@ use crate::disk::{Disk, Form, name_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::graph::Graph;
 use crate::options::{DiskOptions, Remembered, Sources};
-use crate::process::{self, Life, QemuProcess, looks_alive};
+use crate::process::{self, ProcessState, QemuProcess, looks_alive};
 use crate::qmp::Qmp;
 
 /// How long QEMU's NBD client tries to reach us again before it fails the guest's requests.
@@ -194,13 +194,13 @@ pub struct AdoptedDisk {
 impl AdoptedDisk {
     /// Whether QEMU's process is still there.
     #[must_use]
-    pub fn life(&self) -> Life {
+    pub fn process_state(&self) -> ProcessState {
         match (&self.process, self.process_id) {
-            (Some(process), _) if process.lives() => Life::Lives,
-            (Some(_), _) => Life::Ended,
-            (None, Some(pid)) if looks_alive(pid) => Life::Lives,
-            (None, Some(_)) => Life::Ended,
-            (None, None) => Life::Unknown,
+            (Some(process), _) if process.lives() => ProcessState::Lives,
+            (Some(_), _) => ProcessState::Ended,
+            (None, Some(pid)) if looks_alive(pid) => ProcessState::Lives,
+            (None, Some(_)) => ProcessState::Ended,
+            (None, None) => ProcessState::Unknown,
         }
     }
 

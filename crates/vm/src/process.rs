@@ -28,7 +28,7 @@ pub struct QemuProcess {
 
 /// Whether the process of an adopted disk's QEMU is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum ProcessState {
     /// It is, or what has its number looks like it.
     Lives,
     /// It has ended.

@@ -41,7 +41,7 @@ pub trait Surroundings: Send {
 
 /// Where a disk stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum DiskState {
     /// QEMU reads and writes the image itself, and no node of ours is there.
     Outside,
     /// QEMU reads and writes the image itself; nodes of a plan that was not finished are there.
@@ -54,7 +54,7 @@ pub enum Standing {
 
 /// Which way a recovery should go where both are possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum RecoveryGoal {
     /// Finish the plan.
     Forward,
     /// Undo it, if its decisive step was not done.
@@ -63,9 +63,9 @@ pub enum Wish {
 
 /// Reads from the graph where a disk stands.
 #[must_use]
-pub fn standing(disk: &AdoptedDisk, graph: &Graph) -> Standing {
+pub fn disk_state(disk: &AdoptedDisk, graph: &Graph) -> DiskState {
     let names = &disk.nodes;
-    let Some(frontend) = graph.frontend(&disk.qom_path) else { return Standing::DeviceGone };
+    let Some(frontend) = graph.frontend(&disk.qom_path) else { return DiskState::DeviceGone };
     let is_inside = match disk.form {
         Form::Reopen => graph.child(&names.format, "file").is_some_and(|child| child.name == names.nbd),
         Form::Replace | Form::Direct => {
@@ -75,11 +75,11 @@ pub fn standing(disk: &AdoptedDisk, graph: &Graph) -> Standing {
         }
     };
     if is_inside {
-        Standing::Inside
+        DiskState::Inside
     } else if graph.node(&names.nbd).is_some() {
-        Standing::Prepared
+        DiskState::Prepared
     } else {
-        Standing::Outside
+        DiskState::Outside
     }
 }
 
@@ -105,28 +105,33 @@ pub async fn release(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings
 ///
 /// # Errors
 /// `ExportDisconnected` if QEMU must reach our export first; what a step says.
-pub async fn recover(qmp: &Qmp, plan: &Plan, wish: Wish, surroundings: &mut dyn Surroundings) -> Result<Standing> {
+pub async fn recover(
+    qmp: &Qmp,
+    plan: &Plan,
+    goal: RecoveryGoal,
+    surroundings: &mut dyn Surroundings,
+) -> Result<DiskState> {
     let graph = Graph::read(qmp).await?;
-    let now = standing(&plan.disk, &graph);
+    let now = disk_state(&plan.disk, &graph);
     let is_decided = match (plan.direction, now) {
-        (_, Standing::DeviceGone) => {
+        (_, DiskState::DeviceGone) => {
             forget(qmp, &plan.disk, surroundings).await?;
-            return Ok(Standing::DeviceGone);
+            return Ok(DiskState::DeviceGone);
         }
-        (Direction::Adopt, Standing::Inside) | (Direction::Release, Standing::Outside | Standing::Prepared) => true,
-        (Direction::Adopt, Standing::Outside | Standing::Prepared) | (Direction::Release, Standing::Inside) => false,
+        (Direction::Adopt, DiskState::Inside) | (Direction::Release, DiskState::Outside | DiskState::Prepared) => true,
+        (Direction::Adopt, DiskState::Outside | DiskState::Prepared) | (Direction::Release, DiskState::Inside) => false,
     };
-    tracing::info!(volume = plan.disk.volume, ?now, ?wish, is_decided, "recovering a plan");
+    tracing::info!(volume = plan.disk.volume, ?now, ?goal, is_decided, "recovering a plan");
     let stopped = if plan.resumes { Stopped::ByThisPlan } else { Stopped::BySomebodyElse };
     // A guest that stands still because of us goes on first, before the export is asked for anything.
     let is_stopped_by_us = stopped == Stopped::ByThisPlan && plan.pauses() && !graph.is_running;
-    if !is_decided && (is_stopped_by_us || wish == Wish::Back) {
+    if !is_decided && (is_stopped_by_us || goal == RecoveryGoal::Back) {
         undo(qmp, plan, surroundings, stopped).await?;
     }
-    if is_decided || wish == Wish::Forward {
+    if is_decided || goal == RecoveryGoal::Forward {
         run(qmp, plan, surroundings, stopped).await?;
     }
-    Ok(standing(&plan.disk, &Graph::read(qmp).await?))
+    Ok(disk_state(&plan.disk, &Graph::read(qmp).await?))
 }
 
 /// Takes our nodes away after the device itself has gone, and drops the locks.
@@ -293,7 +298,7 @@ async fn carry_out(
     graph: &Graph,
     surroundings: &mut dyn Surroundings,
 ) -> Result<()> {
-    let is_inside = standing(disk, graph) == Standing::Inside;
+    let is_inside = disk_state(disk, graph) == DiskState::Inside;
     // `cont` drains nothing: a guest that we have stopped goes on, and waits for its export itself.
     let may_drain = !matches!(step, Step::TakeLocks | Step::DropLocks | Step::Resume);
     if may_drain && is_inside && !comes_to_be_connected(qmp, surroundings).await {

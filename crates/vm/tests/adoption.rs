@@ -7,7 +7,8 @@ use std::path::Path;
 use common::{Daemon, Given, KINDS, Kind, Server, Setup, Vm, node_names, options_shown, run};
 use serde_json::json;
 use transhume_vm::{
-    AdoptionRequest, ErrorKind, Graph, Plan, Sources, Standing, Step, Verdict, adopt, inventory, release, standing,
+    Adoptability, AdoptionRequest, DiskState, ErrorKind, Graph, Plan, Sources, Step, adopt, disk_state, inventory,
+    release,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -24,7 +25,7 @@ async fn a_disk_is_adopted_and_released_under_load_and_its_options_are_the_same_
         adopt(&qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
 
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
-        assert_eq!(standing(&plan.disk, &graph), Standing::Inside, "{kind:?}");
+        assert_eq!(disk_state(&plan.disk, &graph), DiskState::Inside, "{kind:?}");
         assert!(graph.is_running, "{kind:?}: the guest was left stopped");
         assert_eq!(server.export.connections(), 1, "{kind:?}");
         assert!(graph.nodes.iter().all(|node| node.filename.contains("nbd+unix")), "{kind:?}: {graph:#?}");
@@ -38,7 +39,7 @@ async fn a_disk_is_adopted_and_released_under_load_and_its_options_are_the_same_
         let back = Plan::release(&plan.disk, &vm.image, None, true);
         release(&qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}: {}", vm.log()));
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
-        assert_eq!(standing(&plan.disk, &graph), Standing::Outside, "{kind:?}");
+        assert_eq!(disk_state(&plan.disk, &graph), DiskState::Outside, "{kind:?}");
         assert_eq!(options_shown(&qmp).await, before, "{kind:?}");
         vm.load_goes_on().await;
         drop(server);
@@ -189,10 +190,10 @@ async fn unknown_options_are_refused_by_name_and_accepted_on_request() {
         request.accept_option_loss = true;
         Plan::adopt(&qmp, &Sources::default(), &request).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         let reports = inventory(&qmp, &Sources::default()).await.expect("reports");
-        assert!(matches!(&reports[0].verdict, Verdict::LosesOptions { .. }), "{kind:?}: {}", reports[0]);
+        assert!(matches!(&reports[0].verdict, Adoptability::LosesOptions { .. }), "{kind:?}: {}", reports[0]);
         let reports = inventory(&qmp, &vm.sources()).await.expect("reports");
         assert_eq!(reports.len(), 1, "{kind:?}");
-        assert!(matches!(&reports[0].verdict, Verdict::Adoptable { .. }), "{kind:?}: {}", reports[0]);
+        assert!(matches!(&reports[0].verdict, Adoptability::Adoptable { .. }), "{kind:?}: {}", reports[0]);
     }
 }
 

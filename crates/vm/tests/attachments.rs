@@ -3,11 +3,13 @@
 mod common;
 
 use common::{Bus, Daemon, Given, KINDS, Kind, Server, Setup, Vm, node_names, options_shown, run};
-use transhume_vm::{AdoptionRequest, Graph, Plan, Sources, Standing, Verdict, adopt, inventory, release, standing};
+use transhume_vm::{
+    Adoptability, AdoptionRequest, DiskState, Graph, Plan, Sources, adopt, disk_state, inventory, release,
+};
 
 async fn assert_adoptable(vm: &Vm, sources: &Sources) {
     let reports = inventory(&vm.qmp().await, sources).await.expect("reports");
-    assert!(matches!(&reports[0].verdict, Verdict::Adoptable { .. }), "{:?}: {}", vm.kind, reports[0]);
+    assert!(matches!(&reports[0].verdict, Adoptability::Adoptable { .. }), "{:?}: {}", vm.kind, reports[0]);
 }
 
 /// Adopted and released under load, with the same options afterwards.
@@ -17,7 +19,7 @@ async fn there_and_back(vm: Vm, what: &str) {
     let before = options_shown(&vm.qmp().await).await;
     let mut setup = Setup::adopted(vm).await;
     let graph = Graph::read(&setup.qmp).await.expect("QEMU answers");
-    assert_eq!(standing(&setup.plan.disk, &graph), Standing::Inside, "{what}");
+    assert_eq!(disk_state(&setup.plan.disk, &graph), DiskState::Inside, "{what}");
     setup.vm.load_goes_on().await;
     assert_eq!(setup.server.export.connections(), 1, "{what}");
     setup.release().await;
@@ -61,7 +63,7 @@ async fn two_disks_of_one_vm_are_adopted_at_once_and_released_one_by_one() {
         let before = options_shown(&vm.qmp().await).await;
         let names = node_names(&vm.qmp().await).await;
         let reports = inventory(&vm.qmp().await, &vm.sources()).await.expect("reports");
-        let is_adoptable = |report: &transhume_vm::DiskReport| matches!(report.verdict, Verdict::Adoptable { .. });
+        let is_adoptable = |report: &transhume_vm::DiskReport| matches!(report.verdict, Adoptability::Adoptable { .. });
         assert!(reports.len() == 2 && reports.iter().all(is_adoptable), "{kind:?}: {reports:#?}");
         let mut first = Setup::adopted(vm).await;
         let server = Server::start_at(&image, &directory.path().join("nbd"), false).await;
@@ -71,12 +73,12 @@ async fn two_disks_of_one_vm_are_adopted_at_once_and_released_one_by_one() {
         adopt(&first.qmp, &plan, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         let graph = Graph::read(&first.qmp).await.expect("QEMU answers");
         for disk in [&first.plan.disk, &plan.disk] {
-            assert_eq!(standing(disk, &graph), Standing::Inside, "{kind:?}: {}", disk.volume);
+            assert_eq!(disk_state(disk, &graph), DiskState::Inside, "{kind:?}: {}", disk.volume);
         }
         first.vm.load_goes_on().await;
         first.release().await;
         let graph = Graph::read(&first.qmp).await.expect("QEMU answers");
-        assert_eq!(standing(&plan.disk, &graph), Standing::Inside, "{kind:?}: the other one was released, too");
+        assert_eq!(disk_state(&plan.disk, &graph), DiskState::Inside, "{kind:?}: the other one was released, too");
         let back = Plan::release(&plan.disk, &image, None, true);
         release(&first.qmp, &back, &mut daemon).await.unwrap_or_else(|error| panic!("{kind:?}: {error}"));
         assert_eq!(options_shown(&first.qmp).await, before, "{kind:?}");

@@ -13,7 +13,8 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use transhume_vm::{
-    ErrorKind, Graph, Outcome, Plan, Qmp, Standing, VmEvent, VmEvents, Wish, adopt, owner_of_socket, recover, standing,
+    DiskState, ErrorKind, Graph, Outcome, Plan, Qmp, RecoveryGoal, VmEvent, VmEvents, adopt, disk_state,
+    owner_of_socket, recover,
 };
 
 /// A process that is killed when the test is done with it.
@@ -213,10 +214,10 @@ async fn an_unplugged_disk_is_noticed_and_our_nodes_are_taken_away() {
             }
         }
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
-        assert_eq!(standing(&plan.disk, &graph), Standing::DeviceGone, "{kind:?}");
+        assert_eq!(disk_state(&plan.disk, &graph), DiskState::DeviceGone, "{kind:?}");
         assert_eq!(events.compare(&graph), [VmEvent::DiskUnplugged], "{kind:?}");
-        let now = recover(&qmp, &plan, Wish::Forward, &mut daemon).await.expect("recovered");
-        assert_eq!(now, Standing::DeviceGone, "{kind:?}");
+        let now = recover(&qmp, &plan, RecoveryGoal::Forward, &mut daemon).await.expect("recovered");
+        assert_eq!(now, DiskState::DeviceGone, "{kind:?}");
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
         assert!(graph.nodes.iter().all(|node| !node.name.starts_with("th-")), "{kind:?}: {graph:#?}");
         assert!(daemon.locks.is_none(), "{kind:?}");
@@ -244,7 +245,7 @@ async fn a_disk_with_a_block_job_is_refused_and_a_job_begun_later_is_told() {
     let mut events = VmEvents::watch(&qmp, &plan.disk).await;
     qmp.execute("blockdev-mirror", mirror).await.expect("begun");
     let event = within(events.next()).await.expect("an event");
-    assert_eq!(event.outcome(), Outcome::Look, "{event:?}");
+    assert_eq!(event.outcome(), Outcome::Inspection, "{event:?}");
     let graph = Graph::read(&qmp).await.expect("QEMU answers");
     let found = events.compare(&graph);
     assert_eq!(found, [VmEvent::BlockJob { id: "mine".to_owned(), kind: "mirror".to_owned() }]);
@@ -262,7 +263,7 @@ async fn a_backup_that_puts_its_filter_above_the_disk_is_told() {
     let backup = json!({ "job-id": "nightly", "device": "disk0", "target": "target", "sync": "full", "speed": 1 });
     qmp.execute("blockdev-backup", backup).await.expect("begun");
     let event = within(events.next()).await.expect("an event");
-    assert_eq!(event.outcome(), Outcome::Look, "{event:?}");
+    assert_eq!(event.outcome(), Outcome::Inspection, "{event:?}");
     let found = events.compare(&Graph::read(&qmp).await.expect("QEMU answers"));
     assert!(found.contains(&VmEvent::BlockJob { id: "nightly".to_owned(), kind: "backup".to_owned() }), "{found:?}");
 }

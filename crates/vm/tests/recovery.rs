@@ -4,7 +4,7 @@ mod common;
 
 use common::{Daemon, Given, KINDS, Kind, Server, Setup, Vm, node_names, options_shown};
 use serde_json::json;
-use transhume_vm::{ErrorKind, Graph, Plan, Qmp, Standing, Step, Wish, adopt, recover, release, standing};
+use transhume_vm::{DiskState, ErrorKind, Graph, Plan, Qmp, RecoveryGoal, Step, adopt, disk_state, recover, release};
 
 /// What the journal gives back after a restart.
 fn journalled(plan: &Plan) -> Plan {
@@ -12,9 +12,9 @@ fn journalled(plan: &Plan) -> Plan {
     serde_json::from_str(&text).expect("a plan comes back")
 }
 
-async fn assert_stands(qmp: &Qmp, plan: &Plan, expected: Standing, context: &str) {
+async fn assert_stands(qmp: &Qmp, plan: &Plan, expected: DiskState, context: &str) {
     let graph = Graph::read(qmp).await.expect("QEMU answers");
-    assert_eq!(standing(&plan.disk, &graph), expected, "{context}");
+    assert_eq!(disk_state(&plan.disk, &graph), expected, "{context}");
     assert!(graph.is_running, "{context}: the guest was left stopped");
 }
 
@@ -34,8 +34,10 @@ async fn an_adoption_killed_before_any_step_is_finished_or_undone() {
         let is_decisive = |step: &Step| matches!(step, Step::Reopen { .. } | Step::SetDrive { .. });
         let decisive = plan.steps.iter().position(is_decisive).expect("a plan has a decisive step");
         // One step more than there are: killed after the last, before the journal heard of it.
-        for (step, wish) in (0..=plan.steps.len()).flat_map(|step| [(step, Wish::Forward), (step, Wish::Back)]) {
-            let context = format!("{kind:?}, killed before step {step}, {wish:?}");
+        for (step, goal) in
+            (0..=plan.steps.len()).flat_map(|step| [(step, RecoveryGoal::Forward), (step, RecoveryGoal::Back)])
+        {
+            let context = format!("{kind:?}, killed before step {step}, {goal:?}");
             let qmp = vm.qmp().await;
             let shown = options_shown(&qmp).await;
             let mut dying = Daemon::dying_before(&vm.image, step);
@@ -45,13 +47,14 @@ async fn an_adoption_killed_before_any_step_is_finished_or_undone() {
 
             let qmp = vm.qmp().await;
             let mut daemon = Daemon::new(&vm.image);
-            let now = recover(&qmp, &journalled(&plan), wish, &mut daemon).await;
+            let now = recover(&qmp, &journalled(&plan), goal, &mut daemon).await;
             let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
-            let expected = if wish == Wish::Forward || step > decisive { Standing::Inside } else { Standing::Outside };
+            let expected =
+                if goal == RecoveryGoal::Forward || step > decisive { DiskState::Inside } else { DiskState::Outside };
             assert_eq!(now, expected, "{context}");
             assert_stands(&qmp, &plan, expected, &context).await;
-            assert_eq!(daemon.locks.is_some(), expected == Standing::Inside, "{context}: locks");
-            if expected == Standing::Outside {
+            assert_eq!(daemon.locks.is_some(), expected == DiskState::Inside, "{context}: locks");
+            if expected == DiskState::Outside {
                 assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
                 continue;
             }
@@ -91,10 +94,10 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
             drop((dying, qmp));
             let qmp = vm.qmp().await;
             let mut daemon = Daemon::new(&vm.image);
-            let now = recover(&qmp, &journalled(&back), Wish::Back, &mut daemon).await;
+            let now = recover(&qmp, &journalled(&back), RecoveryGoal::Back, &mut daemon).await;
             let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
-            assert_eq!(now, Standing::Inside, "{context}");
-            assert_stands(&qmp, &back, Standing::Inside, &context).await;
+            assert_eq!(now, DiskState::Inside, "{context}");
+            assert_stands(&qmp, &back, DiskState::Inside, &context).await;
             assert_eq!(node_names(&qmp).await, names, "{context}: something was left behind");
             assert!(daemon.locks.is_some(), "{context}: the locks were not taken again");
         }
@@ -111,10 +114,10 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
             drop((dying, qmp));
             let qmp = vm.qmp().await;
             let mut daemon = Daemon::new(&vm.image);
-            let now = recover(&qmp, &journalled(&back), Wish::Forward, &mut daemon).await;
+            let now = recover(&qmp, &journalled(&back), RecoveryGoal::Forward, &mut daemon).await;
             let now = now.unwrap_or_else(|error| panic!("{context}: {error}: {}", vm.log()));
-            assert_eq!(now, Standing::Outside, "{context}");
-            assert_stands(&qmp, &back, Standing::Outside, &context).await;
+            assert_eq!(now, DiskState::Outside, "{context}");
+            assert_stands(&qmp, &back, DiskState::Outside, &context).await;
             assert!(daemon.locks.is_none(), "{context}: the locks are still held");
             assert_eq!(options_shown(&qmp).await, shown, "{context}");
             image_known.push(back.remembered());
@@ -155,7 +158,7 @@ async fn no_draining_command_is_sent_while_the_export_is_gone_and_the_guest_goes
         assert_eq!(error.kind(), ErrorKind::ExportDisconnected, "{kind:?}: {error}");
         // QEMU still answers, and at once.
         let graph = Graph::read(&qmp).await.expect("QEMU answers");
-        assert_eq!(standing(&plan.disk, &graph), Standing::Inside, "{kind:?}");
+        assert_eq!(disk_state(&plan.disk, &graph), DiskState::Inside, "{kind:?}");
         drop(server);
         let server = Server::start(&vm).await;
         vm.load_goes_on().await;
@@ -210,17 +213,17 @@ async fn a_guest_that_a_dead_daemon_has_left_stopped_goes_on_before_the_export_i
         let left = journalled(&back);
         let mut daemon = Daemon::new(&vm.image);
         daemon.is_connected = false;
-        let error = recover(&qmp, &left, Wish::Forward, &mut daemon).await.expect_err("the export is gone");
+        let error = recover(&qmp, &left, RecoveryGoal::Forward, &mut daemon).await.expect_err("the export is gone");
         assert_eq!(error.kind(), ErrorKind::ExportDisconnected, "{kind:?}: {error}");
-        assert_stands(&qmp, &left, Standing::Inside, "the export is gone").await;
+        assert_stands(&qmp, &left, DiskState::Inside, "the export is gone").await;
         drop(server);
         let server = Server::start(&vm).await;
         vm.load_goes_on().await;
         assert_eq!(server.export.connections(), 1, "{kind:?}");
         daemon.is_connected = true;
-        let now = recover(&qmp, &left, Wish::Forward, &mut daemon).await.expect("recovered");
-        assert_eq!(now, Standing::Outside, "{kind:?}");
-        assert_stands(&qmp, &left, Standing::Outside, "released").await;
+        let now = recover(&qmp, &left, RecoveryGoal::Forward, &mut daemon).await.expect("recovered");
+        assert_eq!(now, DiskState::Outside, "{kind:?}");
+        assert_stands(&qmp, &left, DiskState::Outside, "released").await;
         vm.load_goes_on().await;
     }
 }

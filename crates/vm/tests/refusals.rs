@@ -4,7 +4,7 @@ mod common;
 
 use common::{Given, Kind, Server, Vm, run};
 use serde_json::{Value, json};
-use transhume_vm::{ErrorKind, Graph, LibvirtDomain, Origin, Plan, Sources, Step, Verdict, inventory};
+use transhume_vm::{Adoptability, ErrorKind, Graph, LibvirtDomain, Origin, Plan, Sources, Step, inventory};
 
 const PLAIN: Kind = Kind { given: Given::Blockdev, format: "raw", iothread: false };
 
@@ -72,8 +72,8 @@ async fn every_disk_that_cannot_be_adopted_is_reported_in_one_line_with_the_reas
         let line = report.to_string();
         assert!(!line.contains('\n'), "{line}");
         match (reason, &report.verdict) {
-            (None, Verdict::Adoptable { .. }) => {}
-            (Some(reason), Verdict::Refused { .. } | Verdict::LosesOptions { .. }) => {
+            (None, Adoptability::Adoptable { .. }) => {}
+            (Some(reason), Adoptability::Refused { .. } | Adoptability::LosesOptions { .. }) => {
                 assert!(line.contains(reason), "{line}");
             }
             _ => panic!("{line}"),

@@ -82,9 +82,9 @@ fn trial(bench: &Bench, format: &str, repeats: usize) -> anyhow::Result<Trial> {
     }
     std::thread::sleep(Duration::from_millis(300));
     trial.felt = longest_since(&mut guest, Some(began));
-    let verdict = guest.finish(PATIENCE)?;
-    if !verdict.is_right() {
-        bail!("the guest saw errors: {verdict:?}");
+    let load_result = guest.finish(PATIENCE)?;
+    if !load_result.is_right() {
+        bail!("the guest saw errors: {load_result:?}");
     }
     Ok(trial)
 }

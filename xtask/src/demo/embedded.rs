@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use transhume_guest::{Event, Interval, Verdict};
+use transhume_guest::{Event, Interval, LoadResult};
 
 use super::guest::step;
-use super::report::Story;
+use super::report::DemoSummary;
 use super::{Scene, felt, moved};
 use crate::bench::process::guarded;
 use crate::bench::server::Transhumed;
@@ -18,11 +18,14 @@ const NAME: &str = "demo";
 const RATE: u32 = 2_000;
 const PATIENCE: Duration = Duration::from_secs(90);
 
-pub(super) fn play(scene: &Scene) -> anyhow::Result<Story> {
+pub(super) fn play(scene: &Scene) -> anyhow::Result<DemoSummary> {
     let rate = scene.rate.unwrap_or(RATE);
-    let mut story =
-        Story { offered: rate, scene: "a load over the daemon's own NBD export".into(), ..Story::default() };
-    story.disk = (scene.source_disk(), scene.target_disk(), scene.bytes);
+    let mut summary = DemoSummary {
+        offered: rate,
+        scene: "a load over the daemon's own NBD export".into(),
+        ..DemoSummary::default()
+    };
+    summary.disk = (scene.source_disk(), scene.target_disk(), scene.bytes);
     let daemon = Transhumed::start(&scene.programs, scene.source.path())?;
     let socket = scene.source.path().join("nbd.sock");
     daemon.attach(NAME, &scene.source_disk(), &socket, "")?;
@@ -32,31 +35,31 @@ pub(super) fn play(scene: &Scene) -> anyhow::Result<Story> {
     step("before", &format!("{} s of load", scene.calm.as_secs()));
     let from = Instant::now();
     std::thread::sleep(scene.calm);
-    story.before = load.felt(from, Instant::now());
+    summary.before = load.felt(from, Instant::now());
 
     step("move", "to the other volume, every chunk compared");
     let from = Instant::now();
     let report = daemon.move_to(NAME, &scene.target_disk(), &["--verify", "full"])?;
     let to = Instant::now();
     std::thread::sleep(Duration::from_millis(300));
-    story.during = load.felt(from, to + Duration::from_millis(200));
-    moved(scene, &mut story, report)?;
+    summary.during = load.felt(from, to + Duration::from_millis(200));
+    moved(scene, &mut summary, report)?;
 
     step("after", &format!("{} s of load", scene.calm.as_secs()));
     let from = Instant::now();
     std::thread::sleep(scene.calm);
-    story.after = load.felt(from, Instant::now());
+    summary.after = load.felt(from, Instant::now());
 
     step("verify", "the load reads the whole volume again");
-    story.verdict = load.finish()?;
-    Ok(story)
+    summary.load_result = load.finish()?;
+    Ok(summary)
 }
 
 /// What the load has told so far.
 #[derive(Default)]
 struct Told {
     intervals: Vec<(Instant, Interval)>,
-    verdict: Verdict,
+    load_result: LoadResult,
 }
 
 struct Stand {
@@ -86,7 +89,7 @@ impl Stand {
                 if let Event::Interval(interval) = event {
                     told.intervals.push((Instant::now(), interval));
                 }
-                told.verdict.note(&event);
+                told.load_result.note(&event);
             }
         });
         Ok(Self { child, told, listener: Some(listener) })
@@ -96,7 +99,7 @@ impl Stand {
         felt(&self.told.lock().unwrap_or_else(PoisonError::into_inner).intervals, from, to)
     }
 
-    fn finish(&mut self) -> anyhow::Result<Verdict> {
+    fn finish(&mut self) -> anyhow::Result<LoadResult> {
         let input = self.child.stdin.as_mut().expect("a pipe was asked for");
         writeln!(input, "stop").context("the load is gone")?;
         let end = Instant::now() + PATIENCE;
@@ -109,7 +112,7 @@ impl Stand {
         if let Some(listener) = self.listener.take() {
             listener.join().ok().context("the load's listener panicked")?;
         }
-        Ok(self.told.lock().unwrap_or_else(PoisonError::into_inner).verdict.clone())
+        Ok(self.told.lock().unwrap_or_else(PoisonError::into_inner).load_result.clone())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use transhume_guest::{Acceleration, Disk, Guest, GuestSpec, Load};
 
-use super::report::Story;
+use super::report::DemoSummary;
 use super::{Scene, felt, moved};
 use crate::bench::process::output_of;
 use crate::bench::server::Transhumed;
@@ -17,7 +17,7 @@ const NAME: &str = "demo";
 const RATE_EMULATED: u32 = 2_000;
 const RATE_KVM: u32 = 5_000;
 
-pub(super) fn play(scene: &Scene) -> anyhow::Result<Story> {
+pub(super) fn play(scene: &Scene) -> anyhow::Result<DemoSummary> {
     let acceleration = Acceleration::probe();
     let is_emulated = acceleration == Acceleration::Tcg;
     let rate = scene.rate.unwrap_or(if is_emulated { RATE_EMULATED } else { RATE_KVM });
@@ -27,52 +27,52 @@ pub(super) fn play(scene: &Scene) -> anyhow::Result<Story> {
     let started = Instant::now();
     let mut guest = Guest::boot(spec)?;
     guest.wait_for_load(PATIENCE)?;
-    let mut story = Story { offered: rate, boot: Some(started.elapsed()), ..Story::default() };
-    story.scene = format!(
+    let mut summary = DemoSummary { offered: rate, boot: Some(started.elapsed()), ..DemoSummary::default() };
+    summary.scene = format!(
         "Linux {} under {}, {}",
         kernel_release()?,
         qemu_version().unwrap_or_else(|| "QEMU".into()),
         if is_emulated { "emulated (KVM boots no guest here)" } else { "KVM" }
     );
-    story.disk = (scene.source_disk(), scene.target_disk(), scene.bytes);
+    summary.disk = (scene.source_disk(), scene.target_disk(), scene.bytes);
 
     let daemon = Transhumed::start(&scene.programs, scene.source.path())?;
     std::thread::sleep(Duration::from_secs(1));
     step("before", &format!("{} s of load on QEMU's own disk", scene.calm.as_secs()));
     let (from, to) = pause(scene.calm);
-    story.before = felt(guest.intervals(), from, to);
+    summary.before = felt(guest.intervals(), from, to);
 
     step("adopt", "the daemon takes the disk over from the running QEMU");
     let qmp = guest.qmp_socket().display().to_string();
     let from = Instant::now();
     daemon.run(&["adopt", "--qmp", &qmp, "--node", NODE, "--name", NAME])?;
-    story.adopt = Some(from.elapsed());
+    summary.adopt = Some(from.elapsed());
     settle();
-    story.adopting = Some(felt(guest.intervals(), from, Instant::now()));
+    summary.adopting = Some(felt(guest.intervals(), from, Instant::now()));
 
     step("move", "to the other volume, every chunk compared");
     let from = Instant::now();
     let report = daemon.move_to(NAME, &scene.target_disk(), &["--verify", "full", "--no-persist"])?;
     let to = Instant::now();
     settle();
-    story.during = felt(guest.intervals(), from, to + Duration::from_millis(200));
-    moved(scene, &mut story, report)?;
+    summary.during = felt(guest.intervals(), from, to + Duration::from_millis(200));
+    moved(scene, &mut summary, report)?;
 
     step("release", "QEMU opens the moved file itself; the daemon is out of the way");
     let from = Instant::now();
     daemon.run(&["release", NAME])?;
-    story.release = Some(from.elapsed());
+    summary.release = Some(from.elapsed());
     settle();
-    story.releasing = Some(felt(guest.intervals(), from, Instant::now()));
+    summary.releasing = Some(felt(guest.intervals(), from, Instant::now()));
     drop(daemon);
 
     step("after", &format!("{} s of load without the daemon", scene.calm.as_secs()));
     let (from, to) = pause(scene.calm);
-    story.after = felt(guest.intervals(), from, to);
+    summary.after = felt(guest.intervals(), from, to);
 
     step("verify", "the guest reads its whole disk again");
-    story.verdict = guest.finish(PATIENCE)?;
-    Ok(story)
+    summary.load_result = guest.finish(PATIENCE)?;
+    Ok(summary)
 }
 
 /// Long enough for the report of the interval in which something happened.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use transhume_guest::Verdict;
+use transhume_guest::LoadResult;
 
 /// What the load felt in one stretch of time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,7 @@ impl Feeling {
 
 /// Everything that is told at the end.
 #[derive(Default)]
-pub(super) struct Story {
+pub(super) struct DemoSummary {
     pub(super) scene: String,
     pub(super) disk: (PathBuf, PathBuf, u64),
     pub(super) offered: u32,
@@ -43,13 +43,13 @@ pub(super) struct Story {
     pub(super) kept: PathBuf,
     pub(super) b3sum: Option<String>,
     pub(super) plain_copy: Duration,
-    pub(super) verdict: Verdict,
+    pub(super) load_result: LoadResult,
     pub(super) whole: Duration,
 }
 
 const RULE: &str = "  ────────────────────────────────────────────────────────────────────────────";
 
-impl Story {
+impl DemoSummary {
     /// Whether everything was compared and equal, and the load found nothing wrong.
     pub(super) fn is_right(&self) -> bool {
         let digest_agrees = match (&self.b3sum, self.report["digest"].as_str()) {
@@ -58,7 +58,7 @@ impl Story {
             (None, Some(_)) => true,
             (_, None) => false,
         };
-        self.verdict.is_right() && self.report["equal"] == true && self.report["verified"] == true && digest_agrees
+        self.load_result.is_right() && self.report["equal"] == true && self.report["verified"] == true && digest_agrees
     }
 
     /// The whole report.
@@ -163,11 +163,12 @@ impl Story {
             None => "b3sum is not installed, so nobody held it against that",
         };
         writeln!(out, "               {agrees}; it is kept as {}", shown(&self.kept))?;
-        let Verdict { blocks, wrong, slots_rewritten, .. } = &self.verdict;
-        let found = if self.verdict.is_right() { "nothing lost, stale, torn or refused" } else { "SOMETHING IS WRONG" };
+        let LoadResult { blocks, wrong, slots_rewritten, .. } = &self.load_result;
+        let found =
+            if self.load_result.is_right() { "nothing lost, stale, torn or refused" } else { "SOMETHING IS WRONG" };
         writeln!(out, "  the guest    read its whole disk again: {blocks} blocks, {wrong} wrong, {found}")?;
         writeln!(out, "               ({slots_rewritten} places were rewritten during the demo)")?;
-        for complaint in self.verdict.complaints.iter().take(5) {
+        for complaint in self.load_result.complaints.iter().take(5) {
             writeln!(out, "               {complaint}")?;
         }
         Ok(())
@@ -199,25 +200,25 @@ mod tests {
 
     use super::*;
 
-    fn right_story() -> Story {
-        let verdict = Verdict { blocks: 10, is_done: Some(true), ..Verdict::default() };
+    fn right_story() -> DemoSummary {
+        let load_result = LoadResult { blocks: 10, is_done: Some(true), ..LoadResult::default() };
         let report = json!({ "equal": true, "verified": true, "digest": "0123456789abcdef0123", "seconds": 1.5 });
-        Story { verdict, report, b3sum: Some("0123456789abcdef0123".into()), ..Story::default() }
+        DemoSummary { load_result, report, b3sum: Some("0123456789abcdef0123".into()), ..DemoSummary::default() }
     }
 
     #[test]
     fn a_demo_that_compared_nothing_or_found_a_fault_is_not_right() {
         assert!(right_story().is_right());
-        let mut story = right_story();
-        story.report["equal"] = Value::Null;
-        assert!(!story.is_right());
-        let mut story = right_story();
-        story.b3sum = Some("another".into());
-        assert!(!story.is_right());
-        let mut story = right_story();
-        story.verdict.complaints.push("stale".into());
-        assert!(!story.is_right());
-        assert!(story.tell().contains("BUT SOMETHING IS WRONG"));
+        let mut summary = right_story();
+        summary.report["equal"] = Value::Null;
+        assert!(!summary.is_right());
+        let mut summary = right_story();
+        summary.b3sum = Some("another".into());
+        assert!(!summary.is_right());
+        let mut summary = right_story();
+        summary.load_result.complaints.push("stale".into());
+        assert!(!summary.is_right());
+        assert!(summary.tell().contains("BUT SOMETHING IS WRONG"));
     }
 
     #[test]

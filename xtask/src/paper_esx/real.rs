@@ -200,9 +200,9 @@ impl Real<'_> {
                 place = target;
             }
         }
-        let verdict = guest.finish(PATIENCE)?;
-        if !verdict.is_right() {
-            bail!("the guest saw errors: {verdict:?}");
+        let load_result = guest.finish(PATIENCE)?;
+        if !load_result.is_right() {
+            bail!("the guest saw errors: {load_result:?}");
         }
         drop((guest, daemon));
         std::fs::remove_file(&place).with_context(|| format!("removing {}", place.display()))

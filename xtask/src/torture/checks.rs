@@ -9,10 +9,10 @@ use serde_json::Value;
 use super::Party;
 use super::cycle::{Outcome, Whereabouts};
 use super::plan::{Place, Plan};
-use super::stage::{Stage, digest_of};
+use super::testbed::{Testbed, digest_of};
 
 /// Checks how the move of the volume `name` has ended, and says where it is now.
-pub(crate) fn check(stage: &Stage, name: &str, plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
+pub(crate) fn check(testbed: &Testbed, name: &str, plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     let state = outcome.job["state"].as_str().context("a job has a state")?;
     let code = outcome.job["error"]["code"].as_str().unwrap_or_default();
     let is_expected = match state {
@@ -24,16 +24,16 @@ pub(crate) fn check(stage: &Stage, name: &str, plan: &Plan, outcome: &Outcome) -
     ensure!(is_expected, "the move should not have ended as {state}: {}", outcome.job);
     let is_done = state == "done";
     let here = if is_done { moved(plan, outcome)? } else { stayed(outcome)? };
-    history_tells(stage, outcome)?;
-    volume_is_at(stage, name, &here.path)?;
+    history_tells(testbed, outcome)?;
+    volume_is_at(testbed, name, &here.path)?;
     Ok(here)
 }
 
 /// Nothing is left behind but the volumes and what was kept on purpose.
-pub(crate) fn nothing_is_left(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
-    nothing_is_left_in_the_state(stage, parties)?;
-    nothing_is_left_at_the_places(stage, parties)?;
-    nothing_is_left_open(stage, parties)
+pub(crate) fn nothing_is_left(testbed: &Testbed, parties: &[Party]) -> anyhow::Result<()> {
+    nothing_is_left_in_the_state(testbed, parties)?;
+    nothing_is_left_at_the_places(testbed, parties)?;
+    nothing_is_left_open(testbed, parties)
 }
 
 /// The target holds the volume, and the source is out of the way.
@@ -83,8 +83,8 @@ fn stayed(outcome: &Outcome) -> anyhow::Result<Whereabouts> {
     Ok(here)
 }
 
-fn volume_is_at(stage: &Stage, name: &str, path: &Path) -> anyhow::Result<()> {
-    let volume = stage.daemon.json(&["volume", "show", name])?;
+fn volume_is_at(testbed: &Testbed, name: &str, path: &Path) -> anyhow::Result<()> {
+    let volume = testbed.daemon.json(&["volume", "show", name])?;
     let backend = volume["backend"].as_str().context("a volume has a backend")?;
     let named = backend.strip_prefix("file:").unwrap_or(backend).split(',').next().unwrap_or_default();
     ensure!(Path::new(named) == path, "the volume is in {backend}, not in {}", path.display());
@@ -94,9 +94,9 @@ fn volume_is_at(stage: &Stage, name: &str, path: &Path) -> anyhow::Result<()> {
 }
 
 /// The history and the audit log say of this job what happened, once.
-fn history_tells(stage: &Stage, outcome: &Outcome) -> anyhow::Result<()> {
+fn history_tells(testbed: &Testbed, outcome: &Outcome) -> anyhow::Result<()> {
     let id = &outcome.job["id"];
-    let jobs = stage.daemon.json(&["jobs", "--all"])?;
+    let jobs = testbed.daemon.json(&["jobs", "--all"])?;
     let of_it: Vec<&Value> = jobs.as_array().context("a list")?.iter().filter(|job| job["id"] == *id).collect();
     let [job] = of_it[..] else { bail!("job {id} is {} times in the history", of_it.len()) };
     ensure!(job["state"] == outcome.job["state"], "the history says something else: {job}");
@@ -106,7 +106,7 @@ fn history_tells(stage: &Stage, outcome: &Outcome) -> anyhow::Result<()> {
     ensure!(names("target", &outcome.target), "the history names another target: {job}");
     ensure!(job["finished_unix_ms"].is_u64(), "a job that is over has an end: {job}");
 
-    let audit = std::fs::read_to_string(stage.daemon.state().join("audit.jsonl")).context("reading the audit log")?;
+    let audit = std::fs::read_to_string(testbed.daemon.state().join("audit.jsonl")).context("reading the audit log")?;
     let lines = audit.lines().map(serde_json::from_str::<Value>).collect::<Result<Vec<_>, _>>();
     let lines = lines.context("a line of the audit log is not whole")?;
     let ends: Vec<&Value> =
@@ -116,8 +116,8 @@ fn history_tells(stage: &Stage, outcome: &Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn nothing_is_left_in_the_state(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
-    let state = stage.daemon.state();
+fn nothing_is_left_in_the_state(testbed: &Testbed, parties: &[Party]) -> anyhow::Result<()> {
+    let state = testbed.daemon.state();
     let mut found = BTreeSet::new();
     list(&state, &state, &mut found)?;
     let is_expected = |name: &str| {
@@ -147,26 +147,26 @@ fn list(root: &Path, directory: &Path, found: &mut BTreeSet<String>) -> anyhow::
 }
 
 /// Where volumes can be there is nothing but the volumes and what was kept on purpose.
-fn nothing_is_left_at_the_places(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
+fn nothing_is_left_at_the_places(testbed: &Testbed, parties: &[Party]) -> anyhow::Result<()> {
     let is_expected = |path: &PathBuf| {
         let is_of = |here: &Whereabouts| here.path == *path || here.kept.as_ref().is_some_and(|(_, kept)| kept == path);
         parties.iter().any(|party| is_of(&party.here))
     };
-    let orphans: Vec<PathBuf> = stage.files()?.into_iter().filter(|path| !is_expected(path)).collect();
+    let orphans: Vec<PathBuf> = testbed.files()?.into_iter().filter(|path| !is_expected(path)).collect();
     ensure!(orphans.is_empty(), "left behind: {orphans:?}");
     Ok(())
 }
 
 /// The daemon has no file open but those that volumes are in.
-fn nothing_is_left_open(stage: &Stage, parties: &[Party]) -> anyhow::Result<()> {
-    let pid = stage.daemon.pid().context("the daemon runs")?;
-    let state = stage.daemon.state();
+fn nothing_is_left_open(testbed: &Testbed, parties: &[Party]) -> anyhow::Result<()> {
+    let pid = testbed.daemon.pid().context("the daemon runs")?;
+    let state = testbed.daemon.state();
     let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).context("listing descriptors")?;
     for entry in descriptors.flatten() {
         let Ok(path) = std::fs::read_link(entry.path()) else { continue };
-        let is_volume = path.starts_with(stage.folder()) || path.starts_with("/dev/loop");
+        let is_volume = path.starts_with(testbed.folder()) || path.starts_with("/dev/loop");
         let is_used = parties.iter().any(|party| party.here.path == path);
-        let is_own = path.starts_with(&state) || path == stage.folder().join("log") || is_used;
+        let is_own = path.starts_with(&state) || path == testbed.folder().join("log") || is_used;
         ensure!(!is_volume || is_own, "the daemon still has {} open", path.display());
     }
     Ok(())

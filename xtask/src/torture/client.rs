@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
-use transhume_guest::{Daemon, Disk, Event, Guest, GuestSpec, Load, Verdict};
+use transhume_guest::{Daemon, Disk, Event, Guest, GuestSpec, Load, LoadResult};
 
 use super::plan::ClientKind;
 use super::proxy::Proxy;
-use super::stage::{Stage, text};
+use super::testbed::{Testbed, text};
 use crate::bench::process::guarded;
 
 /// The volume's name.
@@ -48,38 +48,40 @@ impl Client {
     /// Brings a client up on `file`, which holds generation 1, and gives it to the daemon as the volume `name`.
     pub(crate) fn start(
         (kind, name): (ClientKind, &str),
-        stage: &Stage,
+        testbed: &Testbed,
         programs: &Path,
         file: &Path,
         seed: u64,
     ) -> anyhow::Result<Self> {
         if kind == ClientKind::Guest {
             let guest = boot_guest(file, seed)?;
-            adopt(&guest, &stage.daemon)?;
+            adopt(&guest, &testbed.daemon)?;
             return Ok(Self::Guest(Box::new(guest)));
         }
-        let socket = stage.folder().join(format!("{name}.nbd"));
-        attach(&stage.daemon, name, file, &socket)?;
+        let socket = testbed.folder().join(format!("{name}.nbd"));
+        attach(&testbed.daemon, name, file, &socket)?;
         if kind == ClientKind::Fio {
             return Ok(Self::Fio(None));
         }
-        let front = stage.folder().join(format!("{name}.front"));
+        let front = testbed.folder().join(format!("{name}.front"));
         let proxy = Proxy::start(&front, &socket)?;
         let rate = if name == VOLUME { RATE } else { RATE_BESIDE };
         Ok(Self::Load(NbdLoad::start(programs, &front, (name, rate), seed)?, proxy))
     }
 
     /// Gets to work on a volume of `bytes`, if it does not work all the time.
-    pub(crate) fn begin_cycle(&mut self, stage: &Stage, bytes: u64, seed: u64) -> anyhow::Result<()> {
+    pub(crate) fn begin_cycle(&mut self, testbed: &Testbed, bytes: u64, seed: u64) -> anyhow::Result<()> {
         if let Self::Fio(running) = self {
-            let uri =
-                format!("--uri=nbd+unix:///{VOLUME}?socket={}", stage.folder().join(format!("{VOLUME}.nbd")).display());
+            let uri = format!(
+                "--uri=nbd+unix:///{VOLUME}?socket={}",
+                testbed.folder().join(format!("{VOLUME}.nbd")).display()
+            );
             let bytes = bytes / FIO_BYTES * FIO_BYTES;
             let child = guarded(Path::new("fio"))
                 .args(["--name=torture", "--ioengine=nbd", &uri, "--rw=randwrite", "--bs=8k", "--iodepth=8"])
                 .args(["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--rate_iops=2500"])
                 .args([format!("--size={bytes}"), format!("--randseed={seed}")])
-                .current_dir(stage.folder())
+                .current_dir(testbed.folder())
                 .stdout(Stdio::null())
                 .stderr(Stdio::piped())
                 .spawn();
@@ -114,17 +116,17 @@ impl Client {
     }
 
     /// Ends it, and the daemon's service of the volume `name` for it; what it found all in all must be right.
-    pub(crate) fn finish(self, stage: &Stage, name: &str) -> anyhow::Result<Counted> {
+    pub(crate) fn finish(self, testbed: &Testbed, name: &str) -> anyhow::Result<Counted> {
         match self {
             Self::Load(load, proxy) => {
                 let counted = load.finish()?;
                 drop(proxy);
-                detach(&stage.daemon, name)?;
+                detach(&testbed.daemon, name)?;
                 return Ok(counted);
             }
-            Self::Fio(_) => detach(&stage.daemon, name)?,
+            Self::Fio(_) => detach(&testbed.daemon, name)?,
             Self::Guest(guest) => {
-                stage.daemon.json(&["release", VOLUME])?;
+                testbed.daemon.json(&["release", VOLUME])?;
                 finish_guest(*guest)?;
             }
         }
@@ -132,16 +134,16 @@ impl Client {
     }
 
     /// Of a guest: gives the disk to the daemon.
-    pub(crate) fn adopt(&self, stage: &Stage) -> anyhow::Result<()> {
+    pub(crate) fn adopt(&self, testbed: &Testbed) -> anyhow::Result<()> {
         let Self::Guest(guest) = self else { return Ok(()) };
-        adopt(guest, &stage.daemon)
+        adopt(guest, &testbed.daemon)
     }
 
     /// Of a guest: gives the disk back to it, and to the daemon again.
-    pub(crate) fn readopt(&self, stage: &Stage) -> anyhow::Result<()> {
+    pub(crate) fn readopt(&self, testbed: &Testbed) -> anyhow::Result<()> {
         if let Self::Guest(_) = self {
-            stage.daemon.json(&["release", VOLUME])?;
-            self.adopt(stage)?;
+            testbed.daemon.json(&["release", VOLUME])?;
+            self.adopt(testbed)?;
         }
         Ok(())
     }
@@ -190,9 +192,9 @@ pub(crate) fn adopt(guest: &Guest, daemon: &Daemon) -> anyhow::Result<()> {
 
 /// Ends a guest; what it found all in all must be right.
 pub(crate) fn finish_guest(mut guest: Guest) -> anyhow::Result<()> {
-    let verdict = guest.finish(PATIENCE)?;
-    if !verdict.is_right() {
-        bail!("the guest found what must not be: {verdict:?}");
+    let load_result = guest.finish(PATIENCE)?;
+    if !load_result.is_right() {
+        bail!("the guest found what must not be: {load_result:?}");
     }
     Ok(())
 }
@@ -208,7 +210,7 @@ pub(crate) fn attach(daemon: &Daemon, name: &str, file: &Path, socket: &Path) ->
 pub(crate) fn verify_guest(guest: &mut Guest) -> anyhow::Result<()> {
     guest.send("verify")?;
     guest.wait_until(PATIENCE, |event| matches!(event, Event::Verified { .. }))?;
-    is_right_so_far(guest.verdict())
+    is_right_so_far(guest.load_result())
 }
 
 /// Has `daemon` forget the volume that nobody uses any more.
@@ -224,9 +226,9 @@ pub(crate) fn detach(daemon: &Daemon, name: &str) -> anyhow::Result<()> {
     }
 }
 
-fn is_right_so_far(verdict: &Verdict) -> anyhow::Result<()> {
-    if verdict.wrong > 0 || !verdict.complaints.is_empty() {
-        bail!("the client found what must not be: {verdict:?}");
+fn is_right_so_far(load_result: &LoadResult) -> anyhow::Result<()> {
+    if load_result.wrong > 0 || !load_result.complaints.is_empty() {
+        bail!("the client found what must not be: {load_result:?}");
     }
     Ok(())
 }
@@ -235,7 +237,7 @@ fn is_right_so_far(verdict: &Verdict) -> anyhow::Result<()> {
 pub(crate) struct NbdLoad {
     child: Child,
     events: Receiver<Event>,
-    verdict: Verdict,
+    load_result: LoadResult,
     counted: Counted,
 }
 
@@ -257,22 +259,22 @@ impl NbdLoad {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
             lines.map(|line| Event::parse(&line)).try_for_each(|event| sender.send(event).ok())
         });
-        Ok(Self { child, events, verdict: Verdict::default(), counted: Counted::new() })
+        Ok(Self { child, events, load_result: LoadResult::default(), counted: Counted::new() })
     }
 
     /// Reads everything.
     pub(crate) fn verify(&mut self) -> anyhow::Result<()> {
         self.order("verify")?;
         self.wait_until(|event| matches!(event, Event::Verified { .. }))?;
-        is_right_so_far(&self.verdict)
+        is_right_so_far(&self.load_result)
     }
 
     /// Ends it, and says what it has had answered.
     pub(crate) fn finish(mut self) -> anyhow::Result<Counted> {
         self.order("stop")?;
         self.wait_until(|event| matches!(event, Event::Done { .. }))?;
-        if !self.verdict.is_right() {
-            bail!("the load found what must not be: {:?}", self.verdict);
+        if !self.load_result.is_right() {
+            bail!("the load found what must not be: {:?}", self.load_result);
         }
         Ok(std::mem::take(&mut self.counted))
     }
@@ -289,7 +291,7 @@ impl NbdLoad {
         loop {
             match self.events.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(event) => {
-                    self.verdict.note(&event);
+                    self.load_result.note(&event);
                     if let Event::Counted(counted) = &event {
                         self.counted.clone_from(counted);
                     }
@@ -297,8 +299,8 @@ impl NbdLoad {
                         return Ok(());
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => bail!("the load hangs: {:?}", self.verdict),
-                Err(RecvTimeoutError::Disconnected) => bail!("the load has ended: {:?}", self.verdict),
+                Err(RecvTimeoutError::Timeout) => bail!("the load hangs: {:?}", self.load_result),
+                Err(RecvTimeoutError::Disconnected) => bail!("the load has ended: {:?}", self.load_result),
             }
         }
     }

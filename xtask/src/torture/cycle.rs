@@ -10,9 +10,9 @@ use transhume_guest::Daemon;
 
 use super::Party;
 use super::client::Client;
-use super::plan::{Blow, Place, Plan};
-use super::stage::Stage;
+use super::plan::{InjectedFault, Place, Plan};
 use super::stall::Stalled;
+use super::testbed::Testbed;
 
 /// What the command line exits with when a move is over already, or is not under way.
 const WRONG_STATE: i32 = 9;
@@ -55,9 +55,9 @@ pub(crate) struct Move<'a> {
 
 impl<'a> Move<'a> {
     /// Begins to move a volume as `plan` says, in cycle `number`.
-    pub(crate) fn begin(stage: &Stage, party: &'a Party, plan: &'a Plan, number: u32) -> anyhow::Result<Self> {
+    pub(crate) fn begin(testbed: &Testbed, party: &'a Party, plan: &'a Plan, number: u32) -> anyhow::Result<Self> {
         let at = &party.here;
-        let fills = plan.blows.iter().any(|(_, blow)| *blow == Blow::Fill);
+        let fills = plan.faults.iter().any(|(_, fault)| *fault == InjectedFault::Fill);
         let kept = at.kept.as_ref().filter(|(place, _)| plan.overwrite_kept && *place == plan.place && !fills);
         let target = match kept {
             Some((_, path)) => path.clone(),
@@ -65,7 +65,7 @@ impl<'a> Move<'a> {
                 if let Some((_, path)) = &at.kept {
                     std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
                 }
-                stage.path(plan.place, &format!("{}-{number}.raw", party.name))
+                testbed.path(plan.place, &format!("{}-{number}.raw", party.name))
             }
         };
         let to = format!("file:{}", target.display());
@@ -75,7 +75,7 @@ impl<'a> Move<'a> {
         words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
         words.extend(plan.delete_source.then_some("--delete-source"));
         words.extend(party.client.is_adopted().then_some("--no-persist"));
-        let id = stage.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
+        let id = testbed.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
         let outcome = Outcome {
             source: at.clone(),
             target,
@@ -89,107 +89,107 @@ impl<'a> Move<'a> {
 }
 
 /// Plays what happens to `moves` until all of them are over, and gives how each went.
-pub(crate) fn play(stage: &mut Stage, mut moves: Vec<Move<'_>>) -> anyhow::Result<Vec<Outcome>> {
-    let mut blows = Vec::new();
+pub(crate) fn play(testbed: &mut Testbed, mut moves: Vec<Move<'_>>) -> anyhow::Result<Vec<Outcome>> {
+    let mut faults = Vec::new();
     for (index, it) in moves.iter().enumerate() {
         let mut at = Duration::ZERO;
-        for (pause, blow) in &it.plan.blows {
+        for (pause, fault) in &it.plan.faults {
             at += *pause;
-            blows.push((at, index, *blow));
+            faults.push((at, index, *fault));
         }
     }
-    blows.sort_by_key(|(at, ..)| *at);
+    faults.sort_by_key(|(at, ..)| *at);
     let mut before = Duration::ZERO;
-    for (at, index, blow) in blows {
+    for (at, index, fault) in faults {
         std::thread::sleep(at - before);
         before = at;
-        strike(stage, &mut moves[index], blow).with_context(|| format!("{blow:?}"))?;
-        if matches!(blow, Blow::Kill | Blow::KillAgain(_) | Blow::Restart) {
+        strike(testbed, &mut moves[index], fault).with_context(|| format!("{fault:?}"))?;
+        if matches!(fault, InjectedFault::Kill | InjectedFault::KillAgain(_) | InjectedFault::Restart) {
             moves.iter_mut().for_each(|it| it.outcome.was_restarted = true);
         }
     }
     for Move { party, .. } in &moves {
-        steer(&stage.daemon, &["set", party.name, "--bandwidth", "0"])?;
-        steer(&stage.daemon, &["resume", party.name])?;
+        steer(&testbed.daemon, &["set", party.name, "--bandwidth", "0"])?;
+        steer(&testbed.daemon, &["resume", party.name])?;
     }
     for it in &mut moves {
-        it.outcome.job = stage.daemon.wait_for_job(it.id)?;
+        it.outcome.job = testbed.daemon.wait_for_job(it.id)?;
     }
-    stage.empty();
+    testbed.empty();
     Ok(moves.into_iter().map(|it| it.outcome).collect())
 }
 
-fn strike(stage: &mut Stage, it: &mut Move<'_>, blow: Blow) -> anyhow::Result<()> {
+fn strike(testbed: &mut Testbed, it: &mut Move<'_>, fault: InjectedFault) -> anyhow::Result<()> {
     let (client, name, outcome) = (&it.party.client, it.party.name, &mut it.outcome);
-    match blow {
-        Blow::Kill => {
-            stage.daemon.kill();
-            stage.daemon.start()?;
+    match fault {
+        InjectedFault::Kill => {
+            testbed.daemon.kill();
+            testbed.daemon.start()?;
         }
-        Blow::KillAgain(after) => {
-            stage.daemon.kill();
-            stage.daemon.launch()?;
+        InjectedFault::KillAgain(after) => {
+            testbed.daemon.kill();
+            testbed.daemon.launch()?;
             std::thread::sleep(after);
-            stage.daemon.kill();
-            stage.daemon.start()?;
+            testbed.daemon.kill();
+            testbed.daemon.start()?;
         }
-        Blow::Restart => {
-            stage.daemon.terminate()?;
-            stage.daemon.start()?;
+        InjectedFault::Restart => {
+            testbed.daemon.terminate()?;
+            testbed.daemon.start()?;
         }
-        Blow::Freeze(length) => {
-            stage.daemon.signal(Signal::STOP)?;
+        InjectedFault::Freeze(length) => {
+            testbed.daemon.signal(Signal::STOP)?;
             std::thread::sleep(length);
-            stage.daemon.signal(Signal::CONT)?;
+            testbed.daemon.signal(Signal::CONT)?;
         }
-        Blow::FreezeClient(length) => {
+        InjectedFault::FreezeClient(length) => {
             client.freeze(true)?;
             std::thread::sleep(length);
             client.freeze(false)?;
         }
-        Blow::Cut(length) => {
-            stage.daemon.signal(Signal::STOP)?;
+        InjectedFault::Cut(length) => {
+            testbed.daemon.signal(Signal::STOP)?;
             std::thread::sleep(length / 2);
-            on_the_way(client, blow)?;
+            on_the_way(client, fault)?;
             std::thread::sleep(length / 2);
-            stage.daemon.signal(Signal::CONT)?;
+            testbed.daemon.signal(Signal::CONT)?;
         }
-        Blow::Stall(number, length) => {
-            let daemon = stage.daemon.pid().context("the daemon runs")?;
+        InjectedFault::Stall(number, length) => {
+            let daemon = testbed.daemon.pid().context("the daemon runs")?;
             let stalled = Stalled::worker(daemon, number)?;
             std::thread::sleep(length / 8);
-            on_the_way(client, blow)?;
+            on_the_way(client, fault)?;
             std::thread::sleep(length);
             drop(stalled);
         }
-        Blow::Hold(_) | Blow::Trickle(..) => on_the_way(client, blow)?,
-        Blow::Bandwidth(mib) => {
-            steer(&stage.daemon, &["set", name, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?
+        InjectedFault::Hold(_) | InjectedFault::Trickle(..) => on_the_way(client, fault)?,
+        InjectedFault::Bandwidth(mib) => {
+            steer(&testbed.daemon, &["set", name, "--bandwidth", &format!("{mib}MiB/s")]).map(drop)?
         }
-        Blow::Pause(length) => {
-            steer(&stage.daemon, &["pause", name])?;
+        InjectedFault::Pause(length) => {
+            steer(&testbed.daemon, &["pause", name])?;
             std::thread::sleep(length);
-            steer(&stage.daemon, &["resume", name])?;
+            steer(&testbed.daemon, &["resume", name])?;
         }
-        Blow::Cancel => outcome.was_cancelled |= steer(&stage.daemon, &["cancel", name])?,
-        Blow::Fill => {
-            stage.fill()?;
+        InjectedFault::Cancel => outcome.was_cancelled |= steer(&testbed.daemon, &["cancel", name])?,
+        InjectedFault::Fill => {
+            testbed.fill()?;
             outcome.was_filled = true;
         }
     }
     Ok(())
 }
 
-fn on_the_way(client: &Client, blow: Blow) -> anyhow::Result<()> {
+fn on_the_way(client: &Client, fault: InjectedFault) -> anyhow::Result<()> {
     let proxy = client.proxy().context("only who goes through the proxy is drawn this")?;
     let pause = |length: Duration| std::thread::sleep(length);
-    match blow {
-        Blow::Hold(length) => {
+    match fault {
+        InjectedFault::Hold(length) => {
             proxy.hold(true);
             pause(length);
             proxy.hold(false);
         }
-        Blow::Trickle(bytes_per_second, length) => {
+        InjectedFault::Trickle(bytes_per_second, length) => {
             proxy.slow_down(bytes_per_second);
             pause(length);
             proxy.slow_down(0);

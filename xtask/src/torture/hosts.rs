@@ -19,7 +19,7 @@ use transhume_guest::{Daemon, Guest, Side, TwoHosts, TwoHostsSpec};
 
 use super::client::{NbdLoad, PATIENCE, RATE, VOLUME, adopt, attach, boot_guest, detach, finish_guest, verify_guest};
 use super::cycle::steer;
-use super::stage::{run, text};
+use super::testbed::{run, text};
 use super::{Tally, seed_of_clock};
 use crate::bench::{build_debug_programs, private_folder};
 
@@ -54,7 +54,7 @@ const FILLER: &str = "filler";
 
 /// What is done to the hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blow {
+enum InjectedFault {
     /// Nothing comes through some links for a while, and nobody is told.
     Cut(usize, Duration),
     /// `kill -9` of a daemon, and a new one after a while.
@@ -75,7 +75,7 @@ enum Blow {
     Fill,
 }
 
-impl Blow {
+impl InjectedFault {
     /// Whether a volume that has moved feels it.
     const fn is_of_hosts(self) -> bool {
         matches!(self, Self::Cut(..) | Self::Kill(..) | Self::KillBoth | Self::Restart(_) | Self::Freeze(..))
@@ -83,12 +83,12 @@ impl Blow {
 }
 
 /// A blow, and how long after the one before it comes.
-type Timed = (Duration, Blow);
+type Timed = (Duration, InjectedFault);
 
 /// The dice of one act.
-struct Dice(ChaCha12Rng);
+struct Rng(ChaCha12Rng);
 
-impl Dice {
+impl Rng {
     fn millis(&mut self, from: u64, to: u64) -> Duration {
         Duration::from_millis(self.0.random_range(from..=to))
     }
@@ -97,25 +97,25 @@ impl Dice {
         Side::BOTH[self.0.random_range(0..2)]
     }
 
-    fn blow(&mut self) -> Blow {
+    fn fault(&mut self) -> InjectedFault {
         match self.0.random_range(0..28) {
-            0..=8 => Blow::Cut(self.0.random_range(1..=LINKS), self.millis(50, 3000)),
-            9..=14 => Blow::Kill(self.side(), self.millis(0, 400)),
-            15 | 16 => Blow::KillBoth,
-            17 | 18 => Blow::Restart(self.side()),
-            19..=21 => Blow::Freeze(self.side(), self.millis(20, 800)),
-            22..=24 => Blow::Bandwidth([0, 4, 16, 64][self.0.random_range(0..4)]),
-            25 => Blow::Pause(self.millis(20, 300)),
-            26 => Blow::Cancel,
-            _ => Blow::Fill,
+            0..=8 => InjectedFault::Cut(self.0.random_range(1..=LINKS), self.millis(50, 3000)),
+            9..=14 => InjectedFault::Kill(self.side(), self.millis(0, 400)),
+            15 | 16 => InjectedFault::KillBoth,
+            17 | 18 => InjectedFault::Restart(self.side()),
+            19..=21 => InjectedFault::Freeze(self.side(), self.millis(20, 800)),
+            22..=24 => InjectedFault::Bandwidth([0, 4, 16, 64][self.0.random_range(0..4)]),
+            25 => InjectedFault::Pause(self.millis(20, 300)),
+            26 => InjectedFault::Cancel,
+            _ => InjectedFault::Fill,
         }
     }
 
     /// Up to `count_max` blows, and how long after the one before each comes.
-    fn blows(&mut self, count_max: usize, suits: impl Fn(Blow) -> bool) -> Vec<Timed> {
+    fn faults(&mut self, count_max: usize, suits: impl Fn(InjectedFault) -> bool) -> Vec<Timed> {
         let count = self.0.random_range(0..=count_max);
-        let drawn = (0..count).map(|_| (self.millis(0, 1200 / count as u64), self.blow()));
-        drawn.collect::<Vec<_>>().into_iter().filter(|(_, blow)| suits(*blow)).collect()
+        let drawn = (0..count).map(|_| (self.millis(0, 1200 / count as u64), self.fault()));
+        drawn.collect::<Vec<_>>().into_iter().filter(|(_, fault)| suits(*fault)).collect()
     }
 }
 
@@ -154,7 +154,7 @@ fn act(seed: u64, programs: &Path, (cycles, guests): (u32, bool), tally: &mut Ta
     tally.acts += 1;
     println!("act {seed}");
     let mut act = Act::set(programs, folder.path())?;
-    let outcome = act.play(&mut Dice(ChaCha12Rng::seed_from_u64(seed)), (cycles, guests), tally);
+    let outcome = act.play(&mut Rng(ChaCha12Rng::seed_from_u64(seed)), (cycles, guests), tally);
     let Err(error) = outcome else { return act.clear() };
     for side in Side::BOTH {
         eprintln!("\n{}:", side.name());
@@ -206,25 +206,25 @@ impl Act {
         self.hosts.daemon(Side::B)
     }
 
-    fn play(&mut self, dice: &mut Dice, (cycles, guests): (u32, bool), tally: &mut Tally) -> anyhow::Result<()> {
+    fn play(&mut self, rng: &mut Rng, (cycles, guests): (u32, bool), tally: &mut Tally) -> anyhow::Result<()> {
         for number in 1..=cycles {
-            let is_guest = guests || dice.0.random_range(0..8) == 0;
-            let blows = dice.blows(4, |_| true);
-            let later = dice.blows(2, Blow::is_of_hosts);
-            let verify = ["off", "sample", "full"][dice.0.random_range(0..3)];
+            let is_guest = guests || rng.0.random_range(0..8) == 0;
+            let faults = rng.faults(4, |_| true);
+            let later = rng.faults(2, InjectedFault::is_of_hosts);
+            let verify = ["off", "sample", "full"][rng.0.random_range(0..3)];
             println!(
-                "  {number}: {}, verify {verify}: {blows:?}, then {later:?}",
+                "  {number}: {}, verify {verify}: {faults:?}, then {later:?}",
                 if is_guest { "guest" } else { "load" }
             );
             tally.cycles += 1;
-            for (_, blow) in blows.iter().chain(&later) {
-                let name = format!("{blow:?}");
-                *tally.blows.entry(name.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
+            for (_, fault) in faults.iter().chain(&later) {
+                let name = format!("{fault:?}");
+                *tally.faults.entry(name.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
             }
             let begun = Instant::now();
             let state = self
-                .cycle((number, dice.0.random()), is_guest, verify, (&blows, &later))
-                .with_context(|| format!("cycle {number}: {blows:?}, then {later:?}"))?;
+                .cycle((number, rng.0.random()), is_guest, verify, (&faults, &later))
+                .with_context(|| format!("cycle {number}: {faults:?}, then {later:?}"))?;
             println!("     {state} after {:.1} s", begun.elapsed().as_secs_f64());
             tally.moved += u32::from(state == "done");
         }
@@ -237,7 +237,7 @@ impl Act {
         (number, seed): (u32, u64),
         is_guest: bool,
         verify: &str,
-        (blows, later): (&[Timed], &[Timed]),
+        (faults, later): (&[Timed], &[Timed]),
     ) -> anyhow::Result<String> {
         let file = self.folder.join(format!("{number}.raw"));
         transhume_guest::create_filled(&file, VOLUME_BYTES)?;
@@ -246,9 +246,9 @@ impl Act {
         words.extend(is_guest.then_some("--no-persist"));
         let id = self.a().json(&words)?["id"].as_u64().context("a job has a number")?;
         let mut outcome = Outcome { job: Value::Null, was_cancelled: false, was_filled: false };
-        for (pause, blow) in blows {
+        for (pause, fault) in faults {
             std::thread::sleep(*pause);
-            self.strike(*blow, &mut outcome).with_context(|| format!("{blow:?}"))?;
+            self.strike(*fault, &mut outcome).with_context(|| format!("{fault:?}"))?;
         }
         steer(self.a(), &["set", VOLUME, "--bandwidth", "0"])?;
         steer(self.a(), &["resume", VOLUME])?;
@@ -257,51 +257,51 @@ impl Act {
         let _ = std::fs::remove_file(self.incoming.join(FILLER));
         client.verify()?;
         let state = self.check(&file, &outcome)?;
-        for (pause, blow) in later {
+        for (pause, fault) in later {
             std::thread::sleep(*pause);
-            self.strike(*blow, &mut outcome).with_context(|| format!("afterwards {blow:?}"))?;
+            self.strike(*fault, &mut outcome).with_context(|| format!("afterwards {fault:?}"))?;
         }
         client.finish()?;
         self.forget(is_guest, &state)?;
         Ok(state)
     }
 
-    fn strike(&mut self, blow: Blow, outcome: &mut Outcome) -> anyhow::Result<()> {
-        match blow {
-            Blow::Cut(links, length) => {
+    fn strike(&mut self, fault: InjectedFault, outcome: &mut Outcome) -> anyhow::Result<()> {
+        match fault {
+            InjectedFault::Cut(links, length) => {
                 (0..links).try_for_each(|link| self.hosts.cut(link))?;
                 std::thread::sleep(length);
                 (0..links).try_for_each(|link| self.hosts.mend(link))?;
             }
-            Blow::Kill(side, length) => {
+            InjectedFault::Kill(side, length) => {
                 self.hosts.daemon_mut(side).kill();
                 std::thread::sleep(length);
                 self.hosts.daemon_mut(side).start()?;
             }
-            Blow::KillBoth => {
+            InjectedFault::KillBoth => {
                 Side::BOTH.into_iter().for_each(|side| self.hosts.daemon_mut(side).kill());
                 Side::BOTH.into_iter().try_for_each(|side| self.hosts.daemon_mut(side).start())?;
             }
-            Blow::Restart(side) => {
+            InjectedFault::Restart(side) => {
                 self.hosts.daemon_mut(side).terminate()?;
                 self.hosts.daemon_mut(side).start()?;
             }
-            Blow::Freeze(side, length) => {
+            InjectedFault::Freeze(side, length) => {
                 self.hosts.daemon(side).signal(Signal::STOP)?;
                 std::thread::sleep(length);
                 self.hosts.daemon(side).signal(Signal::CONT)?;
             }
-            Blow::Bandwidth(mib) => {
+            InjectedFault::Bandwidth(mib) => {
                 steer(self.a(), &["set", VOLUME, "--bandwidth", &format!("{mib}MiB/s")])?;
             }
-            Blow::Pause(length) => {
+            InjectedFault::Pause(length) => {
                 steer(self.a(), &["pause", VOLUME])?;
                 std::thread::sleep(length);
                 steer(self.a(), &["resume", VOLUME])?;
             }
-            Blow::Cancel => outcome.was_cancelled |= steer(self.a(), &["cancel", VOLUME])?,
-            Blow::Fill => {
-                super::stage::fill(&self.incoming.join(FILLER))?;
+            InjectedFault::Cancel => outcome.was_cancelled |= steer(self.a(), &["cancel", VOLUME])?,
+            InjectedFault::Fill => {
+                super::testbed::fill(&self.incoming.join(FILLER))?;
                 outcome.was_filled = true;
             }
         }
@@ -395,13 +395,13 @@ mod tests {
     #[test]
     fn a_seed_draws_the_same_blows_again_and_every_blow_is_drawn() {
         let draw = |seed| {
-            let mut dice = Dice(ChaCha12Rng::seed_from_u64(seed));
-            (0..20).flat_map(|_| dice.blows(4, |_| true)).collect::<Vec<_>>()
+            let mut rng = Rng(ChaCha12Rng::seed_from_u64(seed));
+            (0..20).flat_map(|_| rng.faults(4, |_| true)).collect::<Vec<_>>()
         };
         assert_eq!(draw(3), draw(3));
         assert_ne!(draw(3), draw(4));
-        let name = |blow: Blow| format!("{blow:?}").split('(').next().unwrap_or_default().to_owned();
-        let names: std::collections::BTreeSet<String> = (0..30).flat_map(draw).map(|(_, blow)| name(blow)).collect();
+        let name = |fault: InjectedFault| format!("{fault:?}").split('(').next().unwrap_or_default().to_owned();
+        let names: std::collections::BTreeSet<String> = (0..30).flat_map(draw).map(|(_, fault)| name(fault)).collect();
         assert_eq!(names.len(), 9, "{names:?}");
     }
 }

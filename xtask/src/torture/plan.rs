@@ -51,7 +51,7 @@ impl Place {
 
 /// What is done to a move, or to those around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blow {
+pub(crate) enum InjectedFault {
     /// `kill -9` of the daemon, and a new one at once.
     Kill,
     /// The same, so long after it came up, in the middle of its recovery.
@@ -98,7 +98,7 @@ pub(crate) struct Plan {
     /// Whether a file that an earlier move left is overwritten, if there is one.
     pub(crate) overwrite_kept: bool,
     /// What happens, and how long after the thing before it.
-    pub(crate) blows: Vec<(Duration, Blow)>,
+    pub(crate) faults: Vec<(Duration, InjectedFault)>,
     /// Of an adopted disk: whether it is released and adopted again afterwards.
     pub(crate) readopt: bool,
 }
@@ -140,14 +140,14 @@ const SECTOR_BYTES: u64 = 512;
 const SECTORS: u64 = 8;
 
 /// The dice of one act: everything that is drawn follows from its seed.
-pub(crate) struct Dice {
+pub(crate) struct Rng {
     seed: u64,
     random: ChaCha12Rng,
     /// Places in the order in which they come; so none is left out for long.
     deck: Vec<Place>,
 }
 
-impl Dice {
+impl Rng {
     /// The dice of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self { seed, random: ChaCha12Rng::seed_from_u64(seed), deck: Vec::new() }
@@ -218,21 +218,21 @@ impl Dice {
             bandwidth: self.pick(&[0, 12, 16, 24, 32, 64]),
             delete_source: self.one_in(3),
             overwrite_kept: self.one_in(2),
-            blows: Vec::new(),
+            faults: Vec::new(),
             readopt: self.one_in(3),
         };
         let count = self.random.random_range(0..=BLOWS_MAX);
         if place == Place::Small && self.one_in(2) {
             // So slow that the move cannot be over before the file system is full.
             plan.bandwidth = 4;
-            plan.blows.push((self.millis(0, 100), Blow::Fill));
+            plan.faults.push((self.millis(0, 100), InjectedFault::Fill));
         }
         let pause = CYCLE.as_millis() as u64 / (count.max(1) as u64);
-        while plan.blows.len() < count {
-            let blow = self.blow(kind);
-            let is_filled = plan.blows.iter().any(|(_, blow)| *blow == Blow::Fill);
-            if !(is_filled && matches!(blow, Blow::Bandwidth(_))) {
-                plan.blows.push((self.millis(0, pause), blow));
+        while plan.faults.len() < count {
+            let fault = self.fault(kind);
+            let is_filled = plan.faults.iter().any(|(_, fault)| *fault == InjectedFault::Fill);
+            if !(is_filled && matches!(fault, InjectedFault::Bandwidth(_))) {
+                plan.faults.push((self.millis(0, pause), fault));
             }
         }
         plan
@@ -241,34 +241,34 @@ impl Dice {
     /// What the second volume does in a cycle: what strikes the daemon is the first one's.
     pub(crate) fn plan_beside(&mut self, places: &[Place]) -> Plan {
         let mut plan = self.plan(ClientKind::Load, places);
-        plan.blows.retain(|(_, blow)| blow.is_of_volume());
+        plan.faults.retain(|(_, fault)| fault.is_of_volume());
         plan
     }
 
-    fn blow(&mut self, kind: ClientKind) -> Blow {
+    fn fault(&mut self, kind: ClientKind) -> InjectedFault {
         loop {
-            let blow = match self.random.random_range(0..18) {
-                0..=3 => Blow::Kill,
-                4 => Blow::KillAgain(self.millis(0, 40)),
-                5 => Blow::Restart,
-                6 => Blow::Freeze(self.millis(20, 400)),
-                7 => Blow::FreezeClient(self.millis(20, 400)),
-                8 | 9 => Blow::Cut(self.millis(0, 60)),
-                10 => Blow::Hold(self.millis(20, 300)),
-                11 => Blow::Trickle(self.random.random_range(20_000..400_000), self.millis(50, 300)),
-                12 | 13 => Blow::Bandwidth(self.pick(&[0, 8, 16, 128])),
-                14 | 15 => Blow::Stall(self.random.random_range(0..64), self.millis(50, 400)),
-                16 => Blow::Pause(self.millis(20, 300)),
-                _ => Blow::Cancel,
+            let fault = match self.random.random_range(0..18) {
+                0..=3 => InjectedFault::Kill,
+                4 => InjectedFault::KillAgain(self.millis(0, 40)),
+                5 => InjectedFault::Restart,
+                6 => InjectedFault::Freeze(self.millis(20, 400)),
+                7 => InjectedFault::FreezeClient(self.millis(20, 400)),
+                8 | 9 => InjectedFault::Cut(self.millis(0, 60)),
+                10 => InjectedFault::Hold(self.millis(20, 300)),
+                11 => InjectedFault::Trickle(self.random.random_range(20_000..400_000), self.millis(50, 300)),
+                12 | 13 => InjectedFault::Bandwidth(self.pick(&[0, 8, 16, 128])),
+                14 | 15 => InjectedFault::Stall(self.random.random_range(0..64), self.millis(50, 400)),
+                16 => InjectedFault::Pause(self.millis(20, 300)),
+                _ => InjectedFault::Cancel,
             };
-            if blow.suits(kind) {
-                return blow;
+            if fault.suits(kind) {
+                return fault;
             }
         }
     }
 }
 
-impl Blow {
+impl InjectedFault {
     /// Whether it strikes one volume or its client alone.
     const fn is_of_volume(self) -> bool {
         matches!(
@@ -299,9 +299,9 @@ mod tests {
     #[test]
     fn a_seed_draws_the_same_cycles_again_and_another_seed_draws_others() {
         let draw = |seed| {
-            let mut dice = Dice::new(seed);
-            let cast = dice.act();
-            let plans = (0..cast.cycles).map(|_| (dice.plan(cast.kind, &Place::ALL), dice.plan_beside(&Place::ALL)));
+            let mut rng = Rng::new(seed);
+            let cast = rng.act();
+            let plans = (0..cast.cycles).map(|_| (rng.plan(cast.kind, &Place::ALL), rng.plan_beside(&Place::ALL)));
             (cast, plans.collect::<Vec<_>>())
         };
         assert_eq!(draw(7), draw(7));
@@ -310,26 +310,26 @@ mod tests {
 
     #[test]
     fn every_kind_of_client_place_and_blow_is_drawn_and_nobody_gets_what_would_break_him() {
-        let (mut kinds, mut places, mut blows) = (Vec::new(), Vec::new(), std::collections::BTreeSet::new());
+        let (mut kinds, mut places, mut faults) = (Vec::new(), Vec::new(), std::collections::BTreeSet::new());
         let mut strategies = std::collections::BTreeSet::new();
         for seed in 0..300 {
-            let mut dice = Dice::new(seed);
-            let Cast { kind, cycles, .. } = dice.act();
+            let mut rng = Rng::new(seed);
+            let Cast { kind, cycles, .. } = rng.act();
             kinds.push(kind);
             for _ in 0..cycles {
-                let plan = dice.plan(kind, &Place::ALL);
+                let plan = rng.plan(kind, &Place::ALL);
                 places.push(plan.place);
                 strategies.insert(plan.strategy_from(Place::Disk));
                 assert!(plan.place.has_room() || plan.strategy_from(Place::Disk) != "snapshot", "{plan:?}");
                 assert_ne!(plan.strategy_from(Place::Small), "snapshot");
-                assert!(plan.blows.iter().all(|(_, blow)| blow.suits(kind)), "{kind:?}: {plan:?}");
-                blows.extend(plan.blows.iter().map(|(_, blow)| {
-                    let name = format!("{blow:?}");
+                assert!(plan.faults.iter().all(|(_, fault)| fault.suits(kind)), "{kind:?}: {plan:?}");
+                faults.extend(plan.faults.iter().map(|(_, fault)| {
+                    let name = format!("{fault:?}");
                     name.split('(').next().unwrap_or_default().to_owned()
                 }));
-                let beside = dice.plan_beside(&[Place::Disk, Place::Xfs]);
+                let beside = rng.plan_beside(&[Place::Disk, Place::Xfs]);
                 assert!(
-                    beside.place.has_room() && beside.blows.iter().all(|(_, blow)| blow.is_of_volume()),
+                    beside.place.has_room() && beside.faults.iter().all(|(_, fault)| fault.is_of_volume()),
                     "{beside:?}"
                 );
             }
@@ -338,7 +338,7 @@ mod tests {
             assert!(kinds.contains(&kind), "no {kind:?}");
         }
         assert!(Place::ALL.iter().all(|place| places.contains(place)));
-        assert_eq!(blows.len(), 13, "{blows:?}");
+        assert_eq!(faults.len(), 13, "{faults:?}");
         assert_eq!(strategies, STRATEGIES.into());
     }
 
@@ -346,7 +346,7 @@ mod tests {
     fn two_acts_in_a_row_have_every_kind_of_size_and_a_second_volume() {
         let is_odd = |bytes: u64| bytes.is_multiple_of(512) && !bytes.is_multiple_of(4096);
         for seed in 0..100 {
-            let casts = [seed, seed + 1].map(|seed| Dice::new(seed).act());
+            let casts = [seed, seed + 1].map(|seed| Rng::new(seed).act());
             assert_eq!(casts.iter().filter(|cast| is_odd(cast.bytes)).count(), 1, "{casts:?}");
             assert!(casts.iter().any(|cast| cast.beside.is_some()), "{casts:?}");
         }
@@ -354,22 +354,22 @@ mod tests {
 
     #[test]
     fn six_places_in_a_row_are_all_of_them() {
-        let mut dice = Dice::new(5);
+        let mut rng = Rng::new(5);
         for _ in 0..20 {
-            let dealt: Vec<Place> = (0..6).map(|_| dice.deal(&Place::ALL)).collect();
+            let dealt: Vec<Place> = (0..6).map(|_| rng.deal(&Place::ALL)).collect();
             assert!(Place::ALL.iter().all(|place| dealt.contains(place)), "{dealt:?}");
         }
-        assert_eq!(dice.deal(&[Place::Disk]), Place::Disk);
-        assert_eq!(dice.deal(&[Place::Disk]), Place::Disk);
+        assert_eq!(rng.deal(&[Place::Disk]), Place::Disk);
+        assert_eq!(rng.deal(&[Place::Disk]), Place::Disk);
     }
 
     #[test]
     fn a_file_system_is_filled_before_the_move_can_be_over() {
         for seed in 0..300 {
-            let mut dice = Dice::new(seed);
-            let kind = dice.act().kind;
-            let plan = dice.plan(kind, &Place::ALL);
-            if let Some(at) = plan.blows.iter().position(|(_, blow)| *blow == Blow::Fill) {
+            let mut rng = Rng::new(seed);
+            let kind = rng.act().kind;
+            let plan = rng.plan(kind, &Place::ALL);
+            if let Some(at) = plan.faults.iter().position(|(_, fault)| *fault == InjectedFault::Fill) {
                 assert_eq!((at, plan.bandwidth, plan.place), (0, 4, Place::Small), "{plan:?}");
             }
         }

@@ -27,7 +27,7 @@ pub(crate) struct Tally {
     pub(crate) acts: u32,
     pub(crate) cycles: u32,
     pub(crate) moved: u32,
-    pub(crate) blows: BTreeMap<String, u32>,
+    pub(crate) faults: BTreeMap<String, u32>,
     pub(crate) strategies: BTreeMap<&'static str, u32>,
     /// How often each thing has occurred that may have to.
     occurred: BTreeMap<String, u64>,
@@ -74,7 +74,7 @@ impl Tally {
             self.moved
         );
         let listed = |counts: &mut dyn Iterator<Item = String>| counts.collect::<Vec<_>>().join(", ");
-        println!("blows: {}", listed(&mut self.blows.iter().map(|(blow, count)| format!("{blow} {count}"))));
+        println!("blows: {}", listed(&mut self.faults.iter().map(|(fault, count)| format!("{fault} {count}"))));
         println!("strategies: {}", listed(&mut self.strategies.iter().map(|(name, count)| format!("{name} {count}"))));
         if !self.occurred.is_empty() {
             println!("occurred: {}", listed(&mut self.occurred.iter().map(|(what, count)| format!("{what} {count}"))));

@@ -11,9 +11,9 @@
 //!
 //! The journal says which way it goes; how far it has come, QEMU's graph says (crate `vm`).
 
+mod disk_state;
 mod monitor;
 mod recover;
-mod standing;
 mod surroundings;
 mod watch;
 
@@ -23,19 +23,19 @@ use std::time::Duration;
 
 use api::v1::{self, AdoptRequest, CheckRequest, CheckedDisk, Error, ErrorCode};
 use backends::{BackendSpec, CacheMode};
-use vm::{AdoptionRequest, ExportAddress, Plan, Verdict};
+use vm::{Adoptability, AdoptionRequest, ExportAddress, Plan};
 
 use crate::audit::Peer;
 use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
-use crate::held::{HoldOptions, QemuRule, suited};
 use crate::location::require_local;
+use crate::open_backend::{BackendOpenOptions, QemuRule, suited};
 use crate::problem::{Result, of_backend};
 use crate::sockets::SOCKET_NAME;
 use crate::state_dir::check_name;
 use crate::volume::Volume;
+use disk_state::Reached;
 use monitor::of_vm;
-use standing::Reached;
 use surroundings::VolumeSurroundings;
 
 pub(crate) use monitor::{is_block_device, persist};
@@ -90,12 +90,12 @@ impl Daemon {
                 plan: plan.clone(),
             }),
         };
-        let hold = HoldOptions {
+        let open_options = BackendOpenOptions {
             size_advertised: size_advertised.map(block::Bytes),
             qemu: QemuRule::Later,
-            ..HoldOptions::default()
+            ..BackendOpenOptions::default()
         };
-        let volume = self.make_volume(new, hold).await?;
+        let volume = self.make_volume(new, open_options).await?;
         let _operation = volume.operation.lock().await;
         if let Err(error) = require_same_image(&volume, &plan) {
             self.drop_volume(&volume).await?;
@@ -104,7 +104,7 @@ impl Daemon {
         let mut surroundings = VolumeSurroundings::new(&volume);
         match vm::adopt(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => {
-                turn(&volume, AdoptionDirection::Adopted, None).await?;
+                set_state(&volume, AdoptionDirection::Adopted, None).await?;
                 Ok(self.with_stop(volume.show(), stopped_for))
             }
             Err(error) => {
@@ -150,12 +150,12 @@ impl Daemon {
             }
         };
         let image = require_local(&document.backend, "its disk cannot be given back to its VM")?;
-        nudge(&volume, &vm, adoption).await;
-        let is_block_device = volume.with_held(|held| held.is_block_device()).unwrap_or_default();
+        force_reconnect(&volume, &vm, adoption).await;
+        let is_block_device = volume.with_backend(|open_backend| open_backend.is_block_device()).unwrap_or_default();
         let driver = if is_block_device { "host_device" } else { "file" };
         let guest_runs = vm::Graph::read(&vm.qmp).await.map_err(|error| of_vm(&error))?.is_running;
         let plan = Plan::release(&adoption.plan.disk, image.path(), Some(driver), guest_runs);
-        turn(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
+        set_state(&volume, AdoptionDirection::Releasing, Some(plan.clone())).await?;
         let mut surroundings = VolumeSurroundings::new(&volume);
         let stopped_for = match vm::release(&vm.qmp, &plan, &mut surroundings).await {
             Ok(stopped_for) => stopped_for,
@@ -163,7 +163,7 @@ impl Daemon {
                 if error.leaves_doubt() {
                     self.settle_later(&volume);
                 } else {
-                    turn(&volume, AdoptionDirection::Adopted, None).await?;
+                    set_state(&volume, AdoptionDirection::Adopted, None).await?;
                 }
                 return Err(of_vm(&error));
             }
@@ -205,7 +205,7 @@ impl Daemon {
 
 /// Makes QEMU connect to the export again after a restart. Its NBD client notices that the connection is gone only when
 /// the guest asks for something; an idle guest does not, so a sector is read in its stead.
-async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
+async fn force_reconnect(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
     if volume.connections() > 0 {
         return;
     }
@@ -218,7 +218,7 @@ async fn nudge(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
 
 /// Refuses an image that was replaced between the look at QEMU's process and its opening here.
 fn require_same_image(volume: &Volume, plan: &Plan) -> vm::Result<()> {
-    let opened = volume.with_held(|held| held.metadata()).flatten();
+    let opened = volume.with_backend(|open_backend| open_backend.metadata()).flatten();
     match (opened, plan.disk.process_id) {
         (Some(opened), Some(pid)) => vm::require_writer(pid, &opened, &plan.disk.image),
         _ => Ok(()),
@@ -226,7 +226,7 @@ fn require_same_image(volume: &Volume, plan: &Plan) -> vm::Result<()> {
 }
 
 /// Records which way it goes, and by which plan if that is another one.
-async fn turn(volume: &Volume, direction: AdoptionDirection, plan: Option<Plan>) -> Result<()> {
+async fn set_state(volume: &Volume, direction: AdoptionDirection, plan: Option<Plan>) -> Result<()> {
     let change = |document: &mut VolumeDocument| {
         if let Some(adoption) = &mut document.adoption {
             adoption.direction = direction;
@@ -258,14 +258,14 @@ fn room_to_grow(plan: &Plan) -> Option<u64> {
 
 fn show(vm: &str, report: vm::DiskReport) -> CheckedDisk {
     let (adoptable, reasons, mut notes) = match report.verdict {
-        Verdict::Adoptable { form, options_from } => {
+        Adoptability::Adoptable { form, options_from } => {
             (true, Vec::new(), vec![format!("by {form}; its options are known from {options_from:?}")])
         }
-        Verdict::LosesOptions { unknown, .. } => {
+        Adoptability::LosesOptions { unknown, .. } => {
             (false, vec![format!("with --accept-option-loss only; not known: {}", unknown.join(", "))], Vec::new())
         }
-        Verdict::Refused { reason } => (false, vec![reason], Vec::new()),
-        Verdict::Adopted => (false, vec!["it is adopted already".to_owned()], Vec::new()),
+        Adoptability::Refused { reason } => (false, vec![reason], Vec::new()),
+        Adoptability::Adopted => (false, vec!["it is adopted already".to_owned()], Vec::new()),
     };
     notes.extend(report.iothread.map(|iothread| format!("served by the iothread {iothread}")));
     notes.extend(report.throttle_group.map(|group| format!("in the throttle group {group}")));

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use vm::{Standing, Wish};
+use vm::{DiskState, RecoveryGoal};
 
+use super::disk_state::Reached;
 use super::monitor::of_vm;
-use super::standing::Reached;
 use super::surroundings::VolumeSurroundings;
-use super::{INTERVAL, RECONNECT_LIMIT, nudge, turn};
+use super::{INTERVAL, RECONNECT_LIMIT, force_reconnect, set_state};
 use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::problem::Result;
@@ -54,9 +54,9 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
 
 /// One try. Gives in words what has become of the disk.
 async fn settle(daemon: &Arc<Daemon>, volume: &Arc<Volume>, adoption: &AdoptionDocument) -> Result<&'static str> {
-    let (wish, settled) = match adoption.direction {
-        AdoptionDirection::Releasing => (Wish::Forward, "the release is finished"),
-        AdoptionDirection::Adopting | AdoptionDirection::Adopted => (Wish::Back, "the adoption is undone"),
+    let (goal, settled) = match adoption.direction {
+        AdoptionDirection::Releasing => (RecoveryGoal::Forward, "the release is finished"),
+        AdoptionDirection::Adopting | AdoptionDirection::Adopted => (RecoveryGoal::Back, "the adoption is undone"),
     };
     let vm = match daemon.reach_adopted(volume, adoption).await? {
         Reached::Adopted(vm) => vm,
@@ -65,12 +65,12 @@ async fn settle(daemon: &Arc<Daemon>, volume: &Arc<Volume>, adoption: &AdoptionD
             return daemon.drop_volume(volume).await.map(|()| "its VM is gone");
         }
     };
-    nudge(volume, &vm, adoption).await;
+    force_reconnect(volume, &vm, adoption).await;
     let mut surroundings = VolumeSurroundings::new(volume);
-    let standing = vm::recover(&vm.qmp, &adoption.plan, wish, &mut surroundings).await;
-    match standing.map_err(|error| of_vm(&error))? {
-        Standing::Inside => turn(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted"),
-        Standing::Outside | Standing::Prepared | Standing::DeviceGone => {
+    let disk_state = vm::recover(&vm.qmp, &adoption.plan, goal, &mut surroundings).await;
+    match disk_state.map_err(|error| of_vm(&error))? {
+        DiskState::Inside => set_state(volume, AdoptionDirection::Adopted, None).await.map(|()| "the disk is adopted"),
+        DiskState::Outside | DiskState::Prepared | DiskState::DeviceGone => {
             if adoption.direction == AdoptionDirection::Releasing {
                 daemon.remember(&adoption.plan);
             }

@@ -21,7 +21,7 @@ impl VolumeSurroundings {
 
 impl Surroundings for VolumeSurroundings {
     fn take_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
-        let outcome = match self.volume.with_held(|held| held.retake_qemu_locks()) {
+        let outcome = match self.volume.with_backend(|open_backend| open_backend.retake_qemu_locks()) {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => Err(io::Error::other(error.chain())),
             None => Err(io::Error::other("the volume is down")),
@@ -31,7 +31,7 @@ impl Surroundings for VolumeSurroundings {
 
     fn drop_locks(&mut self) -> BoxFuture<'_, io::Result<()>> {
         // A volume that is down holds none.
-        let _ = self.volume.with_held(|held| held.drop_qemu_locks());
+        let _ = self.volume.with_backend(|open_backend| open_backend.drop_qemu_locks());
         Box::pin(std::future::ready(Ok(())))
     }
 

@@ -21,7 +21,7 @@ pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> 
                 }
                 while let Some(event) = events.next().await {
                     heed(volume, job, &event);
-                    if event.outcome() == Outcome::Look
+                    if event.outcome() == Outcome::Inspection
                         && let Ok(graph) = Graph::read(&vm.qmp).await
                     {
                         for event in events.compare(&graph) {
@@ -52,6 +52,6 @@ fn heed(volume: &Volume, job: &JobHandle, event: &VmEvent) {
             job.fail(error.with_hint("the guest is on the source; move it again when that is over"));
         }
         // A guest that writes no more lets the mirror finish by itself.
-        Outcome::FinishCold | Outcome::GoOn | Outcome::Look => {}
+        Outcome::FinishCold | Outcome::GoOn | Outcome::Inspection => {}
     }
 }

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
-use super::{Arbiter, Verdict, unreachable};
+use super::{Arbiter, Ruling, unreachable};
 use crate::problem::Result;
 
 /// How long one member may take for an answer.
@@ -57,7 +57,7 @@ impl Etcd {
 }
 
 impl Arbiter for Etcd {
-    fn decide(&self, job: Uuid, expected: Verdict, wanted: Verdict) -> BoxFuture<'_, Result<Verdict>> {
+    fn decide(&self, job: Uuid, expected: Ruling, wanted: Ruling) -> BoxFuture<'_, Result<Ruling>> {
         Box::pin(async move {
             let key = key(job);
             let compare = match expected.to_text() {
@@ -80,7 +80,7 @@ impl Arbiter for Etcd {
         })
     }
 
-    fn verdict(&self, job: Uuid) -> BoxFuture<'_, Result<Verdict>> {
+    fn ruling(&self, job: Uuid) -> BoxFuture<'_, Result<Ruling>> {
         Box::pin(async move {
             // A range is read through the cluster's majority unless it is told to be serializable.
             kept(&self.ask("/v3/kv/range", &json!({ "key": key(job) })).await?)
@@ -98,10 +98,10 @@ fn key(job: Uuid) -> String {
 }
 
 /// The verdict in an answer to a range.
-fn kept(range: &Value) -> Result<Verdict> {
-    let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Verdict::Open) };
+fn kept(range: &Value) -> Result<Ruling> {
+    let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Ruling::Open) };
     let text = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    text.as_deref().and_then(Verdict::from_text).ok_or_else(|| unexpected(range))
+    text.as_deref().and_then(Ruling::from_text).ok_or_else(|| unexpected(range))
 }
 
 fn unexpected(answer: &Value) -> Error {
@@ -186,7 +186,7 @@ mod tests {
             let data = tempfile::tempdir().expect("a temporary directory");
             let member = Self { process: transhume_guest::Etcd::start(data.path()).expect("etcd runs"), _data: data };
             // It listens before it serves.
-            while member.cluster().verdict(Uuid::nil()).await.is_err() {
+            while member.cluster().ruling(Uuid::nil()).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             member
@@ -202,13 +202,13 @@ mod tests {
         let member = Member::start().await;
         for _ in 0..20 {
             let (source, target, job) = (member.cluster(), member.cluster(), Uuid::new_v4());
-            assert_eq!(source.verdict(job).await.expect("an answer"), Verdict::Open);
-            let committing = source.decide(job, Verdict::Open, Verdict::Committed);
+            assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Open);
+            let committing = source.decide(job, Ruling::Open, Ruling::Committed);
             let both = futures::join!(committing, abandon(&target, job));
             let (one, other) = (both.0.expect("an answer"), both.1.expect("an answer"));
             assert_eq!(one, other);
-            assert_eq!(target.verdict(job).await.expect("an answer"), one, "another verdict is kept");
-            let changed = source.decide(job, Verdict::Open, Verdict::Withdrawn(1)).await;
+            assert_eq!(target.ruling(job).await.expect("an answer"), one, "another verdict is kept");
+            let changed = source.decide(job, Ruling::Open, Ruling::Withdrawn(1)).await;
             assert_eq!(changed.expect("an answer"), one, "it was changed");
         }
     }
@@ -217,15 +217,15 @@ mod tests {
     async fn a_commit_that_arrives_after_it_was_taken_back_does_nothing() {
         let member = Member::start().await;
         let (source, job) = (member.cluster(), Uuid::new_v4());
-        let taken_back = source.decide(job, Verdict::Open, Verdict::Withdrawn(1)).await;
-        assert_eq!(taken_back.expect("an answer"), Verdict::Withdrawn(1));
-        let late = source.decide(job, Verdict::Open, Verdict::Committed).await;
-        assert_eq!(late.expect("an answer"), Verdict::Withdrawn(1));
-        let next = source.decide(job, Verdict::Withdrawn(1), Verdict::Committed).await;
-        assert_eq!(next.expect("an answer"), Verdict::Committed);
-        assert_eq!(abandon(&source, job).await.expect("an answer"), Verdict::Committed);
+        let taken_back = source.decide(job, Ruling::Open, Ruling::Withdrawn(1)).await;
+        assert_eq!(taken_back.expect("an answer"), Ruling::Withdrawn(1));
+        let late = source.decide(job, Ruling::Open, Ruling::Committed).await;
+        assert_eq!(late.expect("an answer"), Ruling::Withdrawn(1));
+        let next = source.decide(job, Ruling::Withdrawn(1), Ruling::Committed).await;
+        assert_eq!(next.expect("an answer"), Ruling::Committed);
+        assert_eq!(abandon(&source, job).await.expect("an answer"), Ruling::Committed);
         source.forget(job).await.expect("an answer");
-        assert_eq!(source.verdict(job).await.expect("an answer"), Verdict::Open);
+        assert_eq!(source.ruling(job).await.expect("an answer"), Ruling::Open);
     }
 
     #[tokio::test]
@@ -234,10 +234,10 @@ mod tests {
         let members = ["http://127.0.0.1:1".to_owned(), member.process.address()];
         let job = Uuid::new_v4();
         let etcd = Etcd::new(std::sync::Arc::new(RealEnv::new()), &members).expect("addresses");
-        let decided = etcd.decide(job, Verdict::Open, Verdict::Committed).await;
-        assert_eq!(decided.expect("the second member"), Verdict::Committed);
+        let decided = etcd.decide(job, Ruling::Open, Ruling::Committed).await;
+        assert_eq!(decided.expect("the second member"), Ruling::Committed);
         drop(member);
-        let error = etcd.verdict(job).await.expect_err("nobody is there");
+        let error = etcd.ruling(job).await.expect_err("nobody is there");
         assert_eq!(error.code, ErrorCode::ArbiterUnreachable);
         assert!(members.iter().all(|member| error.message.contains(&member["http://".len()..])), "{}", error.message);
     }

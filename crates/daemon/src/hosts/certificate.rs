@@ -66,18 +66,18 @@ impl Validity {
     }
 
     /// Whether it is good at `now`, in seconds since 1970.
-    pub(crate) const fn at(&self, now: u64) -> Standing {
+    pub(crate) const fn at(&self, now: u64) -> ValidityState {
         match now {
-            early if early < self.from => Standing::NotYet,
-            late if late > self.until => Standing::Expired,
-            _ => Standing::Good,
+            early if early < self.from => ValidityState::NotYet,
+            late if late > self.until => ValidityState::Expired,
+            _ => ValidityState::Good,
         }
     }
 }
 
 /// How a certificate stands to the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum ValidityState {
     Good,
     NotYet,
     Expired,
@@ -87,8 +87,8 @@ pub(crate) enum Standing {
 pub(crate) fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Result<()> {
     let at = if here { String::new() } else { format!(" on {whose}") };
     let (message, hint) = match validity.at(now) {
-        Standing::Good => return Ok(()),
-        Standing::Expired => (
+        ValidityState::Good => return Ok(()),
+        ValidityState::Expired => (
             format!("the certificate of {whose} has expired on {}", date(validity.until)),
             format!(
                 "run `transhume host --renew`{at}, then pair it anew with `transhume trust`; if it should be good \
@@ -96,7 +96,7 @@ pub(crate) fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Re
                 date(now)
             ),
         ),
-        Standing::NotYet => (
+        ValidityState::NotYet => (
             format!("the certificate of {whose} is good from {} on only", date(validity.from)),
             format!("set the clock that is wrong: this machine's says {}", date(now)),
         ),

@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::{Fingerprint, Standing, Validity};
+use super::certificate::{Fingerprint, Validity, ValidityState};
 use super::connect;
 use super::message::{Message, Refusal};
 use super::network::HostNetwork;
@@ -99,7 +99,7 @@ pub(crate) async fn accept(network: Arc<HostNetwork>, listener: TcpListener) {
         let worker = Arc::clone(&network.workers);
         worker.next().spawn(async move {
             match TcpStream::from_std(stream).and_then(|stream| connect::prepare(&stream).map(|()| stream)) {
-                Ok(stream) => Arrival { network, from, place }.serve(stream).await,
+                Ok(stream) => PendingConnection { network, from, place }.serve(stream).await,
                 Err(error) => tracing::warn!(%error, "a connection from another host could not be taken"),
             }
         });
@@ -107,13 +107,13 @@ pub(crate) async fn accept(network: Arc<HostNetwork>, listener: TcpListener) {
 }
 
 /// A connection that is no stream yet, with its places among all and among those that are none.
-struct Arrival {
+struct PendingConnection {
     network: Arc<HostNetwork>,
     from: SocketAddr,
     place: (OwnedSemaphorePermit, OwnedSemaphorePermit),
 }
 
-impl Arrival {
+impl PendingConnection {
     async fn serve(self, stream: TcpStream) {
         let network = Arc::clone(&self.network);
         let first = async {
@@ -195,9 +195,9 @@ impl Arrival {
         let now = unix_seconds(self.network.env.wall_clock());
         let validity = Validity::of(certificate).ok_or(Refusal::Malformed)?;
         match validity.at(now) {
-            Standing::Good => Ok(()),
-            Standing::Expired => Err(Refusal::Expired { until: validity.until, now }),
-            Standing::NotYet => Err(Refusal::NotYet { from: validity.from, now }),
+            ValidityState::Good => Ok(()),
+            ValidityState::Expired => Err(Refusal::Expired { until: validity.until, now }),
+            ValidityState::NotYet => Err(Refusal::NotYet { from: validity.from, now }),
         }
     }
 

@@ -29,14 +29,14 @@ mod network;
 mod pairing;
 mod replay;
 mod sealed;
-mod stage;
 mod store;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod transport;
 
 pub(crate) use address::check_all as check_addresses;
 pub use name::HostName;
 pub(crate) use network::{HostNetwork, RealHosts};
-pub(crate) use stage::no_hosts;
-pub use stage::{NoHosts, Reception};
+pub(crate) use transport::no_hosts;
+pub use transport::{NoHosts, Reception};

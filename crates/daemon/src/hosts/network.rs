@@ -24,15 +24,15 @@ use super::listener::{self, Counters, HANDSHAKE_LIMIT};
 use super::message::{About, Refusal};
 use super::name::HostName;
 use super::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
-use super::stage::Reception;
 use super::store::{TrustStore, Trusted};
 use super::tls;
+use super::transport::Reception;
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
-use crate::ground::{Hosts, Interfaces};
+use crate::platform::{Hosts, Interfaces};
 use crate::problem::{Result, invalid, of_state};
-use crate::rates::{Carried, KernelInterfaces};
+use crate::rates::{KernelInterfaces, MigrationTraffic};
 use crate::sockets::listen_tcp;
 use crate::state_dir::Layout;
 use crate::workers::Workers;
@@ -56,7 +56,7 @@ pub(crate) struct HostNetwork {
     pub(crate) invitations: Invitations,
     pub(crate) counters: Counters,
     /// What moves carry over each of its addresses.
-    pub(crate) carried: Arc<Carried>,
+    pub(crate) carried: Arc<MigrationTraffic>,
     /// Which of its ways to another host is tried next.
     pub(super) turns: Turns,
     /// The connections that this host has made.
@@ -103,7 +103,7 @@ impl HostNetwork {
             store: TrustStore::open(layout.clone())?,
             invitations: Invitations::default(),
             counters: Counters::new(),
-            carried: Carried::new(&env),
+            carried: MigrationTraffic::new(&env),
             turns: Turns::default(),
             dialled: Dialings::default(),
             name,

@@ -15,11 +15,11 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::identity::Identity;
 use super::network::{HostNetwork, RealHosts};
-use super::stage::Reception;
 use super::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected};
+use super::transport::Reception;
 use super::{HostName, listener};
 use crate::config::HostsConfig;
-use crate::ground::Hosts;
+use crate::platform::Hosts;
 use crate::state_dir::Layout;
 
 const DAY: i64 = 86_400;

@@ -12,8 +12,8 @@ use super::{JobHandle, convert};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
-use crate::held::Held;
 use crate::location::Location;
+use crate::open_backend::OpenBackend;
 use crate::problem::of_backend;
 use crate::volume::Volume;
 
@@ -34,7 +34,13 @@ pub(crate) enum Ending {
 }
 
 /// Does what is to be done after the migration, and tells who waits.
-pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, ending: Ending, target: Held) {
+pub(crate) async fn finish(
+    daemon: &Arc<Daemon>,
+    volume: &Volume,
+    job: &JobHandle,
+    ending: Ending,
+    target: OpenBackend,
+) {
     let sessions = volume.document().job.as_ref().map_or(1, |job| job.record.sessions);
     let rates = job.rates();
     let convert =
@@ -43,12 +49,13 @@ pub(crate) async fn finish(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandl
         Ending::Switched(report) => {
             job.finishing();
             target.serve_guest();
-            let relay = target.relay().map(Arc::clone);
+            let remote_device = target.remote_device().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
-            drop(volume.replace_held(target));
+            drop(volume.replace_backend(target));
             let again = report.bytes_again;
             let mut report = convert(&report);
-            report.stream = relay.map(|relay| convert::to_api_stream(&relay.statistics(), again));
+            report.stream =
+                remote_device.map(|remote_device| convert::to_api_stream(&remote_device.statistics(), again));
             note_report(volume, report).await;
             complete(daemon, volume, job).await;
         }
@@ -94,7 +101,7 @@ async fn undo(
     daemon: &Arc<Daemon>,
     volume: &Volume,
     job: &JobHandle,
-    target: Held,
+    target: OpenBackend,
     (state, error): (JobState, Error),
     report: Option<Report>,
 ) {
@@ -122,8 +129,8 @@ pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Volume, j
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.
 pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) {
-    if let Some(relay) = volume.relay()
-        && !relay.taken().await
+    if let Some(remote_device) = volume.remote_device()
+        && !remote_device.taken().await
     {
         // The source stays what it is until the other host has answered that it holds the volume.
         return;

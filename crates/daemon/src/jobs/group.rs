@@ -17,9 +17,9 @@ use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument};
+use crate::free_space::Needs;
 use crate::location::{Destination, require_here};
 use crate::problem::{Result, invalid};
-use crate::room::Needs;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -86,20 +86,20 @@ impl Daemon {
         volumes: &[Arc<Volume>],
         ready: Vec<Ready>,
     ) -> Result<Vec<Enlisted>> {
-        let mut held = Vec::with_capacity(volumes.len());
+        let mut open_backend = Vec::with_capacity(volumes.len());
         for (volume, ready) in volumes.iter().zip(&ready) {
-            held.push(self.hold_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
+            open_backend.push(self.open_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
         }
         let ids = self.history.next_ids(volumes.len() as u64)?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();
         let group = GroupDocument { id: ids.start, members };
         let mut enlisted = Vec::with_capacity(volumes.len());
-        for (((volume, ready), held), id) in volumes.iter().zip(ready).zip(held).zip(ids) {
-            match self.enlist(peer, volume, ready, (id, Some(group.clone())), held).await {
+        for (((volume, ready), open_backend), id) in volumes.iter().zip(ready).zip(open_backend).zip(ids) {
+            match self.enlist(peer, volume, ready, (id, Some(group.clone())), open_backend).await {
                 Ok(one) => enlisted.push(one),
                 Err(error) => {
-                    for Enlisted { volume, handle, held, .. } in enlisted {
-                        finish(self, &volume, &handle, Ending::Cancelled(None), held).await;
+                    for Enlisted { volume, handle, open_backend, .. } in enlisted {
+                        finish(self, &volume, &handle, Ending::Cancelled(None), open_backend).await;
                     }
                     return Err(of_disk(volume, error));
                 }

@@ -12,12 +12,12 @@
 
 mod convert;
 mod finish;
-mod foretell;
+mod forecast;
 mod group;
 mod history;
 mod plan;
+mod rate_history;
 mod run;
-mod shown;
 mod start;
 
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, of_migration, undo_without_target};
-pub(crate) use foretell::Planned;
+pub(crate) use forecast::Planned;
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{of_target, parse_backend, random_uuid, refuse_reserve_above, show, volume_size};
 
-use crate::held::Held;
 use crate::journal::VolumeJournal;
+use crate::open_backend::OpenBackend;
 use crate::problem::Result;
-use crate::remote::Relay;
+use crate::remote::RemoteVolumeDevice;
 use convert::to_options;
 
 /// A job that is not over, as the daemon holds it.
@@ -68,7 +68,7 @@ struct Inner {
     target: Goal,
     paused: bool,
     /// What its target has is to be compared when it goes on.
-    doubts: Option<Arc<dyn Digests>>,
+    unverified: Option<Arc<dyn Digests>>,
     /// Somebody has changed how long it takes.
     is_steered: bool,
     /// What it may take of network and processors, if anybody looks after that.
@@ -83,14 +83,14 @@ pub(crate) enum Goal {
     /// A file or block device, which remembers that a sync has failed.
     File(Arc<FileBackend>),
     /// A volume of another host.
-    Remote(Arc<Relay>),
+    Remote(Arc<RemoteVolumeDevice>),
 }
 
 impl Goal {
-    pub(crate) fn of(held: &Held) -> Self {
-        match (held.backend(), held.relay()) {
+    pub(crate) fn of(open_backend: &OpenBackend) -> Self {
+        match (open_backend.backend(), open_backend.remote_device()) {
             (Some(backend), _) => Self::File(Arc::clone(backend)),
-            (None, Some(relay)) => Self::Remote(Arc::clone(relay)),
+            (None, Some(remote_device)) => Self::Remote(Arc::clone(remote_device)),
             (None, None) => Self::Plain,
         }
     }
@@ -100,9 +100,9 @@ impl Inner {
     fn progress(&self, control: &Control) -> v1::Progress {
         let snapshot = control.snapshot();
         let mut progress = convert::to_api_progress(&snapshot);
-        if let Goal::Remote(relay) = &self.target {
-            progress.stream = Some(convert::to_api_stream(&relay.statistics(), snapshot.bytes_again));
-            progress.last_error = relay.problem().or(progress.last_error);
+        if let Goal::Remote(remote_device) = &self.target {
+            progress.stream = Some(convert::to_api_stream(&remote_device.statistics(), snapshot.bytes_again));
+            progress.last_error = remote_device.problem().or(progress.last_error);
         }
         progress.rates = self.rates.clone();
         progress
@@ -114,8 +114,8 @@ impl Inner {
             // The migration has given up what was not flushed there, and copies it again.
             target.forget_failed_sync();
         }
-        match self.doubts.take() {
-            Some(doubts) => control.resume_after_comparing(doubts),
+        match self.unverified.take() {
+            Some(unverified) => control.resume_after_comparing(unverified),
             None => control.resume(),
         }
     }
@@ -129,7 +129,7 @@ impl JobHandle {
             pool: None,
             target: Goal::Plain,
             paused,
-            doubts: None,
+            unverified: None,
             is_steered: paused,
             rates: None,
             job,
@@ -212,7 +212,7 @@ impl JobHandle {
         }
         change(&mut job);
         if let (Some(prediction), Some(report), JobState::Done) = (&mut job.prediction, &job.report, job.state) {
-            foretell::judge(prediction, report, !inner.is_steered);
+            forecast::score(prediction, report, !inner.is_steered);
         }
         inner.ended = Some(job.clone());
         job
@@ -255,7 +255,7 @@ impl JobHandle {
         let was_paused = std::mem::take(&mut inner.paused);
         match &inner.target {
             // Its host is tried at once, and the migration goes on when that answers.
-            Goal::Remote(relay) if !was_paused => relay.kick(),
+            Goal::Remote(remote_device) if !was_paused => remote_device.kick(),
             Goal::Remote(_) | Goal::File(_) | Goal::Plain => inner.go_on(),
         }
     }
@@ -267,9 +267,9 @@ impl JobHandle {
 
     /// Tries a lost target again, after what it has was compared if there are doubts; if the job was told to wait, when it is
     /// told to go on.
-    pub(crate) fn retry_target(&self, doubts: Option<Arc<dyn Digests>>) {
+    pub(crate) fn retry_target(&self, unverified: Option<Arc<dyn Digests>>) {
         let mut inner = self.inner.lock();
-        inner.doubts = doubts;
+        inner.unverified = unverified;
         if !inner.paused {
             inner.go_on();
         }

@@ -8,35 +8,38 @@ use api::v1::{Error, MoveRequest, Plan, PlanRequest};
 use block::Bytes;
 use migrate::{Forecast, MoveOptions, OnNoConverge, Strategy};
 
-use super::foretell::{Foretold, Look, micros};
+use super::forecast::{MoveForecast, SurveyDepth, micros};
 use super::start::{destination, refuse_reserve};
 use crate::daemon::Daemon;
+use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, require_here, require_local};
 use crate::problem::Result;
-use crate::room::Needs;
 use crate::volume::Volume;
 
 /// What the figures of every plan rest on.
-fn general_notes(foretold: &Foretold) -> Vec<String> {
+fn general_notes(move_forecast: &MoveForecast) -> Vec<String> {
     let mut notes = Vec::new();
-    if !foretold.is_complete {
+    if !move_forecast.is_complete {
         notes.push("the volume has too many holes to look at all of them: the rest counts as data".to_owned());
     }
-    notes.push(match foretold.rate < foretold.measured {
-        true if foretold.carried == Some(foretold.rate) => format!(
+    notes.push(match move_forecast.rate < move_forecast.measured {
+        true if move_forecast.carried == Some(move_forecast.rate) => format!(
             "the time follows from what the network to the other host carries, {}/s, if nobody else uses it",
-            Bytes(foretold.rate)
+            Bytes(move_forecast.rate)
         ),
-        true if foretold.shown == Some(foretold.rate) => {
-            format!("the last move to that place went at {}/s, slower than the source was read", Bytes(foretold.rate))
+        true if move_forecast.shown == Some(move_forecast.rate) => {
+            format!(
+                "the last move to that place went at {}/s, slower than the source was read",
+                Bytes(move_forecast.rate)
+            )
         }
         true => "the time follows from the bandwidth that was given".to_owned(),
         false => format!(
             "the source was read at {}/s for a moment; a slower target makes the move slower",
-            Bytes(foretold.measured)
+            Bytes(move_forecast.measured)
         ),
     });
-    notes.push(match foretold.has_seen_stall {
+    notes.push(match move_forecast.has_seen_stall {
         true => "the stall is the longest of the last moves of this daemon".to_owned(),
         false => "the stall is an estimate: this daemon has not moved anything yet".to_owned(),
     });
@@ -105,10 +108,10 @@ impl Daemon {
             }
             _ => None,
         };
-        let foretold = self.foretell(&volume, &request, &options, carried, Look::CLOSE).await?;
-        self.keep_plan(&volume, &request, &foretold);
-        let Foretold { data, rate, write_bytes, forecast, .. } = foretold;
-        let mut notes = general_notes(&foretold);
+        let move_forecast = self.forecast_move(&volume, &request, &options, carried, SurveyDepth::CLOSE).await?;
+        self.keep_plan(&volume, &request, &move_forecast);
+        let MoveForecast { data, rate, write_bytes, forecast, .. } = move_forecast;
+        let mut notes = general_notes(&move_forecast);
         notes.extend(tracking_notes(&options, &forecast));
         notes.extend(buffer_note(&options, &forecast));
         notes.extend(deadline_note(&options, &forecast));

@@ -7,7 +7,8 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Prediction};
 use block::{BufferPool, Bytes};
 use migrate::{
-    Comparison, Control, MapIdentity, Migration, MoveOptions, Outcome, Parts, Phase, Progress, ProgressMap, UnderWay,
+    Comparison, Control, MapIdentity, Migration, MigrationContext, MoveOptions, Outcome, Phase, Progress, ProgressMap,
+    UnderWay,
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Instrument;
@@ -18,9 +19,9 @@ use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::document::JobDocument;
 use crate::gauge::MigrationMeter;
-use crate::held::Held;
-use crate::rates::{Keeping, keep};
-use crate::remote::Relay;
+use crate::open_backend::OpenBackend;
+use crate::rates::{ControllerContext, keep};
+use crate::remote::RemoteVolumeDevice;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
@@ -47,7 +48,7 @@ pub(crate) async fn run(
     daemon: Arc<Daemon>,
     volume: Arc<Volume>,
     job: Arc<JobHandle>,
-    target: Held,
+    target: OpenBackend,
     place: Option<OwnedSemaphorePermit>,
 ) {
     let turn = tokio::select! {
@@ -72,16 +73,16 @@ pub(crate) async fn run(
 async fn wait_for_turn(
     daemon: &Daemon,
     volume: &Volume,
-    target: &Held,
+    target: &OpenBackend,
     mut place: Option<OwnedSemaphorePermit>,
 ) -> block::Result<OwnedSemaphorePermit> {
     loop {
         daemon.wait_for_host(volume, target).await?;
         let place = match place.take() {
             Some(place) => place,
-            None => Arc::clone(&daemon.places).acquire_owned().await.expect("the queue is never closed"),
+            None => Arc::clone(&daemon.running_jobs).acquire_owned().await.expect("the queue is never closed"),
         };
-        if target.relay().is_none_or(|relay| relay.is_connected()) {
+        if target.remote_device().is_none_or(|remote_device| remote_device.is_connected()) {
             return Ok(place);
         }
     }
@@ -92,7 +93,7 @@ async fn wait_for_turn(
 pub(crate) async fn start_migration(
     daemon: &Daemon,
     volume: &Volume,
-    target: &Held,
+    target: &OpenBackend,
     prediction: Option<Prediction>,
 ) -> block::Result<Started> {
     let slot = volume
@@ -112,28 +113,28 @@ pub(crate) async fn start_migration(
         return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
     };
     // With overlays that a restart has found the slot shows the highest of them.
-    let below = volume.snapshots().and_then(|_| volume.with_held(|held| held.device.clone()));
+    let below = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
     let source = below.unwrap_or_else(|| slot.device());
     let snapshots = match (job.record.options.strategy, volume.snapshots()) {
         (migrate::Strategy::Snapshot, None) => {
             let lock_wait = daemon.config.lock_wait();
-            let opened = crate::overlays::open(volume, job, &source, &daemon.footing(), lock_wait).await;
+            let opened = crate::overlays::open(volume, job, &source, &daemon.overlay_context(), lock_wait).await;
             let opened = opened.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.message))?;
             volume.set_snapshots(Some(Arc::clone(&opened)));
             Some(opened)
         }
         (_, snapshots) => snapshots,
     };
-    let hold = volume.hold_options(daemon.config.lock_wait());
-    let comparison = comparison(daemon, volume, target, &hold).await;
-    let offload = match volume.with_held(|held| held.end()) {
+    let open_options = volume.open_options(daemon.config.lock_wait());
+    let comparison = comparison(daemon, volume, target, &open_options).await;
+    let offload = match volume.with_backend(|open_backend| open_backend.end()) {
         Some(source) => daemon.backends.offload(source, target.end()).await,
         None => None,
     };
     let under_way = under_way(daemon, job);
     let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
     let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
-    let parts = Parts {
+    let context = MigrationContext {
         env: Arc::clone(&daemon.env),
         slot,
         source,
@@ -154,23 +155,23 @@ pub(crate) async fn start_migration(
     let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
     let options = MoveOptions { silence_ms, ..job.record.options.clone() };
     let worker = daemon
-        .crew
-        .hire(&format!("copy-{}", job.id))
+        .spawner
+        .spawn_worker(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
     let span = span_of(volume, job.id);
-    let (control, work) = worker.run(async move { Migration::start(parts, options).instrument(span).await }).await?;
+    let (control, work) = worker.run(async move { Migration::start(context, options).instrument(span).await }).await?;
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
 }
 
 async fn comparison(
     daemon: &Daemon,
     volume: &Volume,
-    target: &Held,
-    hold: &crate::held::HoldOptions,
+    target: &OpenBackend,
+    open_options: &crate::open_backend::BackendOpenOptions,
 ) -> Option<Comparison> {
-    let source = volume.with_held(|held| held.comparison_spec())?;
-    let source = source.open(hold, &*daemon.env).await?;
-    let target = target.comparison_spec().open(hold, &*daemon.env).await?;
+    let source = volume.with_backend(|open_backend| open_backend.comparison_spec())?;
+    let source = source.open(open_options, &*daemon.env).await?;
+    let target = target.comparison_spec().open(open_options, &*daemon.env).await?;
     Some(Comparison { source, target })
 }
 
@@ -190,7 +191,7 @@ pub(crate) async fn drive(
     daemon: Arc<Daemon>,
     volume: Arc<Volume>,
     job: Arc<JobHandle>,
-    target: Held,
+    target: OpenBackend,
     started: Started,
 ) {
     let Started { control, work, pool, under_way, worker } = started;
@@ -201,13 +202,13 @@ pub(crate) async fn drive(
         tokio::select! {
             biased;
             outcome = &mut driving => outcome,
-            never = watch(&daemon, &volume, &job, &control, target.relay()) => match never {},
+            never = watch(&daemon, &volume, &job, &control, target.remote_device()) => match never {},
             never = crate::adopt::watch(&daemon, &volume, &job) => match never {},
-            never = keep(Keeping {
+            never = keep(ControllerContext {
                 daemon: &daemon,
                 job: &job,
                 control: &control,
-                relay: target.relay(),
+                remote_device: target.remote_device(),
                 worker: &worker,
                 under_way,
                 verify,
@@ -218,7 +219,7 @@ pub(crate) async fn drive(
         // The mirror is in the guest's path and nobody drives it any more. A new process resumes what a half-dead one
         // cannot.
         tracing::error!(volume = volume.name, "the migration panicked; the daemon ends, and resumes it when it starts");
-        daemon.crew.give_up();
+        daemon.spawner.abort_process();
         return;
     };
     let ending = match outcome {
@@ -250,7 +251,7 @@ async fn watch(
     volume: &Volume,
     job: &JobHandle,
     control: &Control,
-    relay: Option<&Arc<Relay>>,
+    remote_device: Option<&Arc<RemoteVolumeDevice>>,
 ) -> std::convert::Infallible {
     let mut progress = control.watch();
     let mut rests = LOST_TARGET_RESTS.iter();
@@ -268,8 +269,8 @@ async fn watch(
         if failure.is_some_and(|failure| failure.kind == block::ErrorKind::NoSpace.name()) {
             let error = Error::new(ErrorCode::NoSpace, format!("the target ran out of space: {message}"));
             job.fail(error.with_hint("the guest is on the source; free some space there, or choose another target"));
-        } else if let Some(relay) = relay {
-            daemon.bring_host_back(volume, job, control, relay).await;
+        } else if let Some(remote_device) = remote_device {
+            daemon.bring_host_back(volume, job, control, remote_device).await;
         } else if let Some(rest) = rests.next() {
             daemon.env.sleep(*rest).await;
             if control.snapshot().phase == Phase::TargetLost {

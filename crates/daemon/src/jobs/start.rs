@@ -14,11 +14,11 @@ use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument};
-use crate::held::{CLIENT_SECTOR, Held, HoldOptions};
+use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
+use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::of_wire;
-use crate::room::Needs;
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -51,9 +51,9 @@ impl Daemon {
             if ready.options.strategy == Strategy::Snapshot {
                 needs.check()?;
             }
-            let held = self.hold_target(&volume, &target).await?;
+            let open_backend = self.open_target(&volume, &target).await?;
             let id = self.history.next_ids(1)?.start;
-            self.enlist(peer, &volume, ready, (id, None), held).await
+            self.enlist(peer, &volume, ready, (id, None), open_backend).await
         };
         match outcome.await {
             Ok(enlisted) => Ok(self.begin(enlisted)),
@@ -96,7 +96,7 @@ impl Daemon {
         let is_counted = match options.strategy {
             Strategy::Snapshot => crate::overlays::add_needs(&*self.backends, &volume.document(), size, path, needs),
             _ => {
-                if let Ok(Some(room)) = self.backends.room(path) {
+                if let Ok(Some(room)) = self.backends.free_space(path) {
                     needs.add(path, room, size);
                 }
                 Ok(())
@@ -157,19 +157,19 @@ impl Daemon {
     pub(super) async fn discard(self: &Arc<Self>, target: &JobTarget) {
         match target {
             JobTarget::Local(_) => self.discard_unused(target),
-            JobTarget::Remote(remote) => self.say_farewell(remote).await,
+            JobTarget::Remote(remote) => self.notify_abort(remote).await,
             // What was written there is all that could be taken back, and nobody knows what it replaced.
             JobTarget::Foreign(_) => {}
         }
     }
 
-    pub(super) async fn hold_target(&self, volume: &Volume, target: &JobTarget) -> Result<Held> {
-        let hold = HoldOptions {
+    pub(super) async fn open_target(&self, volume: &Volume, target: &JobTarget) -> Result<OpenBackend> {
+        let open_options = BackendOpenOptions {
             size_limit: volume_size(volume),
-            ..volume.hold_options(self.config.lock_wait()).for_target()
+            ..volume.open_options(self.config.lock_wait()).for_target()
         };
-        let held = Box::pin(self.hold_prepared(volume, target, &hold)).await;
-        held.map_err(|error| of_backend(&error, "the target"))
+        let open_backend = Box::pin(self.open_prepared(volume, target, &open_options)).await;
+        open_backend.map_err(|error| of_backend(&error, "the target"))
     }
 
     /// Puts a move that is ready durably on record.
@@ -179,7 +179,7 @@ impl Daemon {
         volume: &Arc<Volume>,
         ready: Ready,
         (id, group): (u64, Option<GroupDocument>),
-        held: Held,
+        open_backend: OpenBackend,
     ) -> Result<Enlisted> {
         let Ready { request, options, target } = ready;
         let size_limit = volume_size(volume);
@@ -199,7 +199,7 @@ impl Daemon {
             source_size: size_limit
                 .and_then(|_| self.backends.size(volume.document().backend.local_path()?).ok())
                 .map(Bytes::get),
-            source_identity: volume.with_held(|held| held.identity()).flatten().map(Box::new),
+            source_identity: volume.with_backend(|open_backend| open_backend.identity()).flatten().map(Box::new),
             begun_unix_ms: None,
             paused: false,
             overlays: Vec::new(),
@@ -216,24 +216,24 @@ impl Daemon {
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
         // On record first: a daemon that dies here tells the other host to forget it.
-        if let Some(relay) = held.relay()
-            && let Err(error) = relay.connect(volume.document().epoch).await
+        if let Some(remote_device) = open_backend.remote_device()
+            && let Err(error) = remote_device.connect(volume.document().epoch).await
         {
-            if relay.was_reached() {
+            if remote_device.was_reached() {
                 // It may have been asked, and have made a place for the volume before something failed.
-                self.say_farewell_later(relay.place());
+                self.notify_abort_later(remote_device.place());
             }
             unlist(volume, &handle).await;
-            return Err(of_wire(&error, &relay.place().host));
+            return Err(of_wire(&error, &remote_device.place().host));
         }
-        Ok(Enlisted { job, volume: Arc::clone(volume), handle, held })
+        Ok(Enlisted { job, volume: Arc::clone(volume), handle, open_backend })
     }
 
     /// Lets a move that is on record run when it is its turn.
     pub(super) fn begin(self: &Arc<Self>, enlisted: Enlisted) -> Job {
-        let Enlisted { job, volume, handle, held } = enlisted;
+        let Enlisted { job, volume, handle, open_backend } = enlisted;
         let daemon = Arc::clone(self);
-        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, held, None).await }));
+        self.env.spawn(Box::pin(async move { super::run::run(daemon, volume, handle, open_backend, None).await }));
         job
     }
 }
@@ -260,7 +260,7 @@ pub(super) struct Enlisted {
     pub(super) job: Job,
     pub(super) volume: Arc<Volume>,
     pub(super) handle: Arc<JobHandle>,
-    pub(super) held: Held,
+    pub(super) open_backend: OpenBackend,
 }
 
 /// How the API shows a job that its document tells of.

@@ -14,7 +14,7 @@ const MIRRORED_MIN: f64 = 256.0 * 1024.0;
 
 /// One look at everything.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Look {
+pub(super) struct RateSample {
     /// When this host and the streams were looked at.
     pub(super) at: Moment,
     /// By their addresses: the interfaces of this host,
@@ -22,14 +22,14 @@ pub(super) struct Look {
     /// and of the other one, as far as it has said so.
     pub(super) there: BTreeMap<IpAddr, LinkCounters>,
     /// The move's streams by their numbers; none for those that are not connected.
-    pub(super) streams: Vec<Option<StreamLook>>,
+    pub(super) streams: Vec<Option<StreamSample>>,
     /// What a guest has written to both sides so far, in bytes.
     pub(super) mirrored: u64,
 }
 
 /// What a stream has carried since its session began, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StreamLook {
+pub(super) struct StreamSample {
     pub(super) path: StreamPath,
     pub(super) sent: u64,
     pub(super) received: u64,
@@ -75,7 +75,7 @@ struct Use {
 /// What one move has agreed on with the other host.
 #[derive(Default)]
 pub(super) struct Agreement {
-    before: Option<Look>,
+    before: Option<RateSample>,
     ways: BTreeMap<Way, WayState>,
 }
 
@@ -86,7 +86,7 @@ impl Agreement {
     }
 
     /// Takes the next look and what the move may always have, in bytes a second.
-    pub(super) fn step(&mut self, look: Look, reserve: u64) -> Agreed {
+    pub(super) fn step(&mut self, look: RateSample, reserve: u64) -> Agreed {
         let Some(before) = self.before.replace(look.clone()) else { return Agreed::default() };
         let seconds = look.at.since(before.at).as_secs_f64();
         if seconds < 0.1 {
@@ -120,7 +120,7 @@ impl Agreement {
         agreed
     }
 
-    fn step_way(&mut self, way: &Way, using: &Use, (look, before): (&Look, &Look)) -> PathRate {
+    fn step_way(&mut self, way: &Way, using: &Use, (look, before): (&RateSample, &RateSample)) -> PathRate {
         let Flow { sent, received } = using.flow;
         // A comparison reads the other host's copy: then the other direction is the one that is in short supply.
         let is_sending = sent >= received;
@@ -155,7 +155,7 @@ impl Agreement {
 
 /// What the streams took between two looks, by their ways. A stream that was connected anew in between counts from the next
 /// look on.
-fn uses(look: &Look, before: &Look, seconds: f64) -> BTreeMap<Way, Use> {
+fn uses(look: &RateSample, before: &RateSample, seconds: f64) -> BTreeMap<Way, Use> {
     let mut uses: BTreeMap<Way, Use> = BTreeMap::new();
     for (number, stream) in look.streams.iter().enumerate() {
         let Some(stream) = stream else { continue };

@@ -68,12 +68,12 @@ impl World {
         self.links.iter().enumerate().map(counters).collect()
     }
 
-    fn look(&self, capacity: u64) -> Look {
+    fn look(&self, capacity: u64) -> RateSample {
         let stream = |(number, link): (usize, &Link)| {
             let path = StreamPath { here: address(1, number), there: address(2, number) };
-            Some(StreamLook { path, sent: link.stream, received: 0 })
+            Some(StreamSample { path, sent: link.stream, received: 0 })
         };
-        Look {
+        RateSample {
             at: Moment(Duration::from_secs(self.second)),
             here: self.counters(1, capacity),
             there: self.counters(2, capacity),
@@ -143,11 +143,12 @@ fn a_host_that_says_nothing_of_itself_leaves_what_this_one_sees() {
     world.links[0].wanted = 100e6;
     for _ in 0..8 {
         world.pass(GIGABIT, 0);
-        let look = Look { there: BTreeMap::new(), ..world.look(GIGABIT) };
+        let look = RateSample { there: BTreeMap::new(), ..world.look(GIGABIT) };
         world.second += 1;
         world.links[0].carried += (world.links[0].others + world.links[0].ours) as u64;
         world.links[0].stream += (world.links[0].ours / FRAMES) as u64;
-        let look = Look { at: Moment(Duration::from_secs(world.second)), here: world.counters(1, GIGABIT), ..look };
+        let look =
+            RateSample { at: Moment(Duration::from_secs(world.second)), here: world.counters(1, GIGABIT), ..look };
         world.agreed = world.agreement.step(look, 0);
     }
     assert!(world.agreed.limit.is_some(), "{:?}", world.agreed);
@@ -245,11 +246,11 @@ impl Drain {
         for one in self.moves.iter_mut().filter(|one| one.begins < self.second) {
             let path = StreamPath { here: address(1, 0), there: address(2, 0) };
             one.agreed = one.agreement.step(
-                Look {
+                RateSample {
                     at,
                     here: BTreeMap::from([(path.here, one.source.at(true, ("eth0", at_ns), GIGABIT))]),
                     there: BTreeMap::from([(path.there, self.target.at(false, ("eth0", at_ns), GIGABIT))]),
-                    streams: vec![Some(StreamLook { path, sent: one.source.moves, received: 0 })],
+                    streams: vec![Some(StreamSample { path, sent: one.source.moves, received: 0 })],
                     mirrored: 0,
                 },
                 0,
@@ -317,11 +318,11 @@ fn what_a_guest_writes_to_both_sides_is_let_through() {
     let mut world = World::new(1);
     world.links[0].wanted = 125e6;
     world.seconds(10, 0);
-    let held = world.agreed.streams[0].expect("it is held");
+    let open_backend = world.agreed.streams[0].expect("it is held");
     world.mirrored += 50_000_000;
     world.seconds(1, 0);
     let free = world.agreed.streams[0].expect("it is held");
-    assert!(free >= 75_000_000 && free > held, "{held} became {free}");
+    assert!(free >= 75_000_000 && free > open_backend, "{open_backend} became {free}");
 }
 
 #[test]

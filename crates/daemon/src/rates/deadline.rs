@@ -20,7 +20,7 @@ const FAST_LOOKS: u32 = 5;
 
 /// What a look at a move has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outlook {
+pub(super) struct DeadlineStatus {
     /// Bytes a second that bring it home in time, with something to spare,
     pub(super) needed: u64,
     /// and those without which it is late for certain.
@@ -45,7 +45,7 @@ impl Deadline {
     }
 
     /// Takes how long the move has been under way and how far it is.
-    pub(super) fn look(&mut self, age: Duration, progress: &Progress) -> Outlook {
+    pub(super) fn look(&mut self, age: Duration, progress: &Progress) -> DeadlineStatus {
         let left = self.left(progress);
         // Who aims at the last moment is late by whatever comes in between.
         let aim = self.limit * 7 / 8;
@@ -65,7 +65,7 @@ impl Deadline {
             }
         }
         let has_passed = age >= self.limit && !progress.phase.is_committed();
-        Outlook { needed, least: least as u64, at_risk: self.at_risk, has_passed }
+        DeadlineStatus { needed, least: least as u64, at_risk: self.at_risk, has_passed }
     }
 
     /// What is to be copied and compared, in bytes.
@@ -99,8 +99,8 @@ mod tests {
     fn what_is_needed_grows_as_time_goes_by_and_falls_as_bytes_do() {
         let mut deadline = Deadline::new(Duration::from_secs(16), Verify::Off);
         let mut needed = |age, left| {
-            let outlook = deadline.look(Duration::from_secs(age), &progress(left * MEGABYTE, MEGABYTE));
-            (outlook.needed / MEGABYTE, outlook.least / MEGABYTE)
+            let status = deadline.look(Duration::from_secs(age), &progress(left * MEGABYTE, MEGABYTE));
+            (status.needed / MEGABYTE, status.least / MEGABYTE)
         };
         // It aims at fourteen seconds, a tenth faster than that takes.
         assert_eq!(needed(0, 1400), (110, 87));

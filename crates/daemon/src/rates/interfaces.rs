@@ -8,13 +8,13 @@ use std::sync::Arc;
 use env::EnvRef;
 use migrate::stream::LinkCounters;
 
-use super::Carried;
-use crate::ground::Interfaces;
+use super::MigrationTraffic;
+use crate::platform::Interfaces;
 
 /// The kernel's interfaces, and what the configuration says of their speed.
 pub(crate) struct KernelInterfaces {
     env: EnvRef,
-    carried: Arc<Carried>,
+    carried: Arc<MigrationTraffic>,
     folder: PathBuf,
     /// In bytes a second; counts more than what the kernel says.
     speeds: BTreeMap<String, u64>,
@@ -22,7 +22,7 @@ pub(crate) struct KernelInterfaces {
 
 impl KernelInterfaces {
     /// The interfaces of this process's network namespace.
-    pub(crate) fn new(env: EnvRef, carried: Arc<Carried>, speeds: BTreeMap<String, u64>) -> Self {
+    pub(crate) fn new(env: EnvRef, carried: Arc<MigrationTraffic>, speeds: BTreeMap<String, u64>) -> Self {
         Self { env, carried, folder: PathBuf::from("/sys/class/net"), speeds }
     }
 
@@ -84,7 +84,7 @@ mod tests {
 
     fn interfaces(speeds: BTreeMap<String, u64>) -> KernelInterfaces {
         let env: EnvRef = Arc::new(env::RealEnv::new());
-        KernelInterfaces::new(Arc::clone(&env), Carried::new(&env), speeds)
+        KernelInterfaces::new(Arc::clone(&env), MigrationTraffic::new(&env), speeds)
     }
 
     #[test]

@@ -11,27 +11,27 @@
 //!   └─────────────────────────────────────────────────┘
 //! ```
 //! Beside its kernel's counters each host says what its own moves were of that, in either role, and how many they are:
-//! `carried` counts it in the connections.
+//! `traffic` counts it in the connections.
 //!
 //! A move takes its part of what others leave of an interface, on both hosts; other moves are none, whatever hosts they are
 //! between. It may always take its reserve, and what it needs for its deadline. What a user allows at most (`--bandwidth`) is the migration's own matter and stays above all of this, and so does
-//! the guest: the migration's governor slows the copy down when the guest feels it, whatever it may take here.
+//! the guest: the migration's latency controller slows the copy down when the guest feels it, whatever it may take here.
 //!
 //! | module | what it is |
 //! |---|---|
 //! | `capacity` | what a way to another host carries at most, for what is foretold |
-//! | `carried` | what moves have carried by each address, and how many they are |
+//! | `traffic` | what moves have carried by each address, and how many they are |
 //! | `interfaces` | which interface has an address, and what it has carried |
 //! | `agreement` | from both hosts' counters to rates of streams; pure |
 //! | `deadline` | what is needed, and whether it is at risk; pure |
-//! | `keeper` | looks and acts once a second |
+//! | `controller` | looks and acts once a second |
 
 mod agreement;
 mod capacity;
-mod carried;
+mod controller;
 mod deadline;
 mod interfaces;
-mod keeper;
+mod traffic;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -39,9 +39,9 @@ use std::net::IpAddr;
 use migrate::stream::StreamPath;
 
 pub(crate) use capacity::capacity;
-pub(crate) use carried::{Carried, Counted, Meter};
+pub(crate) use controller::{ControllerContext, keep};
 pub(crate) use interfaces::KernelInterfaces;
-pub(crate) use keeper::{Keeping, keep};
+pub(crate) use traffic::{Counted, Meter, MigrationTraffic};
 
 /// The addresses that streams run between, each once: this host's, and the other's.
 fn addresses(paths: &[Option<StreamPath>]) -> [Vec<IpAddr>; 2] {

@@ -17,13 +17,13 @@ use block::{BlockDevice, ErrorKind, IoFuture};
 use env::EnvRef;
 use migrate::{JobJournal, Phase};
 
-use super::relay::Relay;
-use crate::arbiter::{Arbiter, Verdict};
+use super::remote_volume_device::RemoteVolumeDevice;
+use crate::arbiter::{Arbiter, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
-use crate::ground::Hosts;
-use crate::held::Held;
 use crate::journal::VolumeJournal;
+use crate::open_backend::OpenBackend;
+use crate::platform::Hosts;
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
@@ -33,13 +33,13 @@ const ARBITER_PATIENCE: Duration = Duration::from_secs(10);
 const ARBITER_REST: Duration = Duration::from_secs(1);
 
 /// The durable memory of a job: of one to another host with the two phases of the commit.
-pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &Held) -> Arc<dyn JobJournal> {
+pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &OpenBackend) -> Arc<dyn JobJournal> {
     let journal = Arc::clone(&volume.journal);
-    match target.relay() {
-        Some(relay) => Arc::new(TwoPhases {
+    match target.remote_device() {
+        Some(remote_device) => Arc::new(TwoPhases {
             env: Arc::clone(&daemon.env),
             journal,
-            relay: Arc::clone(relay),
+            remote_device: Arc::clone(remote_device),
             arbiter: daemon.hosts.arbiter(),
         }),
         None => journal,
@@ -50,18 +50,18 @@ pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &Held) -> Ar
 struct TwoPhases {
     env: EnvRef,
     journal: Arc<VolumeJournal>,
-    relay: Arc<Relay>,
+    remote_device: Arc<RemoteVolumeDevice>,
     arbiter: Option<Arc<dyn Arbiter>>,
 }
 
 impl TwoPhases {
     /// Waits until the arbiter answers, and has it on record that it is going to be asked to decide.
     async fn announce(&self, arbiter: &dyn Arbiter) -> block::Result<()> {
-        let job = self.relay.place().job;
+        let job = self.remote_device.place().job;
         let began = self.env.now();
-        let verdict = loop {
-            match arbiter.verdict(job).await {
-                Ok(verdict) => break verdict,
+        let ruling = loop {
+            match arbiter.ruling(job).await {
+                Ok(ruling) => break ruling,
                 Err(error) if self.env.now().since(began) < ARBITER_PATIENCE => {
                     tracing::info!(%error, "the switchover waits for the arbiter");
                     self.env.sleep(ARBITER_REST).await;
@@ -69,14 +69,14 @@ impl TwoPhases {
                 Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
             }
         };
-        if verdict == Verdict::Abandoned {
+        if ruling == Ruling::Abandoned {
             return Err(self.gone());
         }
         self.journal.update_job(|job| job.asked = true).await
     }
 
     fn gone(&self) -> block::Error {
-        let host = &self.relay.place().host;
+        let host = &self.remote_device.place().host;
         block::Error::new(
             ErrorKind::Fenced,
             format!("{host} has given up waiting for the volume, as the arbiter has it"),
@@ -97,17 +97,17 @@ impl JobJournal for TwoPhases {
     /// What the guest was answered since the target's last flush is made durable there: that host may lose its power before
     /// it takes the volume, and this one may not look at its old copy after the fence.
     fn before_commit(&self) -> IoFuture<'_, ()> {
-        self.relay.flush()
+        self.remote_device.flush()
     }
 
     /// The fence: from here on this host does not hold the volume, whether the other one has heard of it or not.
     fn commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
             if let Some(arbiter) = &self.arbiter {
-                let expected = Verdict::after(withdrawals(&self.journal.document()));
-                let decided = arbiter.decide(self.relay.place().job, expected, Verdict::Committed).await;
+                let expected = Ruling::after(withdrawals(&self.journal.document()));
+                let decided = arbiter.decide(self.remote_device.place().job, expected, Ruling::Committed).await;
                 match decided {
-                    Ok(Verdict::Committed) => {}
+                    Ok(Ruling::Committed) => {}
                     Ok(_) => return Err(self.gone()),
                     Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
                 }
@@ -131,7 +131,7 @@ impl JobJournal for TwoPhases {
 
     fn may_commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
-            self.relay.prepare(self.journal.document().epoch + 1).await?;
+            self.remote_device.prepare(self.journal.document().epoch + 1).await?;
             match &self.arbiter {
                 Some(arbiter) => self.announce(&**arbiter).await,
                 None => Ok(()),
@@ -140,7 +140,7 @@ impl JobJournal for TwoPhases {
     }
 
     fn committed(&self) {
-        self.relay.turn(self.journal.document().epoch);
+        self.remote_device.turn(self.journal.document().epoch);
     }
 }
 
@@ -155,20 +155,20 @@ async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> 
         // It has been heard and stored while nobody waited for it any more.
         return Ok(true);
     }
-    let Some(remote) = super::departure::remote_of(&document) else { return Ok(false) };
+    let Some(remote) = super::outgoing::remote_of(&document) else { return Ok(false) };
     let before = withdrawals(&document);
-    let verdict = arbiter.decide(remote.job, Verdict::after(before), Verdict::after(before + 1)).await?;
-    let stored = match verdict {
-        Verdict::Committed => journal.update(VolumeDocument::commit).await,
-        Verdict::Open | Verdict::Abandoned => withdraw(journal, before).await,
-        Verdict::Withdrawn(withdrawals) => withdraw(journal, withdrawals).await,
+    let ruling = arbiter.decide(remote.job, Ruling::after(before), Ruling::after(before + 1)).await?;
+    let stored = match ruling {
+        Ruling::Committed => journal.update(VolumeDocument::commit).await,
+        Ruling::Open | Ruling::Abandoned => withdraw(journal, before).await,
+        Ruling::Withdrawn(withdrawals) => withdraw(journal, withdrawals).await,
     };
     stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
-    Ok(verdict == Verdict::Committed)
+    Ok(ruling == Ruling::Committed)
 }
 
 /// Both hosts have on record what has become of the move `job`: the arbiter need not know any more.
-pub(super) async fn forget_verdict(hosts: &dyn Hosts, job: uuid::Uuid) {
+pub(super) async fn forget_ruling(hosts: &dyn Hosts, job: uuid::Uuid) {
     let Some(arbiter) = hosts.arbiter() else { return };
     if let Err(error) = arbiter.forget(job).await {
         tracing::info!(%job, %error, "the verdict on a move that is over stays at the arbiter");

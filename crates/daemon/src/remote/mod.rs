@@ -43,40 +43,40 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | `departure` | moves from here: what is looked at before, bringing a lost host back |
+//! | `outgoing` | moves from here: what is looked at before, bringing a lost host back |
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
-//! | `relay` | the device over a volume of another host |
-//! | `arrival`, `entrance`, `gate` | volumes that come here, and what other hosts may ask |
-//! | `undone` | moves that are over, so that late messages of theirs do nothing |
-//! | `making` | files of volumes that come here and are not on record yet |
-//! | `farewell` | telling a host that a volume will not arrive, or is used from here no more |
+//! | `remote_volume_device` | the device over a volume of another host |
+//! | `incoming`, `fenced_lane`, `session_authorizer` | volumes that come here, and what other hosts may ask |
+//! | `aborted_jobs` | moves that are over, so that late messages of theirs do nothing |
+//! | `pending_files` | files of volumes that come here and are not on record yet |
+//! | `abort_notices` | telling a host that a volume will not arrive, or is used from here no more |
 //! | `resolve` | what both have on record, and a person's decision |
 
-mod arrival;
+mod abort_notices;
+mod aborted_jobs;
 mod commit;
-mod departure;
-mod entrance;
-mod farewell;
-mod gate;
-mod making;
-mod relay;
+mod fenced_lane;
+mod incoming;
+mod outgoing;
+mod pending_files;
+mod remote_volume_device;
 mod resolve;
+mod session_authorizer;
 #[cfg(test)]
 mod tests;
-mod undone;
 mod watch;
 
 use std::sync::Arc;
 
 use migrate::stream::{Receiver, ReceiverLimits};
 
-pub(crate) use arrival::{Incoming, size_on_record};
+pub(crate) use abort_notices::PendingNotice;
+pub(crate) use aborted_jobs::AbortedJobs;
 pub(crate) use commit::job_journal;
-pub(crate) use entrance::Entrance;
-pub(crate) use farewell::Debt;
-pub(crate) use gate::of_wire;
-pub(crate) use relay::{HeldRelay, Relay};
-pub(crate) use undone::Undone;
+pub(crate) use fenced_lane::FencedLane;
+pub(crate) use incoming::{Incoming, size_on_record};
+pub(crate) use remote_volume_device::{RemoteDeviceGuard, RemoteVolumeDevice};
+pub(crate) use session_authorizer::of_wire;
 
 use crate::daemon::Daemon;
 use crate::problem::Result;
@@ -86,7 +86,7 @@ use crate::problem::Result;
 /// # Errors
 /// If nobody can come.
 pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
-    let gate = Arc::new(gate::Gatekeeper::new(daemon)?);
+    let gate = Arc::new(session_authorizer::SessionAuthorizer::new(daemon)?);
     let receiver = Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default());
     watch::begin(daemon);
     daemon.hosts.listen(receiver).await

@@ -4,19 +4,19 @@
 use std::sync::Arc;
 
 use api::v1::{Decision, Error, ErrorCode, JobState, Resolution, ResolveRequest};
-use migrate::stream::{Ask, Standing};
+use migrate::stream::{Ask, VolumeStatus};
 
-use super::departure::remote_of;
-use super::gate::of_wire;
-use crate::arbiter::{self, Verdict};
+use super::outgoing::remote_of;
+use super::session_authorizer::of_wire;
+use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
-use crate::document::{ArrivalDocument, ArrivalStage, Committed, VolumeDocument};
+use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::location::{Location, RemoteVolume};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
 /// What the other host has said of a volume, or why it has not.
-type There = Result<Standing, block::Error>;
+type There = Result<VolumeStatus, block::Error>;
 
 impl Daemon {
     /// Says what both hosts have on record of a volume, and does what was decided.
@@ -24,15 +24,15 @@ impl Daemon {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         let document = volume.document();
-        if let (Location::Local(_), Some(arrival)) = (&document.backend, &document.arrival) {
-            return self.resolve_arrival(&volume, arrival, request.decision).await;
+        if let (Location::Local(_), Some(incoming)) = (&document.backend, &document.incoming) {
+            return self.resolve_incoming(&volume, incoming, request.decision).await;
         }
         if let Location::Remote(remote) = &document.backend {
             let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
             return match committed.filter(|committed| !committed.taken) {
                 Some(committed) => self.resolve_fenced(&volume, (remote, committed), request.decision).await,
                 None => {
-                    let there = self.ask_standing(remote).await;
+                    let there = self.ask_volume_status(remote).await;
                     let resolution = Resolution {
                         verdict: format!("{} holds the volume; nothing is in doubt", remote.host),
                         ..begin(&volume, &document, &remote.host, &there)
@@ -42,7 +42,7 @@ impl Daemon {
             };
         }
         let (host, there) = match remote_of(&document) {
-            Some(remote) => (remote.host.clone(), Some(self.ask_standing(remote).await)),
+            Some(remote) => (remote.host.clone(), Some(self.ask_volume_status(remote).await)),
             None => (String::new(), None),
         };
         let verdict = "this host holds the volume; nothing is in doubt".to_owned();
@@ -61,15 +61,15 @@ impl Daemon {
         decision: Option<Decision>,
     ) -> Result<Resolution> {
         // From here on nobody at this host tells the other one to hold it: what is looked at stays so.
-        let deciding = match (decision, volume.relay()) {
-            (Some(Decision::GiveBack), Some(relay)) => Some(relay.decide().await),
+        let deciding = match (decision, volume.remote_device()) {
+            (Some(Decision::GiveBack), Some(remote_device)) => Some(remote_device.decide().await),
             _ => None,
         };
-        let mut there = self.ask_standing(remote).await;
+        let mut there = self.ask_volume_status(remote).await;
         if deciding.is_some() && there.is_err() {
             self.revoke(remote).await?;
             // That may have taken long, and the other host have come back meanwhile, having taken it.
-            there = self.ask_standing(remote).await;
+            there = self.ask_volume_status(remote).await;
         }
         let host = &remote.host;
         let document = volume.document();
@@ -77,13 +77,13 @@ impl Daemon {
             return refuse(format!("{host} has taken {} meanwhile", volume.name));
         }
         let resolution = begin(volume, &document, host, &there);
-        let is_held_there = matches!(there, Ok(Standing::Held { .. }));
+        let is_held_there = matches!(there, Ok(VolumeStatus::Held { .. }));
         let resolution = Resolution {
             in_doubt: !is_held_there,
             verdict: match &there {
-                Ok(Standing::Held { .. }) => format!("{host} holds the volume; this host notes that in a moment"),
-                Ok(Standing::Prepared { .. }) => format!("{host} is to hold the volume, and is told so again and again"),
-                Ok(Standing::Filling | Standing::Without) => {
+                Ok(VolumeStatus::Held { .. }) => format!("{host} holds the volume; this host notes that in a moment"),
+                Ok(VolumeStatus::Prepared { .. }) => format!("{host} is to hold the volume, and is told so again and again"),
+                Ok(VolumeStatus::Filling | VolumeStatus::Without) => {
                     format!("{host} cannot hold the volume: --give-back lets it be used here again")
                 }
                 Err(_) => format!(
@@ -101,8 +101,8 @@ impl Daemon {
         match decision {
             None => Ok(resolution),
             Some(Decision::Take) => {
-                if let Some(relay) = volume.relay() {
-                    relay.kick();
+                if let Some(remote_device) = volume.remote_device() {
+                    remote_device.kick();
                 }
                 Ok(Resolution { done: Some(format!("{host} is told once more to hold it")), ..resolution })
             }
@@ -113,7 +113,7 @@ impl Daemon {
                     let told = self.ask_host(remote, Ask::Abandon).await;
                     told.map_err(|error| of_wire(&error, host))?;
                 } else {
-                    self.say_farewell_later(remote);
+                    self.notify_abort_later(remote);
                 }
                 self.give_back(volume, committed).await?;
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
@@ -126,7 +126,7 @@ impl Daemon {
     /// itself as soon as it reaches the arbiter.
     async fn revoke(&self, remote: &RemoteVolume) -> Result<()> {
         let Some(arbiter) = self.hosts.arbiter() else { return Ok(()) };
-        let revoked = arbiter.decide(remote.job, Verdict::Committed, Verdict::Abandoned).await;
+        let revoked = arbiter.decide(remote.job, Ruling::Committed, Ruling::Abandoned).await;
         revoked.map(drop).map_err(|error| {
             error.with_hint(format!(
                 "{} takes the volume when it asks the arbiter, which must hear of this first; if it is gone for good, take \
@@ -138,10 +138,10 @@ impl Daemon {
 
     /// This host holds the volume again, which it had given up.
     async fn give_back(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<()> {
-        let hold = volume.hold_options(self.config.lock_wait());
-        let source = self.hold(volume, &committed.source, &hold).await;
+        let open_options = volume.open_options(self.config.lock_wait());
+        let source = self.open_backend(volume, &committed.source, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
-        let relay = volume.relay();
+        let remote_device = volume.remote_device();
         let stored = volume.journal.update(|document| {
             document.epoch += 1;
             document.backend = committed.source.clone();
@@ -149,10 +149,10 @@ impl Daemon {
             document.job = None;
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        if let Some(relay) = relay {
-            relay.give_back(source.device.clone());
+        if let Some(remote_device) = remote_device {
+            remote_device.give_back(source.device.clone());
         }
-        drop(volume.replace_held(source));
+        drop(volume.replace_backend(source));
         if let Some(job) = volume.job() {
             let message = format!("the move of {} was taken back by hand: this host holds it", volume.name);
             let error = Error::new(ErrorCode::MoveFailed, message);
@@ -162,31 +162,31 @@ impl Daemon {
     }
 
     /// A volume that comes from another host.
-    async fn resolve_arrival(
+    async fn resolve_incoming(
         self: &Arc<Self>,
         volume: &Arc<Volume>,
-        arrival: &ArrivalDocument,
+        incoming: &IncomingDocument,
         decision: Option<Decision>,
     ) -> Result<Resolution> {
-        let host = &arrival.host;
+        let host = &incoming.host;
         let remote = RemoteVolume {
             host: host.clone(),
-            volume: arrival.origin.clone(),
-            job: arrival.job,
-            size: arrival.size,
-            request_alignment: arrival.request_alignment,
+            volume: incoming.origin.clone(),
+            job: incoming.job,
+            size: incoming.size,
+            request_alignment: incoming.request_alignment,
         };
-        let there = self.ask_standing(&remote).await;
+        let there = self.ask_volume_status(&remote).await;
         let resolution = begin(volume, &volume.document(), host, &there);
-        match arrival.stage {
-            ArrivalStage::Held { .. } if arrival.exclusive => {
-                self.resolve_held(volume, arrival, resolution, decision).await
+        match incoming.stage {
+            IncomingStage::Held { .. } if incoming.exclusive => {
+                self.resolve_held(volume, incoming, resolution, decision).await
             }
-            ArrivalStage::Held { .. } => {
+            IncomingStage::Held { .. } => {
                 let verdict = "this host holds the volume; nothing is in doubt".to_owned();
                 nothing_to_decide(Resolution { verdict, ..resolution }, decision)
             }
-            ArrivalStage::Filling => {
+            IncomingStage::Filling => {
                 let verdict = format!("{host} holds the volume; what is here is not complete");
                 let resolution = Resolution { verdict, ..resolution };
                 match decision {
@@ -195,8 +195,8 @@ impl Daemon {
                     Some(Decision::GiveBack) => self.forget(volume, resolution).await,
                 }
             }
-            ArrivalStage::Prepared { epoch } => {
-                self.resolve_prepared((volume, arrival, epoch), (resolution, &there), decision).await
+            IncomingStage::Prepared { epoch } => {
+                self.resolve_prepared((volume, incoming, epoch), (resolution, &there), decision).await
             }
         }
     }
@@ -205,11 +205,11 @@ impl Daemon {
     async fn resolve_held(
         &self,
         volume: &Arc<Volume>,
-        arrival: &ArrivalDocument,
+        incoming: &IncomingDocument,
         resolution: Resolution,
         decision: Option<Decision>,
     ) -> Result<Resolution> {
-        let (host, origin) = (&arrival.host, &arrival.origin);
+        let (host, origin) = (&incoming.host, &incoming.origin);
         let verdict = format!(
             "this host holds the volume for the guest of {host}: nobody else uses it until `transhume volume detach {origin}` \
              there"
@@ -232,16 +232,16 @@ impl Daemon {
     /// A volume that is ready to be taken.
     async fn resolve_prepared(
         self: &Arc<Self>,
-        (volume, arrival, epoch): (&Arc<Volume>, &ArrivalDocument, u64),
+        (volume, incoming, epoch): (&Arc<Volume>, &IncomingDocument, u64),
         (resolution, there): (Resolution, &There),
         decision: Option<Decision>,
     ) -> Result<Resolution> {
-        let host = &arrival.host;
+        let host = &incoming.host;
         let decided = match self.hosts.arbiter() {
-            Some(arbiter) => Some(arbiter.verdict(arrival.job).await),
+            Some(arbiter) => Some(arbiter.ruling(incoming.job).await),
             None => None,
         };
-        let is_committed = matches!(decided, Some(Ok(Verdict::Committed)));
+        let is_committed = matches!(decided, Some(Ok(Ruling::Committed)));
         let resolution = Resolution { arbiter: decided.as_ref().map(said), ..resolution };
         let resolution = match there {
             _ if is_committed => Resolution {
@@ -249,7 +249,7 @@ impl Daemon {
                 verdict: format!("{host} has given the volume up, and this host takes it in a moment"),
                 ..resolution
             },
-            Ok(Standing::Without) => Resolution {
+            Ok(VolumeStatus::Without) => Resolution {
                 in_doubt: true,
                 verdict: format!("{host} has given the volume up: --take lets it be used here"),
                 ..resolution
@@ -266,27 +266,27 @@ impl Daemon {
                 risk: Some(format!(
                     "--take: if {host} has not given it up, there are two of it, and what is here may lack some of what was \
                      written last; --give-back: if it has, it must be told so by `transhume resolve {} --give-back` there",
-                    arrival.origin
+                    incoming.origin
                 )),
                 ..resolution
             },
         };
-        let is_given_up = matches!(there, Ok(Standing::Without));
+        let is_given_up = matches!(there, Ok(VolumeStatus::Without));
         match (decision, there) {
             (None, _) => Ok(resolution),
             (Some(Decision::Take), Ok(_)) if !is_committed && !is_given_up => {
-                refuse(format!("{host} holds {}", arrival.origin))
+                refuse(format!("{host} holds {}", incoming.origin))
             }
             (Some(Decision::Take), _) => {
-                self.abandon(arrival).await?;
-                self.take_arrival(volume, arrival, epoch).await?;
+                self.abandon(incoming).await?;
+                self.take_incoming(volume, incoming, epoch).await?;
                 self.open_to_others(volume).await?;
                 let done = format!("this host holds the volume under epoch {epoch}");
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
             (Some(Decision::GiveBack), _) => {
-                if is_given_up || self.abandon(arrival).await? == Some(Verdict::Committed) {
-                    return refuse(format!("{host} has given {} up: nobody would hold it", arrival.origin));
+                if is_given_up || self.abandon(incoming).await? == Some(Ruling::Committed) {
+                    return refuse(format!("{host} has given {} up: nobody would hold it", incoming.origin));
                 }
                 self.forget(volume, resolution).await
             }
@@ -294,21 +294,21 @@ impl Daemon {
     }
 
     /// Has the arbiter, if there is one, refuse any commit of the move from here on. Gives its verdict.
-    async fn abandon(&self, arrival: &ArrivalDocument) -> Result<Option<Verdict>> {
+    async fn abandon(&self, incoming: &IncomingDocument) -> Result<Option<Ruling>> {
         match self.hosts.arbiter() {
-            Some(arbiter) => arbiter::abandon(&*arbiter, arrival.job).await.map(Some),
+            Some(arbiter) => arbiter::abandon(&*arbiter, incoming.job).await.map(Some),
             None => Ok(None),
         }
     }
 
     async fn forget(&self, volume: &Arc<Volume>, resolution: Resolution) -> Result<Resolution> {
-        self.drop_arrival(volume).await?;
+        self.drop_incoming(volume).await?;
         Ok(Resolution { done: Some("what was here of it is removed".to_owned()), in_doubt: false, ..resolution })
     }
 }
 
 /// What an arbiter has said, for people.
-fn said(verdict: &Result<Verdict>) -> String {
+fn said(verdict: &Result<Ruling>) -> String {
     match verdict {
         Ok(verdict) => verdict.meaning().to_owned(),
         Err(error) => error.message.clone(),
@@ -321,10 +321,10 @@ fn begin(volume: &Volume, document: &VolumeDocument, host: &str, there: &There) 
         here: here(document),
         host: Some(host.to_owned()),
         there: Some(match there {
-            Ok(Standing::Filling) => "it is being filled".to_owned(),
-            Ok(Standing::Prepared { epoch }) => format!("prepared for epoch {epoch}"),
-            Ok(Standing::Held { epoch }) => format!("held under epoch {epoch}"),
-            Ok(Standing::Without) => "not held".to_owned(),
+            Ok(VolumeStatus::Filling) => "it is being filled".to_owned(),
+            Ok(VolumeStatus::Prepared { epoch }) => format!("prepared for epoch {epoch}"),
+            Ok(VolumeStatus::Held { epoch }) => format!("held under epoch {epoch}"),
+            Ok(VolumeStatus::Without) => "not held".to_owned(),
             Err(error) => format!("no answer: {}", error.chain()),
         }),
         ..Resolution::default()
@@ -334,11 +334,11 @@ fn begin(volume: &Volume, document: &VolumeDocument, host: &str, there: &There) 
 /// What this host has on record.
 fn here(document: &VolumeDocument) -> String {
     let epoch = document.epoch;
-    if let (Location::Local(_), Some(arrival)) = (&document.backend, &document.arrival) {
-        return match arrival.stage {
-            ArrivalStage::Filling => "it is being filled".to_owned(),
-            ArrivalStage::Prepared { epoch } => format!("prepared for epoch {epoch}"),
-            ArrivalStage::Held { .. } => format!("held under epoch {epoch}"),
+    if let (Location::Local(_), Some(incoming)) = (&document.backend, &document.incoming) {
+        return match incoming.stage {
+            IncomingStage::Filling => "it is being filled".to_owned(),
+            IncomingStage::Prepared { epoch } => format!("prepared for epoch {epoch}"),
+            IncomingStage::Held { .. } => format!("held under epoch {epoch}"),
         };
     }
     match &document.backend {

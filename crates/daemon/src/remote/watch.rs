@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::arbiter::{Arbiter, Verdict};
+use crate::arbiter::{Arbiter, Ruling};
 use crate::daemon::Daemon;
-use crate::document::{ArrivalDocument, ArrivalStage};
+use crate::document::{IncomingDocument, IncomingStage};
 use crate::volume::Volume;
 
 /// How often it is asked. A switchover that nothing comes in between of is over sooner.
@@ -25,13 +25,13 @@ pub(super) fn begin(daemon: &Arc<Daemon>) {
             daemon.env.sleep(INTERVAL).await;
             for volume in daemon.volumes() {
                 // Each by itself: a disk or an arbiter that hangs at one keeps nobody from the others.
-                if let Some((arrival, _)) = prepared(&volume)
+                if let Some((incoming, _)) = prepared(&volume)
                     && looking.lock().insert(volume.name.clone())
                 {
                     let (daemon, arbiter, looking) = (Arc::clone(&daemon), Arc::clone(&arbiter), Arc::clone(&looking));
                     let env = Arc::clone(&daemon.env);
                     env.spawn(Box::pin(async move {
-                        look(&daemon, &*arbiter, &volume, &arrival).await;
+                        look(&daemon, &*arbiter, &volume, &incoming).await;
                         looking.lock().remove(&volume.name);
                     }));
                 }
@@ -41,18 +41,18 @@ pub(super) fn begin(daemon: &Arc<Daemon>) {
 }
 
 /// What is on record of a volume that is ready to be taken, and under which epoch.
-fn prepared(volume: &Volume) -> Option<(ArrivalDocument, u64)> {
-    let arrival = volume.document().arrival.clone()?;
-    match arrival.stage {
-        ArrivalStage::Prepared { epoch } => Some((arrival, epoch)),
-        ArrivalStage::Filling | ArrivalStage::Held { .. } => None,
+fn prepared(volume: &Volume) -> Option<(IncomingDocument, u64)> {
+    let incoming = volume.document().incoming.clone()?;
+    match incoming.stage {
+        IncomingStage::Prepared { epoch } => Some((incoming, epoch)),
+        IncomingStage::Filling | IncomingStage::Held { .. } => None,
     }
 }
 
-async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, arrival: &ArrivalDocument) {
-    match arbiter.verdict(arrival.job).await {
-        Ok(Verdict::Committed) => {}
-        Ok(Verdict::Open | Verdict::Withdrawn(_) | Verdict::Abandoned) => return,
+async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, incoming: &IncomingDocument) {
+    match arbiter.ruling(incoming.job).await {
+        Ok(Ruling::Committed) => {}
+        Ok(Ruling::Open | Ruling::Withdrawn(_) | Ruling::Abandoned) => return,
         Err(error) => {
             tracing::info!(volume = volume.name, %error, "nobody says whether a volume was given up");
             return;
@@ -60,9 +60,9 @@ async fn look(daemon: &Daemon, arbiter: &dyn Arbiter, volume: &Arc<Volume>, arri
     }
     let _operation = volume.operation.lock().await;
     // Its host may have asked for it meanwhile. What was committed is what was prepared last.
-    let Some((arrival, epoch)) = prepared(volume) else { return };
-    match daemon.take_arrival(volume, &arrival, epoch).await {
-        Ok(()) => tracing::info!(volume = volume.name, host = arrival.host, "taken, as the arbiter has it"),
+    let Some((incoming, epoch)) = prepared(volume) else { return };
+    match daemon.take_incoming(volume, &incoming, epoch).await {
+        Ok(()) => tracing::info!(volume = volume.name, host = incoming.host, "taken, as the arbiter has it"),
         Err(error) => tracing::error!(volume = volume.name, %error, "a volume that was given up cannot be taken"),
     }
 }

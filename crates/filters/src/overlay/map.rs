@@ -136,7 +136,7 @@ impl StateMap {
     }
 
     /// The first grain at or after `from` that the overlay holds.
-    pub(super) fn next_held(&self, from: u64) -> Option<u64> {
+    pub(super) fn next_stored(&self, from: u64) -> Option<u64> {
         let mut next = from;
         while next < self.grains {
             match self.run_at(next, self.grains) {
@@ -235,7 +235,7 @@ mod tests {
                 let same = list[from as usize..].iter().take_while(|other| **other == list[from as usize]).count();
                 assert_eq!(map.run_at(from, grains), (from..from + same as u64, list[from as usize]), "seed {seed}");
                 let held = list[from as usize..].iter().position(|state| *state != GrainState::Absent);
-                assert_eq!(map.next_held(from), held.map(|at| from + at as u64), "seed {seed}");
+                assert_eq!(map.next_stored(from), held.map(|at| from + at as u64), "seed {seed}");
             }
             let mut copy = StateMap::new(grains);
             for index in 0..grains.div_ceil(SECTOR_GRAINS) {

@@ -10,7 +10,7 @@ use block::{
 };
 use tokio::sync::Semaphore;
 
-use super::{Held, Overlay, OverlayHeader, in_units};
+use super::{Overlay, OverlayHeader, RunOrigin, in_units};
 
 const BOOT: [u8; 16] = [1; 16];
 
@@ -55,14 +55,14 @@ async fn overlays_over_each_other_conform() {
 }
 
 /// Memory whose reads, and whose writes below `maps_end`, wait while they are held.
-struct Gate {
+struct BlockingMemory {
     memory: MemDevice,
     maps_end: Bytes,
     reads: Arc<Semaphore>,
     map_writes: Arc<Semaphore>,
 }
 
-impl BlockDevice for Gate {
+impl BlockDevice for BlockingMemory {
     fn geometry(&self) -> Geometry {
         self.memory.geometry()
     }
@@ -101,7 +101,8 @@ async fn a_read_does_not_see_what_the_map_does_not_show_yet() {
     let header = header_of(Bytes(1 << 20), 4096);
     let (reads, map_writes) = (Arc::new(Semaphore::new(9)), Arc::new(Semaphore::new(9)));
     let (below, maps_end) = (MemDevice::new(header.delta_bytes()), header.data_at());
-    let gate = Gate { memory: below, maps_end, reads: Arc::clone(&reads), map_writes: Arc::clone(&map_writes) };
+    let gate =
+        BlockingMemory { memory: below, maps_end, reads: Arc::clone(&reads), map_writes: Arc::clone(&map_writes) };
     let delta = Device::new("gate", gate);
     Overlay::create(&delta, &header).await.expect("memory takes it");
     let volume = device(&open(&memory(Bytes(1 << 20), 1), &delta, BOOT).await);
@@ -215,14 +216,14 @@ async fn what_an_overlay_holds_folded_into_its_base_makes_the_volume() {
         let device = device(&case.overlay);
         case.check(&device, "before").await;
         let (mut next, mut data, mut zeroes) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-        while let Some((extent, held)) = case.overlay.next_held(next, Bytes::kib(64)) {
+        while let Some((extent, held)) = case.overlay.next_stored(next, Bytes::kib(64)) {
             let write = match held {
-                Held::Data => {
+                RunOrigin::Data => {
                     data += extent.length;
                     let buffer = Buffer::unpooled(extent.length.as_usize());
                     Mutation::data(extent.offset, device.read(extent.offset, buffer).await.expect("answers").freeze())
                 }
-                Held::Zeroes => {
+                RunOrigin::Zeroes => {
                     zeroes += extent.length;
                     Mutation::zeroes(extent, true)
                 }

@@ -11,14 +11,14 @@ use futures::future::BoxFuture;
 use libfuzzer_sys::fuzz_target;
 use transhume_migrate::stream::protocol::{Header, Hello, Kind, Opening, encode};
 use transhume_migrate::stream::{
-    Answer, Ask, Gate, Opened, PeerName, Receiver, ReceiverLimits, Role, SessionRequest,
+    Answer, Ask, Opened, PeerName, Receiver, ReceiverLimits, Role, SessionHandler, SessionRequest,
 };
 use uuid::Uuid;
 use xxhash_rust::xxh3::xxh3_64;
 
 struct OneVolume(Device);
 
-impl Gate for OneVolume {
+impl SessionHandler for OneVolume {
     fn check(&self, _: &PeerName, _: &SessionRequest) -> Result<()> {
         Ok(())
     }

@@ -129,7 +129,7 @@ impl Driver {
                 if let Some(event) = self.take_ended(&mut copies, ended) {
                     stop.get_or_insert(event);
                 }
-                self.breathe();
+                self.yield_cpu();
             }
         }
     }
@@ -148,7 +148,7 @@ impl Driver {
                 let (now, begun) = (self.env.now(), bytes.saturating_sub(self.bytes_left()) + copies.bytes);
                 now >= until || Convergence::is_in_vain(now.since(began), until.since(began), begun, bytes)
             });
-            let is_silent = self.mirror.silence_limit().is_some_and(|limit| self.env.now().since(heard) >= limit);
+            let is_silent = self.mirror.stall_limit().is_some_and(|limit| self.env.now().since(heard) >= limit);
             if stop.is_none() && (is_vain || is_silent || self.statistics.retries > retries) {
                 stop = Some(Event::Missing);
             }
@@ -173,7 +173,7 @@ impl Driver {
     /// Drives copies to their end and begins none.
     pub(super) async fn end_copies(&mut self, mut copies: Copies) {
         while !copies.in_flight.is_empty() {
-            self.part_if_cancelled();
+            self.abort_if_cancelled();
             let ended = self.next_ended(&mut copies, TICK).await;
             if ended.is_empty() {
                 self.tick();
@@ -233,11 +233,11 @@ impl Driver {
 
     /// How large the next copy may be; `None` if there may be none now.
     fn next_size(&self, copies: &Copies) -> Option<u64> {
-        let is_due = self.rest_of(copies).is_zero() && !self.mirror.is_target_silent();
+        let is_due = self.rest_of(copies).is_zero() && !self.mirror.is_target_stalled();
         if copies.by_window {
             return (is_due && copies.in_flight.is_empty()).then_some(self.options.window_bytes_max);
         }
-        let share = if copies.held { 1.0 } else { self.governor.share() };
+        let share = if copies.held { 1.0 } else { self.latency_controller.share() };
         let allowed = (self.window.bytes() as f64 * share) as u64;
         let is_in_the_way = self.is_in_the_way() && !copies.held;
         let allowed = if is_in_the_way { allowed.min(STEP_BYTES) } else { allowed };
@@ -302,8 +302,8 @@ impl Driver {
         let unit = self.options.chunk_bytes;
         let hole_bytes_max = if self.statistics.is_limited() { LIMITED_HOLE_BYTES_MAX } else { HOLE_BYTES_MAX };
         let cursor = self.cursor;
-        let run = match self.mirror.tracker(|tracker| tracker.sweeps()) {
-            true => self.next_in_sweep(chunks_max, hole_bytes_max / unit).await,
+        let run = match self.mirror.tracker(|tracker| tracker.auto_passes()) {
+            true => self.next_in_auto_pass(chunks_max, hole_bytes_max / unit).await,
             false => self.mirror.tracker(|tracker| {
                 tracker.session()?;
                 // Where every chunk is asked for its heat, no more of them than can be used. A window is held as a whole.
@@ -355,7 +355,7 @@ impl Driver {
         }
         self.note_busy(!copies.in_flight.is_empty(), if ended.is_hole { 0 } else { ended.bytes });
         if copies.heed_guest() {
-            let rest = self.duty.record(ended.began, now, self.governor.duty());
+            let rest = self.duty_cycle.record(ended.began, now, self.latency_controller.duty_cycle());
             copies.not_before = copies.not_before.max(now + rest);
         }
         let (session, error) = match ended.outcome {
@@ -364,8 +364,8 @@ impl Driver {
                 if ended.is_hole {
                     copies.hint = None;
                 } else {
-                    let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
-                    let full = copies.bytes + 2 * ended.bytes >= allowed && self.governor.share() >= 1.0
+                    let allowed = (self.window.bytes() as f64 * self.latency_controller.share()) as u64;
+                    let full = copies.bytes + 2 * ended.bytes >= allowed && self.latency_controller.share() >= 1.0
                         || copies.bytes + 2 * ended.bytes >= self.window.bytes();
                     self.window.record(now, ended.bytes, now.since(ended.began), full);
                 }

@@ -18,7 +18,7 @@ const STEP_BYTES: usize = 64 << 10;
 impl Driver {
     /// Guest writes are buffered from now on, if they are at all.
     pub(super) fn buffer_again(&self) {
-        if self.mirror.room.is_some() {
+        if self.mirror.write_buffer.is_some() {
             self.mirror.write_through(false);
         }
     }
@@ -26,7 +26,7 @@ impl Driver {
     /// Empties the buffer; what the guest is answered after that is on both sides. Gives what ends that early.
     pub(super) async fn drain(&mut self) -> Option<Event> {
         let mirror = std::sync::Arc::clone(&self.mirror);
-        let room = mirror.room.as_ref()?;
+        let room = mirror.write_buffer.as_ref()?;
         let began = self.env.now();
         // Room is given in the order of asking: a write that has asked for the most must get it before the rest is taken.
         let wanted = room.pool.limit().0 - room.write_bytes_max();

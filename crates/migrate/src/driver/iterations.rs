@@ -7,11 +7,11 @@ use block::{Bytes, Error, ErrorKind};
 use env::Moment;
 use futures::future::BoxFuture;
 
-use super::passes::Left;
+use super::passes::PassResult;
 use super::switchover::micros;
 use super::{Driver, TICK};
 use crate::Event;
-use crate::strategy::tracking::converge::{Convergence, Passed, Verdict};
+use crate::strategy::tracking::converge::{Convergence, PassDecision, Passed};
 use crate::strategy::tracking::rates::Kind;
 
 /// So many chunks become clean under one lock of the tracker; guest writes get in between.
@@ -79,14 +79,14 @@ impl Driver {
     pub(super) async fn begin_pass(&mut self, held: bool) {
         if !self.passes.is_under_way() && self.tracking.is_some() {
             let with_all = held || self.tracking.as_ref().is_some_and(|tracking| tracking.with_all);
-            self.tune_heat(with_all);
+            self.tune_hot_chunks(with_all);
             self.get_and_clear(with_all).await;
         }
         if !self.passes.is_under_way() {
-            self.begin_sweep();
+            self.begin_auto_pass();
         }
         let (had, dirty, copied) =
-            self.mirror.tracker(|tracker| (tracker.bytes_had(), tracker.bytes_dirty().0, tracker.counts.copied));
+            self.mirror.tracker(|tracker| (tracker.bytes_in_step(), tracker.bytes_dirty().0, tracker.counts.copied));
         let bytes = (self.mirror.size - had).saturating_sub(dirty);
         self.passes.begin(self.env.now(), bytes.0, copied, held);
         if let Some(tracking) = &mut self.tracking {
@@ -96,7 +96,7 @@ impl Driver {
 
     /// Says which chunks count as hot in the pass that begins, from how long it is expected to take and how fast chunks
     /// were written in the last. In the first pass nothing is hot: its copies are the first ones.
-    fn tune_heat(&mut self, with_all: bool) {
+    fn tune_hot_chunks(&mut self, with_all: bool) {
         let now = self.env.now();
         let Some(tracking) = &mut self.tracking else { return };
         let (since, before) = tracking.writes_from;
@@ -140,11 +140,11 @@ impl Driver {
 
     /// The pass is over, and `decision` is what was made of it.
     pub(super) fn end_pass(&mut self, decision: String) {
-        let (deferred, copied) = self
-            .mirror
-            .tracker(|tracker| (tracker.bytes_dirty().1.max(tracker.bytes_passed_and_left().0), tracker.counts.copied));
+        let (deferred, copied) = self.mirror.tracker(|tracker| {
+            (tracker.bytes_dirty().1.max(tracker.bytes_passed_and_deferred().0), tracker.counts.copied)
+        });
         let dirty = self.bytes_left();
-        let left = Left { copied, dirty, deferred: deferred.0.min(dirty) };
+        let left = PassResult { copied, dirty, deferred: deferred.0.min(dirty) };
         self.passes.end(self.env.now(), left, decision);
     }
 
@@ -167,8 +167,8 @@ impl Driver {
     /// pass.
     pub(super) async fn decide(&mut self) -> Option<Event> {
         let age = self.under_way.age(self.env.now());
-        if self.mirror.tracker(|tracker| tracker.sweeps()) {
-            return self.end_sweep().await;
+        if self.mirror.tracker(|tracker| tracker.auto_passes()) {
+            return self.end_auto_pass().await;
         }
         let (dirty, deferred) = (self.bytes_left(), self.mirror.tracker(|tracker| tracker.bytes_dirty().1));
         let Some(tracking) = &mut self.tracking else {
@@ -179,18 +179,18 @@ impl Driver {
         let kind = if self.passes.number() == 1 { Kind::Whole } else { Kind::Scattered };
         convergence.rates().note_pass(kind, busy.bytes, busy.time);
         let passed = Passed { age, dirty, deferred: deferred.0 };
-        let (verdict, decision) = convergence.judge(passed);
+        let (verdict, decision) = convergence.decide(passed);
         tracing::info!(pass = self.passes.number(), ?passed, decision, "a pass is over");
-        tracking.with_all = verdict == Verdict::GoOnWithAll;
-        tracking.forced |= verdict == Verdict::Force;
+        tracking.with_all = verdict == PassDecision::GoOnWithAll;
+        tracking.forced |= verdict == PassDecision::Force;
         self.end_pass(decision.clone());
         match verdict {
-            Verdict::Complete | Verdict::Force => Some(Event::Copied),
-            Verdict::GoOn | Verdict::GoOnWithAll => {
+            PassDecision::Complete | PassDecision::Force => Some(Event::Copied),
+            PassDecision::GoOn | PassDecision::GoOnWithAll => {
                 self.begin_pass(false).await;
                 None
             }
-            Verdict::Mirror => {
+            PassDecision::Mirror => {
                 self.tracking = None;
                 // Nearly all of it a few chunks at a time, and what is written meanwhile at once.
                 self.get_and_clear(true).await;
@@ -198,7 +198,7 @@ impl Driver {
                 self.begin_pass(false).await;
                 None
             }
-            Verdict::Abort => {
+            PassDecision::Abort => {
                 let context = format!("the move does not converge and ends here ({decision})");
                 self.error = Some(Error::new(ErrorKind::NoConvergence, context));
                 Some(Event::Broken)
@@ -267,7 +267,7 @@ impl Driver {
 
     /// What is not in step.
     pub(super) fn bytes_left(&self) -> u64 {
-        (self.mirror.size - self.mirror.tracker(|tracker| tracker.bytes_had())).0
+        (self.mirror.size - self.mirror.tracker(|tracker| tracker.bytes_in_step())).0
     }
 
     async fn flush_held(&mut self, until: Option<Moment>) -> Event {
@@ -301,7 +301,7 @@ impl Driver {
         if let Some(mut flush) = self.pending_flush.get_mut().take() {
             // One that fails has dropped the target, which is seen next.
             while env::timeout(&*self.env, TICK, &mut flush).await.is_none() {
-                self.part_if_cancelled();
+                self.abort_if_cancelled();
                 self.tick();
             }
         }

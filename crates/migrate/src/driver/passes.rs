@@ -29,7 +29,7 @@ struct Current {
 
 /// What a pass has come to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Left {
+pub(crate) struct PassResult {
     /// What all passes together have copied as data.
     pub(crate) copied: u64,
     /// What is not in step now.
@@ -48,7 +48,7 @@ impl Passes {
     }
 
     /// The pass under way has come to its end.
-    pub(crate) fn end(&mut self, now: Moment, left: Left, decision: String) {
+    pub(crate) fn end(&mut self, now: Moment, left: PassResult, decision: String) {
         let Some(Current { began, bytes, copied_before, held }) = self.current.take() else { return };
         if self.done.len() == KEPT_MAX {
             // The first tells of the whole volume; the oldest after it goes.
@@ -101,7 +101,7 @@ mod tests {
         let mut passes = Passes::default();
         passes.begin(at(1), 100, 0, false);
         passes.begin(at(5), 60, 40, false);
-        passes.end(at(9), Left { copied: 110, dirty: 7, deferred: 0 }, "go on".to_owned());
+        passes.end(at(9), PassResult { copied: 110, dirty: 7, deferred: 0 }, "go on".to_owned());
         let [pass] = passes.done() else { panic!("{passes:?}") };
         assert_eq!((pass.number, pass.bytes, pass.bytes_copied, pass.seconds, pass.bytes_dirty), (1, 100, 110, 8.0, 7));
     }
@@ -111,7 +111,7 @@ mod tests {
         let mut passes = Passes::default();
         for second in 0..2000 {
             passes.begin(at(second), 1, 0, false);
-            passes.end(at(second + 1), Left::default(), String::new());
+            passes.end(at(second + 1), PassResult::default(), String::new());
         }
         let numbers: Vec<u32> = passes.done().iter().map(|pass| pass.number).collect();
         assert_eq!((numbers.len(), numbers[0], numbers[1], numbers[KEPT_MAX - 1]), (KEPT_MAX, 1, 1490, 2000));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::{Bytes, Device, Error, ErrorKind, Result};
 use env::Moment;
 
-use super::passes::Left;
+use super::passes::PassResult;
 use super::{Driver, TICK};
 use crate::strategy::mirror::device::JobEntry;
 use crate::strategy::snapshot::rounds::{Decision, Rounds};
@@ -61,7 +61,7 @@ impl Driver {
                 Ok(Some(bytes)) => {
                     let now = self.env.now();
                     rounds.note(bytes.0, now.since(began), snapshots.top_bytes().0);
-                    let left = Left { copied: rounds.folded, dirty: snapshots.top_bytes().0, deferred: 0 };
+                    let left = PassResult { copied: rounds.folded, dirty: snapshots.top_bytes().0, deferred: 0 };
                     self.passes.end(now, left, why);
                 }
                 Ok(None) => {}
@@ -148,7 +148,7 @@ impl Driver {
             }
             Last::LetGo(folded) => {
                 rounds.note_miss(folded.0, hold, Duration::from_millis(self.options.forced_downtime_ms_max));
-                let left = Left { copied: rounds.folded + folded.0, dirty: bytes, deferred: 0 };
+                let left = PassResult { copied: rounds.folded + folded.0, dirty: bytes, deferred: 0 };
                 let why =
                     format!("{folded} of {} were folded after {hold:.0?}, and the guest was let go", Bytes(bytes));
                 self.passes.end(self.env.now(), left, format!("go on: {why}"));
@@ -195,7 +195,7 @@ impl Driver {
             // Somebody may change the bandwidth meanwhile.
             return Pace::Wait(rest.min(TICK));
         }
-        let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
+        let allowed = (self.window.bytes() as f64 * self.latency_controller.share()) as u64;
         if under_way > 0 && under_way + length > allowed {
             return Pace::Wait(TICK);
         }

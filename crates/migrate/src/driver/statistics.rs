@@ -8,7 +8,7 @@ use env::Moment;
 use filters::TokenBucket;
 
 use super::Driver;
-use super::outlook::{Look, Outlook};
+use super::eta::{Eta, EtaSample};
 use super::switchover::micros;
 use crate::{Failure, MoveOptions, Phase, Progress, Report, Switchover, Verification, Verify};
 
@@ -28,7 +28,7 @@ pub(crate) struct Statistics {
     rate_from: (Moment, Phase, u64),
     rate: u64,
     bandwidth: Option<u64>,
-    outlook: Outlook,
+    eta: Eta,
     pub(crate) bytes_to_verify: u64,
     /// What a target that was away had was compared of it,
     pub(crate) bytes_rechecked: u64,
@@ -69,7 +69,7 @@ impl Statistics {
             rate_from: (now, Phase::Preparing, 0),
             rate: 0,
             bandwidth: options.bandwidth,
-            outlook: Outlook::default(),
+            eta: Eta::default(),
             bytes_to_verify: 0,
             bytes_rechecked: 0,
             bytes_different: 0,
@@ -162,8 +162,8 @@ impl Driver {
         let now = self.env.now();
         let phase = self.machine.phase();
         let (counts, had, dirty, buffered) = self.mirror.tracker(|tracker| {
-            let dirty = tracker.bytes_dirty().0.max(tracker.bytes_passed_and_left().1);
-            (tracker.counts, tracker.bytes_had().0, dirty.0, tracker.bytes_buffered())
+            let dirty = tracker.bytes_dirty().0.max(tracker.bytes_passed_and_deferred().1);
+            (tracker.counts, tracker.bytes_in_step().0, dirty.0, tracker.bytes_buffered())
         });
         let statistics = &mut self.statistics;
         let verified = statistics.verification.bytes;
@@ -171,7 +171,7 @@ impl Driver {
         statistics.update_rate(now, phase, done);
         statistics.bytes_done = statistics.bytes_done.max(had);
         let is_moving = matches!(phase, Phase::Copying | Phase::Verifying) && !self.machine.paused();
-        let look = Look {
+        let look = EtaSample {
             now,
             age: statistics.age(now),
             is_moving,
@@ -182,8 +182,8 @@ impl Driver {
             verified,
             to_verify: statistics.to_verify(),
         };
-        let (percent, expected) = statistics.outlook.look(look);
-        let percent = if phase.is_committed() { statistics.outlook.finish() } else { percent };
+        let (percent, expected) = statistics.eta.look(look);
+        let percent = if phase.is_committed() { statistics.eta.finish() } else { percent };
         let seconds = |seconds: f64| seconds.ceil().min(1e15) as u64;
         let progress = Progress {
             phase,
@@ -257,7 +257,7 @@ impl Driver {
             redos: counts.redos,
             retries: statistics.retries,
             missed_writes: counts.missed,
-            estimates: statistics.outlook.kept(is_there.then(|| statistics.seconds(self.env.now()))),
+            estimates: statistics.eta.kept(is_there.then(|| statistics.seconds(self.env.now()))),
             target_losses: statistics.target_losses,
             window_bytes: self.window.bytes(),
             error: self.error.as_ref().map(Failure::from),

@@ -132,7 +132,7 @@ impl Driver {
     /// works: there is less to do then the next time.
     pub(super) async fn settle_target(&mut self) -> Event {
         let began = self.env.now();
-        let limit = self.options.commit_limit().min(self.options.silence_limit().unwrap_or(Duration::MAX));
+        let limit = self.options.commit_limit().min(self.options.stall_limit().unwrap_or(Duration::MAX));
         let settled = env::timeout(&*self.env, limit, self.journal.before_commit()).await;
         self.statistics.switchover.window_us += micros(self.env.now().since(began));
         match settled {
@@ -154,7 +154,7 @@ impl Driver {
 
     /// Whether nothing that the target was not waited for is under way there, or has yet to be made durable.
     pub(super) fn is_settled(&self) -> bool {
-        !self.mirror.has_late_writes() && self.mirror.tracker(|tracker| tracker.covers_guest_flushes())
+        !self.mirror.has_outliving_writes() && self.mirror.tracker(|tracker| tracker.covers_guest_flushes())
     }
 
     pub(super) async fn commit(&mut self) -> Event {

@@ -13,7 +13,7 @@ use std::pin::pin;
 use super::copier::COPY_BYTES_MAX;
 use super::{Driver, TICK};
 use crate::strategy::mirror::compare::{CompareError, Compared, difference};
-use crate::strategy::mirror::scrutiny::Uncompared;
+use crate::strategy::mirror::verify_state::Uncompared;
 use crate::{Event, Verify};
 
 /// So often comparisons that cannot read are tried again before verification gives up.
@@ -83,10 +83,10 @@ impl Driver {
             }
             self.look_for_end(&mut stop);
             while stop.is_none() && !self.machine.paused() && self.env.now() >= not_before {
-                let allowed = (self.window.bytes() as f64 * self.governor.share()) as u64;
+                let allowed = (self.window.bytes() as f64 * self.latency_controller.share()) as u64;
                 // A comparison needs two buffers at once.
                 let room = self.pool.limit().0.saturating_sub(self.pool.in_use().0) >= 4 * COPY_BYTES_MAX;
-                if bytes > 0 && (bytes >= allowed || !room) || self.mirror.is_target_silent() {
+                if bytes > 0 && (bytes >= allowed || !room) || self.mirror.is_target_stalled() {
                     break;
                 }
                 let chunks = (allowed / 4).clamp(chunk, COPY_BYTES_MAX.max(chunk)) / chunk;
@@ -127,9 +127,10 @@ impl Driver {
             };
             let Some(ended) = ended else { continue };
             bytes -= ended.bytes;
-            self.breathe();
+            self.yield_cpu();
             let now = self.env.now();
-            not_before = not_before.max(now + self.duty.record(ended.began, now, self.governor.duty()));
+            not_before =
+                not_before.max(now + self.duty_cycle.record(ended.began, now, self.latency_controller.duty_cycle()));
             let retried = matches!(ended.outcome, Err(CompareError::Source(_)) | Err(CompareError::Target(..)));
             if let Some(event) = self.take_compared(ended, &mut failures) {
                 stop.get_or_insert(event);

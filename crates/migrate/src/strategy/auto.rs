@@ -2,30 +2,30 @@
 //! from one to the other at any moment.
 //!
 //! It is the mirror's filter, tracker and life of a chunk with one decision more: what becomes of a guest's write to a
-//! chunk that is had.
+//! chunk that is copied.
 //!
 //! ```text
-//!   absent: tracked ───────────── copied, under the range lock ─────────────▶ had: mirrored
+//!   absent: tracked ───────────── copied, under the range lock ─────────────▶ copied: mirrored
 //!   (writes go to the source,                                                 (writes go to both sides)
 //!    and the copy is yet to come) ◀── a write that is left to the source ────
 //! ```
 //!
 //! *Leaving* a chunk is what the mirror does with every write while it has no target: its activity is on record, the
-//! chunk is absent and its had bit stale before the source is written, and the write has its extent alone until it has
+//! chunk is absent and its copied bit stale before the source is written, and the write has its extent alone until it has
 //! ended. So there is no moment between the two modes: a write that was mirrored when its chunk is left has the lock on its
-//! extent until both sides have answered, and a copy of the chunk waits for it. What holds of the mirror (had means equal;
-//! what is had and not active after a crash was copied) holds of any choice of which writes are left, and a wrong one
+//! extent until both sides have answered, and a copy of the chunk waits for it. What holds of the mirror (copied means equal;
+//! what is marked copied and not active after a crash was copied) holds of any choice of which writes are left, and a wrong one
 //! costs time and no data.
 //!
-//! Absent chunks are copied in sweeps over the volume. [`stance`] says what is left to the source meanwhile, and when
+//! Absent chunks are copied in passes over the volume. [`write_policy`] says what is left to the source meanwhile, and when
 //! that ends:
 //!
 //! ```text
 //!              most mirrored writes wait for the target
-//!   mirroring ─────────────────────────────────────────▶ tracking ◀──┐ a sweep has left at most half of what it
+//!   mirroring ─────────────────────────────────────────▶ tracking ◀──┐ a pass has left at most half of what it
 //!    │     ▲   what is written anew comes near to what                │ began with, and that takes a while
-//!    │     └── is copied: this sweep's tracking is over ──── │ └──────┘
-//!    └──────────────── end of the sweep ────────┬────────────┘
+//!    │     └── is copied: this pass's tracking is over ───── │ └──────┘
+//!    └──────────────── end of the pass ─────────┬────────────┘
 //!                                               ▼
 //!                                            settled ──▶ every chunk had ──▶ comparison, switchover
 //! ```
@@ -37,26 +37,26 @@
 //!   whether it still does.
 //! - *Settled*: nothing is left any more. What is absent is copied with the mirror on.
 //!
-//! **It converges under any load.** A sweep passes each chunk once, so it ends as the copy does. Another one follows only
-//! a sweep that has left at most half of what it began with, so there are no more than 2 + log2 of the number of chunks.
+//! **It converges under any load.** A pass passes each chunk once, so it ends as the copy does. Another one follows only
+//! a pass that has left at most half of what it began with, so there are no more than 2 + log2 of the number of chunks.
 //! Then everything is settled, nobody goes back from there while the target lasts, and that is a mirror, which converges.
 //! The switchover is a mirror's: only what is settled is compared and switched, so nothing is dirty there and the guest is
 //! held for one record; from the pre-switch on flushes go to both sides. A target that was lost and comes back is
 //! another one as far as this goes: it is judged anew.
 //!
-//! Memory: the counters of [`filters::Heat`], beside what a mirror has.
+//! Memory: the counters of [`filters::WriteFrequencySketch`], beside what a mirror has.
 
-pub(crate) mod stance;
+pub(crate) mod write_policy;
 
 use std::ops::Range;
 use std::time::Duration;
 
 use block::{Bytes, Extent};
-use filters::Heat;
+use filters::WriteFrequencySketch;
 
-use super::mirror::tracker::{Life, Mode, Tracker};
-use super::tracking::hot::Hot;
-use stance::{Sweep, Verdict};
+use super::mirror::tracker::{CopyState, Mode, Tracker};
+use super::tracking::hot_blocks::HotChunks;
+use write_policy::{AutoPass, PassRuling};
 
 /// So many hot chunks are passed under one lock of the tracker.
 const PASSED_AT_ONCE: u32 = 1024;
@@ -65,11 +65,11 @@ const BLOCK_BYTES: u64 = 4096;
 
 /// What the choice rests on.
 pub(crate) struct Auto {
-    hot: Hot,
-    pub(in crate::strategy) sweep: Sweep,
+    hot: HotChunks,
+    pub(in crate::strategy) pass: AutoPass,
 }
 
-/// What a sweep comes to next.
+/// What a pass comes to next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// These chunks are to be copied.
@@ -82,39 +82,39 @@ pub(crate) enum Found {
 
 impl Tracker {
     /// Chooses between mirroring and tracking from now on.
-    pub(crate) fn choose(&mut self, heat: Heat) {
-        let sweep = Sweep::new(self.chunks(), self.chunks());
-        self.auto = Some(Auto { hot: Hot::new(heat), sweep });
+    pub(crate) fn choose(&mut self, heat: WriteFrequencySketch) {
+        let pass = AutoPass::new(self.chunks(), self.chunks());
+        self.auto = Some(Auto { hot: HotChunks::new(heat), pass });
     }
 
     /// The target is another one than before, as far as anybody knows.
     pub(crate) fn choose_anew(&mut self) {
         let (chunks, absent) = self.chunks_absent();
         if let Some(auto) = &mut self.auto {
-            auto.sweep = Sweep::new(chunks, absent);
+            auto.pass = AutoPass::new(chunks, absent);
         }
     }
 
     /// Whether chunks may be left to the source: the volume is not settled.
-    pub(crate) fn sweeps(&self) -> bool {
-        self.auto.as_ref().is_some_and(|auto| !auto.sweep.is_settled())
+    pub(crate) fn auto_passes(&self) -> bool {
+        self.auto.as_ref().is_some_and(|auto| !auto.pass.is_settled())
     }
 
     /// Whether whoever writes shall say how long both sides took.
     pub(crate) fn weighs(&self) -> bool {
-        self.auto.as_ref().is_some_and(|auto| auto.sweep.weighs())
+        self.auto.as_ref().is_some_and(|auto| auto.pass.weighs())
     }
 
     /// A mirrored write has taken so long: the source alone, and all of it.
     pub(crate) fn weigh(&mut self, source: Duration, both: Duration) {
         if let Some(auto) = &mut self.auto {
-            auto.sweep.weigh(source, both);
+            auto.pass.weigh(source, both);
         }
     }
 
     /// The guest is going to write there.
     pub(in crate::strategy) fn count_write(&mut self, extent: Extent) {
-        let Some(auto) = self.auto.as_mut().filter(|auto| !auto.sweep.is_settled()) else { return };
+        let Some(auto) = self.auto.as_mut().filter(|auto| !auto.pass.is_settled()) else { return };
         let is_aligned = extent.offset.0.is_multiple_of(BLOCK_BYTES) && extent.length.0.is_multiple_of(BLOCK_BYTES);
         for index in self.chunk.indices_of(extent) {
             auto.hot.add(index);
@@ -124,21 +124,21 @@ impl Tracker {
         }
     }
 
-    /// Whether a write to a chunk that is had is left to the source. Whoever asks does so then.
-    pub(in crate::strategy) fn leaves(&mut self, index: u64) -> bool {
+    /// Whether a write to a chunk that is copied is left to the source. Whoever asks does so then.
+    pub(in crate::strategy) fn defers(&mut self, index: u64) -> bool {
         if self.mode() != Mode::SourceHolds {
             return false;
         }
         let Some(auto) = &mut self.auto else { return false };
-        let leaves = auto.sweep.leaves(|| auto.hot.is_hot(index));
-        if leaves {
-            auto.sweep.left();
+        let defers = auto.pass.defers(|| auto.hot.is_hot(index));
+        if defers {
+            auto.pass.defer_chunk();
         }
-        leaves
+        defers
     }
 
-    /// What the sweep under way copies next, at or after `from`. Hot chunks on the way are passed.
-    pub(crate) fn next_in_sweep(&mut self, from: u64, chunks_max: u64) -> Found {
+    /// What the pass under way copies next, at or after `from`. Hot chunks on the way are passed.
+    pub(crate) fn next_in_auto_pass(&mut self, from: u64, chunks_max: u64) -> Found {
         let mut from = from;
         for _ in 0..PASSED_AT_ONCE {
             let Some(run) = self.next_absent(from, chunks_max) else { return Found::End };
@@ -147,7 +147,7 @@ impl Tracker {
                 None => return Found::Run(run),
                 Some(first) if first > run.start => return Found::Run(run.start..first),
                 Some(first) => {
-                    auto.sweep.pass();
+                    auto.pass.pass();
                     from = first + 1;
                 }
             }
@@ -160,27 +160,27 @@ impl Tracker {
         self.auto.as_ref().is_some_and(|auto| auto.hot.is_on())
     }
 
-    /// Whether the sweep under way has passed everything, being at `from` now.
-    pub(crate) fn is_sweep_over(&self, from: u64) -> bool {
-        self.sweeps() && self.session().is_some() && self.life.next(Life::Absent, from).is_none()
+    /// Whether the pass under way has passed everything, being at `from` now.
+    pub(crate) fn is_auto_pass_over(&self, from: u64) -> bool {
+        self.auto_passes() && self.session().is_some() && self.copy_state.next(CopyState::Absent, from).is_none()
     }
 
     /// A pass begins. Gives whether it is one of this strategy's.
-    pub(crate) fn begin_sweep(&mut self) -> bool {
+    pub(crate) fn begin_auto_pass(&mut self) -> bool {
         let (chunks, absent) = self.chunks_absent();
         let Some(auto) = &mut self.auto else { return false };
-        auto.sweep.begin(chunks, absent);
+        auto.pass.begin(chunks, absent);
         true
     }
 
-    /// A sweep is over. Says whether another one follows or what is left is settled; from here on it is. `rate` is how fast
+    /// A pass is over. Says whether another one follows or what is left is settled; from here on it is. `rate` is how fast
     /// copies are, in bytes a second.
-    pub(crate) fn judge_sweep(&mut self, rate: u64) -> Option<(Verdict, String)> {
+    pub(crate) fn decide_auto_pass(&mut self, rate: u64) -> Option<(PassRuling, String)> {
         let chunk = self.chunk.bytes();
         let (_, absent) = self.chunks_absent();
         let auto = self.auto.as_mut()?;
-        let (verdict, why) = auto.sweep.judge(absent, chunk, rate);
-        if verdict == Verdict::Settle {
+        let (verdict, why) = auto.pass.decide(absent, chunk, rate);
+        if verdict == PassRuling::Settle {
             auto.hot.stop();
         }
         Some((verdict, format!("{verdict}: {why}")))
@@ -188,24 +188,25 @@ impl Tracker {
 
     /// Says again which chunks are hot: `left` is expected until the end of the move, with as many writes to chunks a second
     /// as there were since `before` of them, `span` ago. Gives how many there were in all.
-    pub(crate) fn tune_sweep(&mut self, left: Duration, before: u64, span: Duration) -> u64 {
+    pub(crate) fn tune_auto_pass(&mut self, left: Duration, before: u64, span: Duration) -> u64 {
         let chunks = self.chunks();
-        let Some(auto) = self.auto.as_mut().filter(|auto| !auto.sweep.is_settled()) else { return 0 };
+        let Some(auto) = self.auto.as_mut().filter(|auto| !auto.pass.is_settled()) else { return 0 };
         let total = auto.hot.total();
         let rate = total.saturating_sub(before) as f64 / span.as_secs_f64().max(1e-6);
-        let threshold = auto.hot.tune_beyond(left / stance::HOT_PART, rate, stance::HOT_MEANS / chunks as f64);
+        let threshold =
+            auto.hot.tune_beyond(left / write_policy::HOT_PART, rate, write_policy::HOT_MEANS / chunks as f64);
         tracing::debug!(?threshold, rate, ?left, "chunks that are written so often are left to the source");
         total
     }
 
-    /// What the sweep under way has put off, in bytes, and what was left to the source that the target had.
-    pub(crate) fn bytes_passed_and_left(&self) -> (Bytes, Bytes) {
+    /// What the pass under way has put off, in bytes, and what was left to the source that the target had.
+    pub(crate) fn bytes_passed_and_deferred(&self) -> (Bytes, Bytes) {
         let bytes = |chunks| Bytes(chunks * self.chunk.bytes()).min(self.size());
-        let sweep = self.auto.as_ref().map(|auto| &auto.sweep);
-        sweep.map_or((Bytes::ZERO, Bytes::ZERO), |sweep| (bytes(sweep.passed_chunks()), bytes(sweep.left_chunks())))
+        let pass = self.auto.as_ref().map(|auto| &auto.pass);
+        pass.map_or((Bytes::ZERO, Bytes::ZERO), |pass| (bytes(pass.passed_chunks()), bytes(pass.deferred_chunks())))
     }
 
     fn chunks_absent(&self) -> (u64, u64) {
-        (self.chunks(), self.chunks() - self.life.count(Life::Had))
+        (self.chunks(), self.chunks() - self.copy_state.count(CopyState::Copied))
     }
 }

@@ -15,31 +15,31 @@
 //! A guest write to an absent chunk goes to the source: it will be copied later. While the copy reads, the write waits in
 //! the range lock. While the copy writes, the guest's write goes to the source, marks the chunk for a redo and is
 //! answered: mirrored now it could be overtaken by the slower copy. After two redos the copy keeps the lock and the
-//! guest waits. A write to a chunk that is had goes to both sides; if the target fails it and may do better the next time,
-//! the source answers the guest and the chunk is absent again. [`patience`] says how often that is borne, and [`silence`] what
+//! guest waits. A write to a chunk that is copied goes to both sides; if the target fails it and may do better the next time,
+//! the source answers the guest and the chunk is absent again. [`error_budget`] says how often that is borne, and [`target_stall`] what
 //! becomes of a write to a target that answers nothing at all.
 //!
-//! An asynchronous mirror answers when the source has the write, and the target gets it later, in order: [`buffer`] and
-//! [`landing`].
+//! An asynchronous mirror answers when the source has the write, and the target gets it later, in order: [`write_queue`] and
+//! [`write_buffer`].
 
-pub(crate) mod buffer;
 pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod device;
+pub(crate) mod error_budget;
 pub(crate) mod filter;
 pub(crate) mod flushes;
-pub(crate) mod landing;
-pub(crate) mod patience;
+pub(crate) mod map_pages;
 pub(crate) mod pieces;
 pub(crate) mod plan;
-pub(crate) mod record;
-pub(crate) mod scrutiny;
 pub(crate) mod session;
-pub(crate) mod silence;
 pub(crate) mod states;
+pub(crate) mod target_stall;
 pub(crate) mod target_work;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tracker;
+pub(crate) mod verify_state;
+pub(crate) mod write_buffer;
+pub(crate) mod write_queue;
 
 pub(crate) use filter::Mirror;

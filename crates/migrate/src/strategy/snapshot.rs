@@ -35,7 +35,7 @@ use block::{BufferPool, Bytes, Device, Error, ErrorKind, IoFuture, Result, Slot}
 use env::EnvRef;
 use filters::{Overlay, OverlayHeader};
 
-use crate::pace::HoldLimit;
+use crate::pace::PauseLimit;
 
 pub(crate) use fold::{Fold, Last, Pace};
 
@@ -173,7 +173,7 @@ impl Snapshots {
         &mut self,
         slot: &Slot,
         below: &Device,
-        hold: &mut HoldLimit,
+        hold: &mut PauseLimit,
         limit: Duration,
     ) -> Result<(Duration, u64)> {
         let until = self.env.now() + limit;

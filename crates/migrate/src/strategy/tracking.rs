@@ -13,13 +13,13 @@
 //! more before it is answered, so its chunk is copied again; by then the copy may hold a mixture, which nobody sees.
 //! Tracked writes share the range lock: a comparison that must be sure, and a mirror that follows, wait for them.
 //!
-//! [`hot`] says which chunks are written so often that their copies are put off until the last pass but one.
-//! [`dirt`] is the bitmap, [`track`] what follows from it for a chunk, [`converge`] what is decided between two passes, and
+//! [`hot_blocks`] says which chunks are written so often that their copies are put off until the last pass but one.
+//! [`dirty_bitmap`] is the bitmap, [`track`] what follows from it for a chunk, [`converge`] what is decided between two passes, and
 //! [`rates`] what copies are known to take.
 //! *Incremental* means that a write ahead of the copy is not marked: it will be copied with the rest.
 
 pub(crate) mod converge;
-pub(crate) mod dirt;
-pub(crate) mod hot;
+pub(crate) mod dirty_bitmap;
+pub(crate) mod hot_blocks;
 pub(crate) mod rates;
 pub(crate) mod track;

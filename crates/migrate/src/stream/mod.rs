@@ -11,7 +11,7 @@
 //! ```
 //!
 //! [`Remote`] is the sender's end: a device like any other, so that every strategy works with a target on another host.
-//! [`Receiver`] is the other end; it asks a [`Gate`] which volumes there are and who may use them. Neither opens a socket:
+//! [`Receiver`] is the other end; it asks a [`SessionHandler`] which volumes there are and who may use them. Neither opens a socket:
 //! a [`Dialer`] gives the connections, and whoever accepts some gives them to [`Receiver::serve`]. The daemon's are TCP and
 //! TLS, the simulator's are links.
 //!
@@ -22,23 +22,23 @@
 //!
 //! `docs/wire.md` draws every byte, both state machines, and says what is guaranteed.
 
-mod choice;
 mod codec;
+mod compression_choice;
 mod inbox;
 mod options;
 mod outbox;
 pub mod protocol;
 mod receiver;
 mod remote;
-mod spare;
+mod spare_bandwidth;
 mod statistics;
 mod transport;
 
 pub(crate) use options::FRAME_BYTES;
 pub use options::{Compression, ReceiverLimits, StreamOptions};
-pub use protocol::{Answer, Ask, LinkCounters, MapSummary, MigrationCounters, Role, SessionRequest, Standing};
-pub use receiver::{Gate, Opened, PeerName, Receiver};
+pub use protocol::{Answer, Ask, LinkCounters, MapSummary, MigrationCounters, Role, SessionRequest, VolumeStatus};
+pub use receiver::{Opened, PeerName, Receiver, SessionHandler};
 pub use remote::{Remote, SessionInfo};
-pub use spare::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
+pub use spare_bandwidth::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
 pub use statistics::{StreamCounts, StreamStatistics};
 pub use transport::{BoxTransport, Dialer, OnOpened, StreamPath, Transport};

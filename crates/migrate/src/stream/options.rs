@@ -49,7 +49,7 @@ pub struct StreamOptions {
     pub backoff_max: Duration,
     /// With [`Role::Forward`](super::Role::Forward): how long requests wait for lost streams to come back before they fail. Zero: they do
     /// not wait, and a lost session is opened again by [`reconnect`](super::Remote::reconnect) alone, as with a copy.
-    pub patience: Duration,
+    pub reconnect_limit: Duration,
     /// How often a frame that arrives damaged is sent again.
     pub damage_max: u8,
     /// Streams but the first are ended when nothing was asked for so long, and dialled again when requests wait. `None`: all
@@ -107,7 +107,7 @@ impl Default for StreamOptions {
             open_max: Duration::from_secs(60),
             backoff_min: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
-            patience: Duration::from_secs(300),
+            reconnect_limit: Duration::from_secs(300),
             damage_max: 4,
             idle_max: None,
             workers: Vec::new(),
@@ -139,7 +139,7 @@ pub struct ReceiverLimits {
     /// Who has sent nothing for so long sends a sign of life.
     pub beat: Duration,
     /// How long a session without connections stays open for its sender to come back.
-    pub linger: Duration,
+    pub idle_limit: Duration,
 }
 
 impl Default for ReceiverLimits {
@@ -154,7 +154,7 @@ impl Default for ReceiverLimits {
             opening_max: Duration::from_secs(10),
             silence_max: Duration::from_secs(30),
             beat: Duration::from_millis(400),
-            linger: Duration::from_secs(60),
+            idle_limit: Duration::from_secs(60),
         }
     }
 }

@@ -12,7 +12,7 @@ use block::{
 };
 use env::EnvRef;
 use env::testing::PausedEnv;
-use migrate::{Control, JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, ProgressMap, UnderWay};
+use migrate::{Control, JobJournal, Migration, MigrationContext, MoveOptions, Outcome, Phase, ProgressMap, UnderWay};
 use parking_lot::Mutex;
 
 /// How a disk behaves.
@@ -25,7 +25,7 @@ pub struct Manners {
     /// Every mutation with this number is reported as failed after half of it has landed.
     pub every_nth_write_fails: Option<u64>,
     /// So many flushes succeed, then every one fails.
-    pub flushes_left: Option<u64>,
+    pub flushes_detached: Option<u64>,
     /// So many reads succeed, then every one fails.
     pub reads_left: Option<u64>,
     /// With what it fails.
@@ -218,7 +218,7 @@ impl BlockDevice for Disk {
             self.pause().await;
             let mut manners = self.manners.lock();
             let kind = manners.kind;
-            Self::count(&mut manners.flushes_left, kind, "flush")?;
+            Self::count(&mut manners.flushes_detached, kind, "flush")?;
             self.flushes.fetch_add(1, Ordering::Relaxed);
             Ok(())
         })
@@ -394,8 +394,8 @@ impl World {
         }
     }
 
-    pub fn parts(&self) -> Parts {
-        Parts {
+    pub fn context(&self) -> MigrationContext {
+        MigrationContext {
             env: Arc::clone(&self.env),
             slot: self.slot.clone(),
             source: self.source_device.clone(),
@@ -414,11 +414,15 @@ impl World {
     }
 
     pub async fn start(&self, options: MoveOptions) -> (Control, tokio::task::JoinHandle<Outcome>) {
-        self.start_with(self.parts(), options).await
+        self.start_with(self.context(), options).await
     }
 
-    pub async fn start_with(&self, parts: Parts, options: MoveOptions) -> (Control, tokio::task::JoinHandle<Outcome>) {
-        let (control, work) = Migration::start(parts, options).await.expect("the migration starts");
+    pub async fn start_with(
+        &self,
+        context: MigrationContext,
+        options: MoveOptions,
+    ) -> (Control, tokio::task::JoinHandle<Outcome>) {
+        let (control, work) = Migration::start(context, options).await.expect("the migration starts");
         (control, tokio::spawn(work))
     }
 
@@ -590,10 +594,10 @@ pub async fn moved_under_writes(seed: u64, target_delay_ms: u64, options: MoveOp
 /// Lets a move with `options` and `map` go on for `seconds` beside a guest that writes to the first 3 MB, all of which is in
 /// the first extent of the activity log; then its process dies. Gives the disks to the next one.
 pub async fn killed_after(world: World, map: &Device, size: u64, options: MoveOptions, seconds: f64) -> World {
-    let mut parts = world.parts();
-    parts.progress_map = Some(map_on(map, size, 1).await);
+    let mut context = world.context();
+    context.progress_map = Some(map_on(map, size, 1).await);
     let guest = world.guest_within(2, 3_000_000);
-    let (control, work) = Migration::start(parts, options).await.expect("it starts");
+    let (control, work) = Migration::start(context, options).await.expect("it starts");
     let work = tokio::spawn(work);
     until(&control, |progress| progress.seconds > seconds).await;
     work.abort();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use block::testing::conformance;
 use block::{Bytes, Device, ErrorKind, Extent, MemDevice, Mutation};
-use transhume_migrate::stream::{Answer, Ask, Compression, Role, Standing, StreamOptions};
+use transhume_migrate::stream::{Answer, Ask, Compression, Role, StreamOptions, VolumeStatus};
 
-use crate::ground::{Pair, noise, read, write};
+use crate::harness::{Pair, noise, read, write};
 
 fn memory(mebibytes: u64) -> Device {
     Device::new("memory", MemDevice::new(Bytes::mib(mebibytes)))
@@ -59,7 +59,7 @@ async fn every_stream_carries_its_part_and_zeroes_are_not_sent() {
     futures::future::try_join_all(writes).await.expect("nothing goes wrong");
     let zeroes = block::Data::copy_of(&vec![0; 1 << 20]);
     device.write(write(40 << 20, &zeroes)).await.expect("nothing goes wrong");
-    assert_eq!(read(&pair.gate.device, 0, 16 << 20).await, data[..]);
+    assert_eq!(read(&pair.handler.device, 0, 16 << 20).await, data[..]);
     let statistics = remote.statistics();
     assert_eq!((statistics.bytes_raw, statistics.bytes_zero), (17 << 20, 1 << 20));
     assert_eq!((statistics.bytes_payload, statistics.bytes_compressed), (16 << 20, 0), "noise was compressed");
@@ -78,7 +78,7 @@ async fn data_that_can_be_shorter_goes_shorter_when_that_is_wished() {
         let text = block::Data::copy_of(&b"the guest keeps working ".repeat(40_000)[..900_000]);
         device.write(write(4096, &text)).await.expect("nothing goes wrong");
         device.write(write(2 << 20, &noise(3, 1 << 20))).await.expect("nothing goes wrong");
-        assert_eq!(read(&pair.gate.device, 4096, 900_000).await, text[..]);
+        assert_eq!(read(&pair.handler.device, 4096, 900_000).await, text[..]);
         assert_eq!(read(&device, 2 << 20, 1 << 20).await, noise(3, 1 << 20)[..]);
         let statistics = remote.statistics();
         assert_eq!(statistics.bytes_compressed, 900_000, "{compression:?}");
@@ -91,11 +91,11 @@ async fn what_the_other_host_is_asked_it_answers_and_its_errors_keep_their_kind(
     let pair = Pair::new(1, memory(1));
     let (remote, device) = pair.device(Role::Copy, 2).await;
     assert_eq!(remote.call(Ask::Prepare { epoch: 4 }).await.expect("it is asked"), Answer::Done);
-    let standing = remote.call(Ask::Status).await.expect("it is asked");
-    assert_eq!(standing, Answer::Status(Standing::Prepared { epoch: 4 }));
+    let volume_status = remote.call(Ask::Status).await.expect("it is asked");
+    assert_eq!(volume_status, Answer::Status(VolumeStatus::Prepared { epoch: 4 }));
     let error = remote.call(Ask::Take { epoch: 99 }).await.expect_err("it was refused");
     assert!(error.kind() == ErrorKind::Fenced && error.chain().contains("99 was never prepared"), "{}", error.chain());
-    assert_eq!(pair.gate.asked.lock().len(), 3);
+    assert_eq!(pair.handler.asked.lock().len(), 3);
     assert_eq!(remote.session().geometry.size, device.size());
     assert_eq!(remote.session().instance, [7; 16]);
     let misaligned = Pair::new(2, Device::new("memory", MemDevice::new(Bytes::mib(1)).with_read_only()));
@@ -107,7 +107,7 @@ async fn what_the_other_host_is_asked_it_answers_and_its_errors_keep_their_kind(
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_may_not_be_opened_is_refused_in_the_words_of_who_holds_it() {
     let pair = Pair::new(1, memory(1));
-    *pair.gate.refusal.lock() = Some(ErrorKind::PermissionDenied);
+    *pair.handler.refusal.lock() = Some(ErrorKind::PermissionDenied);
     let refused = pair.connect(Role::Copy, StreamOptions::default()).await;
     let error = refused.err().expect("it was let in");
     assert_eq!(error.kind(), ErrorKind::PermissionDenied);

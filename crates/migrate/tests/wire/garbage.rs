@@ -12,7 +12,7 @@ use transhume_migrate::stream::protocol::{
 };
 use transhume_migrate::stream::{BoxTransport, Dialer, PeerName, Remote, Role, StreamOptions};
 
-use crate::ground::Pair;
+use crate::harness::Pair;
 
 const KINDS: [Kind; 11] = [
     Kind::Read,

@@ -15,7 +15,7 @@ use transhume_migrate::stream::protocol::{
 };
 use transhume_migrate::stream::{Compression, PeerName, ReceiverLimits, Role, StreamOptions};
 
-use crate::ground::{Pair, noise, read, write};
+use crate::harness::{Pair, noise, read, write};
 
 /// Takes its time.
 struct Lazy(MemDevice, EnvRef, Duration);
@@ -241,10 +241,10 @@ async fn a_payload_that_is_not_what_its_checksum_says_changes_nothing() {
     };
     raw.say(&compressed, &vec![0xff; short.len()]).await;
     assert_eq!(raw.hear().await.0.status, Status::Damaged, "a payload that is no LZ4 block was written");
-    assert_eq!(read(&pair.gate.device, 0, 4096).await, [0; 4096]);
+    assert_eq!(read(&pair.handler.device, 0, 4096).await, [0; 4096]);
     raw.say(&compressed, &short).await;
     assert_eq!(raw.hear().await.0.status, Status::Done);
-    assert_eq!(read(&pair.gate.device, 0, 4096).await, text);
+    assert_eq!(read(&pair.handler.device, 0, 4096).await, text);
     raw.say(&header, &good).await;
     assert_eq!(raw.hear().await.0.status, Status::Done);
 }
@@ -301,7 +301,7 @@ async fn there_are_only_so_many_connections() {
 async fn streams_of_an_idle_forward_leave_but_one_and_are_back_when_much_is_asked() {
     let pair = lazy_pair(ReceiverLimits::default(), Duration::from_millis(5));
     let idle_max = Some(Duration::from_secs(30));
-    let options = StreamOptions { streams: 3, idle_max, patience: Duration::ZERO, ..StreamOptions::default() };
+    let options = StreamOptions { streams: 3, idle_max, reconnect_limit: Duration::ZERO, ..StreamOptions::default() };
     let remote = pair.connect(Role::Forward, options).await.expect("it is let in");
     let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
     let data = noise(1, 512 << 10);
@@ -356,7 +356,7 @@ async fn a_session_that_hangs_or_takes_no_answers_leaves_memory_to_the_others() 
     let pair = Pair::with_limits(1, Device::new("half", HalfHung(MemDevice::new(Bytes::mib(128)))), limits);
     let data = noise(1, 1 << 20);
     for number in 0..16 {
-        pair.gate.device.write(write(number << 20, &data)).await.expect("written");
+        pair.handler.device.write(write(number << 20, &data)).await.expect("written");
     }
     // One whose disk hangs, and one whose sender takes no answers.
     let mut hung = Raw::open(&pair).await;

@@ -3,7 +3,7 @@
 
 mod basics;
 mod garbage;
-mod ground;
+mod harness;
 mod limits;
 mod rates;
 mod recorded;

@@ -7,7 +7,7 @@ use block::{Bytes, Device, ErrorKind, MemDevice, Mutation};
 use transhume_migrate::stream::protocol::feature;
 use transhume_migrate::stream::{Answer, Ask, Role, StreamOptions};
 
-use crate::ground::{Pair, noise, usage, write};
+use crate::harness::{Pair, noise, usage, write};
 
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -95,10 +95,10 @@ async fn the_other_end_says_what_the_interfaces_have_carried_through_which_it_is
 #[tokio::test(start_paused = true)]
 async fn both_ends_are_told_what_a_connection_is_for_once_it_is_a_stream() {
     let pair = Pair::new(4, Device::new("memory", MemDevice::new(Bytes::mib(1))));
-    *pair.gate.refusal.lock() = Some(ErrorKind::Busy);
+    *pair.handler.refusal.lock() = Some(ErrorKind::Busy);
     pair.connect(Role::Copy, StreamOptions::default()).await.err().expect("it is refused");
     assert_eq!(*pair.lines.told.lock(), [], "who was refused carries nothing");
-    *pair.gate.refusal.lock() = None;
+    *pair.handler.refusal.lock() = None;
     let (copy, _) = pair.device(Role::Copy, 2).await;
     pair.settle().await;
     let mut told = std::mem::take(&mut *pair.lines.told.lock());

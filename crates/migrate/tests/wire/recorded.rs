@@ -12,7 +12,7 @@ use transhume_migrate::stream::protocol::{
     CHOICE_BYTES, Choice, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Status,
 };
 
-use crate::ground::{Pair, read};
+use crate::harness::{Pair, read};
 
 /// A frame's header, and all of its bytes.
 struct Frame {

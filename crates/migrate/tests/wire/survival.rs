@@ -12,7 +12,7 @@ use futures::future::join_all;
 use parking_lot::Mutex;
 use transhume_migrate::stream::{Ask, Dialer, Remote, Role, SessionRequest, StreamOptions};
 
-use crate::ground::{OneVolume, Pair, Weather, noise, read, write};
+use crate::harness::{OneVolume, Pair, Weather, noise, read, write};
 
 /// A device that takes its time over every mutation, and remembers which are under way.
 struct Slow {
@@ -284,7 +284,7 @@ async fn a_forwarded_guest_waits_for_the_other_host_and_loses_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_forwarded_guest_is_told_when_patience_ends_and_served_when_the_host_is_back() {
     let (pair, _) = slow_pair(1, Duration::ZERO);
-    let options = StreamOptions { patience: Duration::from_secs(30), ..quick() };
+    let options = StreamOptions { reconnect_limit: Duration::from_secs(30), ..quick() };
     let remote = pair.connect(Role::Forward, options).await.expect("it is let in");
     let device = Device::from_arc("remote", Arc::clone(&remote) as Arc<_>);
     *pair.lines.is_down.lock() = true;
@@ -309,7 +309,7 @@ async fn a_flush_never_covers_writes_that_the_other_machine_has_forgotten() {
     device.write(write(0, &noise(1, 4096))).await.expect("it works");
     device.flush().await.expect("it works");
     let reboot = |boot: u8| {
-        *pair.gate.boot.lock() = [boot; 16];
+        *pair.handler.boot.lock() = [boot; 16];
         pair.restart();
         pair.env.sleep(Duration::from_secs(2))
     };
@@ -445,7 +445,7 @@ async fn a_new_sender_of_the_job_ends_the_old_one_and_an_older_epoch_is_refused(
 async fn what_is_refused_ends_no_session_that_is_in_use() {
     let (pair, state) = slow_pair(1, Duration::from_millis(500));
     let (remote, device) = pair.device(Role::Copy, 2).await;
-    let (gate, own) = (&pair.gate, pair.request(Role::Copy));
+    let (handler, own) = (&pair.handler, pair.request(Role::Copy));
     let ask = |request| async {
         let dialer = Arc::clone(&pair.lines) as Arc<dyn Dialer>;
         let opened = Remote::connect(Arc::clone(&pair.env), dialer, request, quick()).await;
@@ -454,7 +454,7 @@ async fn what_is_refused_ends_no_session_that_is_in_use() {
     let writing = device.write(write(0, &noise(1, 4096)));
     let asking = async {
         pair.env.sleep(Duration::from_millis(10)).await;
-        *gate.refusal.lock() = Some(ErrorKind::Fenced);
+        *handler.refusal.lock() = Some(ErrorKind::Fenced);
         // Before anybody is asked, and by whoever holds the volume.
         assert_eq!(ask(SessionRequest { volume: "other".to_owned(), ..own.clone() }).await, ErrorKind::Invalid);
         assert_eq!(ask(SessionRequest { epoch: own.epoch - 1, ..own.clone() }).await, ErrorKind::Fenced);
@@ -469,8 +469,8 @@ async fn what_is_refused_ends_no_session_that_is_in_use() {
     device.flush().await.expect("its session goes on");
     let statistics = remote.statistics();
     assert_eq!(statistics.streams.iter().map(|stream| stream.deaths).sum::<u64>(), 0);
-    assert_eq!((statistics.sessions, remote.is_live(), gate.opened.lock().len()), (1, true, 1));
-    *gate.refusal.lock() = None;
+    assert_eq!((statistics.sessions, remote.is_live(), handler.opened.lock().len()), (1, true, 1));
+    *handler.refusal.lock() = None;
     let taking = pair.connect(Role::Forward, quick()).await.expect("it is let in");
     assert_eq!(device.flush().await.expect_err("another took its place").kind(), ErrorKind::Disconnected);
     assert!(taking.is_live());
@@ -486,7 +486,7 @@ async fn a_session_without_streams_is_given_up_after_a_while() {
     assert_eq!(pair.receiver().sessions(), 1, "it was given up too soon");
     pair.env.sleep(Duration::from_secs(20)).await;
     assert_eq!(pair.receiver().sessions(), 0, "it is kept for ever");
-    let OneVolume { opened, .. } = &*pair.gate;
+    let OneVolume { opened, .. } = &*pair.handler;
     assert_eq!(opened.lock().len(), 1);
     drop(remote);
 }

@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use transhume_migrate::stream::protocol::{CHOICE_BYTES, Choice, HELLO_BYTES, Hello, VERSION, choose, feature};
 use transhume_migrate::stream::{BoxTransport, Dialer, PeerName, Remote, Role, StreamOptions};
 
-use crate::ground::Pair;
+use crate::harness::Pair;
 
 fn pair() -> Pair {
     Pair::new(1, Device::new("memory", MemDevice::new(Bytes::mib(1))))

@@ -16,7 +16,7 @@
 //! - **What serves a guest** ([`NbdBackend::serve_guest`]): a guest cannot write again what it was answered. Every
 //!   write is kept in memory until a flush has succeeded or a newer, forced write has replaced it ([`block::Unflushed`]), and is
 //!   written again, in the order of the answers, before a new session is used. For that order a write keeps other requests for
-//!   its bytes back until it is answered and kept. Requests wait for as long as `patience` says, then fail as `TimedOut`;
+//!   its bytes back until it is answered and kept. Requests wait for as long as `reconnect_limit` says, then fail as `TimedOut`;
 //!   later ones try again.
 //!
 //! A server that is there and answers nothing is not given up: what it was sent it may still carry out. A guest's request
@@ -42,7 +42,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::NbdDevice;
-use super::kept::Kept;
+use super::replay_log::ReplayLog;
 use crate::NbdUri;
 
 /// How long a lost server is left alone before it is dialled again: what it had in hand is then done or dropped.
@@ -54,7 +54,7 @@ const REST_MAX: Duration = Duration::from_secs(2);
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
 /// A guest's request fails when it was not answered for so many times the patience: a server that is there and slow may need
 /// longer than one that is away, above all for a flush.
-const ANSWER_PATIENCES: u32 = 4;
+const ANSWER_LIMITS: u32 = 4;
 /// How much is kept before it is flushed.
 const KEPT_BYTES_MAX: Bytes = Bytes::mib(32);
 /// How many writes are written again at once.
@@ -92,7 +92,7 @@ pub struct BackendOptions {
     /// How many connections are made, if the server says that several see the same; 1 to 16.
     pub connections: u16,
     /// How long a guest's request waits for a server that is away.
-    pub patience: Duration,
+    pub reconnect_limit: Duration,
     /// Where the volume ends, if the export may be larger, in bytes.
     pub size_limit: Option<Bytes>,
 }
@@ -100,7 +100,7 @@ pub struct BackendOptions {
 impl Default for BackendOptions {
     /// Four connections, half a minute, all of the export.
     fn default() -> Self {
-        Self { connections: 4, patience: Duration::from_secs(30), size_limit: None }
+        Self { connections: 4, reconnect_limit: Duration::from_secs(30), size_limit: None }
     }
 }
 
@@ -134,7 +134,7 @@ struct State {
     /// How many dials have failed since the last session, and why the last one did.
     failures: u32,
     failure: Option<(ErrorKind, String)>,
-    kept: Kept,
+    replay_log: ReplayLog,
     /// Something that was answered may be lost, and nobody was told.
     has_lost: bool,
     is_closed: bool,
@@ -267,7 +267,7 @@ const fn may_pass(kind: ErrorKind) -> bool {
 
 impl Shared {
     fn until(&self) -> Moment {
-        self.env.now() + self.options.patience
+        self.env.now() + self.options.reconnect_limit
     }
 
     fn serves_guest(&self) -> bool {
@@ -283,7 +283,7 @@ impl Shared {
         }
         let (number, replay) = {
             let state = self.state.lock();
-            (state.sessions, state.kept.to_replay())
+            (state.sessions, state.replay_log.to_replay())
         };
         if !replay.is_empty() {
             tracing::info!(writes = replay.len(), "writing again what the NBD server may have lost");
@@ -327,7 +327,7 @@ impl Shared {
             if env::timeout(&*self.env, until.since(self.env.now()), news).await.is_none() {
                 let state = self.state.lock();
                 let why = state.failure.as_ref().map_or_else(String::new, |(_, failure)| format!(": {failure}"));
-                let waited = self.options.patience;
+                let waited = self.options.reconnect_limit;
                 let context = format!("the NBD server was away for the {waited:?} that a request waits{why}");
                 return Err(Error::new(ErrorKind::TimedOut, context));
             }

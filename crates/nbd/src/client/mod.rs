@@ -6,8 +6,8 @@
 
 mod backend;
 mod handshake;
-mod kept;
 mod pump;
+mod replay_log;
 
 pub use backend::{BackendOptions, Dial, DialUri, NbdBackend};
 

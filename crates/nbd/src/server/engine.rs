@@ -24,14 +24,14 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, Stream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::busy_poll::BusyPoll;
+use super::connection_fence::Member;
 use super::deadline::Deadline;
 use super::execute::{Context, PAYLOAD_BYTES_MAX, execute};
-use super::gate::Member;
 use super::inbox::Inbox;
-use super::linger::Linger;
 use super::load::Load;
 use super::outbox::{Outbox, Reply};
-use super::seat::{Running, Seat};
+use super::request_cell::{RequestCell, Running};
 use super::{End, Export, Limits, Summary};
 use crate::protocol::{Command, REQUEST_BYTES, Request};
 
@@ -63,7 +63,7 @@ pub(super) async fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
-    let (member, admission) = export.gate.join();
+    let (member, admission) = export.fence.join();
     let mut engine = Engine {
         stream,
         inbox,
@@ -83,7 +83,7 @@ where
         is_deaf: false,
         is_unflushed: false,
         counts: Counts::default(),
-        linger: Linger::default(),
+        busy_poll: BusyPoll::default(),
         deadline: Deadline::default(),
         begin: |request, payload| execute(context, request, payload),
     };
@@ -131,7 +131,7 @@ struct Engine<'a, S, B, F> {
     inbound: Inbound<'a>,
     outbox: Outbox,
     in_flight: FuturesUnordered<Running<F>>,
-    idle: Vec<Seat<F>>,
+    idle: Vec<RequestCell<F>>,
     load: Load<'a>,
     context: &'a Context,
     env: &'a dyn Env,
@@ -150,7 +150,7 @@ struct Engine<'a, S, B, F> {
     /// The stream may hold back what it was given, as TLS does.
     is_unflushed: bool,
     counts: Counts,
-    linger: Linger,
+    busy_poll: BusyPoll,
     deadline: Deadline,
     begin: B,
 }
@@ -176,10 +176,10 @@ where
                 }
             }
             if !has_moved && !self.has_stalled(task) {
-                self.linger(task);
+                self.busy_poll(task);
                 return Poll::Pending;
             }
-            self.linger.moved(self.env);
+            self.busy_poll.moved(self.env);
         }
         task.waker().wake_by_ref();
         Poll::Pending
@@ -187,9 +187,9 @@ where
 
     /// Looks again at once, for a while, if the client is likely to ask again soon: going to sleep and being woken takes
     /// longer than most clients need.
-    fn linger(&mut self, task: &mut TaskContext<'_>) {
+    fn busy_poll(&mut self, task: &mut TaskContext<'_>) {
         let awaits_client = self.end.is_none() && self.in_flight.is_empty() && self.outbox.is_empty();
-        if awaits_client && self.linger.looks_again(self.env, self.limits.linger) {
+        if awaits_client && self.busy_poll.polls_again(self.env, self.limits.busy_poll) {
             // Unlike a plain wake this has the runtime look at its sockets before it comes back.
             let _ = std::pin::pin!(tokio::task::yield_now()).poll(task);
         }
@@ -247,9 +247,9 @@ where
     fn poll_in_flight(&mut self, task: &mut TaskContext<'_>) -> bool {
         let mut has_moved = false;
         while !self.in_flight.is_empty()
-            && let Poll::Ready(Some((reply, seat, cost, turn))) = Pin::new(&mut self.in_flight).poll_next(task)
+            && let Poll::Ready(Some((reply, cell, cost, turn))) = Pin::new(&mut self.in_flight).poll_next(task)
         {
-            self.idle.push(seat);
+            self.idle.push(cell);
             if let Proof::Draining(_, left) = &mut self.proof
                 && turn != self.turn
             {
@@ -391,15 +391,15 @@ where
             _ => 0,
         };
         self.load.take(cost);
-        let mut seat = self.idle.pop().unwrap_or_else(|| Box::pin(None));
-        seat.set(Some((self.begin)(request, payload)));
-        match seat.as_mut().as_pin_mut().expect("it was just seated").poll(task) {
+        let mut cell = self.idle.pop().unwrap_or_else(|| Box::pin(None));
+        cell.set(Some((self.begin)(request, payload)));
+        match cell.as_mut().as_pin_mut().expect("it was just seated").poll(task) {
             Poll::Ready(reply) => {
-                seat.set(None);
-                self.idle.push(seat);
+                cell.set(None);
+                self.idle.push(cell);
                 self.finish(reply, cost);
             }
-            Poll::Pending => self.in_flight.push(Running::new(seat, cost, self.turn)),
+            Poll::Pending => self.in_flight.push(Running::new(cell, cost, self.turn)),
         }
     }
 

@@ -6,8 +6,8 @@ use block::{BufferPool, Bytes, Device};
 
 use super::Limits;
 use super::advertised::Advertised;
+use super::connection_fence::ConnectionFence;
 use super::execute::{Context, PAYLOAD_BYTES_MAX};
-use super::gate::Gate;
 use super::quota::Quota;
 use crate::protocol::{BlockSizes, ExportInfo, STRING_BYTES_MAX, export_flag};
 
@@ -19,7 +19,7 @@ pub struct Export {
     quota: Arc<Quota>,
     is_read_only: bool,
     size_advertised: Option<Bytes>,
-    pub(super) gate: Gate,
+    pub(super) fence: ConnectionFence,
 }
 
 impl Export {
@@ -41,7 +41,7 @@ impl Export {
             quota: Arc::new(Quota::of(&pool)),
             is_read_only: false,
             size_advertised: None,
-            gate: Gate::default(),
+            fence: ConnectionFence::default(),
         }
     }
 
@@ -82,7 +82,7 @@ impl Export {
     /// How many connections are in its transmission, or drain what they had begun.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.gate.members()
+        self.fence.members()
     }
 
     /// The same export, with what `wrap` makes over the device of each connection.
@@ -94,7 +94,7 @@ impl Export {
             quota: Arc::clone(&self.quota),
             is_read_only: self.is_read_only,
             size_advertised: self.size_advertised,
-            gate: self.gate.clone(),
+            fence: self.fence.clone(),
             open: Box::new(move || wrap((self.open)())),
         }
     }

@@ -9,19 +9,19 @@
 //! ```
 
 mod advertised;
+mod busy_poll;
+mod connection_fence;
 mod deadline;
 mod engine;
 mod execute;
 mod export;
-mod gate;
 mod handshake;
 mod inbox;
-mod linger;
 mod load;
 mod outbox;
 mod pieces;
 mod quota;
-mod seat;
+mod request_cell;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +58,7 @@ pub struct Limits {
     pub stall_timeout: Duration,
     /// How long a connection looks for the client's next request before it goes to sleep, as long as such looks find
     /// one. Zero never looks.
-    pub linger: Duration,
+    pub busy_poll: Duration,
 }
 
 impl Default for Limits {
@@ -70,7 +70,7 @@ impl Default for Limits {
             bytes_in_flight_max: Bytes::mib(16),
             request_bytes_max: 4 << 20,
             stall_timeout: Duration::from_secs(60),
-            linger: Duration::from_micros(40),
+            busy_poll: Duration::from_micros(40),
         }
     }
 }

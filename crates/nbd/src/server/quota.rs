@@ -95,12 +95,12 @@ mod tests {
         let pool = BufferPool::new(Bytes::mib(256));
         let greedy: Vec<_> = (0..5).map(|_| Quota::of(&pool)).collect();
         let honest = Quota::of(&pool);
-        let mut kept = Vec::new();
+        let mut replay_log = Vec::new();
         for export in &greedy {
-            kept.extend(std::iter::from_fn(|| export.try_acquire(4 << 20)));
+            replay_log.extend(std::iter::from_fn(|| export.try_acquire(4 << 20)));
             assert!(export.try_acquire(4 << 20).is_none());
         }
-        assert!(kept.len() <= (256 + 5 * 8) / 4, "{} buffers of 4 MiB", kept.len());
+        assert!(replay_log.len() <= (256 + 5 * 8) / 4, "{} buffers of 4 MiB", replay_log.len());
         assert_eq!(pool.in_use(), pool.limit(), "four of them have a quarter each");
         let first = honest.acquire(4 << 20).await;
         let second = honest.acquire(4 << 20).await;

@@ -37,8 +37,8 @@ impl UnderWay {
         if self.disk.state().power != self.power {
             return Ok(());
         }
-        let flight = self.disk.submit_admitted(mutation);
-        flight.finish().await
+        let write = self.disk.submit_admitted(mutation);
+        write.finish().await
     }
 }
 

@@ -55,7 +55,7 @@ impl FlushGuard<'_> {
 impl Drop for FlushGuard<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            let happened = self.disk.shared.dice.chance(0.5);
+            let happened = self.disk.shared.rng.chance(0.5);
             self.finish(happened.then_some(true));
         }
     }
@@ -82,16 +82,16 @@ impl BlockDevice for Opened {
         let done = disk.schedule(&mut state, length);
         disk.enter(&mut state, length);
         let mut outcome = ReadOutcome::Whole;
-        let (name, world, dice) = (disk.shared.name, &disk.shared.world, &disk.shared.dice);
+        let (name, world, rng) = (disk.shared.name, &disk.shared.world, &disk.shared.rng);
         if let Some(error) = disk.refusal(&state, "reading") {
             outcome = ReadOutcome::Failed(error);
-        } else if dice.chance(state.faults.read_errors) {
+        } else if rng.chance(state.faults.read_errors) {
             world.fault("read-error", format_args!("{name} read {}+{length}", offset.0));
             let context = format!("reading {length} bytes at {}: injected", offset.0);
             outcome = ReadOutcome::Failed(Error::new(ErrorKind::Io, context));
-        } else if dice.chance(state.faults.short_reads) {
+        } else if rng.chance(state.faults.short_reads) {
             world.fault("short-read", format_args!("{name} read {}+{length}", offset.0));
-            outcome = ReadOutcome::Short(dice.below(length) as usize);
+            outcome = ReadOutcome::Short(rng.below(length) as usize);
         }
         if !matches!(outcome, ReadOutcome::Whole) {
             disk.report(&state, Verb::Read, Extent::new(offset, Bytes(length)));
@@ -101,8 +101,8 @@ impl BlockDevice for Opened {
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        let flight = self.disk.submit_write(mutation, self.grant, self.epoch);
-        Box::pin(flight.finish())
+        let write = self.disk.submit_write(mutation, self.grant, self.epoch);
+        Box::pin(write.finish())
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -116,7 +116,7 @@ impl BlockDevice for Opened {
         if let Some(error) = disk.refusal(&state, "flushing") {
             disk.shared.world.fault("flush-error", format_args!("{name} is gone"));
             outcome = Err(error);
-        } else if disk.shared.dice.chance(state.faults.flush_errors) {
+        } else if disk.shared.rng.chance(state.faults.flush_errors) {
             disk.shared.world.fault("flush-error", format_args!("{name}"));
             outcome = Err(Error::new(ErrorKind::Io, "flushing: injected"));
         }
@@ -136,7 +136,7 @@ impl BlockDevice for Opened {
             disk.heard().await;
             let mut pieces = disk.state().medium.extents(extent);
             // The contract lets an answer end early.
-            if disk.shared.dice.chance(0.1) {
+            if disk.shared.rng.chance(0.1) {
                 pieces.truncate(1);
             }
             Ok(pieces)
@@ -163,7 +163,7 @@ impl Disk {
         let guard = Leaving { disk: self, length: extent.length.0 };
         // What a read sees was there at some moment of its life: often its first, so that whoever relies on the last
         // one is found out.
-        let early = self.shared.dice.chance(0.5);
+        let early = self.shared.rng.chance(0.5);
         if early {
             buffer.copy_from_slice(self.state().medium.read(extent));
         }

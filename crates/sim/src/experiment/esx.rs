@@ -21,16 +21,16 @@ mod figure_08;
 mod figure_09;
 mod figure_10;
 mod figure_11;
-mod foretold;
+mod forecasts;
 mod grid;
 mod html;
 mod load;
 mod over_time;
+mod overlay_disks;
 mod paper;
 mod real;
 mod runs;
 mod scene;
-mod shelf;
 mod svg;
 mod table_1;
 mod table_2;
@@ -64,9 +64,9 @@ const STUDIES: &[Study] = &[
     Study { id: figure_10::ID, scenes: figure_10::scenes, figure: figure_10::figure },
     Study { id: figure_11::ID, scenes: figure_11::scenes, figure: figure_11::figure },
     Study { id: chosen::ID, scenes: chosen::scenes, figure: chosen::figure },
-    Study { id: foretold::loads::ID, scenes: foretold::loads::scenes, figure: foretold::loads::figure },
-    Study { id: foretold::sizes::ID, scenes: foretold::sizes::scenes, figure: foretold::sizes::figure },
-    Study { id: foretold::slow::ID, scenes: foretold::slow::scenes, figure: foretold::slow::figure },
+    Study { id: forecasts::loads::ID, scenes: forecasts::loads::scenes, figure: forecasts::loads::figure },
+    Study { id: forecasts::sizes::ID, scenes: forecasts::sizes::scenes, figure: forecasts::sizes::figure },
+    Study { id: forecasts::slow::ID, scenes: forecasts::slow::scenes, figure: forecasts::slow::figure },
     Study { id: table_1::ID, scenes: table_1::scenes, figure: table_1::figure },
     Study { id: table_2::ID, scenes: table_2::scenes, figure: table_2::figure },
 ];

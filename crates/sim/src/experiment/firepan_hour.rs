@@ -16,11 +16,11 @@ use block::{Bytes, Error, ErrorKind, Result};
 use super::Table;
 use crate::bench::{Client, Tally, play};
 use crate::clock;
-use crate::dice::Dice;
 use crate::log::Keep;
 use crate::model::contents::Origin;
 use crate::model::{Flash, FlashFigures, HardDisk, HardDiskFigures, Model, Path, Volume};
 use crate::player::{Player, p99_ms};
+use crate::rng::Rng;
 use crate::workload::Zoned;
 use crate::world::World;
 
@@ -43,7 +43,7 @@ fn cache_partition() -> Flash {
 
 fn bare(model: &mut dyn Model, outstanding: u64, span: Duration, seed: u64) -> Tally {
     let client = Client::new(Zoned::firepan(FILE_BYTES), outstanding as usize);
-    play(model, vec![client], span, &Dice::new(seed, "firepan")).remove(0)
+    play(model, vec![client], span, &Rng::new(seed, "firepan")).remove(0)
 }
 
 /// The load through a device of the engine, one request standing for `scale`.

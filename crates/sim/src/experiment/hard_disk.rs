@@ -24,8 +24,8 @@ use block::Result;
 
 use super::Table;
 use crate::bench::{Client, Tally, play};
-use crate::dice::Dice;
 use crate::model::{HardDisk, HardDiskFigures, Model, PageCache, PageCacheFigures};
+use crate::rng::Rng;
 use crate::workload::{Oltp, Sequential};
 
 const GIGABYTE: u64 = 1_000_000_000;
@@ -71,7 +71,7 @@ pub(super) fn measure(load: Load, cached: bool, migration: Option<Reader>, seed:
         }
         false => Box::new(disk),
     };
-    let mut tallies = play(&mut *model, clients, SPAN, &Dice::new(seed, "hard-disk"));
+    let mut tallies = play(&mut *model, clients, SPAN, &Rng::new(seed, "hard-disk"));
     let migrated = (tallies.len() > 1).then(|| tallies.remove(1));
     (tallies.remove(0), migrated)
 }

@@ -7,9 +7,9 @@ use block::{Error, ErrorKind, Result};
 
 use super::Table;
 use crate::bench::{Client, Tally, play};
-use crate::dice::Dice;
 use crate::model::{Flash, FlashFigures, HardDisk, HardDiskFigures, Model};
 use crate::player::p99_ms;
+use crate::rng::Rng;
 use crate::trace::{self, Format, Record};
 use crate::workload::{Characteristics, Replay, Synthetic, Workload};
 
@@ -73,7 +73,7 @@ pub fn replay(options: &ReplayOptions, text: impl BufRead, seed: u64) -> Result<
     for (name, mut model) in devices() {
         let (load, outstanding) = load_of(options, records.clone());
         let client = Client::new(load, outstanding);
-        let tally = play(&mut *model, vec![client], Duration::MAX, &Dice::new(seed, "replay")).remove(0);
+        let tally = play(&mut *model, vec![client], Duration::MAX, &Rng::new(seed, "replay")).remove(0);
         let how = if options.outstanding.is_some() { "trace, closed loop" } else { "trace, open loop" };
         table.row(row(how, name, &tally));
     }
@@ -95,10 +95,10 @@ pub(super) fn synthetic(seed: u64) -> Result<Table> {
     );
     for like in Characteristics::ALL {
         for (name, mut model) in devices() {
-            let dice = Dice::new(seed, like.name);
-            let load: Box<dyn Workload> = Box::new(Synthetic::new(like, &dice));
+            let rng = Rng::new(seed, like.name);
+            let load: Box<dyn Workload> = Box::new(Synthetic::new(like, &rng));
             let client = Client::new(load, OPEN_OUTSTANDING);
-            let tally = play(&mut *model, vec![client], SYNTHETIC_SPAN, &dice).remove(0);
+            let tally = play(&mut *model, vec![client], SYNTHETIC_SPAN, &rng).remove(0);
             table.row(row(like.name, name, &tally));
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use api::v1::JobState;
 
-use super::estate::Estate;
+use super::daemon_harness::DaemonHarness;
 use super::{Disks, Host, Setup};
 use crate::guest::Guest;
 use crate::occurrence::Occurrence;
@@ -62,8 +62,8 @@ impl Host {
     pub(crate) fn with_beside(&self, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
         let mut besides = self.shared.besides.lock();
         let number = besides.len() + 1;
-        let estate = Estate::beside(&self.shared.estate, number, &disks.map);
-        let host = Self::of(&self.shared.world, (number, estate), setup, (port, guest), disks);
+        let daemon_harness = DaemonHarness::beside(&self.shared.daemon_harness, number, &disks.map);
+        let host = Self::of(&self.shared.world, (number, daemon_harness), setup, (port, guest), disks);
         besides.push(host.clone());
         host
     }

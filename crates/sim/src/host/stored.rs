@@ -9,7 +9,7 @@ use crate::checks;
 impl Host {
     /// So many writes and syncs of the files of its daemon fail.
     pub fn set_files_failing(&self, part: f64) {
-        self.shared.estate.files.set_failing(part);
+        self.shared.daemon_harness.files.set_failing(part);
     }
 
     /// The pools that its process takes buffers from.
@@ -44,11 +44,11 @@ impl Host {
         let shared = &self.shared;
         let (source, target) = (&shared.sides[from], &shared.sides[1 - from]);
         let is_promised = !shared.setup.corrupts || shared.setup.options.verify == migrate::Verify::Full;
-        let ledger = shared.guest.ledger();
+        let history = shared.guest.history();
         if is_promised {
             // What failed at a target that was lost in doubt is not answered, and is written there again.
-            checks::equal_at_switch(&shared.world, source, target, &ledger, shared.setup.has_arbiter);
+            checks::equal_at_switch(&shared.world, source, target, &history, shared.setup.has_arbiter);
         }
-        checks::flushed(&shared.world, target, &ledger, is_promised);
+        checks::flushed(&shared.world, target, &history, is_promised);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use env::Moment;
 
 use super::{LinkFaults, LinkFigures, Side};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// The largest piece that is sent without asking whose turn it is.
 const SEGMENT_BYTES: usize = 64 << 10;
@@ -26,13 +26,13 @@ pub(super) struct State {
     flows: Vec<Flow>,
     ways: [Way; 2],
     /// What arrives when. The number keeps the order of equal moments.
-    arrivals: BinaryHeap<Reverse<(Moment, u64, Arrival)>>,
+    deliveries: BinaryHeap<Reverse<(Moment, u64, Delivery)>>,
     count: u64,
 }
 
 /// Something on its way.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Arrival {
+enum Delivery {
     /// The next segment of a flow.
     Segment(usize),
     /// The writer of a flow hears that so many bytes were read.
@@ -106,7 +106,7 @@ impl State {
             arrived: [0; 2],
             flows: Vec::new(),
             ways: Default::default(),
-            arrivals: BinaryHeap::new(),
+            deliveries: BinaryHeap::new(),
             count: 0,
         }
     }
@@ -163,7 +163,7 @@ impl State {
             state.received.drain(..count);
             self.count += 1;
             let at = now + self.figures.latency;
-            self.arrivals.push(Reverse((at, self.count, Arrival::Room(flow, count))));
+            self.deliveries.push(Reverse((at, self.count, Delivery::Room(flow, count))));
             return Answer::Bytes(count);
         }
         if state.is_reset {
@@ -212,13 +212,13 @@ impl State {
         readers.for_each(Waker::wake);
     }
 
-    pub(super) fn silence_one(&mut self, side: Side, dice: &Dice) {
+    pub(super) fn silence_one(&mut self, side: Side, rng: &Rng) {
         let first = if side == Side::Client { 0 } else { 1 };
         let is_alive = |flow: &Flow| !flow.is_reset && !flow.is_silent && !flow.is_deaf && flow.ending.is_none();
         let alive: Vec<usize> =
             (first..self.flows.len()).step_by(2).filter(|flow| is_alive(&self.flows[*flow])).collect();
         if !alive.is_empty() {
-            self.flows[dice.pick(&alive)].is_silent = true;
+            self.flows[rng.pick(&alive)].is_silent = true;
         }
     }
 
@@ -234,31 +234,31 @@ impl State {
             return None;
         }
         let sends = self.ways.iter().filter(|way| !way.turns.is_empty()).map(|way| way.free_at);
-        sends.chain(self.arrivals.peek().map(|Reverse((at, ..))| *at)).min()
+        sends.chain(self.deliveries.peek().map(|Reverse((at, ..))| *at)).min()
     }
 
     /// Lets everything up to `now` happen; says how many segments were corrupted.
-    pub(super) fn advance(&mut self, now: Moment, dice: &Dice) -> u64 {
+    pub(super) fn advance(&mut self, now: Moment, rng: &Rng) -> u64 {
         let mut corrupted = 0;
         while let Some(next) = self.next().filter(|next| *next <= now) {
-            while self.arrivals.peek().is_some_and(|Reverse((at, ..))| *at <= next) {
-                match self.arrivals.pop() {
-                    Some(Reverse((_, _, Arrival::Segment(flow)))) => corrupted += u64::from(self.arrive(flow, dice)),
-                    Some(Reverse((_, _, Arrival::Room(flow, count)))) => self.flows[flow].make_room(count),
+            while self.deliveries.peek().is_some_and(|Reverse((at, ..))| *at <= next) {
+                match self.deliveries.pop() {
+                    Some(Reverse((_, _, Delivery::Segment(flow)))) => corrupted += u64::from(self.arrive(flow, rng)),
+                    Some(Reverse((_, _, Delivery::Room(flow, count)))) => self.flows[flow].make_room(count),
                     None => {}
                 }
             }
             for way in 0..2 {
                 if self.ways[way].free_at <= next {
                     // A way that was idle, or down, begins now.
-                    self.send(way, now.max(next), dice);
+                    self.send(way, now.max(next), rng);
                 }
             }
         }
         corrupted
     }
 
-    fn send(&mut self, way: usize, now: Moment, dice: &Dice) {
+    fn send(&mut self, way: usize, now: Moment, rng: &Rng) {
         let Some(flow) = self.ways[way].turns.pop_front() else { return };
         let state = &mut self.flows[flow];
         let count = state.queued.len().min(SEGMENT_BYTES);
@@ -268,7 +268,7 @@ impl State {
         }
         let sent = now + Duration::from_nanos(count as u64 * 1_000_000_000 / self.figures.rate);
         self.ways[way].free_at = sent;
-        let late = if self.faults.reorder.is_zero() { Duration::ZERO } else { dice.up_to(self.faults.reorder) };
+        let late = if self.faults.reorder.is_zero() { Duration::ZERO } else { rng.up_to(self.faults.reorder) };
         let at = (sent + self.figures.latency + late).max(state.last_arrival);
         state.last_arrival = at;
         // An empty segment is the end.
@@ -277,14 +277,14 @@ impl State {
         }
         state.under_way.push_back(segment);
         self.count += 1;
-        self.arrivals.push(Reverse((at, self.count, Arrival::Segment(flow))));
+        self.deliveries.push(Reverse((at, self.count, Delivery::Segment(flow))));
         if !state.queued.is_empty() || state.ending == Some(false) {
             self.ways[way].turns.push_back(flow);
         }
     }
 
     /// True if it came with a wrong bit.
-    fn arrive(&mut self, flow: usize, dice: &Dice) -> bool {
+    fn arrive(&mut self, flow: usize, rng: &Rng) -> bool {
         let state = &mut self.flows[flow];
         let Some(mut segment) = state.under_way.pop_front() else { return false };
         if state.is_silent || state.is_reset || state.is_deaf {
@@ -299,10 +299,10 @@ impl State {
             return false;
         }
         self.arrived[flow % 2] += segment.len() as u64;
-        let corrupts = dice.chance(self.faults.corrupt);
+        let corrupts = rng.chance(self.faults.corrupt);
         if corrupts {
-            let place = dice.below(segment.len() as u64) as usize;
-            segment[place] ^= 1 << dice.below(8);
+            let place = rng.below(segment.len() as u64) as usize;
+            segment[place] ^= 1 << rng.below(8);
         }
         state.received.extend(segment);
         if let Some(reader) = state.reader.take() {

@@ -40,7 +40,7 @@ enum Block {
     /// Nothing, and no space is taken.
     Hole,
     /// This word all over.
-    Word(u64),
+    Clause(u64),
     /// See the bytes beside.
     Bytes,
 }
@@ -63,7 +63,7 @@ impl Contents {
     fn original(&self, block: u64) -> Block {
         match self.origin {
             Origin::Empty => Block::Hole,
-            Origin::Filled => Block::Word(self.origin.word(block)),
+            Origin::Filled => Block::Clause(self.origin.word(block)),
         }
     }
 
@@ -92,7 +92,7 @@ impl Contents {
     pub fn word(&self, block: u64) -> Option<u64> {
         match self.block(block) {
             Block::Hole => Some(0),
-            Block::Word(word) => Some(word),
+            Block::Clause(word) => Some(word),
             Block::Bytes => None,
         }
     }
@@ -106,7 +106,7 @@ impl Contents {
             let within = piece.offset.0 % BLOCK_BYTES;
             match self.block(piece.offset.0 / BLOCK_BYTES) {
                 Block::Hole => place.fill(0),
-                Block::Word(word) => fill(word, within, place),
+                Block::Clause(word) => fill(word, within, place),
                 Block::Bytes => {
                     let bytes = &self.bytes[&(piece.offset.0 / BLOCK_BYTES)];
                     place.copy_from_slice(&bytes[within as usize..within as usize + place.len()]);
@@ -127,14 +127,14 @@ impl Contents {
                 MutationKind::Data(data) => {
                     let data = &data[from..from + piece.length.as_usize()];
                     match word_of(data).filter(|_| is_whole && data.len() as u64 == BLOCK_BYTES) {
-                        Some(word) => self.set(block, Block::Word(word)),
+                        Some(word) => self.set(block, Block::Clause(word)),
                         None => self.overlay(piece, Some(data)),
                     }
                 }
                 MutationKind::Zeroes { may_unmap: true } | MutationKind::Discard if is_whole => {
                     self.set(block, Block::Hole);
                 }
-                MutationKind::Zeroes { .. } if is_whole => self.set(block, Block::Word(0)),
+                MutationKind::Zeroes { .. } if is_whole => self.set(block, Block::Clause(0)),
                 MutationKind::Zeroes { .. } => self.overlay(piece, None),
                 MutationKind::Discard => {}
             }
@@ -163,7 +163,7 @@ impl Contents {
             Block::Bytes => self.bytes.remove(&block).expect("a block of bytes has bytes"),
             Block::Hole if data.is_none() => return,
             Block::Hole => vec![0; BLOCK_BYTES as usize].into(),
-            Block::Word(word) => {
+            Block::Clause(word) => {
                 let mut bytes: Box<[u8]> = vec![0; BLOCK_BYTES as usize].into();
                 fill(word, 0, &mut bytes);
                 bytes
@@ -193,8 +193,8 @@ impl Contents {
                 (true, _) => {
                     let state = match self.block(block) {
                         Block::Hole => ExtentState::Hole,
-                        Block::Word(0) => ExtentState::Zero,
-                        Block::Word(_) | Block::Bytes => ExtentState::Data,
+                        Block::Clause(0) => ExtentState::Zero,
+                        Block::Clause(_) | Block::Bytes => ExtentState::Data,
                     };
                     (state, Bytes((block + 1) * BLOCK_BYTES))
                 }

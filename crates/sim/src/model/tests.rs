@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::bench::{Client, Tally, play};
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::workload::{Oltp, Sequential, Workload};
 
 fn run(model: impl Model, workload: impl Workload + 'static, outstanding: usize, seconds: u64) -> Tally {
     let mut model = model;
     let clients = vec![Client::new(workload, outstanding)];
-    play(&mut model, clients, Duration::from_secs(seconds), &Dice::new(1, "model")).remove(0)
+    play(&mut model, clients, Duration::from_secs(seconds), &Rng::new(1, "model")).remove(0)
 }
 
 #[track_caller]
@@ -72,9 +72,9 @@ fn raid_0_adds_up_rates_and_random_requests() {
 #[test]
 fn raid_0_answers_everything_once_wherever_stripes_cut_it() {
     let mut raid = striped(3);
-    let (mut done, dice) = (Vec::new(), Dice::new(1, "cuts"));
+    let (mut done, rng) = (Vec::new(), Rng::new(1, "cuts"));
     for number in 0..200 {
-        let request = Request::read(dice.below(1 << 30), dice.within(1..=1 << 20));
+        let request = Request::read(rng.below(1 << 30), rng.within(1..=1 << 20));
         raid.submit(Moment::default(), Ticket(number), request);
         let parts = raid.parts(&request);
         assert_eq!(parts.iter().map(|(_, part)| part.length).sum::<u64>(), request.length);
@@ -125,7 +125,7 @@ fn what_the_page_cache_holds_costs_no_disk_and_what_it_cannot_hold_does() {
     let read = |capacity: u64| {
         let mut cache = cached(capacity).warmed(0..256 << 20);
         let clients = vec![Client::new(Oltp::new(256 << 20, 4096, 1.0), 1)];
-        let tally = play(&mut cache, clients, Duration::from_secs(2), &Dice::new(1, "cache")).remove(0);
+        let tally = play(&mut cache, clients, Duration::from_secs(2), &Rng::new(1, "cache")).remove(0);
         (tally.latency.quantile(0.5), cache.hit_ratio())
     };
     let (fits, all) = read(300 << 20);
@@ -155,9 +155,9 @@ fn writers_wait_when_too_much_of_the_page_cache_is_dirty() {
 #[test]
 fn a_flush_of_the_page_cache_waits_for_everything_dirty_and_for_the_disk() {
     let mut cache = cached(1 << 30);
-    let (mut done, dice) = (Vec::new(), Dice::new(1, "flush"));
+    let (mut done, rng) = (Vec::new(), Rng::new(1, "flush"));
     for number in 0..100 {
-        let request = Request::write(dice.below(1 << 26) * 4096, 4096);
+        let request = Request::write(rng.below(1 << 26) * 4096, 4096);
         cache.submit(Moment::default(), Ticket(number), request);
     }
     cache.submit(Moment::default(), Ticket(100), Request::flush());

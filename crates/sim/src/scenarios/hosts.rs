@@ -6,84 +6,84 @@ use block::Bytes;
 use migrate::Phase;
 
 use super::{common, small, sparse};
-use crate::dice::Dice;
+use crate::fault_event::{Event, When};
 use crate::guest::{Load, Pattern};
-use crate::happening::{Event, When};
-use crate::story::{Happening, Story};
+use crate::rng::Rng;
+use crate::scenario::{FaultEvent, Scenario};
 
 /// The phases around the switchover, where the two records change.
 const AROUND: [Phase; 6] =
     [Phase::PreSwitch, Phase::Quiescing, Phase::Committing, Phase::Committed, Phase::Switched, Phase::Done];
 
-fn around(dice: &Dice, story: Story, what: Happening) -> Story {
-    let mut story = story;
-    story.events.push(Event { what, when: When::In(dice.pick(&AROUND)) });
-    story
+fn around(rng: &Rng, scenario: Scenario, what: FaultEvent) -> Scenario {
+    let mut scenario = scenario;
+    scenario.events.push(Event { what, when: When::In(rng.pick(&AROUND)) });
+    scenario
 }
 
-fn between(dice: &Dice) -> Story {
-    common(dice).between_hosts().within(Duration::from_millis(dice.pick(&[60, 200, 600])))
+fn between(rng: &Rng) -> Scenario {
+    common(rng).between_hosts().within(Duration::from_millis(rng.pick(&[60, 200, 600])))
 }
 
-pub(super) fn quiet(dice: &Dice) -> Story {
-    between(dice)
+pub(super) fn quiet(rng: &Rng) -> Scenario {
+    between(rng)
 }
 
-pub(super) fn crashed(dice: &Dice) -> Story {
-    let story = between(dice).with(Happening::Crash, dice.below(4)).with(Happening::NeighbourCrash, dice.below(4));
-    let story = around(dice, story, Happening::Crash).with(Happening::WrongEpoch, dice.below(2));
-    if dice.chance(0.6) { around(dice, story, Happening::NeighbourCrash) } else { story }
+pub(super) fn crashed(rng: &Rng) -> Scenario {
+    let scenario = between(rng).with(FaultEvent::Crash, rng.below(4)).with(FaultEvent::PeerCrash, rng.below(4));
+    let scenario = around(rng, scenario, FaultEvent::Crash).with(FaultEvent::WrongEpoch, rng.below(2));
+    if rng.chance(0.6) { around(rng, scenario, FaultEvent::PeerCrash) } else { scenario }
 }
 
-pub(super) fn cut(dice: &Dice) -> Story {
-    let story = between(dice).with(Happening::NeighbourTrouble, dice.within(1..=6));
-    let story = around(dice, story, Happening::NeighbourTrouble).with(Happening::WrongEpoch, dice.below(2));
-    if dice.chance(0.5) { around(dice, story, Happening::Crash) } else { story }
+pub(super) fn cut(rng: &Rng) -> Scenario {
+    let scenario = between(rng).with(FaultEvent::PeerTrouble, rng.within(1..=6));
+    let scenario = around(rng, scenario, FaultEvent::PeerTrouble).with(FaultEvent::WrongEpoch, rng.below(2));
+    if rng.chance(0.5) { around(rng, scenario, FaultEvent::Crash) } else { scenario }
 }
 
 /// A guest that works for longer than the hosts are apart, and a copy that takes long.
-pub(super) fn cut_beside_guest(dice: &Dice) -> Story {
+pub(super) fn cut_beside_guest(rng: &Rng) -> Scenario {
     let load = Load {
         requests: 6000,
-        outstanding: dice.pick(&[2, 4, 8]),
-        reads: dice.pick(&[0.2, 0.5]),
+        outstanding: rng.pick(&[2, 4, 8]),
+        reads: rng.pick(&[0.2, 0.5]),
         sectors_max: 16,
-        think: Duration::from_millis(dice.pick(&[4, 10])),
+        think: Duration::from_millis(rng.pick(&[4, 10])),
         ..Load::default()
     };
-    let rate = dice.pick(&[200 << 10, 600 << 10]);
-    between(dice)
+    let rate = rng.pick(&[200 << 10, 600 << 10]);
+    between(rng)
         .volume(Bytes::mib(3))
         .filled(1.0)
         .guest(load)
         .options(|options| options.bandwidth = Some(rate))
         .within(Duration::from_secs(3))
-        .with(Happening::NeighbourTrouble, dice.within(1..=3))
+        .with(FaultEvent::PeerTrouble, rng.within(1..=3))
 }
 
 /// What the other host was given is not there any more as it was, and nobody was told. The copy takes so long, and the guest
 /// writes so little, that much is known to be there.
-pub(super) fn meddled(dice: &Dice) -> Story {
-    let story = between(dice)
-        .volume(Bytes::mib(dice.pick(&[6, 9])))
+pub(super) fn meddled(rng: &Rng) -> Scenario {
+    let scenario = between(rng)
+        .volume(Bytes::mib(rng.pick(&[6, 9])))
         .filled(0.8)
-        .guest(sparse(dice))
-        .options(|options| options.bandwidth = Some(dice.pick(&[400 << 10, 600 << 10])))
+        .guest(sparse(rng))
+        .options(|options| options.bandwidth = Some(rng.pick(&[400 << 10, 600 << 10])))
         .within(Duration::from_secs(15))
-        .with(Happening::NeighbourMeddled, dice.within(1..=2));
-    let story = story.at(When::After(Duration::from_millis(dice.within(5500..=9000))), Happening::NeighbourMeddled);
-    if dice.chance(0.6) { story.at(When::In(Phase::TargetLost), Happening::Crash) } else { story }
+        .with(FaultEvent::PeerMeddled, rng.within(1..=2));
+    let scenario = scenario.at(When::After(Duration::from_millis(rng.within(5500..=9000))), FaultEvent::PeerMeddled);
+    if rng.chance(0.6) { scenario.at(When::In(Phase::TargetLost), FaultEvent::Crash) } else { scenario }
 }
 
 /// The other host's file system fills up, and the source's daemon dies while the move is undone.
-pub(super) fn full(dice: &Dice) -> Story {
-    let story = between(dice).filled(0.8).target_space(dice.fraction());
-    let story = story.at(When::In(Phase::Cancelling), Happening::Crash).with(Happening::Crash, dice.below(2));
-    if dice.chance(0.3) { story.with(Happening::Cancel, 1) } else { story }
+pub(super) fn full(rng: &Rng) -> Scenario {
+    let scenario = between(rng).filled(0.8).target_space(rng.fraction());
+    let scenario = scenario.at(When::In(Phase::Cancelling), FaultEvent::Crash).with(FaultEvent::Crash, rng.below(2));
+    if rng.chance(0.3) { scenario.with(FaultEvent::Cancel, 1) } else { scenario }
 }
 
 /// Requests meet at a few sectors, and some writes are carried out long before their answers come.
-pub(super) fn unheard(dice: &Dice) -> Story {
+pub(super) fn unheard(rng: &Rng) -> Scenario {
     let load = Load {
         requests: 8000,
         outstanding: 16,
@@ -93,82 +93,82 @@ pub(super) fn unheard(dice: &Dice) -> Story {
         zeroes: 0.0,
         discards: 0.0,
         sectors_max: 4,
-        pattern: Pattern::Hot(dice.pick(&[4, 16])),
-        think: Duration::from_micros(dice.pick(&[300, 800])),
+        pattern: Pattern::Hot(rng.pick(&[4, 16])),
+        think: Duration::from_micros(rng.pick(&[300, 800])),
         ..Load::default()
     };
-    let story = common(dice).volume(Bytes::kib(256)).guest(load).between_hosts().within(Duration::from_millis(250));
-    let story = story.options(|options| options.bandwidth = None).with(Happening::NeighbourUnheard, 2);
-    story.at(When::In(Phase::Done), Happening::NeighbourUnheard)
+    let scenario = common(rng).volume(Bytes::kib(256)).guest(load).between_hosts().within(Duration::from_millis(250));
+    let scenario = scenario.options(|options| options.bandwidth = None).with(FaultEvent::PeerUnheard, 2);
+    scenario.at(When::In(Phase::Done), FaultEvent::PeerUnheard)
 }
 
-pub(super) fn powerless(dice: &Dice) -> Story {
-    let story =
-        between(dice).with(Happening::PowerLoss, dice.below(2)).with(Happening::NeighbourPowerLoss, dice.within(1..=3));
-    let story = around(dice, story, Happening::NeighbourPowerLoss);
+pub(super) fn powerless(rng: &Rng) -> Scenario {
+    let scenario =
+        between(rng).with(FaultEvent::PowerLoss, rng.below(2)).with(FaultEvent::PeerPowerLoss, rng.within(1..=3));
+    let scenario = around(rng, scenario, FaultEvent::PeerPowerLoss);
     // What the daemon before has passed on, and nobody has flushed, whoever comes after it must see to.
-    if dice.chance(0.4) { around(dice, story, Happening::Crash) } else { story }
+    if rng.chance(0.4) { around(rng, scenario, FaultEvent::Crash) } else { scenario }
 }
 
-pub(super) fn undone(dice: &Dice) -> Story {
-    let story = between(dice)
-        .with(Happening::Cancel, dice.within(1..=2))
-        .with(Happening::NeighbourTrouble, dice.below(3))
-        .with(Happening::NeighbourCrash, dice.below(2));
-    if dice.chance(0.5) { around(dice, story, Happening::Cancel) } else { story }
+pub(super) fn aborted(rng: &Rng) -> Scenario {
+    let scenario = between(rng)
+        .with(FaultEvent::Cancel, rng.within(1..=2))
+        .with(FaultEvent::PeerTrouble, rng.below(3))
+        .with(FaultEvent::PeerCrash, rng.below(2));
+    if rng.chance(0.5) { around(rng, scenario, FaultEvent::Cancel) } else { scenario }
 }
 
 /// A quiet run has about 250 polls on the source's host and 150 on the other.
-fn dying_at(dice: &Dice, polls: u64) -> Story {
-    let story = small(dice).between_hosts().dies_at_poll(dice.below(polls));
-    if dice.chance(0.5) { story.dies_at_poll(dice.below(polls)) } else { story }
+fn dying_at(rng: &Rng, polls: u64) -> Scenario {
+    let scenario = small(rng).between_hosts().dies_at_poll(rng.below(polls));
+    if rng.chance(0.5) { scenario.dies_at_poll(rng.below(polls)) } else { scenario }
 }
 
-pub(super) fn dying(dice: &Dice) -> Story {
-    dying_at(dice, 300)
+pub(super) fn dying(rng: &Rng) -> Scenario {
+    dying_at(rng, 300)
 }
 
-pub(super) fn dying_there(dice: &Dice) -> Story {
-    dying_at(dice, 200).neighbour_dies()
+pub(super) fn dying_there(rng: &Rng) -> Scenario {
+    dying_at(rng, 200).peer_dies()
 }
 
 /// Whoever decides is hard to ask around the switchover, and anything else may happen there, too.
-pub(super) fn judged(dice: &Dice) -> Story {
-    let story = between(dice).with_arbiter().with(Happening::ArbiterTrouble, dice.within(1..=4));
-    let mut story = around(dice, story, Happening::ArbiterTrouble);
-    if dice.chance(0.4) {
-        let what = dice.pick(&[Happening::Crash, Happening::Cancel, Happening::NeighbourTrouble]);
-        story.events.push(Event { what, when: When::In(dice.pick(&[Phase::InDoubt, Phase::Reverting])) });
+pub(super) fn judged(rng: &Rng) -> Scenario {
+    let scenario = between(rng).with_arbiter().with(FaultEvent::ArbiterTrouble, rng.within(1..=4));
+    let mut scenario = around(rng, scenario, FaultEvent::ArbiterTrouble);
+    if rng.chance(0.4) {
+        let what = rng.pick(&[FaultEvent::Crash, FaultEvent::Cancel, FaultEvent::PeerTrouble]);
+        scenario.events.push(Event { what, when: When::In(rng.pick(&[Phase::InDoubt, Phase::Reverting])) });
     }
     let more = [
-        Happening::Crash,
-        Happening::NeighbourCrash,
-        Happening::NeighbourTrouble,
-        Happening::NeighbourPowerLoss,
-        Happening::Cancel,
+        FaultEvent::Crash,
+        FaultEvent::PeerCrash,
+        FaultEvent::PeerTrouble,
+        FaultEvent::PeerPowerLoss,
+        FaultEvent::Cancel,
     ];
-    for _ in 0..dice.below(4) {
-        story = around(dice, story, dice.pick(&more));
+    for _ in 0..rng.below(4) {
+        scenario = around(rng, scenario, rng.pick(&more));
     }
-    let happens_after_the_commit = |event: &Event, what: Happening| {
+    let happens_after_the_commit = |event: &Event, what: FaultEvent| {
         event.what == what && matches!(event.when, When::In(phase) if phase.is_committed())
     };
     // What is passed on and not flushed is lost if both die at once; that is known, and no promise.
-    if story.events.iter().any(|event| happens_after_the_commit(event, Happening::NeighbourPowerLoss)) {
-        story.events.retain(|event| !happens_after_the_commit(event, Happening::Crash));
+    if scenario.events.iter().any(|event| happens_after_the_commit(event, FaultEvent::PeerPowerLoss)) {
+        scenario.events.retain(|event| !happens_after_the_commit(event, FaultEvent::Crash));
     }
-    story
+    scenario
 }
 
-pub(super) fn judged_dying(dice: &Dice) -> Story {
-    let story = dying_at(dice, 300).with_arbiter();
-    let story = around(dice, story, Happening::ArbiterTrouble);
-    if dice.chance(0.3) { story.neighbour_dies() } else { story }
+pub(super) fn judged_dying(rng: &Rng) -> Scenario {
+    let scenario = dying_at(rng, 300).with_arbiter();
+    let scenario = around(rng, scenario, FaultEvent::ArbiterTrouble);
+    if rng.chance(0.3) { scenario.peer_dies() } else { scenario }
 }
 
 /// A commit is decided late, after another life of the source has taken it back and gone on.
-pub(super) fn judged_late(dice: &Dice) -> Story {
-    let story = between(dice).with_arbiter().at(When::In(Phase::PreSwitch), Happening::ArbiterLate);
-    let story = story.at(When::In(Phase::InDoubt), Happening::Crash).with(Happening::ArbiterLate, dice.below(2));
-    if dice.chance(0.3) { story.at(When::In(Phase::Committing), Happening::NeighbourTrouble) } else { story }
+pub(super) fn judged_late(rng: &Rng) -> Scenario {
+    let scenario = between(rng).with_arbiter().at(When::In(Phase::PreSwitch), FaultEvent::ArbiterLate);
+    let scenario = scenario.at(When::In(Phase::InDoubt), FaultEvent::Crash).with(FaultEvent::ArbiterLate, rng.below(2));
+    if rng.chance(0.3) { scenario.at(When::In(Phase::Committing), FaultEvent::PeerTrouble) } else { scenario }
 }

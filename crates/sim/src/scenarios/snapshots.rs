@@ -4,56 +4,56 @@ use migrate::{Phase, Strategy};
 
 use super::stores::journal_errors;
 use super::{at_await, common, crash, power_loss, recovery, source_errors, steering, target_errors};
-use crate::dice::Dice;
-use crate::happening::When;
-use crate::story::{Happening, Story};
+use crate::fault_event::When;
+use crate::rng::Rng;
+use crate::scenario::{FaultEvent, Scenario};
 
-fn by_snapshots(story: Story, dice: &Dice) -> Story {
-    let (limit, bandwidth) = (dice.pick(&[5, 50, 500]), dice.pick(&[4 << 20, 20 << 20, 300 << 20]));
-    story.options(|options| {
+fn by_snapshots(scenario: Scenario, rng: &Rng) -> Scenario {
+    let (limit, bandwidth) = (rng.pick(&[5, 50, 500]), rng.pick(&[4 << 20, 20 << 20, 300 << 20]));
+    scenario.options(|options| {
         options.strategy = Strategy::Snapshot;
         options.downtime_limit_ms = limit;
         options.bandwidth = Some(bandwidth);
     })
 }
 
-pub(super) fn quiet(dice: &Dice) -> Story {
-    by_snapshots(common(dice), dice)
+pub(super) fn quiet(rng: &Rng) -> Scenario {
+    by_snapshots(common(rng), rng)
 }
 
-pub(super) fn crashed(dice: &Dice) -> Story {
-    by_snapshots(crash(dice), dice).with(Happening::Cancel, dice.below(2))
+pub(super) fn crashed(rng: &Rng) -> Scenario {
+    by_snapshots(crash(rng), rng).with(FaultEvent::Cancel, rng.below(2))
 }
 
-pub(super) fn powerless(dice: &Dice) -> Story {
-    by_snapshots(power_loss(dice), dice).with(Happening::Cancel, dice.below(2))
+pub(super) fn powerless(rng: &Rng) -> Scenario {
+    by_snapshots(power_loss(rng), rng).with(FaultEvent::Cancel, rng.below(2))
 }
 
-pub(super) fn steered(dice: &Dice) -> Story {
-    by_snapshots(steering(dice), dice)
+pub(super) fn steered(rng: &Rng) -> Scenario {
+    by_snapshots(steering(rng), rng)
 }
 
 /// Files cannot be written, synced or removed for a while, overlays included.
-pub(super) fn on_failing_files(dice: &Dice) -> Story {
+pub(super) fn on_failing_files(rng: &Rng) -> Scenario {
     let phases = [Phase::PreSwitch, Phase::Switched];
-    let mut story = common(dice).with(Happening::FilesFail, dice.within(1..=4)).with(Happening::Crash, dice.below(2));
+    let mut scenario = common(rng).with(FaultEvent::FilesFail, rng.within(1..=4)).with(FaultEvent::Crash, rng.below(2));
     for phase in phases {
-        story = story.at(When::In(phase), Happening::FilesFail);
+        scenario = scenario.at(When::In(phase), FaultEvent::FilesFail);
     }
-    by_snapshots(story, dice)
+    by_snapshots(scenario, rng)
 }
 
 /// The process dies while it recovers, or at one await or step of its files.
-pub(super) fn dying(dice: &Dice) -> Story {
-    let story = if dice.chance(0.5) { recovery(dice) } else { at_await(dice) };
-    by_snapshots(story, dice)
+pub(super) fn dying(rng: &Rng) -> Scenario {
+    let scenario = if rng.chance(0.5) { recovery(rng) } else { at_await(rng) };
+    by_snapshots(scenario, rng)
 }
 
-pub(super) fn on_failing_disks(dice: &Dice) -> Story {
-    let story = match dice.below(3) {
-        0 => target_errors(dice),
-        1 => source_errors(dice),
-        _ => journal_errors(dice),
+pub(super) fn on_failing_disks(rng: &Rng) -> Scenario {
+    let scenario = match rng.below(3) {
+        0 => target_errors(rng),
+        1 => source_errors(rng),
+        _ => journal_errors(rng),
     };
-    by_snapshots(story, dice).with(Happening::Crash, dice.below(2))
+    by_snapshots(scenario, rng).with(FaultEvent::Crash, rng.below(2))
 }

@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use super::{Step, Workload};
-use crate::dice::Dice;
 use crate::model::Request;
+use crate::rng::Rng;
 
 /// Machines that begin to boot within a while. Each reads its part of the image in runs of 64 KiB and single blocks of
 /// 4 KiB, half of the requests each, and writes a block for every twenty requests (logs). All read the same image; each
@@ -26,10 +26,10 @@ const AREA_BYTES: u64 = 64 << 20;
 impl BootStorm {
     /// `machines` of them, beginning within `spread`; each makes `requests` requests over `span`.
     #[must_use]
-    pub fn new(image_bytes: u64, machines: u64, spread: Duration, requests: u64, span: Duration, dice: &Dice) -> Self {
+    pub fn new(image_bytes: u64, machines: u64, spread: Duration, requests: u64, span: Duration, rng: &Rng) -> Self {
         let starts = (0..machines).map(|machine| {
-            let place = dice.below(image_bytes / RUN_BYTES) * RUN_BYTES;
-            Reverse((dice.up_to(spread), machine, requests, place))
+            let place = rng.below(image_bytes / RUN_BYTES) * RUN_BYTES;
+            Reverse((rng.up_to(spread), machine, requests, place))
         });
         let think = span.div_f64(requests.max(1) as f64);
         Self { image_bytes, think, machines: starts.collect() }
@@ -43,24 +43,24 @@ impl BootStorm {
 }
 
 impl Workload for BootStorm {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
         let Reverse((at, machine, left, mut place)) = self.machines.pop()?;
-        let request = if dice.chance(0.05) {
+        let request = if rng.chance(0.05) {
             let area = self.image_bytes + machine * AREA_BYTES;
-            Request::write(area + dice.below(AREA_BYTES / BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES)
-        } else if dice.chance(0.5) {
+            Request::write(area + rng.below(AREA_BYTES / BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES)
+        } else if rng.chance(0.5) {
             let request = Request::read(place, RUN_BYTES);
             place += RUN_BYTES;
             // A file ends and another begins.
-            if place + RUN_BYTES > self.image_bytes || dice.chance(0.1) {
-                place = dice.below(self.image_bytes / RUN_BYTES) * RUN_BYTES;
+            if place + RUN_BYTES > self.image_bytes || rng.chance(0.1) {
+                place = rng.below(self.image_bytes / RUN_BYTES) * RUN_BYTES;
             }
             request
         } else {
-            Request::read(dice.below(self.image_bytes / BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES)
+            Request::read(rng.below(self.image_bytes / BLOCK_BYTES) * BLOCK_BYTES, BLOCK_BYTES)
         };
         if left > 1 {
-            self.machines.push(Reverse((at + dice.up_to(self.think * 2), machine, left - 1, place)));
+            self.machines.push(Reverse((at + rng.up_to(self.think * 2), machine, left - 1, place)));
         }
         Some(Step { at, request })
     }

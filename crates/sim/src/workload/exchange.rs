@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::{Step, Workload, read_or_write};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// What a mail server's disk sees.
 #[derive(Clone, Copy, Debug)]
@@ -63,12 +63,12 @@ impl Exchange {
 }
 
 impl Workload for Exchange {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
-        self.at -= (1.0 - dice.fraction()).ln() / self.figures.rate;
-        let throw = dice.fraction();
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
+        self.at -= (1.0 - rng.fraction()).ln() / self.figures.rate;
+        let throw = rng.fraction();
         let rank = self.shares.partition_point(|share| *share <= throw).min(self.shares.len() - 1);
         let offset = self.place(rank) * self.figures.page_bytes;
-        let request = read_or_write(self.figures.reads, offset, self.figures.page_bytes, dice);
+        let request = read_or_write(self.figures.reads, offset, self.figures.page_bytes, rng);
         Some(Step { at: Duration::from_secs_f64(self.at), request })
     }
 }
@@ -81,11 +81,11 @@ mod tests {
     fn its_requests_come_back_to_few_places_more_often_at_the_end_and_at_the_stated_rate() {
         let size = 1 << 30;
         let figures = ExchangeFigures { size, page_bytes: 8192, pages: 10_000, exponent: 1.0, reads: 0.0, rate: 500.0 };
-        let (mut load, dice) = (Exchange::new(figures), Dice::new(1, "exchange"));
+        let (mut load, rng) = (Exchange::new(figures), Rng::new(1, "exchange"));
         let mut counts = std::collections::BTreeMap::<u64, u64>::new();
         let mut last = Duration::ZERO;
         for _ in 0..50_000 {
-            let step = load.next(&dice).expect("it never ends");
+            let step = load.next(&rng).expect("it never ends");
             assert!(step.at >= last && step.request.end() <= size);
             last = step.at;
             *counts.entry(step.request.offset).or_default() += 1;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::{Step, Workload};
-use crate::dice::Dice;
 use crate::model::Request;
+use crate::rng::Rng;
 
 /// A log that grows by a write and a flush at a time, and at every checkpoint a burst of dirty pages, then a flush.
 ///
@@ -46,14 +46,14 @@ impl FlushBursts {
 }
 
 impl Workload for FlushBursts {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
         if self.queue.is_empty() {
             self.now += self.log_interval;
             let at = self.now;
             if self.now >= self.next_checkpoint {
                 self.next_checkpoint += self.checkpoint;
                 let places = (self.size - LOG_BYTES) / PAGE_BYTES;
-                let pages = (0..self.pages).map(|_| LOG_BYTES + dice.below(places) * PAGE_BYTES);
+                let pages = (0..self.pages).map(|_| LOG_BYTES + rng.below(places) * PAGE_BYTES);
                 self.queue.extend(pages.map(|offset| Step { at, request: Request::write(offset, PAGE_BYTES) }));
                 self.queue.push_back(Step { at, request: Request::flush() });
             }

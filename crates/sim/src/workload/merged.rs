@@ -1,7 +1,7 @@
 //! Several loads at once, each request at its time.
 
 use super::{Step, Workload};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Loads beside each other.
 pub struct Merged {
@@ -18,9 +18,9 @@ impl Merged {
 }
 
 impl Workload for Merged {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
         for (load, next) in &mut self.loads {
-            *next = next.take().or_else(|| load.next(dice));
+            *next = next.take().or_else(|| load.next(rng));
         }
         let earliest =
             self.loads.iter_mut().filter(|(_, next)| next.is_some()).min_by_key(|(_, next)| next.map(|step| step.at));
@@ -41,8 +41,8 @@ mod tests {
                 ExchangeFigures { size: 1 << 20, page_bytes: 4096, pages: 10, exponent: 1.0, reads: 0.0, rate };
             Box::new(Shifted::new(start, Exchange::new(figures))) as Box<dyn Workload>
         };
-        let (mut merged, dice) = (Merged::new(vec![load(0, 100.0), load(1 << 20, 300.0)]), Dice::new(1, "merged"));
-        let steps: Vec<Step> = (0..4000).map(|_| merged.next(&dice).expect("it never ends")).collect();
+        let (mut merged, rng) = (Merged::new(vec![load(0, 100.0), load(1 << 20, 300.0)]), Rng::new(1, "merged"));
+        let steps: Vec<Step> = (0..4000).map(|_| merged.next(&rng).expect("it never ends")).collect();
         assert!(steps.windows(2).all(|pair| pair[0].at <= pair[1].at));
         let first = steps.iter().filter(|step| step.request.offset < 1 << 20).count();
         assert!((850..1150).contains(&first), "{first} of 4000");

@@ -1,7 +1,7 @@
 //! Transactions: small requests anywhere.
 
 use super::{Step, Workload, at_once, read_or_write};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Uniformly random reads and writes of one size.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,8 @@ impl Oltp {
 }
 
 impl Workload for Oltp {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
-        let offset = dice.below(self.size / self.length) * self.length;
-        at_once(read_or_write(self.reads, offset, self.length, dice))
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
+        let offset = rng.below(self.size / self.length) * self.length;
+        at_once(read_or_write(self.reads, offset, self.length, rng))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Step, Workload};
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::trace::Record;
 
 /// The requests of a trace in its order.
@@ -37,7 +37,7 @@ impl Replay {
 }
 
 impl Workload for Replay {
-    fn next(&mut self, _: &Dice) -> Option<Step> {
+    fn next(&mut self, _: &Rng) -> Option<Step> {
         let record = self.records.next()?;
         let since = record.at.saturating_sub(self.first);
         let at = if self.open { since.div_f64(self.speed) } else { Duration::ZERO };

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{Step, Workload, read_or_write};
-use crate::dice::Dice;
 use crate::model::Request;
+use crate::rng::Rng;
 
 /// A stream from `start` to `end`, around again or once, as fast as it can or at a rate.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ impl Sequential {
 }
 
 impl Workload for Sequential {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
         if self.next + self.length > self.end {
             if self.once {
                 return None;
@@ -50,7 +50,7 @@ impl Workload for Sequential {
             self.next = self.start;
         }
         let at = self.rate.map_or(0.0, |rate| self.sent as f64 / rate as f64);
-        let request: Request = read_or_write(self.reads, self.next, self.length, dice);
+        let request: Request = read_or_write(self.reads, self.next, self.length, rng);
         self.next += self.length;
         self.sent += self.length;
         Some(Step { at: Duration::from_secs_f64(at), request })

@@ -1,8 +1,8 @@
 //! A load on a part of a volume.
 
 use super::{Step, Workload};
-use crate::dice::Dice;
 use crate::model::Verb;
+use crate::rng::Rng;
 
 /// Another load, beginning at a byte that is not the volume's first.
 #[derive(Clone, Copy, Debug)]
@@ -20,8 +20,8 @@ impl<W: Workload> Shifted<W> {
 }
 
 impl<W: Workload> Workload for Shifted<W> {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
-        let mut step = self.load.next(dice)?;
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
+        let mut step = self.load.next(rng)?;
         if step.request.verb != Verb::Flush {
             step.request.offset += self.start;
         }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use super::ranks::Ranks;
 use super::{Step, Workload};
-use crate::dice::Dice;
 use crate::model::Request;
+use crate::rng::Rng;
 
 /// What a synthetic load is like.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -136,24 +136,24 @@ pub struct Synthetic {
 impl Synthetic {
     /// Zones lie where `dice` say.
     #[must_use]
-    pub fn new(characteristics: Characteristics, dice: &Dice) -> Self {
+    pub fn new(characteristics: Characteristics, rng: &Rng) -> Self {
         let Characteristics { zones_active, zones, zipf_exponent, .. } = characteristics;
-        let ranks = Ranks::new(zones_active, zones, zipf_exponent, dice);
+        let ranks = Ranks::new(zones_active, zones, zipf_exponent, rng);
         Self { characteristics, ranks, now: 0.0, ends: VecDeque::new() }
     }
 }
 
 impl Workload for Synthetic {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
         let like = &self.characteristics;
         let shape = 1.0 / (like.gap_variation * like.gap_variation);
-        self.now += gamma(shape, dice) / (shape * like.iops);
-        let is_read = dice.chance(like.reads);
-        let length = weighted(if is_read { like.read_sizes } else { like.write_sizes }, dice);
-        let continued = dice.chance(like.continues) && !self.ends.is_empty();
+        self.now += gamma(shape, rng) / (shape * like.iops);
+        let is_read = rng.chance(like.reads);
+        let length = weighted(if is_read { like.read_sizes } else { like.write_sizes }, rng);
+        let continued = rng.chance(like.continues) && !self.ends.is_empty();
         let offset = match continued {
-            true => self.ends[dice.below(self.ends.len() as u64) as usize],
-            false => self.ranks.draw(dice) * ZONE_BYTES + dice.below(ZONE_BYTES / SECTOR_BYTES) * SECTOR_BYTES,
+            true => self.ends[rng.below(self.ends.len() as u64) as usize],
+            false => self.ranks.draw(rng) * ZONE_BYTES + rng.below(ZONE_BYTES / SECTOR_BYTES) * SECTOR_BYTES,
         };
         let offset = offset.min(like.size() - length);
         if self.ends.len() == REMEMBERED {
@@ -165,9 +165,9 @@ impl Workload for Synthetic {
     }
 }
 
-fn weighted(choices: &[(u64, f64)], dice: &Dice) -> u64 {
+fn weighted(choices: &[(u64, f64)], rng: &Rng) -> u64 {
     let sum: f64 = choices.iter().map(|choice| choice.1).sum();
-    let mut throw = dice.fraction() * sum;
+    let mut throw = rng.fraction() * sum;
     for (value, weight) in choices {
         throw -= weight;
         if throw < 0.0 {
@@ -179,22 +179,22 @@ fn weighted(choices: &[(u64, f64)], dice: &Dice) -> u64 {
 
 /// A number of the gamma law of `shape` and scale 1 (Marsaglia and Tsang, "A simple method for generating gamma
 /// variables", 2000; below a shape of 1 by their section 6).
-fn gamma(shape: f64, dice: &Dice) -> f64 {
+fn gamma(shape: f64, rng: &Rng) -> f64 {
     if shape < 1.0 {
-        return gamma(shape + 1.0, dice) * open_fraction(dice).powf(1.0 / shape);
+        return gamma(shape + 1.0, rng) * open_fraction(rng).powf(1.0 / shape);
     }
     let d = shape - 1.0 / 3.0;
     let c = 1.0 / (9.0 * d).sqrt();
     loop {
-        let normal = (-2.0 * open_fraction(dice).ln()).sqrt() * (std::f64::consts::TAU * dice.fraction()).cos();
+        let normal = (-2.0 * open_fraction(rng).ln()).sqrt() * (std::f64::consts::TAU * rng.fraction()).cos();
         let v = (1.0 + c * normal).powi(3);
-        if v > 0.0 && open_fraction(dice).ln() < 0.5 * normal * normal + d - d * v + d * v.ln() {
+        if v > 0.0 && open_fraction(rng).ln() < 0.5 * normal * normal + d - d * v + d * v.ln() {
             return d * v;
         }
     }
 }
 
 /// A number between 0 and 1, neither of them.
-fn open_fraction(dice: &Dice) -> f64 {
-    dice.fraction().max(f64::MIN_POSITIVE)
+fn open_fraction(rng: &Rng) -> f64 {
+    rng.fraction().max(f64::MIN_POSITIVE)
 }

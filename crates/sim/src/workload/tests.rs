@@ -4,8 +4,8 @@ use super::*;
 use crate::model::Verb;
 
 fn take(workload: &mut impl Workload, count: usize) -> Vec<Step> {
-    let dice = Dice::new(1, "load");
-    std::iter::from_fn(|| workload.next(&dice)).take(count).collect()
+    let rng = Rng::new(1, "load");
+    std::iter::from_fn(|| workload.next(&rng)).take(count).collect()
 }
 
 fn share(steps: &[Step], is: impl Fn(&Request) -> bool) -> f64 {
@@ -38,8 +38,8 @@ fn firepan_zones_have_the_shares_that_fio_was_told() {
 
 #[test]
 fn zipf_makes_the_hottest_tenth_as_hot_as_its_law_says() {
-    let dice = Dice::new(3, "places");
-    let steps = take(&mut Zipf::new(1000 << 20, 1 << 20, 4096, 0.5, 1.0, &dice), 50_000);
+    let rng = Rng::new(3, "places");
+    let steps = take(&mut Zipf::new(1000 << 20, 1 << 20, 4096, 0.5, 1.0, &rng), 50_000);
     let mut counts = vec![0_u64; 1000];
     steps.iter().for_each(|step| counts[(step.request.offset >> 20) as usize] += 1);
     counts.sort_unstable_by(|one, other| other.cmp(one));
@@ -68,9 +68,9 @@ fn a_database_flushes_its_log_all_the_time_and_its_pages_at_checkpoints() {
 
 #[test]
 fn machines_of_a_boot_storm_begin_together_and_stay_in_their_places() {
-    let (image, dice) = (1 << 30, Dice::new(1, "storm"));
+    let (image, rng) = (1 << 30, Rng::new(1, "storm"));
     let second = Duration::from_secs(1);
-    let mut storm = BootStorm::new(image, 20, second * 5, 1000, second * 30, &dice);
+    let mut storm = BootStorm::new(image, 20, second * 5, 1000, second * 30, &rng);
     let steps = take(&mut storm, usize::MAX);
     assert_eq!(steps.len(), 20_000);
     assert!(steps.windows(2).all(|pair| pair[0].at <= pair[1].at), "requests are not in the order of their times");
@@ -86,7 +86,7 @@ fn synthetic_loads_have_the_published_characteristics_and_say_that_they_are_synt
         [(0.328, 69.0, 6.2), (0.824, 125.0, 2.2), (1.0, 113.0, 15.1), (1.0, 100.3, 14.9), (1.0, 63.5, 15.2)];
     for (like, (reads, iops, mean_kib)) in Characteristics::ALL.into_iter().zip(published) {
         assert!(like.name.starts_with("synthetic-"));
-        let steps = take(&mut Synthetic::new(like, &Dice::new(2, "zones")), 60_000);
+        let steps = take(&mut Synthetic::new(like, &Rng::new(2, "zones")), 60_000);
         assert!(near(share(&steps, |request| request.verb == Verb::Read), reads, 0.03), "{}", like.name);
         let seconds = steps.last().expect("there are steps").at.as_secs_f64();
         assert!(near(steps.len() as f64 / seconds, iops, 0.05), "{}: {}", like.name, steps.len() as f64 / seconds);
@@ -100,7 +100,7 @@ fn synthetic_loads_have_the_published_characteristics_and_say_that_they_are_synt
 #[test]
 fn synthetic_skew_is_that_of_the_trace_that_it_was_fitted_to() {
     let like = Characteristics::FINANCIAL1;
-    let steps = take(&mut Synthetic::new(like, &Dice::new(2, "zones")), 58_000);
+    let steps = take(&mut Synthetic::new(like, &Rng::new(2, "zones")), 58_000);
     let mut counts = std::collections::BTreeMap::<u64, u64>::new();
     steps.iter().for_each(|step| *counts.entry(step.request.offset >> 20).or_default() += 1);
     let mut counts: Vec<u64> = counts.into_values().collect();

@@ -1,7 +1,7 @@
 //! Hot zones as fio has them.
 
 use super::{Step, Workload, at_once, read_or_write};
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Parts of all accesses within parts of the file, the first zone first.
 #[derive(Clone, Debug)]
@@ -44,12 +44,12 @@ impl Zoned {
 }
 
 impl Workload for Zoned {
-    fn next(&mut self, dice: &Dice) -> Option<Step> {
-        let throw = dice.fraction();
+    fn next(&mut self, rng: &Rng) -> Option<Step> {
+        let throw = rng.fraction();
         let zone = self.zones.iter().find(|zone| throw < zone.0).or(self.zones.last());
         let (_, from, to) = *zone.expect("there is a zone, or the sums would not be 100");
-        let block = from + dice.below((to - from).max(1));
-        let offset = dice.below(self.files) * self.file_bytes + block * self.length;
-        at_once(read_or_write(self.reads, offset, self.length, dice))
+        let block = from + rng.below((to - from).max(1));
+        let offset = rng.below(self.files) * self.file_bytes + block * self.length;
+        at_once(read_or_write(self.reads, offset, self.length, rng))
     }
 }

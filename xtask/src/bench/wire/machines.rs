@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
-use transhume_guest::{Disk, Guest, GuestSpec, Interval, Load, Side, TwoHosts, Verdict};
+use transhume_guest::{Disk, Guest, GuestSpec, Interval, Load, LoadResult, Side, TwoHosts};
 
 use super::{GBIT, WireBench, limited, mib};
 use crate::bench::figures::{Goal, Row, Samples};
@@ -22,7 +22,7 @@ struct Felt {
     seconds: f64,
     alone: Vec<Interval>,
     moving: Vec<Interval>,
-    verdict: Verdict,
+    load_result: LoadResult,
 }
 
 /// The disk of a guest on A goes to B and that of a guest on B to A, both at once, under loads that check every byte.
@@ -38,7 +38,7 @@ pub(super) fn guests(bench: &WireBench) -> anyhow::Result<Vec<Row>> {
             iops_alone.push(mean_iops(&felt.alone));
             longest.push(longest_ms(&felt.moving));
             longest_alone.push(longest_ms(&felt.alone));
-            let Verdict { wrong, complaints: told, is_done, .. } = &felt.verdict;
+            let LoadResult { wrong, complaints: told, is_done, .. } = &felt.load_result;
             complaints.push((*wrong + told.len() as u64 + u64::from(*is_done != Some(true))) as f64);
         }
     }
@@ -93,8 +93,8 @@ fn one_machine(hosts: &TwoHosts, folder: &Path, side: Side, bytes: u64, meeting:
     };
     let alone = within(&mut guest, began.checked_sub(ALONE).unwrap_or(began), began);
     let moving = within(&mut guest, began, ended + Duration::from_millis(100));
-    let verdict = guest.finish(PATIENCE)?;
-    Ok(Felt { seconds: (ended - began).as_secs_f64(), alone, moving, verdict })
+    let load_result = guest.finish(PATIENCE)?;
+    Ok(Felt { seconds: (ended - began).as_secs_f64(), alone, moving, load_result })
 }
 
 fn ready_machine(hosts: &TwoHosts, folder: &Path, side: Side, bytes: u64) -> anyhow::Result<(Guest, String)> {

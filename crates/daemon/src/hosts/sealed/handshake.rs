@@ -11,7 +11,7 @@ use rustls::{ClientConfig, CommonState, ServerConfig};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::records::broken;
-use super::{Keeper, Sealed, of_library};
+use super::{RateController, Sealed, of_library};
 
 /// No handshake needs more at once.
 pub(super) const INCOMING_BYTES_MAX: usize = 64 << 10;
@@ -63,7 +63,7 @@ pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     shake_hands(&mut stream, &mut incoming, advance).await?;
     let met = met(&connection);
     let (secrets, keeper) = connection.dangerous_into_kernel_connection().map_err(of_library)?;
-    Sealed::new(stream, met, (secrets, Keeper::Client(keeper)), &incoming)
+    Sealed::new(stream, met, (secrets, RateController::Client(keeper)), &incoming)
 }
 
 /// Shakes hands with a client that has sent `incoming` already.
@@ -78,7 +78,7 @@ pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     shake_hands(&mut stream, &mut incoming, advance).await?;
     let met = met(&connection);
     let (secrets, keeper) = connection.dangerous_into_kernel_connection().map_err(of_library)?;
-    Sealed::new(stream, met, (secrets, Keeper::Server(keeper)), &incoming)
+    Sealed::new(stream, met, (secrets, RateController::Server(keeper)), &incoming)
 }
 
 /// What was agreed to be spoken, and with whom.

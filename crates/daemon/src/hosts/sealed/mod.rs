@@ -21,9 +21,9 @@ mod records;
 #[cfg(test)]
 mod scripted;
 #[cfg(test)]
-mod stranger_tests;
-#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod unauthenticated_tests;
 
 use std::io::{self, IoSlice};
 use std::ops::Range;
@@ -55,12 +55,12 @@ const CLOSE_NOTIFY: [u8; 2] = [1, 0];
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 
 /// What keeps the secrets.
-enum Keeper {
+enum RateController {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
 }
 
-impl Keeper {
+impl RateController {
     fn next_sealing(&mut self) -> Result<(u64, ConnectionTrafficSecrets), rustls::Error> {
         match self {
             Self::Client(connection) => connection.update_tx_secret(),
@@ -123,7 +123,7 @@ pub(crate) struct Sealed<S> {
     inner: S,
     protocol: Option<Vec<u8>>,
     certificate: Option<CertificateDer<'static>>,
-    keeper: Keeper,
+    keeper: RateController,
     records_max: u64,
     sealing: Key,
     opening: Key,
@@ -175,7 +175,7 @@ impl<S> Sealed<S> {
     fn new(
         inner: S,
         (protocol, certificate): (Option<Vec<u8>>, Option<CertificateDer<'static>>),
-        (secrets, keeper): (ExtractedSecrets, Keeper),
+        (secrets, keeper): (ExtractedSecrets, RateController),
         rest: &[u8],
     ) -> io::Result<Self> {
         let mut incoming = vec![0; INCOMING_BYTES].into_boxed_slice();

@@ -1,7 +1,7 @@
 //! What two hosts make of a volume between them: two daemons in one process.
 
-mod court;
-mod ground;
+mod fake_arbiter;
+mod harness;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,20 +11,20 @@ use api::v1::{Decision, ErrorCode, MoveRequest, PlanRequest, ResolveRequest};
 use backends::{BackendSpec, PreparedTarget, TargetOrigin};
 use block::{Buffer, Bytes};
 
-use crate::arbiter::Verdict;
-use crate::document::ArrivalStage;
-use court::Court;
-use ground::Pair;
+use crate::arbiter::Ruling;
+use crate::document::IncomingStage;
+use fake_arbiter::FakeArbiter;
+use harness::Pair;
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
-    let court = Arc::<Court>::default();
-    let pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    let fake_arbiter = Arc::<FakeArbiter>::default();
+    let pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
     pair.given_up_untaken().await;
     // What is put away cannot be given back.
     pair.a.disks.is_read_only.store(true, Ordering::Relaxed);
     // The first member is silent, and the second answers.
-    court.delay_ms.store(5000, Ordering::Relaxed);
+    fake_arbiter.delay_ms.store(5000, Ordering::Relaxed);
     let deciding = pair.a.core().resolve("x", ResolveRequest { decision: Some(Decision::GiveBack) });
     let mending = async {
         tokio::time::sleep(Duration::from_millis(1500)).await;
@@ -34,8 +34,8 @@ async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let here = pair.a.document("x").backend.local_path().is_some();
     let there =
-        pair.b.daemon().volume_if_any("x").expect("readable").and_then(|volume| volume.document().arrival.clone());
-    let there = there.is_some_and(|arrival| matches!(arrival.stage, ArrivalStage::Held { .. }));
+        pair.b.daemon().volume_if_any("x").expect("readable").and_then(|volume| volume.document().incoming.clone());
+    let there = there.is_some_and(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }));
     assert!(here != there, "here: {here}, there: {there}, decided: {decided:?}");
     if let Err(error) = decided {
         assert_eq!(error.code, ErrorCode::WrongState, "{error}");
@@ -44,17 +44,17 @@ async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
 
 #[tokio::test(start_paused = true)]
 async fn who_goes_away_while_he_decides_leaves_the_volume_to_be_taken() {
-    let court = Arc::<Court>::default();
-    let pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    let fake_arbiter = Arc::<FakeArbiter>::default();
+    let pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
     pair.given_up_untaken().await;
-    court.delay_ms.store(60_000, Ordering::Relaxed);
+    fake_arbiter.delay_ms.store(60_000, Ordering::Relaxed);
     let decision = ResolveRequest { decision: Some(Decision::GiveBack) };
     let deciding = pair.a.core().resolve("x", decision);
     tokio::time::timeout(Duration::from_secs(10), deciding).await.expect_err("it waits for the arbiter");
     pair.between.mend();
     let is_taken = || {
-        let arrival = pair.b.document("x").arrival.clone();
-        arrival.is_some_and(|arrival| matches!(arrival.stage, ArrivalStage::Held { .. }))
+        let incoming = pair.b.document("x").incoming.clone();
+        incoming.is_some_and(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
     };
     pair.wait("it is taken", is_taken).await;
 }
@@ -82,7 +82,7 @@ async fn a_volume_that_another_host_s_guest_depends_on_is_neither_detached_nor_s
     pair.b.core().detach("x").await.expect_err("nobody has said that it is free");
     pair.between.mend();
     pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
-    assert_eq!(pair.b.document("x").arrival, None);
+    assert_eq!(pair.b.document("x").incoming, None);
     pair.b.core().detach("x").await.expect("nobody uses it");
 }
 
@@ -120,8 +120,8 @@ async fn a_volume_that_its_source_has_kept_and_detached_was_not_given_up() {
         .await;
     // Prepared by a switchover that did not come about.
     let prepared = there.journal.update(|document| {
-        let arrival = document.arrival.as_mut().expect("it arrives");
-        arrival.stage = ArrivalStage::Prepared { epoch: arrival.epoch + 1 };
+        let incoming = document.incoming.as_mut().expect("it arrives");
+        incoming.stage = IncomingStage::Prepared { epoch: incoming.epoch + 1 };
     });
     prepared.await.expect("stored");
     pair.between.close();
@@ -166,7 +166,7 @@ async fn a_note_that_was_left_deletes_neither_a_finished_disk_nor_another_s_file
     // Another file has the name of the one that was made.
     pair.b.disks.locked.lock().clear();
     let spec = BackendSpec::file("/incoming/y.raw");
-    let noted = pair.b.daemon().note_making("y", &spec).await.expect("noted").expect("there is none");
+    let noted = pair.b.daemon().note_pending_file("y", &spec).await.expect("noted").expect("there is none");
     let number = pair.b.disks.make(spec.path(), Bytes::mib(1));
     let made = PreparedTarget::elsewhere(spec.clone(), TargetOrigin::Created, true, number);
     pair.b.daemon().note_made_file(&noted, &made);
@@ -221,9 +221,9 @@ async fn files_are_made_and_removed_for_other_hosts_beside_the_threads_of_their_
 
 #[tokio::test(start_paused = true)]
 async fn a_take_that_hangs_keeps_nobody_from_the_others() {
-    let court = Arc::<Court>::default();
+    let fake_arbiter = Arc::<FakeArbiter>::default();
     let mut pair = Pair::start().await;
-    pair.b.arbiter = Some(Arc::clone(&court));
+    pair.b.arbiter = Some(Arc::clone(&fake_arbiter));
     pair.b.kill();
     pair.b.start().await;
     pair.attach().await;
@@ -237,36 +237,36 @@ async fn a_take_that_hangs_keeps_nobody_from_the_others() {
     for name in ["x", "y"] {
         let volume = pair.b.volume(name);
         let prepared = volume.journal.update(|document| {
-            let arrival = document.arrival.as_mut().expect("it arrives");
-            arrival.stage = ArrivalStage::Prepared { epoch: arrival.epoch + 1 };
+            let incoming = document.incoming.as_mut().expect("it arrives");
+            incoming.stage = IncomingStage::Prepared { epoch: incoming.epoch + 1 };
         });
         prepared.await.expect("stored");
-        let job = volume.document().arrival.as_ref().expect("it arrives").job;
-        court.set(job, Verdict::Committed);
+        let job = volume.document().incoming.as_ref().expect("it arrives").job;
+        fake_arbiter.set(job, Ruling::Committed);
         if name == "x" {
-            court.hanging.lock().push(job);
+            fake_arbiter.hanging.lock().push(job);
         }
     }
-    let stage = |name: &str| pair.b.document(name).arrival.as_ref().map(|arrival| arrival.stage);
-    pair.wait("the other one is taken", || matches!(stage("y"), Some(ArrivalStage::Held { .. }))).await;
-    assert!(matches!(stage("x"), Some(ArrivalStage::Prepared { .. })));
+    let stage = |name: &str| pair.b.document(name).incoming.as_ref().map(|incoming| incoming.stage);
+    pair.wait("the other one is taken", || matches!(stage("y"), Some(IncomingStage::Held { .. }))).await;
+    assert!(matches!(stage("x"), Some(IncomingStage::Prepared { .. })));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_volume_of_which_only_the_arbiter_knows_whether_it_was_given_up_is_not_detached() {
-    let court = Arc::<Court>::default();
-    let mut pair = Pair::start_with(Some(Arc::clone(&court))).await;
+    let fake_arbiter = Arc::<FakeArbiter>::default();
+    let mut pair = Pair::start_with(Some(Arc::clone(&fake_arbiter))).await;
     let volume = pair.attach().await;
     pair.a.core().start_move("x", slow("b")).await.expect("it begins");
     pair.wait("it arrives", || pair.b.daemon().volume("x").is_ok()).await;
     volume.journal.update_job(|job| job.asked = true).await.expect("stored");
     drop(volume);
-    court.is_away.store(true, Ordering::Relaxed);
+    fake_arbiter.is_away.store(true, Ordering::Relaxed);
     pair.a.kill();
     pair.a.start().await;
     let error = pair.a.core().detach("x").await.expect_err("nobody knows who holds it");
     assert_eq!(error.code, ErrorCode::WrongState, "{error}");
-    court.is_away.store(false, Ordering::Relaxed);
+    fake_arbiter.is_away.store(false, Ordering::Relaxed);
     pair.wait("it is served again", || pair.a.clients.may_come_to("x")).await;
 }
 

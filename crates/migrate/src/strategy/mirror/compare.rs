@@ -11,7 +11,7 @@ use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result}
 
 use super::copy::zero_prefix;
 use super::filter::Shared;
-use super::silence::{Asked, AtTarget};
+use super::target_stall::{Asked, AtTarget};
 use super::target_work::TargetWork;
 use crate::Comparison;
 
@@ -47,7 +47,7 @@ pub(crate) enum CompareError {
 }
 
 impl Shared {
-    /// Compares a run of chunks that are had.
+    /// Compares a run of chunks that are copied.
     pub(crate) async fn compare(
         &self,
         run: Range<u64>,
@@ -63,7 +63,7 @@ impl Shared {
                 true => match self.lock_for_job(extent).await {
                     None => return Ok(Compared::NotHad),
                     guard => {
-                        self.or_lose_silent(self.landed(extent)).await;
+                        self.or_fail_stalled(self.written_back(extent)).await;
                         guard
                     }
                 },
@@ -98,7 +98,7 @@ impl Shared {
             buffers = (a, b);
             if self.tracker(|tracker| tracker.is_pending(extent)) {
                 // The target has yet to get it. Waited for here, it is seldom waited for under the lock.
-                env::timeout(&*self.env, LANDING_LIMIT, self.landed(extent)).await;
+                env::timeout(&*self.env, LANDING_LIMIT, self.written_back(extent)).await;
                 effort.conflicts += 1;
                 effort.locked = effort.conflicts >= CONFLICTS_MAX;
             } else if before == after {
@@ -140,7 +140,7 @@ impl TargetOfComparison<'_> {
         }
         match self.shared.finish_at_target(work, self.session, Asked::Read).await {
             AtTarget::Answered(outcome) => Ok(outcome),
-            AtTarget::Left => Err(CompareError::Silent),
+            AtTarget::Detached => Err(CompareError::Silent),
         }
     }
 }

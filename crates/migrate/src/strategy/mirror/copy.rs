@@ -13,7 +13,7 @@ use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, Exten
 use filters::TokenBucket;
 
 use super::filter::Shared;
-use super::silence::{Asked, AtTarget};
+use super::target_stall::{Asked, AtTarget};
 use super::target_work::TargetWork;
 use super::tracker::Session;
 
@@ -67,12 +67,12 @@ impl Shared {
         let mut claim = Claim::new(self, run.clone());
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
         // Of a chunk that is claimed nothing more is buffered before its copy is written.
-        self.landed(extent).await;
-        let Some(guard) = self.lock_for_copy_alone(extent).await else {
+        self.written_back(extent).await;
+        let Some(guard) = self.lock_for_lone_copy(extent).await else {
             claim.nothing_happened();
             return Ok(Copied::default());
         };
-        let _turn = self.turn_at_target(extent).await;
+        let _turn = self.lock_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else {
             claim.nothing_happened();
@@ -144,7 +144,7 @@ impl Shared {
         let Some(asked) = asked else { return Ok(self.finish_target(target, session.number).await) };
         match self.finish_at_target(target, session.number, asked).await {
             AtTarget::Answered(outcome) => Ok(outcome),
-            AtTarget::Left => Err(CopyError::Silent),
+            AtTarget::Detached => Err(CopyError::Silent),
         }
     }
 
@@ -168,9 +168,9 @@ impl Shared {
         let mut claim = Claim::new(self, run.clone());
         claim.nothing_happened();
         let extent = self.tracker(|tracker| tracker.run_extent(&run));
-        self.landed(extent).await;
-        let Some(guard) = self.lock_for_copy_alone(extent).await else { return Ok(0) };
-        let _turn = self.turn_at_target(extent).await;
+        self.written_back(extent).await;
+        let Some(guard) = self.lock_for_lone_copy(extent).await else { return Ok(0) };
+        let _turn = self.lock_at_target(extent).await;
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else { return Ok(0) };
         // Asked again under the lock: what was a hole a moment ago may have been written since.
@@ -180,7 +180,7 @@ impl Shared {
             false => (zero_end - extent.offset).0 / self.chunk.bytes(),
         };
         let zeroes = run.start..run.start + chunks;
-        self.tracker(|tracker| tracker.give_up(zeroes.end..run.end, false));
+        self.tracker(|tracker| tracker.abort_copy(zeroes.end..run.end, false));
         claim.run = zeroes.clone();
         if zeroes.is_empty() {
             return Ok(0);
@@ -298,8 +298,8 @@ impl Drop for Claim<'_> {
         if !self.done && !self.run.is_empty() {
             let (run, suspect) = (self.run.clone(), self.suspect);
             self.shared.tracker(|tracker| match self.written {
-                true => tracker.give_up_written(run),
-                false => tracker.give_up(run, suspect),
+                true => tracker.abort_written_copy(run),
+                false => tracker.abort_copy(run, suspect),
             });
         }
     }

@@ -15,11 +15,11 @@ use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::landing::Room;
-use super::patience::may_pass;
-use super::silence::{Asked, AtTarget, Late, LeftRequests};
+use super::error_budget::may_pass;
+use super::target_stall::{Asked, AtTarget, DetachedRequests, OutlivingWrite};
 use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
+use super::write_buffer::WriteBuffer;
 use crate::control::Control;
 use crate::{MoveOptions, ProgressMap};
 
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) chunk: ChunkSize,
     pub(crate) lock: RangeLock,
     /// Of an asynchronous mirror.
-    pub(crate) room: Option<Room>,
+    pub(crate) write_buffer: Option<WriteBuffer>,
     pub(crate) map: Option<ProgressMap>,
     tracker: Mutex<Tracker>,
     /// The target answers reads, too.
@@ -47,9 +47,9 @@ pub(crate) struct Shared {
     /// tokio's wakes them in a random one, and a seed would not repeat a run.
     changes: Notify,
     /// Writes to a target that was given up while they were under way.
-    late: Arc<AtomicUsize>,
+    outliving_writes: Arc<AtomicUsize>,
     /// Requests that were left although their target goes on.
-    pub(super) left: LeftRequests,
+    pub(super) detached: DetachedRequests,
     pub(super) target_limit: Duration,
     /// How often the target is flushed.
     pub(crate) flush_interval: Duration,
@@ -86,14 +86,14 @@ impl Mirror {
             source,
             chunk,
             lock: RangeLock::new(),
-            room: options.buffer().map(Room::new),
+            write_buffer: options.buffer().map(WriteBuffer::new),
             map,
             tracker: Mutex::new(tracker),
             reads_target: AtomicBool::new(false),
             tracks,
             changes: Notify::new(),
-            late: Arc::default(),
-            left: LeftRequests::new(options.silence_limit(), options.strategy.leaves_chunks()),
+            outliving_writes: Arc::default(),
+            detached: DetachedRequests::new(options.stall_limit(), options.strategy.leaves_chunks()),
             target_limit: options.target_limit(),
             flush_interval: options.flush_interval(),
             flushing: tokio::sync::Mutex::default(),
@@ -140,7 +140,7 @@ impl Shared {
     /// Drops the mirror; the guest's writes are tracked from now on. What the target may have lost must be copied again.
     pub(crate) async fn drop_session(&self) {
         self.end_session();
-        self.in_parts(0, Tracker::lose_unflushed).await;
+        self.in_parts(0, Tracker::forget_unflushed).await;
     }
 
     /// Mirrors guest writes at once from now on, or buffers them again.
@@ -157,8 +157,8 @@ impl Shared {
 
     pub(super) fn announce(&self) {
         self.changes.notify_waiters();
-        if let Some(room) = &self.room {
-            room.announce();
+        if let Some(write_buffer) = &self.write_buffer {
+            write_buffer.announce();
         }
         self.control.shared.signal.notify_one();
     }
@@ -174,13 +174,13 @@ impl Shared {
     }
 
     /// Counts a write as late for as long as what this gives lives.
-    pub(super) fn count_late(&self) -> Late {
-        Late::new(&self.late)
+    pub(super) fn count_outliving(&self) -> OutlivingWrite {
+        OutlivingWrite::new(&self.outliving_writes)
     }
 
     /// Whether requests to a target that was given up, or that were left, are still under way.
-    pub(crate) fn has_late_writes(&self) -> bool {
-        self.late.load(Ordering::Acquire) > 0
+    pub(crate) fn has_outliving_writes(&self) -> bool {
+        self.outliving_writes.load(Ordering::Acquire) > 0
     }
 
     /// The target of `session` has failed. Where the source alone may answer, the mirror is dropped at once; in doubt
@@ -261,8 +261,8 @@ impl Shared {
         {
             return answer;
         }
-        if let Some(room) = &self.room
-            && let Some(answer) = Box::pin(self.buffered_write(room, &mutation)).await
+        if let Some(write_buffer) = &self.write_buffer
+            && let Some(answer) = Box::pin(self.buffered_write(write_buffer, &mutation)).await
         {
             return answer;
         }
@@ -270,9 +270,9 @@ impl Shared {
             Some(guard) => guard,
             None => self.lock.exclusive(extent).await,
         };
-        if self.room.is_some() {
+        if self.write_buffer.is_some() {
             // What was buffered before comes before.
-            self.landed_or_lost(extent).await;
+            self.written_back_or_lost(extent).await;
         }
         let plan = self.tracker.lock().plan_write(extent, leaves);
         let mut finish = Finish { shared: self, plan: &plan, may_differ: true };
@@ -311,7 +311,7 @@ impl Shared {
         let target = write_parts(session.target.clone(), parts, &mutation.clone().with_fua(force));
         let (source, at_target) = self.write_both((&mutation, extent), (target, force), session.number, began).await;
         let (missed, mut target) = match at_target {
-            AtTarget::Left => (true, Err(super::session::given_up())),
+            AtTarget::Detached => (true, Err(super::session::given_up())),
             AtTarget::Answered(Ok(())) => (false, Ok(())),
             // A forced write that fails may be a flush that failed, and is never borne.
             AtTarget::Answered(Err(error)) => (!force && self.bears_failure(session.number, &error), Err(error)),
@@ -331,7 +331,7 @@ impl Shared {
         let again = || write_parts(session.target.clone(), parts, &mutation);
         let answer = self.settle(session, source, target, again).await;
         if mutation.fua && !plan.force_target && answer.is_ok() {
-            return self.force_late(session, mutation).await;
+            return self.force_afterwards(session, mutation).await;
         }
         answer
     }
@@ -379,7 +379,7 @@ impl Shared {
     }
 
     /// A forced write began when the source alone was forced, and ends when both must be: the target is flushed.
-    pub(super) async fn force_late(&self, session: &Session, mutation: Mutation) -> Result<()> {
+    pub(super) async fn force_afterwards(&self, session: &Session, mutation: Mutation) -> Result<()> {
         if !self.tracker.lock().mode().flushes_both() {
             return Ok(());
         }
@@ -473,14 +473,14 @@ impl Shared {
         target: TargetWork,
         session: u64,
     ) -> (Result<()>, Result<()>) {
-        if self.tracker(|tracker| tracker.leave_flush_in_silence()) {
+        if self.tracker(|tracker| tracker.detach_flush_in_stall()) {
             return (source.await, Ok(()));
         }
         match select(pin!(source), target).await {
             Either::Left((source, target)) => match self.finish_at_target(target, session, Asked::Flush).await {
                 AtTarget::Answered(target) => (source, target),
-                AtTarget::Left => {
-                    self.tracker(Tracker::leave_flush);
+                AtTarget::Detached => {
+                    self.tracker(Tracker::detach_flush);
                     (source, Ok(()))
                 }
             },
@@ -497,7 +497,7 @@ impl Shared {
         loop {
             let changed = self.changed();
             let in_doubt = self.tracker.lock().mode() == Mode::InDoubt;
-            let limit = self.silence_limit().filter(|_| in_doubt).unwrap_or(self.target_limit);
+            let limit = self.stall_limit().filter(|_| in_doubt).unwrap_or(self.target_limit);
             let (now, due) = (self.env.now(), began + limit);
             if now >= due {
                 return limit;
@@ -530,9 +530,9 @@ impl Shared {
             }
             Either::Right(_) => {}
         }
-        let late = self.count_late();
+        let outliving_writes = self.count_outliving();
         self.env.spawn(Box::pin(async move {
-            let _late = late;
+            let _late = outliving_writes;
             // Whatever it says is too late to matter: its session is over and its chunks will be copied again.
             let _ = target.await;
         }));

@@ -4,19 +4,20 @@ use block::PackedState;
 
 /// Where a chunk is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Life {
+pub(crate) enum CopyState {
     Absent,
     Reading,
     Writing,
-    Had,
+    /// The target has it; what the guest writes from then on may make it dirty.
+    Copied,
 }
 
-impl PackedState for Life {
+impl PackedState for CopyState {
     fn to_bits(self) -> u8 {
         self as u8
     }
     fn from_bits(bits: u8) -> Self {
-        [Self::Absent, Self::Reading, Self::Writing, Self::Had][usize::from(bits)]
+        [Self::Absent, Self::Reading, Self::Writing, Self::Copied][usize::from(bits)]
     }
 }
 

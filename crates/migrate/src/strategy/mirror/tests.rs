@@ -4,10 +4,10 @@ use block::{BlockDevice, Bytes, ChunkSize, Data, Device, Extent, MemDevice, Muta
 use env::testing::PausedEnv;
 
 use super::filter::Mirror;
-use super::record::{CHUNKS_AT_ONCE, Part};
-use super::scrutiny::Uncompared;
+use super::map_pages::{CHUNKS_AT_ONCE, Part};
 use super::states::Durability;
-use super::tracker::{Life, Mode, Tracker};
+use super::tracker::{CopyState, Mode, Tracker};
+use super::verify_state::Uncompared;
 use crate::control::Control;
 use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES};
 use crate::{MoveOptions, Progress};
@@ -49,8 +49,8 @@ fn a_write_that_ends_after_its_target_is_lost_may_be_lost_there_although_a_flush
     let _ = tracker.drop_session();
     tracker.begin_session(device("the same target"), false);
     tracker.finish_write(&plan, false);
-    assert_eq!(tracker.life.get(1), Life::Absent, "the target may have lost what no flush has covered");
-    assert_eq!(tracker.life.get(2), Life::Had, "nobody has written there");
+    assert_eq!(tracker.copy_state.get(1), CopyState::Absent, "the target may have lost what no flush has covered");
+    assert_eq!(tracker.copy_state.get(2), CopyState::Copied, "nobody has written there");
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn a_chunk_that_is_left_to_the_source_is_no_longer_the_targets_on_record() {
     let mut tracker = copied();
     while tracker.take_stale_page(0).is_some() {}
     let plan = tracker.plan_write(Extent::new(Bytes::kib(64), Bytes::kib(4)), true);
-    assert_eq!((tracker.life.get(1), tracker.life.get(2)), (Life::Absent, Life::Had));
+    assert_eq!((tracker.copy_state.get(1), tracker.copy_state.get(2)), (CopyState::Absent, CopyState::Copied));
     assert_eq!(tracker.take_stale_page(0), Some(0), "after a crash the chunk would be taken for copied");
     tracker.finish_write(&plan, false);
-    assert_eq!(tracker.life.get(1), Life::Absent);
+    assert_eq!(tracker.copy_state.get(1), CopyState::Absent);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn large() -> Tracker {
     let mut tracker = Tracker::new(Bytes(16 << 40), ChunkSize::default(), device("target"), true);
     tracker.keep_progress(crate::ProgressMap::PAGE_CHUNKS);
     let chunks = tracker.chunks();
-    tracker.life.set_range(0..chunks, Life::Had);
+    tracker.copy_state.set_range(0..chunks, CopyState::Copied);
     (0..chunks).step_by(1000).for_each(|index| tracker.touch_target(index));
     tracker
 }
@@ -128,17 +128,17 @@ fn a_target_of_16_tib_that_is_lost_or_another_one_is_forgotten_a_part_at_a_time(
     let mut tracker = large();
     let written = tracker.chunks().div_ceil(1000);
     let _ = tracker.drop_session();
-    let had = |tracker: &Tracker| tracker.life.count(Life::Had);
-    in_parts(&mut tracker, 0, Tracker::lose_unflushed, had);
-    assert_eq!((had(&tracker), tracker.has_unflushed()), (tracker.chunks() - written, false));
+    let copied = |tracker: &Tracker| tracker.copy_state.count(CopyState::Copied);
+    in_parts(&mut tracker, 0, Tracker::forget_unflushed, copied);
+    assert_eq!((copied(&tracker), tracker.has_unflushed()), (tracker.chunks() - written, false));
     let end = tracker.chunks() - 1_000_000;
-    in_parts(&mut tracker, end, Tracker::lose_all_had, had);
-    assert_eq!(tracker.next_had(end, 1), None);
+    in_parts(&mut tracker, end, Tracker::forget_all_copied, copied);
+    assert_eq!(tracker.next_copied(end, 1), None);
     tracker.track(false);
     (0..1_000_000).for_each(|chunk| tracker.mark_dirty(Extent::new(Bytes(chunk << 20), Bytes(1))));
-    let dirty = |tracker: &Tracker| tracker.dirt.as_ref().map_or(0, |dirt| dirt.dirty().0);
-    in_parts(&mut tracker, Part::default(), Tracker::forget_copies, |tracker| had(tracker).max(dirty(tracker)));
-    assert_eq!((had(&tracker), dirty(&tracker)), (0, 0));
+    let dirty = |tracker: &Tracker| tracker.dirty_bitmap.as_ref().map_or(0, |dirty_bitmap| dirty_bitmap.dirty().0);
+    in_parts(&mut tracker, Part::default(), Tracker::forget_copies, |tracker| copied(tracker).max(dirty(tracker)));
+    assert_eq!((copied(&tracker), dirty(&tracker)), (0, 0));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn the_map_of_16_tib_is_brought_up_to_date_in_pieces() {
         // All pages are alike: a few tell.
         let mut next = (number % 1000 == 0).then_some(0);
         while let Some(at) = next {
-            next = tracker.fill_had_page(number, at, &mut page);
+            next = tracker.fill_copied_page(number, at, &mut page);
             assert!(next.is_none_or(|next| next - at <= CHUNKS_AT_ONCE), "from {at} to {next:?} under one lock");
         }
     }
@@ -179,10 +179,10 @@ fn a_volume_of_16_tib_with_nothing_to_compare_is_passed_a_part_at_a_time() {
     tracker.track(false);
     // What was copied the guest has changed since, and what it has not is not copied.
     for index in (0..100_000).step_by(2) {
-        tracker.life.set(index, Life::Had);
+        tracker.copy_state.set(index, CopyState::Copied);
         tracker.mark_dirty(tracker.chunk_extent(index));
     }
-    tracker.life.set_range(200_000..200_010, Life::Had);
+    tracker.copy_state.set_range(200_000..200_010, CopyState::Copied);
     assert_eq!(tracker.take_uncompared(true, 256), Uncompared::NothingYet);
     assert!(tracker.compare_from < CHUNKS_AT_ONCE, "{} chunks under one lock", tracker.compare_from);
     let found =

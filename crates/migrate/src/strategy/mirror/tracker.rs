@@ -7,18 +7,18 @@ use std::sync::Arc;
 use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload};
 use env::Moment;
 
-use super::buffer::{Buffered, Queue};
-use super::patience::Patience;
+use super::error_budget::ErrorBudget;
 pub(crate) use super::plan::{Activity, Counts, WritePlan};
-use super::scrutiny::Scrutiny;
 pub(crate) use super::session::Session;
-use super::silence::Silence;
-pub(crate) use super::states::{Durability, Life, Mode};
+pub(crate) use super::states::{CopyState, Durability, Mode};
+use super::target_stall::TargetStall;
+use super::verify_state::VerifyState;
+use super::write_queue::{Buffered, Queue};
 use crate::progress_map::{ProgressMap, active_of};
 use crate::strategy::auto::Auto;
 use crate::strategy::mirror_paper::offsets::Offsets;
-use crate::strategy::tracking::dirt::Dirt;
-use crate::strategy::tracking::hot::Hot;
+use crate::strategy::tracking::dirty_bitmap::DirtyBitmap;
+use crate::strategy::tracking::hot_blocks::HotChunks;
 
 /// How many redos a chunk may have before the guest's write waits for the copy.
 const REDOS_MAX: u8 = 2;
@@ -29,13 +29,13 @@ const GENERATIONS: u64 = 1024;
 pub(crate) struct Tracker {
     size: Bytes,
     pub(in crate::strategy) chunk: ChunkSize,
-    pub(in crate::strategy) life: ChunkMap<Life>,
+    pub(in crate::strategy) copy_state: ChunkMap<CopyState>,
     pub(super) durability: ChunkMap<Durability>,
-    pub(in crate::strategy) scrutiny: ChunkMap<Scrutiny>,
+    pub(in crate::strategy) verify_state: ChunkMap<VerifyState>,
     /// What the guest has written since it was copied, where that is tracked and not mirrored.
-    pub(in crate::strategy) dirt: Option<Dirt>,
+    pub(in crate::strategy) dirty_bitmap: Option<DirtyBitmap>,
     /// How often chunks are written, where hot ones are put off.
-    pub(in crate::strategy) hot: Option<Hot>,
+    pub(in crate::strategy) hot: Option<HotChunks>,
     /// What the target gets later, if it does not get it at once.
     pub(in crate::strategy) queue: Option<Queue>,
     /// What is left to the source although it was copied, where that is chosen chunk by chunk.
@@ -53,11 +53,11 @@ pub(crate) struct Tracker {
     /// Copies to the session's target below us.
     offload: Option<Arc<dyn Offload>>,
     /// With the session's target.
-    patience: Patience,
+    error_budget: ErrorBudget,
     /// The session's target's.
-    pub(super) silence: Silence,
+    pub(super) target_stall: TargetStall,
     /// How many flushes of the guest's the session's target was not waited for, or not asked for.
-    pub(crate) flushes_left: u64,
+    pub(crate) flushes_detached: u64,
     /// How many of them a flush that has succeeded since covers.
     pub(super) flushes_covered: u64,
     mode: Mode,
@@ -68,7 +68,7 @@ pub(crate) struct Tracker {
     generations: Vec<u32>,
     /// `None` without a progress map.
     pub(in crate::strategy) activity: Option<BTreeMap<u64, Activity>>,
-    /// Pages of the progress map's had bits that are not up to date.
+    /// Pages of the progress map's copied bits that are not up to date.
     pub(super) stale_pages: BTreeSet<u64>,
     /// For how many chunks a page of them stands.
     pub(super) page_chunks: u64,
@@ -82,10 +82,10 @@ impl Tracker {
         Self {
             size,
             chunk,
-            life: ChunkMap::new(chunks, Life::Absent),
+            copy_state: ChunkMap::new(chunks, CopyState::Absent),
             durability: ChunkMap::new(chunks, Durability::Clean),
-            scrutiny: ChunkMap::new(chunks, Scrutiny::Unseen),
-            dirt: None,
+            verify_state: ChunkMap::new(chunks, VerifyState::Unverified),
+            dirty_bitmap: None,
             hot: None,
             queue: None,
             auto: None,
@@ -96,9 +96,9 @@ impl Tracker {
             sessions: 1,
             lost: 0,
             offload: None,
-            patience: Patience::default(),
-            silence: Silence::default(),
-            flushes_left: 0,
+            error_budget: ErrorBudget::default(),
+            target_stall: TargetStall::default(),
+            flushes_detached: 0,
             flushes_covered: 0,
             mode: Mode::SourceHolds,
             redo: BTreeSet::new(),
@@ -151,33 +151,33 @@ impl Tracker {
             return self.adopt_to_offset(runs);
         }
         for run in runs {
-            self.life.set_range(run.clone(), Life::Had);
+            self.copy_state.set_range(run.clone(), CopyState::Copied);
         }
     }
 
-    /// Goes on with `target`, which has what was had before unless it is `empty`.
+    /// Goes on with `target`, which has what was copied before unless it is `empty`.
     pub(crate) fn begin_session(&mut self, target: Device, empty: bool) {
         // Whoever calls has done most of it, and of what follows, a part at a time.
         let mut from = Some(0);
         while let Some(at) = from {
-            from = self.lose_unflushed(at);
+            from = self.forget_unflushed(at);
         }
         if empty {
             // A copy that still runs ends with its session and makes its chunks absent itself.
-            self.life.replace(Life::Had, Life::Absent);
+            self.copy_state.replace(CopyState::Copied, CopyState::Absent);
             self.go_back_to_start();
             self.mark_stale(0..self.chunks());
             // What was proved was proved of the target before.
-            self.scrutiny.replace(Scrutiny::Equal, Scrutiny::Wanted);
-            if let Some(dirt) = &mut self.dirt {
-                dirt.clear();
+            self.verify_state.replace(VerifyState::Equal, VerifyState::Wanted);
+            if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
+                dirty_bitmap.clear();
             }
         }
         self.compare_from = 0;
         self.sessions += 1;
         self.counts.again += std::mem::take(&mut self.lost);
-        (self.patience, self.silence) = (Patience::default(), Silence::default());
-        self.flushes_covered = self.flushes_left;
+        (self.error_budget, self.target_stall) = (ErrorBudget::default(), TargetStall::default());
+        self.flushes_covered = self.flushes_detached;
         self.session = Some(Session::new(self.sessions, target, empty));
     }
 
@@ -186,10 +186,10 @@ impl Tracker {
     /// again.
     pub(crate) fn bears_failure(&mut self, session: u64, now: Moment) -> bool {
         let is_the_sources = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
-        is_the_sources && self.is_current(session) && self.patience.bears_failure(now)
+        is_the_sources && self.is_current(session) && self.error_budget.bears_failure(now)
     }
 
-    /// The target is gone. What was not flushed there is to be [lost](Self::lose_unflushed) before another session begins.
+    /// The target is gone. What was not flushed there is to be [lost](Self::forget_unflushed) before another session begins.
     /// Gives what was buffered.
     #[must_use = "it is freed outside the tracker's lock"]
     pub(crate) fn drop_session(&mut self) -> VecDeque<Buffered> {
@@ -205,37 +205,37 @@ impl Tracker {
         *(if self.session.is_some() { &mut self.counts.again } else { &mut self.lost }) += bytes;
     }
 
-    /// A chunk that was had must be copied again.
+    /// A chunk that was copied must be copied again.
     pub(in crate::strategy) fn lose(&mut self, index: u64) {
         if self.go_back(index) {
             return;
         }
-        self.life.set(index, Life::Absent);
+        self.copy_state.set(index, CopyState::Absent);
         self.mark_stale(index..index + 1);
     }
 
     /// The next run of chunks at or after `from`, at most `chunks_max` long, that the target is thought to have.
-    pub(crate) fn next_had(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
-        self.life.next_run(Life::Had, from, chunks_max)
+    pub(crate) fn next_copied(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
+        self.copy_state.next_run(CopyState::Copied, from, chunks_max)
     }
 
     /// The target, which was away, has not got this after all. Gives whether that is new: what the guest has changed is copied
     /// again anyhow.
-    pub(crate) fn lose_had(&mut self, index: u64) -> bool {
+    pub(crate) fn forget_copied(&mut self, index: u64) -> bool {
         let is_new = self.is_in_step(index);
         if is_new {
-            self.suspect(index..index + 1);
+            self.mark_suspect(index..index + 1);
             self.count_again(index..index + 1);
             self.lose(index);
         }
         is_new
     }
 
-    /// Decides what becomes of a guest write, all of which is left to the source with `leaves` where that can be. The caller
+    /// Decides what becomes of a guest write, all of which is left to the source with `defers` where that can be. The caller
     /// holds the extent's lock until [`finish_write`].
     ///
     /// [`finish_write`]: Self::finish_write
-    pub(crate) fn plan_write(&mut self, extent: Extent, leaves: bool) -> WritePlan {
+    pub(crate) fn plan_write(&mut self, extent: Extent, defers: bool) -> WritePlan {
         if let Some(tracked) = self.plan_tracked(extent) {
             return tracked;
         }
@@ -246,7 +246,7 @@ impl Tracker {
         self.count_write(extent);
         let (parts, active) = match self.offsets {
             Some(_) => self.mirrored_by_offset(extent),
-            None => self.mirrored_by_life(extent, self.may_leave() && (leaves || self.silence.since().is_some())),
+            None => self.mirrored_by_state(extent, self.may_leave() && (defers || self.target_stall.since().is_some())),
         };
         if active {
             self.activate(&mut plan);
@@ -260,18 +260,18 @@ impl Tracker {
     }
 
     /// Which parts of a write are to be mirrored, and whether the activity log must have it first.
-    fn mirrored_by_life(&mut self, extent: Extent, leaves: bool) -> (Vec<Extent>, bool) {
+    fn mirrored_by_state(&mut self, extent: Extent, defers: bool) -> (Vec<Extent>, bool) {
         let mut parts: Vec<Extent> = Vec::new();
         let mut lost = false;
         for index in self.chunk.indices_of(extent) {
-            match self.life.get(index) {
-                Life::Absent | Life::Reading => {}
-                Life::Writing => _ = self.redo.insert(index),
-                Life::Had if self.session.is_none() || leaves || self.leaves(index) => {
+            match self.copy_state.get(index) {
+                CopyState::Absent | CopyState::Reading => {}
+                CopyState::Writing => _ = self.redo.insert(index),
+                CopyState::Copied if self.session.is_none() || defers || self.defers(index) => {
                     self.lose(index);
                     lost = true;
                 }
-                Life::Had => {
+                CopyState::Copied => {
                     self.touch_target(index);
                     let part = self.chunk_extent(index).intersection(extent).expect("the write touches the chunk");
                     match parts.last_mut() {
@@ -324,11 +324,11 @@ impl Tracker {
                 // Said again at the end: a flush that began meanwhile does not cover this write.
                 self.touch_target(index);
                 if may_differ {
-                    self.suspect(index..index + 1);
+                    self.mark_suspect(index..index + 1);
                     // Where the target may hold the volume, writes must go on to reach it. When a doubt is settled for the
                     // source, the mirror is dropped and with it everything that was written since the last flush.
                     let may_be_lost = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
-                    if may_be_lost && self.life.get(index) == Life::Had {
+                    if may_be_lost && self.copy_state.get(index) == CopyState::Copied {
                         self.count_again(index..index + 1);
                         self.lose(index);
                     }
@@ -365,7 +365,7 @@ impl Tracker {
             return None;
         }
         let from = self.window_start().unwrap_or(from);
-        let run = self.life.next_run(Life::Absent, from, chunks_max)?;
+        let run = self.copy_state.next_run(CopyState::Absent, from, chunks_max)?;
         match self.redone.range(run.clone()).find(|(_, redos)| **redos >= REDOS_MAX) {
             Some((index, _)) if *index == run.start => Some(run.start..run.start + 1),
             Some((index, _)) => Some(run.start..*index),
@@ -375,7 +375,7 @@ impl Tracker {
 
     /// Whether the copy of this run keeps the lock while it writes. A copy that is not the last one need not.
     pub(crate) fn holds_guest(&self, run: Range<u64>) -> bool {
-        self.offsets.is_some() || !self.sweeps() && self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
+        self.offsets.is_some() || !self.auto_passes() && self.redone.range(run).any(|(_, redos)| *redos >= REDOS_MAX)
     }
 
     /// Takes absent chunks for a copy. Not if the copy is by offsets and has gone back since they were chosen.
@@ -384,46 +384,46 @@ impl Tracker {
         if !self.open_window(&run) {
             return false;
         }
-        if let Some(dirt) = &mut self.dirt {
-            dirt.claim(run.clone());
+        if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
+            dirty_bitmap.claim(run.clone());
         }
         if let Some(auto) = &mut self.auto {
-            auto.sweep.copy(run.end - run.start);
+            auto.pass.copy(run.end - run.start);
         }
-        self.life.set_range(run, Life::Reading);
+        self.copy_state.set_range(run, CopyState::Reading);
         true
     }
 
     /// Gives up again claimed chunks of which the target may have got something. What it got may be lost by a flush that
     /// fails, also if it reads as if nothing had to be written there.
-    pub(crate) fn give_up_written(&mut self, run: Range<u64>) {
+    pub(crate) fn abort_written_copy(&mut self, run: Range<u64>) {
         if !run.is_empty() {
             self.count_again(run.clone());
         }
         run.clone().for_each(|index| self.touch_target(index));
-        self.give_up(run, true);
+        self.abort_copy(run, true);
     }
 
     /// Gives claimed chunks up again.
-    pub(crate) fn give_up(&mut self, run: Range<u64>, suspect: bool) {
+    pub(crate) fn abort_copy(&mut self, run: Range<u64>, suspect: bool) {
         self.redo.retain(|index| !run.contains(index));
         if suspect {
-            self.suspect(run.clone());
+            self.mark_suspect(run.clone());
         }
         self.abandon_window();
-        self.life.set_range(run, Life::Absent);
+        self.copy_state.set_range(run, CopyState::Absent);
     }
 
     /// The copy has read its chunks and begins to write them.
     pub(crate) fn begin_writing(&mut self, run: Range<u64>) {
-        self.life.set_range(run, Life::Writing);
+        self.copy_state.set_range(run, CopyState::Writing);
     }
 
-    /// The copy has written its chunks to the target of `session`. Gives how many bytes are had now for the first time
+    /// The copy has written its chunks to the target of `session`. Gives how many bytes are copied now for the first time
     /// or again.
     pub(crate) fn end_copy(&mut self, run: Range<u64>, session: u64) {
         if !self.is_current(session) || !self.close_window(&run) {
-            return self.give_up_written(run);
+            return self.abort_written_copy(run);
         }
         self.want_again(run.clone());
         self.mark_stale(run.clone());
@@ -432,11 +432,11 @@ impl Tracker {
             if self.redo.remove(&index) {
                 self.counts.redos += 1;
                 *self.redone.entry(index).or_default() += 1;
-                self.scrutiny.set(index, Scrutiny::Wanted);
-                self.life.set(index, Life::Absent);
+                self.verify_state.set(index, VerifyState::Wanted);
+                self.copy_state.set(index, CopyState::Absent);
             } else {
                 self.redone.remove(&index);
-                self.life.set(index, Life::Had);
+                self.copy_state.set(index, CopyState::Copied);
             }
         }
     }
@@ -444,23 +444,23 @@ impl Tracker {
     /// Chunks that were already equal without a write to the target: both sides read as zeroes.
     pub(crate) fn end_skip(&mut self, run: Range<u64>, session: u64) {
         if !self.is_current(session) || !self.close_window(&run) {
-            return self.give_up(run, false);
+            return self.abort_copy(run, false);
         }
         self.want_again(run.clone());
         self.redone.clear_range(run.clone());
         self.mark_stale(run.clone());
-        self.life.set_range(run, Life::Had);
+        self.copy_state.set_range(run, CopyState::Copied);
     }
 
     /// How many bytes are in step on both sides. The last chunk counts as a whole one.
-    pub(crate) fn bytes_had(&self) -> Bytes {
-        let dirty = self.dirt.as_ref().map_or(0, |dirt| dirt.dirty().0);
-        Bytes(self.life.count(Life::Had).saturating_sub(dirty) * self.chunk.bytes()).min(self.size)
+    pub(crate) fn bytes_in_step(&self) -> Bytes {
+        let dirty = self.dirty_bitmap.as_ref().map_or(0, |dirty_bitmap| dirty_bitmap.dirty().0);
+        Bytes(self.copy_state.count(CopyState::Copied).saturating_sub(dirty) * self.chunk.bytes()).min(self.size)
     }
 
     /// Whether every chunk is on both sides.
     pub(crate) fn is_complete(&self) -> bool {
-        self.is_pass_over() && self.dirt.as_ref().is_none_or(Dirt::is_clean)
+        self.is_pass_over() && self.dirty_bitmap.as_ref().is_none_or(DirtyBitmap::is_clean)
     }
 
     /// Whether the target has been written since the last flush that succeeded began.
@@ -469,9 +469,9 @@ impl Tracker {
     }
 
     /// Whether all of these chunks are on both sides.
-    pub(crate) fn all_had(&self, run: Range<u64>) -> bool {
+    pub(crate) fn all_copied(&self, run: Range<u64>) -> bool {
         let length = run.end - run.start;
-        self.session.is_some() && self.life.next_run(Life::Had, run.start, length) == Some(run)
+        self.session.is_some() && self.copy_state.next_run(CopyState::Copied, run.start, length) == Some(run)
     }
 
     pub(crate) fn chunk_extent(&self, index: u64) -> Extent {
@@ -487,7 +487,7 @@ impl Tracker {
     }
 
     pub(crate) fn chunks(&self) -> u64 {
-        self.life.len()
+        self.copy_state.len()
     }
 }
 

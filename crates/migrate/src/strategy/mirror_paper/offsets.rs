@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use block::{Bytes, Extent};
 
-use crate::strategy::mirror::tracker::{Life, Tracker};
+use crate::strategy::mirror::tracker::{CopyState, Tracker};
 
 /// Which part of a volume is copied, being copied, and to be copied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Tracker {
     pub(in crate::strategy) fn go_back(&mut self, index: u64) -> bool {
         let Some(end) = self.window_start() else { return false };
         let to = self.chunk_extent(index).offset;
-        self.life.set_range(index..end, Life::Absent);
+        self.copy_state.set_range(index..end, CopyState::Absent);
         self.mark_stale(index..end);
         self.offsets.as_mut().expect("asked above").go_back(to);
         true
@@ -109,7 +109,7 @@ impl Tracker {
     /// Of what an earlier session had, takes what two offsets can say: the part without a gap.
     pub(in crate::strategy) fn adopt_to_offset(&mut self, had: &[Range<u64>]) {
         let copied = had.first().filter(|run| run.start == 0).map_or(0, |run| run.end);
-        self.life.set_range(0..copied, Life::Had);
+        self.copy_state.set_range(0..copied, CopyState::Copied);
         let byte = |chunk: u64| Bytes(chunk * self.chunk.bytes()).min(self.size());
         let recorded = had.last().map_or(Bytes::ZERO, |run| byte(run.end));
         self.offsets = Some(Offsets { copied: byte(copied), copying: byte(copied), recorded });
@@ -207,7 +207,7 @@ mod tests {
                             copied = if run.start == copied { run.end } else { copied };
                             recorded = recorded.max(copied);
                         } else {
-                            tracker.give_up_written(run);
+                            tracker.abort_written_copy(run);
                         }
                     }
                     Step::Write(at, length, fails) => {
@@ -224,7 +224,7 @@ mod tests {
                         }
                     }
                 }
-                let is_had = (0..CHUNKS).map(|index| tracker.life.get(index) == Life::Had);
+                let is_had = (0..CHUNKS).map(|index| tracker.copy_state.get(index) == CopyState::Copied);
                 prop_assert_eq!(is_had.collect::<Vec<_>>(), (0..CHUNKS).map(|index| index < copied).collect::<Vec<_>>());
                 prop_assert_eq!(tracker.window_start(), Some(copied));
             }
@@ -235,7 +235,7 @@ mod tests {
     fn of_what_was_had_before_a_crash_the_part_without_a_gap_is_taken() {
         let mut tracker = tracker();
         tracker.adopt(&[0..3, 5..9]);
-        assert_eq!((tracker.window_start(), tracker.bytes_had()), (Some(3), Bytes(3 * CHUNK)));
+        assert_eq!((tracker.window_start(), tracker.bytes_in_step()), (Some(3), Bytes(3 * CHUNK)));
         let plan = tracker.plan_write(Extent::new(Bytes(6 * CHUNK), Bytes(10)), false);
         assert!(plan.mirror.is_none() && plan.active, "it is on record as copied, and a crash must not believe that");
         let plan = tracker.plan_write(Extent::new(Bytes(10 * CHUNK), Bytes(10)), false);

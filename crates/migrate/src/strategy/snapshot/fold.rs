@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use block::{BufferPool, Bytes, Device, Mutation, Quiesced, Result, Slot};
 use env::EnvRef;
-use filters::Held;
+use filters::RunOrigin;
 use futures::StreamExt;
 use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
 use super::{Snapshot, Snapshots};
-use crate::pace::HoldLimit;
+use crate::pace::PauseLimit;
 
 /// What is folded in one piece at most.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -159,7 +159,7 @@ impl Fold<'_> {
     /// failure and is asked for nothing.
     pub(crate) async fn fold_all(&mut self, mut note: impl FnMut(block::Error)) {
         let mut pause = RETRY_PAUSE;
-        let (mut rounds, mut hold) = (0, HoldLimit::new(BACK_HOLD));
+        let (mut rounds, mut hold) = (0, PauseLimit::new(BACK_HOLD));
         while !self.snapshots.is_empty() {
             match self.fold_some(&mut rounds, &mut hold).await {
                 Ok(()) => pause = RETRY_PAUSE,
@@ -180,7 +180,7 @@ impl Fold<'_> {
         }
     }
 
-    async fn fold_some(&mut self, rounds: &mut u32, hold: &mut HoldLimit) -> Result<()> {
+    async fn fold_some(&mut self, rounds: &mut u32, hold: &mut PauseLimit) -> Result<()> {
         self.snapshots.rebase(&self.below)?;
         if self.snapshots.len() > 1 {
             return self.fold_lowest(|_, _| Pace::Go).await.map(drop);
@@ -220,7 +220,7 @@ impl Fold<'_> {
             let mut rest = LOOK;
             while failure.is_none() && !is_stopped && in_flight.len() < PIECES_MAX {
                 let Some((extent, held)) = next_piece(snapshot, next) else { break };
-                let length = if held == Held::Data { extent.length.0 } else { 0 };
+                let length = if held == RunOrigin::Data { extent.length.0 } else { 0 };
                 if under_way > 0 && under_way + length > self.in_flight_bytes_max {
                     break;
                 }
@@ -236,9 +236,9 @@ impl Fold<'_> {
                     }
                 }
                 let buffer = match held {
-                    Held::Zeroes => None,
+                    RunOrigin::Zeroes => None,
                     // Acquired before anything is read; waiting here is waiting for pieces under way.
-                    Held::Data => match self.pool.try_acquire(extent.length.as_usize()) {
+                    RunOrigin::Data => match self.pool.try_acquire(extent.length.as_usize()) {
                         Some(buffer) => Some(buffer),
                         None if in_flight.is_empty() => Some(self.pool.acquire(extent.length.as_usize()).await),
                         None => break,
@@ -283,9 +283,9 @@ impl Fold<'_> {
 }
 
 /// The next run that `snapshot` holds at or after `from`.
-fn next_piece(snapshot: &Snapshot, from: Bytes) -> Option<(block::Extent, Held)> {
-    match snapshot.overlay.next_held(from, Bytes(PIECE_BYTES))? {
-        (_, Held::Zeroes) => snapshot.overlay.next_held(from, Bytes(ZERO_BYTES_MAX)),
+fn next_piece(snapshot: &Snapshot, from: Bytes) -> Option<(block::Extent, RunOrigin)> {
+    match snapshot.overlay.next_stored(from, Bytes(PIECE_BYTES))? {
+        (_, RunOrigin::Zeroes) => snapshot.overlay.next_stored(from, Bytes(ZERO_BYTES_MAX)),
         data => Some(data),
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct Passed {
 
 /// What is done next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum PassDecision {
     /// Another pass over what is dirty and not put off.
     GoOn,
     /// Another pass over all that is dirty: the last but one.
@@ -69,12 +69,12 @@ pub(crate) enum Verdict {
 
 /// The least that the passes before the last two have left, and what those two have.
 #[derive(Debug, Default)]
-struct Left {
+struct Remaining {
     best: Option<u64>,
     last: [Option<u64>; 2],
 }
 
-impl Left {
+impl Remaining {
     /// Whether one of the last two passes has left less than those before, by a tenth.
     fn note(&mut self, left: u64) -> bool {
         let least = |values: &[Option<u64>]| values.iter().copied().flatten().min();
@@ -96,8 +96,8 @@ pub(crate) struct Convergence {
     deadline: Option<Duration>,
     choice: OnNoConverge,
     /// What passes have left, with and without what was put off.
-    all: Left,
-    rest: Left,
+    all: Remaining,
+    rest: Remaining,
     misses: u32,
     /// A last copy that was forced was not done in its time.
     forced_in_vain: bool,
@@ -114,8 +114,8 @@ impl Convergence {
             forced_max: Duration::from_millis(options.forced_downtime_ms_max),
             deadline: options.deadline_ms.map(Duration::from_millis),
             choice: options.on_no_converge,
-            all: Left::default(),
-            rest: Left::default(),
+            all: Remaining::default(),
+            rest: Remaining::default(),
             misses: 0,
             forced_in_vain: false,
             rates: Rates::new(options.chunk_bytes, limit),
@@ -198,18 +198,19 @@ impl Convergence {
     }
 
     /// A pass is over. Says what is done next, and why.
-    pub(crate) fn judge(&mut self, passed: Passed) -> (Verdict, String) {
+    pub(crate) fn decide(&mut self, passed: Passed) -> (PassDecision, String) {
         let rest = passed.dirty - passed.deferred.min(passed.dirty);
         let expected = self.expected(passed.dirty);
         if self.fits(passed.dirty) && self.misses <= MISSES_MAX {
             let why = format!("{} can be copied in {expected:.0?}, well within {:?}", Bytes(passed.dirty), self.limit);
-            return (Verdict::Complete, format!("complete: {why}"));
+            return (PassDecision::Complete, format!("complete: {why}"));
         }
         if self.is_too_late(passed.age) {
-            return self.give_up(passed, format!("the deadline of {:?} has passed", self.deadline.unwrap_or_default()));
+            return self
+                .abort_copy(passed, format!("the deadline of {:?} has passed", self.deadline.unwrap_or_default()));
         }
         if self.misses > MISSES_MAX {
-            return self.give_up(passed, format!("{} switchovers found more than they could copy", self.misses));
+            return self.abort_copy(passed, format!("{} switchovers found more than they could copy", self.misses));
         }
         let (all, rest_is_smaller) = (self.all.note(passed.dirty), self.rest.note(rest));
         let smaller = if self.had_all { all } else { rest_is_smaller };
@@ -222,47 +223,47 @@ impl Convergence {
                     false => "what is not hot gets no smaller",
                 };
                 let text = format!("go on with the {} that were put off: {why}", Bytes(passed.deferred));
-                return (Verdict::GoOnWithAll, text);
+                return (PassDecision::GoOnWithAll, text);
             }
         }
         if !smaller {
             let why = format!("what is left gets no smaller: {} after the last pass", Bytes(rest));
-            return self.give_up(passed, why);
+            return self.abort_copy(passed, why);
         }
         if let Some(deadline) = self.deadline
             && passed.age + self.pass_expected(rest) >= deadline
         {
-            return self.give_up(passed, format!("another pass would end after the deadline of {deadline:?}"));
+            return self.abort_copy(passed, format!("another pass would end after the deadline of {deadline:?}"));
         }
         let dirty = Bytes(passed.dirty);
         let why = match self.rates.knows_scattered() {
             true => format!("{dirty} would hold the guest for {expected:.0?}, too long for {:?}", self.limit),
             false => format!("how fast the {dirty} are copied, which lie scattered, has yet to be seen"),
         };
-        (Verdict::GoOn, format!("go on: {why}"))
+        (PassDecision::GoOn, format!("go on: {why}"))
     }
 
-    fn give_up(&self, passed: Passed, why: String) -> (Verdict, String) {
+    fn abort_copy(&self, passed: Passed, why: String) -> (PassDecision, String) {
         let expected = self.rates.forced_hold(passed.dirty);
         match self.choice {
-            OnNoConverge::Mirror => (Verdict::Mirror, format!("go on as a mirror: {why}")),
+            OnNoConverge::Mirror => (PassDecision::Mirror, format!("go on as a mirror: {why}")),
             OnNoConverge::Force if self.forced_in_vain => {
                 let text = format!("abort: {why}, and the guest has been held in vain for {:?}", self.forced_max);
-                (Verdict::Abort, text)
+                (PassDecision::Abort, text)
             }
             OnNoConverge::Force if expected <= self.forced_max => {
                 let text = format!("force: {why}; the guest is held for {expected:.0?} as expected");
-                (Verdict::Force, text)
+                (PassDecision::Force, text)
             }
             OnNoConverge::Force => {
                 let text = format!(
                     "abort: {why}, and the guest would be held for {expected:.0?}, longer than {:?}",
                     self.forced_max
                 );
-                (Verdict::Abort, text)
+                (PassDecision::Abort, text)
             }
             OnNoConverge::Abort => {
-                (Verdict::Abort, format!("abort: {why}; the guest would be held for {expected:.0?}"))
+                (PassDecision::Abort, format!("abort: {why}; the guest would be held for {expected:.0?}"))
             }
         }
     }
@@ -287,40 +288,40 @@ mod tests {
         convergence
     }
 
-    fn judge(convergence: &mut Convergence, dirty: u64) -> Verdict {
-        convergence.judge(Passed { dirty, ..Passed::default() }).0
+    fn decide(convergence: &mut Convergence, dirty: u64) -> PassDecision {
+        convergence.decide(Passed { dirty, ..Passed::default() }).0
     }
 
     #[test]
     fn what_fits_the_limit_is_completed_and_what_does_not_is_copied_again() {
         let mut convergence = convergence(&options(OnNoConverge::Abort));
-        assert_eq!(judge(&mut convergence, 400_000_000), Verdict::GoOn);
-        assert_eq!(judge(&mut convergence, 40_000_000), Verdict::GoOn);
-        assert_eq!(judge(&mut convergence, 8_000_000), Verdict::GoOn, "that is too close to the limit");
-        assert_eq!(judge(&mut convergence, 7_000_000), Verdict::Complete);
+        assert_eq!(decide(&mut convergence, 400_000_000), PassDecision::GoOn);
+        assert_eq!(decide(&mut convergence, 40_000_000), PassDecision::GoOn);
+        assert_eq!(decide(&mut convergence, 8_000_000), PassDecision::GoOn, "that is too close to the limit");
+        assert_eq!(decide(&mut convergence, 7_000_000), PassDecision::Complete);
     }
 
     #[test]
     fn one_burst_does_not_end_it_and_two_passes_without_progress_do() {
         let mut convergence = convergence(&options(OnNoConverge::Abort));
         for dirty in [900, 500, 800, 400] {
-            assert_eq!(judge(&mut convergence, dirty * 1_000_000), Verdict::GoOn, "after {dirty}");
+            assert_eq!(decide(&mut convergence, dirty * 1_000_000), PassDecision::GoOn, "after {dirty}");
         }
-        assert_eq!(judge(&mut convergence, 390_000_000), Verdict::GoOn, "one pass of the last two was better");
-        assert_eq!(judge(&mut convergence, 395_000_000), Verdict::Abort);
+        assert_eq!(decide(&mut convergence, 390_000_000), PassDecision::GoOn, "one pass of the last two was better");
+        assert_eq!(decide(&mut convergence, 395_000_000), PassDecision::Abort);
     }
 
     #[test]
     fn what_is_done_without_convergence_is_what_was_chosen() {
         for (choice, dirty, expected) in [
-            (OnNoConverge::Abort, 100_000_000, Verdict::Abort),
-            (OnNoConverge::Mirror, 100_000_000, Verdict::Mirror),
-            (OnNoConverge::Force, 100_000_000, Verdict::Force),
-            (OnNoConverge::Force, 1_000_000_000, Verdict::Abort),
+            (OnNoConverge::Abort, 100_000_000, PassDecision::Abort),
+            (OnNoConverge::Mirror, 100_000_000, PassDecision::Mirror),
+            (OnNoConverge::Force, 100_000_000, PassDecision::Force),
+            (OnNoConverge::Force, 1_000_000_000, PassDecision::Abort),
         ] {
             let mut convergence = convergence(&options(choice));
-            let verdicts: Vec<_> = (0..3).map(|_| judge(&mut convergence, dirty)).collect();
-            assert_eq!(verdicts, [Verdict::GoOn, Verdict::GoOn, expected], "{choice:?} with {dirty}");
+            let decisions: Vec<_> = (0..3).map(|_| decide(&mut convergence, dirty)).collect();
+            assert_eq!(decisions, [PassDecision::GoOn, PassDecision::GoOn, expected], "{choice:?} with {dirty}");
         }
     }
 
@@ -330,19 +331,19 @@ mod tests {
         options.deadline_ms = Some(60_000);
         let mut convergence = convergence(&options);
         let mut after =
-            |age, dirty| convergence.judge(Passed { age: Duration::from_secs(age), dirty, ..Passed::default() }).0;
-        assert_eq!(after(10, 400_000_000), Verdict::GoOn);
-        assert_eq!(after(50, 200_000_000), Verdict::Mirror, "another pass takes 20 s");
-        assert_eq!(after(70, 1000), Verdict::Complete, "what fits is completed, late or not");
+            |age, dirty| convergence.decide(Passed { age: Duration::from_secs(age), dirty, ..Passed::default() }).0;
+        assert_eq!(after(10, 400_000_000), PassDecision::GoOn);
+        assert_eq!(after(50, 200_000_000), PassDecision::Mirror, "another pass takes 20 s");
+        assert_eq!(after(70, 1000), PassDecision::Complete, "what fits is completed, late or not");
     }
 
     #[test]
     fn what_is_hot_is_copied_in_the_last_pass_but_one() {
         let mut convergence = convergence(&MoveOptions { hot_blocks: true, ..options(OnNoConverge::Abort) });
-        let mut after = |dirty, deferred| convergence.judge(Passed { dirty, deferred, age: Duration::ZERO }).0;
-        assert_eq!(after(400_000_000, 100_000_000), Verdict::GoOn);
-        assert_eq!(after(105_000_000, 100_000_000), Verdict::GoOnWithAll);
-        assert_eq!(after(7_000_000, 0), Verdict::Complete);
+        let mut after = |dirty, deferred| convergence.decide(Passed { dirty, deferred, age: Duration::ZERO }).0;
+        assert_eq!(after(400_000_000, 100_000_000), PassDecision::GoOn);
+        assert_eq!(after(105_000_000, 100_000_000), PassDecision::GoOnWithAll);
+        assert_eq!(after(7_000_000, 0), PassDecision::Complete);
         assert!(!convergence.defers());
     }
 
@@ -350,12 +351,12 @@ mod tests {
     fn a_switchover_that_keeps_missing_its_time_is_no_convergence() {
         let mut convergence = convergence(&options(OnNoConverge::Mirror));
         for _ in 0..MISSES_MAX {
-            assert_eq!(judge(&mut convergence, 1_000_000), Verdict::Complete);
+            assert_eq!(decide(&mut convergence, 1_000_000), PassDecision::Complete);
             convergence.note_miss();
         }
-        assert_eq!(judge(&mut convergence, 1_000_000), Verdict::Complete);
+        assert_eq!(decide(&mut convergence, 1_000_000), PassDecision::Complete);
         convergence.note_miss();
-        assert_eq!(judge(&mut convergence, 1_000_000), Verdict::Mirror);
+        assert_eq!(decide(&mut convergence, 1_000_000), PassDecision::Mirror);
     }
 
     #[test]
@@ -370,25 +371,25 @@ mod tests {
     fn after_the_first_pass_alone_the_guest_is_not_held_for_more_than_the_slowest_disk_copies_in_time() {
         let mut convergence = Convergence::new(&options(OnNoConverge::Abort));
         convergence.rates().note_pass(Kind::Whole, 1_000_000_000, Duration::from_secs(1));
-        let (verdict, why) = convergence.judge(Passed { dirty: 100_000_000, ..Passed::default() });
-        assert_eq!(verdict, Verdict::GoOn, "100 MB at the stream's rate take a tenth of a second");
+        let (decision, why) = convergence.decide(Passed { dirty: 100_000_000, ..Passed::default() });
+        assert_eq!(decision, PassDecision::GoOn, "100 MB at the stream's rate take a tenth of a second");
         assert!(why.contains("has yet to be seen"), "{why}");
         convergence.rates().note_pass(Kind::Scattered, 100_000_000, Duration::from_millis(500));
-        assert_eq!(judge(&mut convergence, 100_000_000), Verdict::Complete);
+        assert_eq!(decide(&mut convergence, 100_000_000), PassDecision::Complete);
         let mut nearly_idle = Convergence::new(&options(OnNoConverge::Abort));
         nearly_idle.rates().note_pass(Kind::Whole, 1_000_000_000, Duration::from_secs(1));
-        assert_eq!(judge(&mut nearly_idle, 5_000_000), Verdict::Complete);
+        assert_eq!(decide(&mut nearly_idle, 5_000_000), PassDecision::Complete);
     }
 
     #[test]
     fn a_forced_last_copy_that_was_held_in_vain_is_not_forced_again() {
         let mut convergence = convergence(&options(OnNoConverge::Force));
-        let verdicts: Vec<_> = (0..3).map(|_| judge(&mut convergence, 100_000_000)).collect();
-        assert_eq!(verdicts[2], Verdict::Force);
+        let decisions: Vec<_> = (0..3).map(|_| decide(&mut convergence, 100_000_000)).collect();
+        assert_eq!(decisions[2], PassDecision::Force);
         convergence.note_hold(90_000_000, Duration::from_secs(30), true);
-        assert_eq!(judge(&mut convergence, 10_000_000), Verdict::GoOn, "that is a tenth of what there was");
-        let last: Vec<_> = (0..2).map(|_| judge(&mut convergence, 10_000_000)).collect();
-        assert_eq!(last[1], Verdict::Abort);
+        assert_eq!(decide(&mut convergence, 10_000_000), PassDecision::GoOn, "that is a tenth of what there was");
+        let last: Vec<_> = (0..2).map(|_| decide(&mut convergence, 10_000_000)).collect();
+        assert_eq!(last[1], PassDecision::Abort);
     }
 
     #[test]
@@ -410,11 +411,11 @@ mod tests {
             for dirty in left.iter().cycle() {
                 let deferred = if convergence.defers() { dirty / 3 } else { 0 };
                 passes += 1;
-                let (verdict, _) = convergence.judge(Passed { dirty: *dirty, deferred, age: Duration::ZERO });
-                match verdict {
-                    Verdict::GoOn | Verdict::GoOnWithAll => {}
+                let (decision, _) = convergence.decide(Passed { dirty: *dirty, deferred, age: Duration::ZERO });
+                match decision {
+                    PassDecision::GoOn | PassDecision::GoOnWithAll => {}
                     // Always struck again on the way to the switchover.
-                    Verdict::Complete => convergence.note_miss(),
+                    PassDecision::Complete => convergence.note_miss(),
                     _ => break,
                 }
                 // Two for every tenth from 2^40 down to what fits, once more with what is hot, and the misses.

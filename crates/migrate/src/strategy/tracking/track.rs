@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use block::{Bytes, Extent};
 
-use filters::Heat;
+use filters::WriteFrequencySketch;
 
-use super::dirt::Dirt;
-use super::hot::Hot;
+use super::dirty_bitmap::DirtyBitmap;
+use super::hot_blocks::HotChunks;
 use crate::progress_map::active_of;
-use crate::strategy::mirror::scrutiny::Scrutiny;
-use crate::strategy::mirror::tracker::{Life, Mode, Tracker, WritePlan};
+use crate::strategy::mirror::tracker::{CopyState, Mode, Tracker, WritePlan};
+use crate::strategy::mirror::verify_state::VerifyState;
 
 /// So many stretches that cannot be compared now are passed under one lock of the tracker.
 const PASSED_AT_ONCE: u32 = 512;
@@ -20,16 +20,16 @@ const DEFERRED_AT_ONCE: u32 = 1024;
 impl Tracker {
     /// Tracks guest writes from now on instead of mirroring them.
     pub(crate) fn track(&mut self, incremental: bool) {
-        self.dirt = Some(Dirt::new(self.chunks(), incremental));
+        self.dirty_bitmap = Some(DirtyBitmap::new(self.chunks(), incremental));
     }
 
     /// Counts how often chunks are written, so that the copies of hot ones can be put off.
-    pub(crate) fn count_heat(&mut self, heat: Heat) {
-        self.hot = Some(Hot::new(heat));
+    pub(crate) fn note_write_frequency(&mut self, write_frequency: WriteFrequencySketch) {
+        self.hot = Some(HotChunks::new(write_frequency));
     }
 
     /// What puts copies off, if anything does.
-    pub(crate) const fn hot(&mut self) -> Option<&mut Hot> {
+    pub(crate) const fn hot(&mut self) -> Option<&mut HotChunks> {
         self.hot.as_mut()
     }
 
@@ -43,9 +43,9 @@ impl Tracker {
                 None => return Some(run),
                 Some(first) if first > run.start => return Some(run.start..first),
                 Some(first) => {
-                    self.life.set(first, Life::Had);
-                    if let Some(dirt) = &mut self.dirt {
-                        dirt.defer(first);
+                    self.copy_state.set(first, CopyState::Copied);
+                    if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
+                        dirty_bitmap.defer(first);
                     }
                     from = first + 1;
                 }
@@ -62,12 +62,12 @@ impl Tracker {
         while let Some(run) = self.get_and_clear(from, u64::MAX, true) {
             from = run.end;
         }
-        (self.dirt, self.hot) = (None, None);
+        (self.dirty_bitmap, self.hot) = (None, None);
     }
 
     /// Whether guest writes are tracked now. While a commit is in doubt and after it, both sides are written.
     pub(crate) const fn tracks(&self) -> bool {
-        self.dirt.is_some() && matches!(self.mode(), Mode::SourceHolds | Mode::FlushBoth)
+        self.dirty_bitmap.is_some() && matches!(self.mode(), Mode::SourceHolds | Mode::FlushBoth)
     }
 
     /// Decides what becomes of a guest write that is tracked; `None` if it is to be mirrored. The caller shares the
@@ -90,9 +90,9 @@ impl Tracker {
     pub(crate) fn mark_dirty(&mut self, extent: Extent) {
         for index in self.chunk.indices_of(extent) {
             self.bump_generation(index);
-            let life = self.life.get(index);
-            let Some(dirt) = &mut self.dirt else { return };
-            if dirt.mark(index, life == Life::Absent) && life == Life::Had {
+            let copy_state = self.copy_state.get(index);
+            let Some(dirty_bitmap) = &mut self.dirty_bitmap else { return };
+            if dirty_bitmap.mark(index, copy_state == CopyState::Absent) && copy_state == CopyState::Copied {
                 self.mark_stale(index..index + 1);
             }
         }
@@ -102,38 +102,38 @@ impl Tracker {
     pub(crate) fn end_tracked(&mut self, extent: Extent) {
         for index in self.chunk.indices_of(extent) {
             self.bump_generation(index);
-            match self.life.get(index) {
-                Life::Absent => {}
-                Life::Reading | Life::Writing => _ = self.redo.insert(index),
-                Life::Had => self.lose(index),
+            match self.copy_state.get(index) {
+                CopyState::Absent => {}
+                CopyState::Reading | CopyState::Writing => _ = self.redo.insert(index),
+                CopyState::Copied => self.lose(index),
             }
         }
     }
 
     /// Takes a run of at most `chunks_max` dirty chunks at or after `from` into the pass that begins: get and clear.
     pub(crate) fn get_and_clear(&mut self, from: u64, chunks_max: u64, with_deferred: bool) -> Option<Range<u64>> {
-        let run = self.dirt.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
-        self.life.set_range(run.clone(), Life::Absent);
+        let run = self.dirty_bitmap.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
+        self.copy_state.set_range(run.clone(), CopyState::Absent);
         self.mark_stale(run.clone());
         Some(run)
     }
 
     /// Whether the pass has copied all that it was to copy.
     pub(crate) fn is_pass_over(&self) -> bool {
-        self.session().is_some() && self.life.count(Life::Had) == self.life.len()
+        self.session().is_some() && self.copy_state.count(CopyState::Copied) == self.copy_state.len()
     }
 
     /// How many bytes must be copied again because the guest has changed them, and which part of them is put off.
     pub(crate) fn bytes_dirty(&self) -> (Bytes, Bytes) {
-        let (dirty, deferred) = self.dirt.as_ref().map_or((0, 0), Dirt::dirty);
+        let (dirty, deferred) = self.dirty_bitmap.as_ref().map_or((0, 0), DirtyBitmap::dirty);
         let bytes = |chunks| Bytes(chunks * self.chunk.bytes()).min(self.size());
         (bytes(dirty), bytes(deferred))
     }
 
     /// Whether all of these chunks are on both sides, and the guest has not changed them since.
     pub(crate) fn all_in_step(&self, run: Range<u64>) -> bool {
-        let is_clean = |dirt: &Dirt| dirt.clean_prefix(run.clone()) == run;
-        self.all_had(run.clone()) && self.dirt.as_ref().is_none_or(is_clean)
+        let is_clean = |dirty_bitmap: &DirtyBitmap| dirty_bitmap.clean_prefix(run.clone()) == run;
+        self.all_copied(run.clone()) && self.dirty_bitmap.as_ref().is_none_or(is_clean)
     }
 
     /// The next run of chunks to compare at or after `from` that are in step: those wanted, and those unseen if `full`.
@@ -148,27 +148,30 @@ impl Tracker {
     ) -> Result<Option<(Range<u64>, bool)>, u64> {
         let mut from = from;
         for _ in 0..PASSED_AT_ONCE {
-            let wanted = self.scrutiny.next_run(Scrutiny::Wanted, from, chunks_max);
-            let unseen = if full { self.scrutiny.next_run(Scrutiny::Unseen, from, chunks_max) } else { None };
+            let wanted = self.verify_state.next_run(VerifyState::Wanted, from, chunks_max);
+            let unseen =
+                if full { self.verify_state.next_run(VerifyState::Unverified, from, chunks_max) } else { None };
             let (run, is_wanted) = match (wanted, unseen) {
                 (Some(wanted), Some(unseen)) if unseen.start < wanted.start => (unseen, false),
                 (Some(wanted), _) => (wanted, true),
                 (None, Some(unseen)) => (unseen, false),
                 (None, None) => return Ok(None),
             };
-            let run = match &self.dirt {
+            let run = match &self.dirty_bitmap {
                 None => run,
-                Some(dirt) => dirt.clean_prefix(run.clone()),
+                Some(dirty_bitmap) => dirty_bitmap.clean_prefix(run.clone()),
             };
             if run.is_empty() {
                 // A stretch that the guest has changed is left out at once.
-                match self.dirt.as_ref().and_then(|dirt| dirt.next_clean(run.start)) {
+                match self.dirty_bitmap.as_ref().and_then(|dirty_bitmap| dirty_bitmap.next_clean(run.start)) {
                     Some(clean) => from = clean,
                     None => return Ok(None),
                 }
                 continue;
             }
-            let Some(had) = self.life.next_run(Life::Had, run.start, run.end - run.start) else { return Ok(None) };
+            let Some(had) = self.copy_state.next_run(CopyState::Copied, run.start, run.end - run.start) else {
+                return Ok(None);
+            };
             if had.start == run.start {
                 return Ok(Some((run.start..had.end.min(run.end), is_wanted)));
             }
@@ -179,7 +182,7 @@ impl Tracker {
 
     /// How many bytes were equal on both sides at a moment after their last copy.
     pub(crate) fn bytes_proved(&self) -> Bytes {
-        Bytes(self.scrutiny.count(Scrutiny::Equal) * self.chunk.bytes()).min(self.size())
+        Bytes(self.verify_state.count(VerifyState::Equal) * self.chunk.bytes()).min(self.size())
     }
 
     /// Counts a write in as active, and says which extents of the activity log are not on record yet.

@@ -195,7 +195,7 @@ pub enum Answer {
     /// It is so now.
     Done,
     /// Where the volume stands.
-    Status(Standing),
+    Status(VolumeStatus),
     /// What there is of the job; `None` if nothing is known.
     MapDigest(Option<MapSummary>),
     /// Of each address, in their order; `None` where no interface has it.
@@ -206,7 +206,7 @@ pub enum Answer {
 
 /// Where a volume stands at the other end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Standing {
+pub enum VolumeStatus {
     /// It is being filled, or was.
     Filling,
     /// Prepared for this epoch, and waiting to be told.

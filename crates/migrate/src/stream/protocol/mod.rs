@@ -23,7 +23,7 @@ use std::fmt;
 
 pub use control::{
     Answer, Ask, DIGEST_BYTES_MAX, DIGEST_EXTENTS_MAX, EXTENT_PIECES_MAX, LinkCounters, MapSummary, MigrationCounters,
-    Opening, Role, SessionRequest, Standing, USAGE_ADDRESSES_MAX, Welcome, decode, encode, encode_extents,
+    Opening, Role, SessionRequest, USAGE_ADDRESSES_MAX, VolumeStatus, Welcome, decode, encode, encode_extents,
     parse_extents,
 };
 pub use header::{Coding, HEADER_BYTES, Header, Kind, flag};

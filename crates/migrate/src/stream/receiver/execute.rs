@@ -125,7 +125,7 @@ async fn control(context: Context<'_>, request: &Header, payload: Option<Buffer>
     let Context { shared, session, .. } = context;
     let answer = match ask {
         Ask::Digests { extents } => Answer::Digests(digests(context, &extents).await?),
-        ask => shared.gate.ask(&session.peer, &session.request, ask).await?,
+        ask => shared.handler.ask(&session.peer, &session.request, ask).await?,
     };
     let bytes = encode(&answer).map_err(|error| Error::new(ErrorKind::Internal, error.0))?;
     Ok(message(request, bytes, cost))

@@ -6,7 +6,7 @@
 //!                 the session before it of the   │  ▲ streams join, end,         ▲  nothing of it is in flight: its
 //!                 same job is over first         └──┘ join again                 │  device is dropped
 //!                                                                                │
-//!                                     its sender leaves, or opens another, or has had no stream for `linger`
+//!                                     its sender leaves, or opens another, or has had no stream for `idle_limit`
 //! ```
 //!
 //! The session before must be over before the volume is opened, and is gone if that fails. So whatever can be known of an
@@ -14,8 +14,8 @@
 
 mod connection;
 mod execute;
+mod memory_share;
 mod session;
-mod share;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,8 +36,8 @@ use super::protocol::{
 };
 use super::{BoxTransport, OnOpened, ReceiverLimits};
 use connection::Engine;
+use memory_share::Share;
 use session::{Membership, Session};
-use share::Share;
 
 /// Errors tell this much of themselves.
 const WORDS_BYTES_MAX: usize = 1024;
@@ -65,7 +65,7 @@ pub struct Opened {
 }
 
 /// What the receiver asks of whoever holds volumes.
-pub trait Gate: Send + Sync {
+pub trait SessionHandler: Send + Sync {
     /// Whether a session may take the place of the one of `peer` and the same job that is in use, as far as that can be told
     /// at once and without changing anything: what is refused here leaves that one as it is. What is not is asked for by
     /// [`open`](Self::open) when that one is over, and may be refused even then.
@@ -97,21 +97,21 @@ pub struct Receiver {
 
 struct Shared {
     env: EnvRef,
-    gate: Arc<dyn Gate>,
+    handler: Arc<dyn SessionHandler>,
     limits: ReceiverLimits,
     /// What is received of all sessions beside their shares,
     pool: BufferPool,
     /// and what is answered. A sender that takes no answers keeps nobody's requests waiting.
     answers: BufferPool,
     connections: AtomicUsize,
-    seats: Mutex<BTreeMap<Key, Arc<Seat>>>,
+    sessions: Mutex<BTreeMap<Key, Arc<SessionEntry>>>,
 }
 
 type Key = (PeerName, Uuid);
 
 /// Where the session of one job sits. Locked while it is opened or ended.
 #[derive(Default)]
-struct Seat {
+struct SessionEntry {
     current: tokio::sync::Mutex<Option<Arc<Session>>>,
 }
 
@@ -130,17 +130,17 @@ impl Receiver {
     /// # Panics
     /// If a session's share is smaller than 2 MiB.
     #[must_use]
-    pub fn new(env: EnvRef, gate: Arc<dyn Gate>, limits: ReceiverLimits) -> Arc<Self> {
+    pub fn new(env: EnvRef, handler: Arc<dyn SessionHandler>, limits: ReceiverLimits) -> Arc<Self> {
         assert!(limits.share >= Bytes::mib(2), "a frame of the largest size and what it expands to need 2 MiB");
         let answers = Bytes(limits.pool.get() / 4);
         let shared = Shared {
             env,
-            gate,
+            handler,
             limits,
             pool: BufferPool::new(limits.pool - answers),
             answers: BufferPool::new(answers),
             connections: AtomicUsize::new(0),
-            seats: Mutex::new(BTreeMap::new()),
+            sessions: Mutex::new(BTreeMap::new()),
         };
         Arc::new(Self { shared })
     }
@@ -149,9 +149,9 @@ impl Receiver {
     #[must_use]
     pub fn pool_in_use(&self) -> Bytes {
         let common = self.shared.pool.in_use() + self.shared.answers.in_use();
-        let seats: Vec<_> = self.shared.seats.lock().values().cloned().collect();
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         // One that is being opened or ended has nothing in flight, or soon.
-        let sessions = seats.iter().filter_map(|seat| seat.current.try_lock().ok()?.clone());
+        let sessions = sessions.iter().filter_map(|entry| entry.current.try_lock().ok()?.clone());
         sessions.fold(common, |sum, session| sum + session.received.own_in_use() + session.answered.own_in_use())
     }
 
@@ -164,7 +164,7 @@ impl Receiver {
     /// How many sessions there are, those that wait for their sender to come back included.
     #[must_use]
     pub fn sessions(&self) -> usize {
-        self.shared.seats.lock().len()
+        self.shared.sessions.lock().len()
     }
 
     /// Serves one connection of `peer`, whose identity the caller has made sure of, until its end. When this returns
@@ -228,7 +228,7 @@ impl Receiver {
         let receiver = Arc::clone(self);
         let since = session.desertions();
         self.shared.env.spawn(Box::pin(async move {
-            receiver.shared.env.sleep(receiver.shared.limits.linger).await;
+            receiver.shared.env.sleep(receiver.shared.limits.idle_limit).await;
             // Unless it was used since, nobody comes back.
             if session.is_deserted() && session.desertions() == since {
                 receiver.shared.forget(&key, &session).await;
@@ -259,10 +259,10 @@ impl Shared {
             return Err(Error::new(ErrorKind::Invalid, format!("there is no stream {}", opening.stream)));
         }
         let session = loop {
-            let seat = Arc::clone(self.seats.lock().entry(key.clone()).or_default());
-            let mut current = seat.current.lock().await;
+            let entry = Arc::clone(self.sessions.lock().entry(key.clone()).or_default());
+            let mut current = entry.current.lock().await;
             // It may have been given up while this waited.
-            if !self.seats.lock().get(&key).is_some_and(|own| Arc::ptr_eq(own, &seat)) {
+            if !self.sessions.lock().get(&key).is_some_and(|own| Arc::ptr_eq(own, &entry)) {
                 continue;
             }
             let found = match opening.joins {
@@ -270,7 +270,7 @@ impl Shared {
                 false => self.open(&mut current, peer, opening).await,
             };
             if current.is_none() {
-                self.seats.lock().remove(&key);
+                self.sessions.lock().remove(&key);
             }
             break found?;
         };
@@ -287,11 +287,11 @@ impl Shared {
     ) -> Result<Arc<Session>> {
         if let Some(old) = current.as_ref() {
             check_successor(old, opening)?;
-            self.gate.check(peer, &opening.request)?;
+            self.handler.check(peer, &opening.request)?;
             old.end().await;
             *current = None;
         }
-        let opened = self.gate.open(peer, &opening.request).await?;
+        let opened = self.handler.open(peer, &opening.request).await?;
         let memory = (self.share_of(&self.pool), self.share_of(&self.answers));
         let session = Arc::new(Session::new(peer.clone(), opening, opened, memory)?);
         *current = Some(Arc::clone(&session));
@@ -304,12 +304,12 @@ impl Shared {
 
     /// Gives the session up, if it is the one that sits there.
     async fn forget(&self, key: &Key, session: &Arc<Session>) {
-        let Some(seat) = self.seats.lock().get(key).cloned() else { return };
-        let mut current = seat.current.lock().await;
+        let Some(entry) = self.sessions.lock().get(key).cloned() else { return };
+        let mut current = entry.current.lock().await;
         if current.as_ref().is_some_and(|own| Arc::ptr_eq(own, session)) {
             session.end().await;
             *current = None;
-            self.seats.lock().remove(key);
+            self.sessions.lock().remove(key);
         }
     }
 }

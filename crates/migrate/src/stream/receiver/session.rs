@@ -19,7 +19,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::share::Share;
+use super::memory_share::Share;
 use super::{Opened, PeerName, welcome};
 use crate::stream::protocol::{Opening, SessionRequest};
 

@@ -7,16 +7,16 @@
 //!                         │   │ retire it, send again, redial     │ copy: everything fails with Disconnected, until
 //!                         │   ▼                                   │       reconnect() is called
 //!                      session live                               │ forward: requests wait; it reconnects by itself, and
-//!                         ▲                                       │       after `patience` they fail with TimedOut
+//!                         ▲                                       │       after `reconnect_limit` they fail with TimedOut
 //!                         └───────────────────────────────────────┘
 //!                            open: the receiver answers when nothing of the old session is in flight any more
 //! ```
 
-mod board;
+mod inflight_window;
+mod rate_limit;
+mod send_queue;
 #[cfg(test)]
-mod board_tests;
-mod flight;
-mod pace;
+mod send_queue_tests;
 mod session;
 mod stream;
 
@@ -42,8 +42,8 @@ use super::protocol::{
 };
 use super::statistics::Counters;
 use super::{Dialer, StreamOptions, StreamPath, StreamStatistics};
-use board::{Answered, Board, Order, Request, SHORT_BYTES_MAX};
-use flight::NumberedFlight;
+use inflight_window::NumberedInflightWindow;
+use send_queue::{Answered, Order, Request, SHORT_BYTES_MAX, SendQueue};
 
 /// What reads that are larger than a frame are put together from.
 const PIECES_POOL: Bytes = Bytes::mib(16);
@@ -88,13 +88,13 @@ struct Shared {
     options: StreamOptions,
     /// Says at the other end that two sessions are of one sender.
     sender: [u8; 16],
-    board: Mutex<Board>,
+    send_queue: Mutex<SendQueue>,
     known: Mutex<Option<Known>>,
     counters: Counters,
     /// What each stream's network card has left for it.
     rates: Vec<TokenBucket>,
     /// What is under way on each path. Streams of which nobody says where they run share one.
-    flights: Mutex<BTreeMap<Option<StreamPath>, NumberedFlight>>,
+    flights: Mutex<BTreeMap<Option<StreamPath>, NumberedInflightWindow>>,
     /// When a stream was last found to have died of a silence.
     silence: Mutex<Option<Moment>>,
     /// Two writes of the same bytes are never unanswered at once, so they cannot overtake each other on different streams.
@@ -126,7 +126,7 @@ impl Remote {
         sender[..8].copy_from_slice(&env.random().to_le_bytes());
         sender[8..].copy_from_slice(&env.random().to_le_bytes());
         let shared = Shared {
-            board: Mutex::new(Board::new(waits(request.role, &options))),
+            send_queue: Mutex::new(SendQueue::new(waits(request.role, &options))),
             counters: Counters::new(options.streams),
             rates: (0..options.streams).map(|_| TokenBucket::new(env.clone(), None)).collect(),
             flights: Mutex::default(),
@@ -159,8 +159,8 @@ impl Remote {
     /// Whether the newest session is open: one of its streams is there or is being dialled.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        let board = self.shared.board.lock();
-        board.is_live(board.session())
+        let send_queue = self.shared.send_queue.lock();
+        send_queue.is_live(send_queue.session())
     }
 
     /// Opens a new session of the same job, after all streams were lost. What the old one has left in flight at the other
@@ -242,7 +242,7 @@ impl Remote {
     /// The other end could not be told; it finds out by itself.
     pub async fn close(&self) -> Result<()> {
         let left = self.shared.carry_out(Request::Leave).await;
-        self.shared.board.lock().close().answer();
+        self.shared.send_queue.lock().close().answer();
         self.shared.more.notify_waiters();
         left.map(|_| ())
     }
@@ -250,7 +250,7 @@ impl Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        let failed = self.shared.board.lock().close();
+        let failed = self.shared.send_queue.lock().close();
         failed.answer();
         self.shared.more.notify_waiters();
     }
@@ -258,7 +258,7 @@ impl Drop for Remote {
 
 /// Whether requests wait for a lost session to be opened again.
 fn waits(role: Role, options: &StreamOptions) -> bool {
-    role == Role::Forward && !options.patience.is_zero()
+    role == Role::Forward && !options.reconnect_limit.is_zero()
 }
 
 fn wrong_answer() -> Error {
@@ -282,7 +282,7 @@ impl Shared {
     }
 
     /// What is under way on the path of `stream`.
-    fn flight_of(&self, stream: u16) -> NumberedFlight {
+    fn inflight_window_of(&self, stream: u16) -> NumberedInflightWindow {
         let mut flights = self.flights.lock();
         let number = flights.len();
         flights.entry(self.dialer.path(stream)).or_insert_with(|| (number, Arc::default())).clone()
@@ -292,7 +292,7 @@ impl Shared {
     fn frame_bytes_now(&self) -> u32 {
         let now = self.now();
         let flights = self.flights.lock();
-        let sizes = flights.values().filter_map(|(_, flight)| flight.lock().frame_bytes(now));
+        let sizes = flights.values().filter_map(|(_, inflight_window)| inflight_window.lock().frame_bytes(now));
         sizes.min().unwrap_or(PAYLOAD_BYTES_MAX)
     }
 
@@ -301,7 +301,7 @@ impl Shared {
         let limit = match self.request.role {
             Role::Copy if length <= SHORT_BYTES_MAX => {
                 let now = self.now();
-                self.flights.lock().values().for_each(|(_, flight)| flight.lock().guest_writes(now));
+                self.flights.lock().values().for_each(|(_, inflight_window)| inflight_window.lock().guest_writes(now));
                 self.options.frame_bytes
             }
             Role::Copy => self.options.frame_bytes.min(self.frame_bytes_now()),
@@ -311,10 +311,10 @@ impl Shared {
     }
 
     fn submit(&self, order: impl Into<Order>) -> Result<oneshot::Receiver<Result<Answered>>> {
-        let mut board = self.board.lock();
-        let answer = board.submit(order);
-        let is_short_of_streams = board.is_short_of_streams();
-        drop(board);
+        let mut send_queue = self.send_queue.lock();
+        let answer = send_queue.submit(order);
+        let is_short_of_streams = send_queue.is_short_of_streams();
+        drop(send_queue);
         if is_short_of_streams {
             self.more.notify_waiters();
         }

@@ -7,7 +7,7 @@ use block::{Bytes, Error, ErrorKind, Geometry, Result};
 use env::{EnvRef, Moment, Task};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::board::Place;
+use super::send_queue::ConnectionId;
 use super::stream::Engine;
 use super::{Known, SessionInfo, Shared, gone, waits};
 use crate::stream::BoxTransport;
@@ -61,10 +61,10 @@ impl Shared {
     /// Opens a session: connects its first stream and starts all of them. One at a time.
     pub(super) async fn open_session(self: &Arc<Self>) -> Result<SessionInfo> {
         let _turn = self.opening.lock().await;
-        let (session, failed) = self.board.lock().next_session();
+        let (session, failed) = self.send_queue.lock().next_session();
         failed.answer();
         self.more.notify_waiters();
-        let place = Place { session, stream: 0, generation: 1 };
+        let place = ConnectionId { session, stream: 0, generation: 1 };
         // A connection belongs to the runtime in which it was made: that of the worker that will use it.
         let opener = Arc::clone(self);
         let opening = env::spawn_with_result(&**self.worker(0), async move { opener.connect(place, false).await });
@@ -73,7 +73,7 @@ impl Shared {
         let known = Known { info, transfer_bytes_max: connected.welcome.transfer_bytes_max };
         let earlier = self.known.lock().replace(known);
         let has_restarted = earlier.is_some_and(|earlier| earlier.info.boot != info.boot);
-        let begun = self.board.lock().begin_session(session, self.options.streams, has_restarted);
+        let begun = self.send_queue.lock().begin_session(session, self.options.streams, has_restarted);
         let Some(failed) = begun else {
             return Err(Error::new(ErrorKind::Disconnected, "the connection to the other host was closed"));
         };
@@ -97,10 +97,10 @@ impl Shared {
         let mut backoff = Backoff::new(&self);
         loop {
             let (place, connected) = match first.take() {
-                Some(connected) => (Place { session, stream, generation: 1 }, Ok(connected)),
+                Some(connected) => (ConnectionId { session, stream, generation: 1 }, Ok(connected)),
                 None => {
                     self.until_needed(session, stream).await;
-                    let Some(place) = self.board.lock().dials(session, stream) else { return };
+                    let Some(place) = self.send_queue.lock().dials(session, stream) else { return };
                     (place, self.connect(place, true).await)
                 }
             };
@@ -112,12 +112,12 @@ impl Shared {
                     continue;
                 }
             };
-            if !self.board.lock().enter(place) {
+            if !self.send_queue.lock().enter(place) {
                 return;
             }
             let began = self.env.now();
             let (why, sent) = Engine::new(Arc::clone(&self), place, connected).run().await;
-            let (failed, is_over) = self.board.lock().end(place, sent, &why);
+            let (failed, is_over) = self.send_queue.lock().end(place, sent, &why);
             failed.answer();
             if is_over {
                 self.more.notify_waiters();
@@ -126,7 +126,7 @@ impl Shared {
                 tracing::debug!(stream, "a stream to another host is not needed for now");
                 continue;
             }
-            if !self.board.lock().is_leaving() {
+            if !self.send_queue.lock().is_leaving() {
                 tracing::warn!(stream, error = why.chain(), is_over, "a stream to another host is lost");
                 add(&self.counters.streams[usize::from(stream)].deaths, 1);
             }
@@ -152,8 +152,8 @@ impl Shared {
         loop {
             let more = self.more.notified();
             {
-                let board = self.board.lock();
-                if board.is_short_of_streams() || !board.is_live(session) {
+                let send_queue = self.send_queue.lock();
+                if send_queue.is_short_of_streams() || !send_queue.is_live(session) {
                     return;
                 }
             }
@@ -169,14 +169,14 @@ impl Shared {
     async fn open_until_open(self: Arc<Self>) {
         let mut backoff = Backoff::new(&self);
         loop {
-            if self.board.lock().is_closed() {
+            if self.send_queue.lock().is_closed() {
                 return;
             }
             let Err(error) = self.open_session().await else { return };
             tracing::warn!(error = error.chain(), "the other host, which holds the volume, cannot be reached");
             if error.kind() == ErrorKind::Fenced {
                 // It will never be otherwise: somebody has decided who holds the volume.
-                let failed = self.board.lock().expire(ErrorKind::Fenced, &error.chain());
+                let failed = self.send_queue.lock().expire(ErrorKind::Fenced, &error.chain());
                 failed.answer();
                 return;
             }
@@ -186,18 +186,20 @@ impl Shared {
 
     /// Ends the wait of requests when it has lasted too long.
     async fn expire(self: Arc<Self>, lost: u64) {
-        self.env.sleep(self.options.patience).await;
-        let why =
-            format!("the other host, which holds the volume, has not been reached for {:?}", self.options.patience);
-        let mut board = self.board.lock();
-        let failed = board.is_lost_since(lost).then(|| board.expire(ErrorKind::TimedOut, &why));
-        drop(board);
+        self.env.sleep(self.options.reconnect_limit).await;
+        let why = format!(
+            "the other host, which holds the volume, has not been reached for {:?}",
+            self.options.reconnect_limit
+        );
+        let mut send_queue = self.send_queue.lock();
+        let failed = send_queue.is_lost_since(lost).then(|| send_queue.expire(ErrorKind::TimedOut, &why));
+        drop(send_queue);
         if let Some(failed) = failed {
             failed.answer();
         }
     }
 
-    async fn connect(&self, place: Place, joins: bool) -> Result<Connected> {
+    async fn connect(&self, place: ConnectionId, joins: bool) -> Result<Connected> {
         let (dial_max, open_max) = (self.options.dial_max, self.options.open_max);
         let dialling = env::timeout(&*self.env, dial_max, self.dialer.dial(place.stream)).await;
         let mut transport = dialling.ok_or_else(|| late("connecting to the other host", dial_max))??;

@@ -1,7 +1,7 @@
 //! One connection: takes requests, sends them together, receives answers in large pieces.
 //!
 //! ```text
-//!   board ──take──▶ zero? compress? checksum ──▶ outbox ──one writev of many──▶ transport
+//!   queue ──take──▶ zero? compress? checksum ──▶ outbox ──one writev of many──▶ transport
 //!     ▲                                             │ until it is answered: sent
 //!     └──finish── checksum ◀── into the reader's buffer ◀── inbox ◀──one large read── transport
 //! ```
@@ -22,14 +22,14 @@ use futures::FutureExt;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::Shared;
-use super::board::{Answered, Operation, Place, Request, Room, Taken};
-use super::flight::Share;
-use super::pace::Pace;
+use super::inflight_window::ConnectionShare;
+use super::rate_limit::Pace;
+use super::send_queue::{Answered, Capacity, ConnectionId, Operation, Request, Taken};
 use super::session::Connected;
 use crate::strategy::mirror::copy::is_zero;
 use crate::stream::BoxTransport;
-use crate::stream::choice::{Decider, Meter, Plan};
 use crate::stream::codec::Compressor;
+use crate::stream::compression_choice::{Decider, Meter, Plan};
 use crate::stream::inbox::Inbox;
 use crate::stream::outbox::{Body, Outbox};
 use crate::stream::protocol::{Coding, HEADER_BYTES, Header, Kind, Status, flag};
@@ -76,7 +76,7 @@ struct Inbound {
 
 pub(super) struct Engine {
     shared: Arc<Shared>,
-    place: Place,
+    place: ConnectionId,
     transport: BoxTransport,
     inbox: Inbox,
     /// `None`: a header comes next.
@@ -86,7 +86,7 @@ pub(super) struct Engine {
     sent: BTreeMap<u64, Sent>,
     load: usize,
     /// What is on its way over the stream's path.
-    share: Share,
+    share: ConnectionShare,
     pace: Pace,
     compressor: Compressor,
     decider: Decider,
@@ -104,11 +104,11 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    pub(super) fn new(shared: Arc<Shared>, place: Place, connected: Connected) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, place: ConnectionId, connected: Connected) -> Self {
         let now = shared.now();
         let tick = shared.env.sleep(shared.options.beat / 2);
         let decider = Decider::new(shared.options.compression, connected.choice.features);
-        let share = Share::new(shared.flight_of(place.stream));
+        let share = ConnectionShare::new(shared.inflight_window_of(place.stream));
         Self {
             shared,
             place,
@@ -144,7 +144,7 @@ impl Engine {
     /// Serves the connection until its end: why it ended, and what was not answered.
     pub(super) async fn run(mut self) -> (Error, Vec<Operation>) {
         let why = poll_fn(|task| self.poll(task)).await;
-        if self.shared.board.lock().is_closed() {
+        if self.shared.send_queue.lock().is_closed() {
             self.take_leave().await;
         } else if why.kind() == ErrorKind::Cancelled {
             // In order: the other side need not wonder.
@@ -235,10 +235,10 @@ impl Engine {
             }
             let taken = match has_place {
                 true => {
-                    let room = self.room(task);
-                    self.shared.board.lock().take(self.place, self.load, room, task.waker())
+                    let room = self.capacity(task);
+                    self.shared.send_queue.lock().take(self.place, self.load, room, task.waker())
                 }
-                false => self.shared.board.lock().look(self.place, self.load, task.waker()),
+                false => self.shared.send_queue.lock().look(self.place, self.load, task.waker()),
             };
             match taken {
                 Taken::Operation(operation) => self.start(*operation),
@@ -255,14 +255,14 @@ impl Engine {
     }
 
     /// What may be taken besides short requests.
-    fn room(&mut self, task: &mut Context<'_>) -> Room {
+    fn capacity(&mut self, task: &mut Context<'_>) -> Capacity {
         let bytes_max = self.shared.options.stream_bytes_max.as_usize();
         if self.load > 0 && self.load >= bytes_max || !self.has_paid(task) {
-            return Room::Short;
+            return Capacity::Short;
         }
         match self.share.has_room(self.shared.now()) {
-            true => Room::Anything,
-            false => Room::ShortOnPath(self.share.path()),
+            true => Capacity::Anything,
+            false => Capacity::ShortOnPath(self.share.path()),
         }
     }
 
@@ -540,12 +540,12 @@ impl Engine {
                 return self.damaged(operation);
             }
         };
-        let mut board = self.shared.board.lock();
-        let finished = board.finish(sent.operation, outcome);
+        let mut send_queue = self.shared.send_queue.lock();
+        let finished = send_queue.finish(sent.operation, outcome);
         if is_free {
-            board.path_is_free(self.share.path());
+            send_queue.path_is_free(self.share.path());
         }
-        drop(board);
+        drop(send_queue);
         finished.answer();
     }
 
@@ -553,14 +553,14 @@ impl Engine {
     fn damaged(&self, mut operation: Operation) {
         add(&self.shared.counters.damaged, 1);
         operation.damages += 1;
-        let mut board = self.shared.board.lock();
+        let mut send_queue = self.shared.send_queue.lock();
         if operation.damages <= self.shared.options.damage_max {
-            board.retry(operation);
+            send_queue.retry(operation);
             return;
         }
         let context = format!("a frame came damaged {} times", operation.damages);
-        let finished = board.finish(operation, Err(Error::new(ErrorKind::Corrupt, context)));
-        drop(board);
+        let finished = send_queue.finish(operation, Err(Error::new(ErrorKind::Corrupt, context)));
+        drop(send_queue);
         finished.answer();
     }
 }

@@ -8,7 +8,7 @@ use env::Moment;
 use futures::future::{Either, select};
 
 use super::super::pump::disconnected;
-use super::{ANSWER_PATIENCES, KEPT_BYTES_MAX, NbdBackend, Session, Shared};
+use super::{ANSWER_LIMITS, KEPT_BYTES_MAX, NbdBackend, Session, Shared};
 
 /// Whether a request may succeed on another connection: the server has gone, or says that it is about to.
 fn is_lost(error: &Error) -> bool {
@@ -23,7 +23,7 @@ impl Shared {
         if state.session.as_ref().is_some_and(|current| current.number == session.number) {
             tracing::warn!(error = error.chain(), "the NBD server is lost");
             state.session = None;
-            state.has_lost |= state.kept.misses_something();
+            state.has_lost |= state.replay_log.misses_something();
         }
         drop(state);
         if !self.serves_guest() {
@@ -34,7 +34,7 @@ impl Shared {
         if self.env.now() < until {
             return Ok(());
         }
-        let waited = self.options.patience;
+        let waited = self.options.reconnect_limit;
         let context = format!("the NBD server took no request for the {waited:?} that one waits");
         Err(Error::new(ErrorKind::TimedOut, context).with_source(error))
     }
@@ -45,26 +45,26 @@ impl Shared {
         let is_current = state.session.as_ref().is_some_and(|current| current.number == session.number);
         match is_kept {
             _ if !is_current => {}
-            true => state.kept.answered(mutation, is_durable),
-            false => state.kept.answered_unkept(is_durable),
+            true => state.replay_log.answered(mutation, is_durable),
+            false => state.replay_log.answered_unkept(is_durable),
         }
         is_current
     }
 
     /// Flushes if more is kept than may be.
     async fn make_room(&self) {
-        if self.state.lock().kept.bytes() <= KEPT_BYTES_MAX {
+        if self.state.lock().replay_log.bytes() <= KEPT_BYTES_MAX {
             return;
         }
         let _turn = self.flushing.lock().await;
-        if self.state.lock().kept.bytes() > KEPT_BYTES_MAX
+        if self.state.lock().replay_log.bytes() > KEPT_BYTES_MAX
             && let Err(error) = self.sync().await
         {
             // The guest asks for this itself sooner or later, and is told then.
             tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
             let mut state = self.state.lock();
             state.has_lost = true;
-            state.kept.give_up();
+            state.replay_log.give_up();
         }
     }
 
@@ -105,13 +105,13 @@ impl Shared {
                     let context = "the NBD server was lost with writes that it had answered and not flushed";
                     return Err(Error::new(ErrorKind::Disconnected, context));
                 }
-                state.kept.mark()
+                state.replay_log.mark()
             };
             match session.connection().flush().await {
                 Ok(()) => {
                     let mut state = self.state.lock();
                     if state.session.as_ref().is_some_and(|current| current.number == session.number) {
-                        state.kept.flushed(mark);
+                        state.replay_log.flushed(mark);
                         return Ok(());
                     }
                     drop(state);
@@ -168,7 +168,7 @@ impl NbdBackend {
         }
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let limit = shared.options.patience * ANSWER_PATIENCES;
+            let limit = shared.options.reconnect_limit * ANSWER_LIMITS;
             match select(work, shared.env.sleep(limit)).await {
                 Either::Left((outcome, _)) => outcome,
                 Either::Right(((), work)) => {

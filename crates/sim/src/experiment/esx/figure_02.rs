@@ -11,7 +11,7 @@ use super::grid::Setup;
 use super::load::{MAIL_DISKS, MAIL_PAGE_BYTES, MailDisk};
 use super::runs::Runs;
 use super::scene::Scene;
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::workload::{Exchange, ExchangeFigures, Workload};
 
 pub(super) const ID: &str = "figure-2";
@@ -56,8 +56,8 @@ pub(super) fn figure(_: &Setup, _: &Runs) -> Figure {
 
 /// How often each page was written, the most often first.
 fn repetition(mut load: Exchange) -> Vec<u64> {
-    let (dice, mut counts) = (Dice::new(1, "figure 2"), BTreeMap::<u64, u64>::new());
-    while let Some(step) = load.next(&dice).filter(|step| step.at < SPAN) {
+    let (rng, mut counts) = (Rng::new(1, "figure 2"), BTreeMap::<u64, u64>::new());
+    while let Some(step) = load.next(&rng).filter(|step| step.at < SPAN) {
         *counts.entry(step.request.offset).or_default() += 1;
     }
     let mut counts: Vec<u64> = counts.into_values().collect();

@@ -10,11 +10,12 @@ use std::time::Duration;
 use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, IoFuture, Offload, Result, Slot};
 use filters::MeterState;
 use migrate::{
-    JobJournal, Migration, MoveOptions, Outcome, Parts, Phase, Report, Snapshots, UnderWay, Verify, VolumeMeter,
+    JobJournal, Migration, MigrationContext, MoveOptions, Outcome, Phase, Report, Snapshots, UnderWay, Verify,
+    VolumeMeter,
 };
 
 use super::load::Load;
-use super::shelf::Shelf;
+use super::overlay_disks::MoveOverlays;
 use super::way::Way;
 use crate::bench::Tally;
 use crate::clock;
@@ -220,8 +221,8 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         world.sleep(scene.around()).await;
     }
     let before = take();
-    let shelf = Shelf::new(world, [&source, &target], size);
-    let parts = Parts {
+    let shelf = MoveOverlays::new(world, [&source, &target], size);
+    let context = MigrationContext {
         env: process.env(),
         slot: slot.clone(),
         source: device,
@@ -242,7 +243,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
     };
     let began = world.now();
     let options = MoveOptions { verify: Verify::Off, ..scene.way.options(size.0, scene.scale) };
-    let (_control, work) = Migration::start(parts, options).await?;
+    let (_control, work) = Migration::start(context, options).await?;
     let outcome = process.run(work).await;
     let ended = world.now();
     let during = take();

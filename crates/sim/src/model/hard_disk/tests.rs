@@ -2,22 +2,22 @@
 
 use super::*;
 use crate::bench::{Client, Tally, play};
-use crate::dice::Dice;
+use crate::rng::Rng;
 use crate::workload::{Oltp, Sequential, Workload};
 
 const DISK: HardDiskFigures = HardDiskFigures::ST31000524AS;
 
 fn run(figures: HardDiskFigures, workload: impl Workload + 'static, outstanding: usize, seconds: u64) -> Tally {
     let clients = vec![Client::new(workload, outstanding)];
-    let dice = Dice::new(1, "disk");
-    play(&mut HardDisk::new(figures), clients, Duration::from_secs(seconds), &dice).remove(0)
+    let rng = Rng::new(1, "disk");
+    play(&mut HardDisk::new(figures), clients, Duration::from_secs(seconds), &rng).remove(0)
 }
 
 #[test]
 fn the_average_seek_is_the_stated_one() {
-    let dice = Dice::new(1, "seeks");
+    let rng = Rng::new(1, "seeks");
     for (figures, wanted) in [(DISK, 8.5), (HardDiskFigures::CHEETAH_15K, 3.4)] {
-        let seeks = (0..100_000).map(|_| figures.seek((dice.fraction() - dice.fraction()).abs()).as_secs_f64() * 1e3);
+        let seeks = (0..100_000).map(|_| figures.seek((rng.fraction() - rng.fraction()).abs()).as_secs_f64() * 1e3);
         let average = seeks.sum::<f64>() / 1e5;
         assert!((average - wanted).abs() < 0.05, "{average} ms");
     }

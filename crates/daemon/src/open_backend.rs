@@ -1,0 +1,307 @@
+//! A backend that is opened, locked and ready to be part of a stack.
+
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks, SourceIdentity};
+use block::{BlockDevice, Bytes, Device};
+use env::{Env, EnvRef};
+use nbd::NbdBackend;
+
+use crate::foreign::ForeignExport;
+use crate::location::Location;
+use crate::platform::Backends;
+use crate::problem::Result;
+use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
+
+/// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
+/// is now and will be. A volume whose size is no multiple of it is served through the page cache, byte by byte.
+pub(crate) const CLIENT_SECTOR: u32 = 512;
+
+/// How a volume's backends are opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BackendOpenOptions {
+    /// Nothing is written.
+    pub read_only: bool,
+    /// The size that a container may grow to.
+    pub size_advertised: Option<Bytes>,
+    /// Where the volume ends, even if the file or block device does not.
+    pub size_limit: Option<Bytes>,
+    /// How long to wait for the lock of a dead process.
+    pub lock_wait: Duration,
+    /// How programs of QEMU's are kept out.
+    pub qemu: QemuRule,
+}
+
+/// How QEMU's programs are kept out of an image that is served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QemuRule {
+    /// None may have it, and none gets it.
+    #[default]
+    Exclude,
+    /// An adoption or a release is under way: its steps take and drop the locks.
+    Later,
+}
+
+/// A backend with its locks: as long as this lives, no other server and no QEMU program writes to it.
+pub struct OpenBackend {
+    pub(crate) place: Location,
+    pub(crate) device: Device,
+    /// The file or block device; none on a ground that has no such things.
+    backend: Option<Arc<FileBackend>>,
+    /// The export of another server; it has no locks.
+    export: Option<Arc<NbdBackend>>,
+    /// Let go of while QEMU takes the image back.
+    qemu_locks: Option<QemuLocks>,
+    /// What reaches it, if it is another host's.
+    remote_device: Option<RemoteDeviceGuard>,
+}
+
+impl BackendOpenOptions {
+    /// The same for a target, which is written even if the volume is not, and which no QEMU has.
+    pub(crate) const fn for_target(mut self) -> Self {
+        self.read_only = false;
+        self.qemu = QemuRule::Exclude;
+        self
+    }
+}
+
+/// An end of a copy: what is copied from, or to.
+#[derive(Clone)]
+pub struct CopyEnd {
+    /// Where it is.
+    pub place: Location,
+    /// Its bytes.
+    pub device: Device,
+    pub(crate) backend: Option<Arc<FileBackend>>,
+}
+
+impl OpenBackend {
+    /// What `spec` names, opened and locked by somebody else.
+    #[must_use]
+    pub const fn over(spec: BackendSpec, device: Device) -> Self {
+        Self {
+            place: Location::Local(spec),
+            device,
+            backend: None,
+            export: None,
+            qemu_locks: None,
+            remote_device: None,
+        }
+    }
+
+    /// A volume of another host, which `relay` reaches and which is let go of with this.
+    pub(crate) fn over_remote(remote_device: Arc<RemoteVolumeDevice>) -> Self {
+        let place = Location::Remote(remote_device.place().clone());
+        let device = Device::from_arc(&place.to_string(), Arc::clone(&remote_device) as _);
+        Self {
+            place,
+            device,
+            backend: None,
+            export: None,
+            qemu_locks: None,
+            remote_device: Some(RemoteDeviceGuard(remote_device)),
+        }
+    }
+
+    /// What reaches it, if it is another host's.
+    pub(crate) fn remote_device(&self) -> Option<&Arc<RemoteVolumeDevice>> {
+        self.remote_device.as_ref().map(|open_backend| &open_backend.0)
+    }
+
+    /// An export of a server that is not ours.
+    pub(crate) fn foreign(
+        place: &ForeignExport,
+        open_options: &BackendOpenOptions,
+        reconnect_limit: Duration,
+        env: &EnvRef,
+    ) -> block::Result<Self> {
+        let export = place.open(open_options, reconnect_limit, env)?;
+        let device = Device::from_arc(&place.nbd, Arc::clone(&export) as _);
+        let place = Location::Foreign(place.clone());
+        Ok(Self { place, device, backend: None, export: Some(export), qemu_locks: None, remote_device: None })
+    }
+
+    /// The export of another server, if it is one.
+    pub(crate) const fn export(&self) -> Option<&Arc<NbdBackend>> {
+        self.export.as_ref()
+    }
+
+    /// From now on the volume's clients rely on it, and on nothing else.
+    pub(crate) fn serve_guest(&self) {
+        self.export.iter().for_each(|export| export.serve_guest());
+    }
+
+    /// Opens and locks what `spec` names.
+    pub(crate) async fn open(
+        spec: &BackendSpec,
+        open_options: &BackendOpenOptions,
+        env: &dyn Env,
+    ) -> block::Result<Self> {
+        let mut options = match open_options.size_advertised {
+            Some(size) => OpenOptions::growing(size),
+            None => OpenOptions::default(),
+        };
+        if open_options.read_only {
+            options.access = Access::ReadOnly;
+        }
+        options.lock_wait = Some(open_options.lock_wait);
+        options.size_limit = open_options.size_limit;
+        options.request_alignment_min = CLIENT_SECTOR;
+        let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
+        let size = backend.geometry().size;
+        if let Some(limit) = open_options.size_limit.filter(|limit| size < *limit) {
+            let context = format!("{spec} has {} bytes and the volume has {}: it was made shorter", size.0, limit.0);
+            return Err(block::Error::new(block::ErrorKind::Invalid, context));
+        }
+        let qemu_locks = match open_options.qemu {
+            // A read-only export may stand beside others that read.
+            _ if open_options.read_only => None,
+            QemuRule::Exclude => Some(take_once_free(spec.path(), open_options.lock_wait, env).await?),
+            QemuRule::Later => None,
+        };
+        let device = Device::from_arc(&spec.to_string(), Arc::clone(&backend) as _);
+        Ok(Self {
+            place: Location::Local(spec.clone()),
+            remote_device: None,
+            device,
+            backend: Some(backend),
+            export: None,
+            qemu_locks,
+        })
+    }
+
+    /// The backend itself.
+    pub(crate) const fn backend(&self) -> Option<&Arc<FileBackend>> {
+        self.backend.as_ref()
+    }
+
+    /// What it takes to read the same bytes past the page cache.
+    pub(crate) fn comparison_spec(&self) -> PastCache {
+        match self.backend.as_ref().map(|backend| backend.engine()) {
+            Some(Engine::Direct) => PastCache::Same(self.device.clone()),
+            // What is between here and its medium is its server's.
+            None if self.export.is_some() => PastCache::Same(self.device.clone()),
+            Some(Engine::Memory) | None => PastCache::Never,
+            Some(Engine::PageCache) => match &self.place {
+                Location::Local(spec) => PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct)),
+                Location::Remote(_) | Location::Foreign(_) => PastCache::Never,
+            },
+        }
+    }
+
+    /// What the system says of the file or block device that is open.
+    pub(crate) fn metadata(&self) -> Option<std::fs::Metadata> {
+        self.backend.as_ref().and_then(|backend| backend.metadata().ok())
+    }
+
+    /// Which file or block device it is, where that can be told.
+    pub(crate) fn identity(&self) -> Option<SourceIdentity> {
+        self.backend.as_ref().and_then(|backend| backend.identity().ok())
+    }
+
+    /// The same as an end of a copy.
+    pub(crate) fn end(&self) -> CopyEnd {
+        CopyEnd { place: self.place.clone(), device: self.device.clone(), backend: self.backend.clone() }
+    }
+
+    /// Whether it is a block device.
+    pub(crate) fn is_block_device(&self) -> bool {
+        self.backend.as_ref().is_some_and(|backend| backend.is_block_device())
+    }
+
+    /// Lets QEMU have the image again.
+    pub(crate) fn drop_qemu_locks(&mut self) {
+        self.qemu_locks = None;
+    }
+
+    /// Keeps QEMU's programs out again, beside a QEMU that may still have the image.
+    pub(crate) fn retake_qemu_locks(&mut self) -> block::Result<()> {
+        // A volume of another host has no image here that a QEMU could have.
+        if let (None, Some(path)) = (&self.qemu_locks, self.place.local_path()) {
+            self.qemu_locks = Some(QemuLocks::take_beside(path)?);
+        }
+        Ok(())
+    }
+}
+
+/// Takes QEMU's locks. What a dead QEMU has under way keeps its own for a moment; one that lives keeps them for good, and
+/// others wait for the start meanwhile.
+async fn take_once_free(path: &Path, wait: Duration, env: &dyn Env) -> block::Result<QemuLocks> {
+    const INTERVAL: Duration = Duration::from_millis(50);
+    const WAIT_MAX: Duration = Duration::from_secs(2);
+    let wait = wait.min(WAIT_MAX);
+    let begun = env.now();
+    loop {
+        match QemuLocks::take(path) {
+            Err(error) if error.kind() == block::ErrorKind::Busy && env.now().since(begun) < wait => {
+                env.sleep(INTERVAL).await;
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// `spec` in the way that suits the file's size: past the page cache whole sectors are reached only, and the clients of a
+/// volume that ends within one could not reach its end.
+pub(crate) fn suited(spec: BackendSpec, backends: &dyn Backends) -> Result<BackendSpec> {
+    let is_odd = backends.size(spec.path()).is_ok_and(|size| !size.is_multiple_of(CLIENT_SECTOR.into()));
+    match spec.cache {
+        CacheMode::Auto if is_odd => Ok(spec.with_cache(CacheMode::Page)),
+        CacheMode::Direct if is_odd => {
+            let message = format!("the size of {} is no multiple of {CLIENT_SECTOR}", spec.path().display());
+            Err(Error::new(ErrorCode::BackendUnusable, message)
+                .with_hint("its end cannot be reached past the page cache: use cache=page, or leave that out"))
+        }
+        CacheMode::Auto | CacheMode::Direct | CacheMode::Page => Ok(spec),
+    }
+}
+
+/// How long a file or block device is.
+pub(crate) fn file_size(path: &Path) -> std::io::Result<Bytes> {
+    // The end of a block device is found by going there: its metadata do not say.
+    let kind = std::fs::metadata(path)?;
+    if kind.is_file() {
+        return Ok(Bytes(kind.len()));
+    }
+    if !kind.file_type().is_block_device() {
+        return Ok(Bytes::ZERO);
+    }
+    std::fs::File::open(path)?.seek(SeekFrom::End(0)).map(Bytes)
+}
+
+/// How the bytes of a backend are read past the page cache.
+pub(crate) enum PastCache {
+    /// The backend does that itself.
+    Same(Device),
+    /// The file must be opened once more.
+    Reopen(BackendSpec),
+    /// The file is in memory.
+    Never,
+}
+
+impl PastCache {
+    /// The device that does it, if the file system can.
+    pub(crate) async fn open(self, open_options: &BackendOpenOptions, env: &dyn Env) -> Option<Device> {
+        match self {
+            Self::Same(device) => Some(device),
+            Self::Never => None,
+            Self::Reopen(spec) => {
+                let mut options = OpenOptions::read_only();
+                options.advertised_size = open_options.size_advertised;
+                options.size_limit = open_options.size_limit;
+                options.lock_wait = None;
+                let backend = FileBackend::open(&spec, &options, env).await.ok()?;
+                if backend.is_block_device() && !backend.geometry().size.is_multiple_of(CLIENT_SECTOR.into()) {
+                    // Its last sector lies on both sides of the volume's end.
+                    return None;
+                }
+                Some(Device::new(&format!("{spec} past the page cache"), backend))
+            }
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! What the daemon stands on: clock and tasks, its own files, the places where volumes are, the network, threads.
+//!
+//! ```text
+//!   jobs, recover, volume, journal, state_dir      decide; the same everywhere
+//!        │          │          │
+//! Backends, Hosts  Network    Files, Env            say what there is: the machine, or the simulator's world
+//! ```
+//!
+//! `Platform::real` is the machine. The simulator makes one of its own and runs the same code on it.
+
+mod overlay_files;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use backends::{
+    BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions, PreparedTarget, Retired, Retiring, TargetError,
+    TargetRequest, in_place, is_deleted, prepare_target, retire_source,
+};
+use block::{Bytes, Device, Offload};
+use env::{Env, EnvRef, FilesRef, RealFiles};
+use futures::future::BoxFuture;
+use migrate::stream::{Dialer, LinkCounters};
+use nbd::NbdUri;
+use nbd::server::Export;
+
+use crate::arbiter::Arbiter;
+use crate::document::Clients;
+use crate::hosts::{HostName, Reception};
+use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
+use crate::problem::Result;
+use crate::workers::Worker;
+
+/// All that the daemon stands on.
+#[derive(Clone)]
+pub struct Platform {
+    /// Clock, tasks and randomness.
+    pub env: EnvRef,
+    /// The files of the state directory.
+    pub files: FilesRef,
+    /// Where volumes are and go.
+    pub backends: Arc<dyn Backends>,
+    /// How clients come.
+    pub network: Arc<dyn Network>,
+    /// How other hosts are reached, and reach this one.
+    pub hosts: Arc<dyn Hosts>,
+    /// Where copies run.
+    pub spawner: Arc<dyn WorkerSpawner>,
+    /// This boot of the machine.
+    pub boot: [u8; 16],
+    /// How many chunks a page of a progress map stands for: [`migrate::ProgressMap::PAGE_CHUNKS`] but in tests.
+    pub map_page_chunks: u64,
+}
+
+/// A file of the state directory that is written as a device.
+pub struct StoreFile {
+    /// The device.
+    pub device: Device,
+    /// Takes back that a sync has failed: who calls it relies on nothing that was not synced.
+    pub forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The files and block devices that hold volumes.
+pub trait Backends: OverlayBackends {
+    /// Opens a file of the state directory.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>>;
+
+    /// Opens and locks what `spec` names.
+    ///
+    /// # Errors
+    /// Busy if somebody else has it; what the place says.
+    fn open_backend<'a>(
+        &'a self,
+        spec: &'a BackendSpec,
+        open_options: &'a BackendOpenOptions,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, block::Result<OpenBackend>>;
+
+    /// What copies from `source` to `target` without reading the bytes, if they can do that.
+    fn offload(&self, _source: CopyEnd, _target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
+        Box::pin(std::future::ready(None))
+    }
+
+    /// Makes a target ready; see [`prepare_target`].
+    ///
+    /// # Errors
+    /// Why it cannot be one.
+    fn prepare<'a>(
+        &'a self,
+        request: &'a TargetRequest<'a>,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>>;
+
+    /// See [`PreparedTarget::check`].
+    ///
+    /// # Errors
+    /// If the target is another by now.
+    fn check(&self, target: &PreparedTarget) -> Result<(), TargetError>;
+
+    /// See [`PreparedTarget::discard`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError>;
+
+    /// See [`retire_source`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError>;
+
+    /// See [`is_deleted`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError>;
+
+    /// See [`Retired::delete`].
+    ///
+    /// # Errors
+    /// What the place says.
+    fn delete(&self, retired: &Retired) -> Result<(), TargetError>;
+
+    /// Removes a file for good, if there is one.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn remove(&self, path: &Path) -> std::io::Result<()>;
+
+    /// How long a file or block device is.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn size(&self, path: &Path) -> std::io::Result<Bytes>;
+}
+
+/// The files that a snapshot move keeps beside source and target; `image` is either of them, and `number` says which of
+/// its overlays.
+pub trait OverlayBackends: Send + Sync {
+    /// Makes an overlay of `length` bytes of zeroes, that nobody else may read, in the place of any that was there, and opens
+    /// it. Its space is its own from then on, where the place can do that. Done means that a crash keeps it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn make_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        length: Bytes,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>>;
+
+    /// Opens and locks an overlay.
+    ///
+    /// # Errors
+    /// Not found if there is none; busy if somebody else has it; what the place says.
+    fn open_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>>;
+
+    /// Removes an overlay, if there is one.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()>;
+
+    /// The numbers of the overlays that lie there.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>>;
+
+    /// What room there is for overlays; none if `image` is no file and has no place beside it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn free_space(&self, image: &Path) -> std::io::Result<Option<FreeSpace>>;
+}
+
+/// How an overlay is opened.
+#[derive(Clone, Copy)]
+pub struct OverlayOpening<'a> {
+    /// How long a dead process's locks are waited for.
+    pub lock_wait: Duration,
+    /// Clock and tasks.
+    pub env: &'a dyn Env,
+}
+
+/// Room in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeSpace {
+    /// Which file system it is in, by number.
+    pub file_system: u64,
+    /// What anybody may still take there.
+    pub free: Bytes,
+}
+
+/// How clients come to exports.
+pub trait Network: Send + Sync {
+    /// Lets clients come to `export` at `uri`.
+    ///
+    /// # Errors
+    /// If that address is not to be had.
+    fn offer<'a>(&'a self, uri: &'a NbdUri, export: Arc<Export>, clients: Clients) -> BoxFuture<'a, Result<()>>;
+
+    /// Lets nobody come there any more.
+    fn withdraw<'a>(&'a self, uri: &'a NbdUri) -> BoxFuture<'a, ()>;
+
+    /// Lets nobody come anywhere any more; clients wait for the next daemon.
+    fn close(&self) -> BoxFuture<'_, ()>;
+}
+
+/// The network interfaces of this machine.
+pub trait Interfaces: Send + Sync {
+    /// What the interface has carried that has each of these addresses; none where there is no such interface.
+    fn look(&self, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>>;
+}
+
+/// How this daemon reaches others, and is reached.
+pub trait Hosts: Send + Sync {
+    /// Connections to `host`, which is trusted.
+    ///
+    /// # Errors
+    /// If no host of that name is trusted.
+    fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>>;
+
+    /// Where the streams to other hosts run, so that encrypting them takes several processors; none: beside whoever asks for
+    /// them.
+    fn stream_workers(&self) -> Vec<EnvRef> {
+        Vec::new()
+    }
+
+    /// Whoever decides while this host and another cannot speak with each other, if that is anybody.
+    fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
+        None
+    }
+
+    /// The interfaces that streams go through; none where nothing is known of them.
+    fn interfaces(&self) -> Option<Arc<dyn Interfaces>> {
+        None
+    }
+
+    /// Whether the streams' workers give way to others, as they do from the beginning.
+    fn give_way(&self, _gives_way: bool) {}
+
+    /// Lets `reception` serve the streams of trusted hosts from now on.
+    ///
+    /// # Errors
+    /// If nobody can come.
+    fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<()>>;
+}
+
+/// Whoever runs the daemon's copies.
+pub trait WorkerSpawner: Send + Sync {
+    /// A worker for the copies of one job.
+    ///
+    /// # Errors
+    /// If there is none to be had.
+    fn spawn_worker(&self, name: &str) -> Result<Worker>;
+
+    /// A migration has panicked: ends the process, whose successor resumes what a half-dead one cannot.
+    fn abort_process(&self);
+}
+
+impl Platform {
+    /// The machine; its clients come by `network`, and other hosts by `hosts`.
+    ///
+    /// # Errors
+    /// If the kernel does not say which boot this is.
+    pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>, hosts: Arc<dyn Hosts>) -> Result<Self> {
+        let boot = crate::daemon::boot_identity()?;
+        let (backends, spawner) = (Arc::new(RealBackends), Arc::new(Threads));
+        let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
+        Ok(Self { env, files: RealFiles::shared(), backends, network, hosts, spawner, boot, map_page_chunks })
+    }
+}
+
+/// The machine's file systems and block devices.
+pub(crate) struct RealBackends;
+
+impl Backends for RealBackends {
+    fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
+        Box::pin(async move {
+            // Through the page cache: a forced write of a few KiB, on every file system.
+            let spec = BackendSpec::file(path).with_cache(CacheMode::Page);
+            let backend = Arc::new(FileBackend::open(&spec, &OpenOptions::default(), env).await?);
+            let device = Device::from_arc(&path.display().to_string(), Arc::clone(&backend) as _);
+            Ok(StoreFile { device, forget_failed_sync: Box::new(move || backend.forget_failed_sync()) })
+        })
+    }
+
+    fn open_backend<'a>(
+        &'a self,
+        spec: &'a BackendSpec,
+        open_options: &'a BackendOpenOptions,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, block::Result<OpenBackend>> {
+        Box::pin(OpenBackend::open(spec, open_options, env))
+    }
+
+    fn offload(&self, source: CopyEnd, target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {
+        Box::pin(async move {
+            let (source, target) = source.backend.zip(target.backend)?;
+            FileOffload::between(&source, &target).await.map(|offload| Arc::new(offload) as _)
+        })
+    }
+
+    fn prepare<'a>(
+        &'a self,
+        request: &'a TargetRequest<'a>,
+        env: &'a dyn Env,
+    ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
+        Box::pin(prepare_target(request, env))
+    }
+
+    fn check(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        in_place(|| target.check())
+    }
+
+    fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        in_place(|| target.discard())
+    }
+
+    fn retire(&self, source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
+        in_place(|| retire_source(source, keep))
+    }
+
+    fn is_deleted(&self, source: &Retiring<'_>) -> Result<bool, TargetError> {
+        in_place(|| is_deleted(source))
+    }
+
+    fn delete(&self, retired: &Retired) -> Result<(), TargetError> {
+        in_place(|| retired.delete())
+    }
+
+    fn remove(&self, path: &Path) -> std::io::Result<()> {
+        in_place(|| match std::fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| RealFiles::shared().sync_directory(path.parent().unwrap_or(path))),
+        })
+    }
+
+    fn size(&self, path: &Path) -> std::io::Result<Bytes> {
+        in_place(|| file_size(path))
+    }
+}
+
+impl OverlayBackends for RealBackends {
+    fn make_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        length: Bytes,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(overlay_files::make(image, number, length, opening))
+    }
+
+    fn open_overlay<'a>(
+        &'a self,
+        image: &'a Path,
+        number: u32,
+        opening: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        Box::pin(overlay_files::open(image, number, opening))
+    }
+
+    fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
+        in_place(|| overlay_files::remove(image, number))
+    }
+
+    fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
+        in_place(|| overlay_files::list(image))
+    }
+
+    fn free_space(&self, image: &Path) -> std::io::Result<Option<FreeSpace>> {
+        in_place(|| overlay_files::free_space(image))
+    }
+}
+
+/// Copies run on threads of their own, which give way.
+struct Threads;
+
+impl WorkerSpawner for Threads {
+    fn spawn_worker(&self, name: &str) -> Result<Worker> {
+        Worker::start_yielding(name)
+    }
+
+    fn abort_process(&self) {
+        std::process::abort();
+    }
+}

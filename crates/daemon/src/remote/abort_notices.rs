@@ -1,0 +1,225 @@
+//! Volumes that will not arrive where they were to go, and those that are used from here no more: their hosts are told,
+//! however long that takes.
+//!
+//! What is owed is in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing waits for
+//! it: the volume that was not moved is here and works. One task a host pays all that is owed there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::Bytes;
+use migrate::stream::{Answer, Ask, Dialer, Remote, Role, SessionRequest, StreamOptions, VolumeStatus};
+use serde::{Deserialize, Serialize};
+
+use super::commit::forget_ruling;
+use super::session_authorizer::ASKING_EPOCH;
+use crate::daemon::Daemon;
+use crate::hosts::HostName;
+use crate::jobs::random_uuid;
+use crate::location::RemoteVolume;
+use crate::problem::Result;
+use crate::rates::capacity;
+
+/// How long the end of a move waits for the other host's answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// How long the other streams of a session may take to be there, when the first one is, and how often somebody looks.
+const OTHERS_WAIT: Duration = Duration::from_millis(250);
+const LOOK: Duration = Duration::from_millis(5);
+
+/// How often a host that does not answer is told again, at first and at last.
+const REST_MIN: Duration = Duration::from_secs(1);
+const REST_MAX: Duration = Duration::from_secs(60);
+
+/// What a host is to be told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PendingNotice {
+    #[serde(flatten)]
+    remote: RemoteVolume,
+    /// The volume is there, and this host's guest uses it no more. Otherwise it will not arrive.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    released: bool,
+}
+
+impl PendingNotice {
+    fn ask(&self) -> Ask {
+        if self.released { Ask::Release } else { Ask::Abandon }
+    }
+}
+
+impl Daemon {
+    /// Connections to the host of a volume.
+    ///
+    /// # Errors
+    /// It is not trusted here.
+    pub(super) fn dialer_of(&self, remote: &RemoteVolume) -> Result<Arc<dyn Dialer>> {
+        HostName::new(&remote.host).and_then(|host| self.hosts.dialer(&host))
+    }
+
+    /// A session with the daemon of another host that only asks about a volume.
+    async fn asking(&self, remote: &RemoteVolume, options: StreamOptions) -> block::Result<Arc<Remote>> {
+        let dialer = self.dialer_of(remote);
+        let dialer =
+            dialer.map_err(|error| block::Error::new(block::ErrorKind::PermissionDenied, error.to_string()))?;
+        let request = SessionRequest {
+            volume: remote.volume.clone(),
+            job: random_uuid(&*self.env),
+            role: Role::Forward,
+            epoch: ASKING_EPOCH,
+            size: Bytes(remote.size),
+            request_alignment: remote.request_alignment,
+            origin: remote.job.to_string(),
+        };
+        Remote::connect(Arc::clone(&self.env), dialer, request, options).await
+    }
+
+    /// Asks the daemon of another host about a volume, without using it.
+    pub(super) async fn ask_host(&self, remote: &RemoteVolume, ask: Ask) -> block::Result<Answer> {
+        let options = StreamOptions { streams: 1, ..StreamOptions::default() };
+        let asking = async { self.asking(remote, options).await?.call(ask).await };
+        env::timeout(&*self.env, 2 * ANSWER_LIMIT, asking).await.unwrap_or_else(|| {
+            Err(block::Error::new(block::ErrorKind::TimedOut, format!("{} does not answer", remote.host)))
+        })
+    }
+
+    /// What the network to another host carries at most, in bytes a second, over the streams that a move there would have.
+    /// Nothing if that is not known soon.
+    pub(crate) async fn capacity_to(&self, remote: &RemoteVolume) -> Option<u64> {
+        let looking = async {
+            let session = self.asking(remote, self.stream_options(remote)).await.ok()?;
+            // The other streams come soon after the first, or not at all.
+            let until = self.env.now() + OTHERS_WAIT;
+            while session.paths().iter().any(Option::is_none) && self.env.now() < until {
+                self.env.sleep(LOOK).await;
+            }
+            capacity(self, &session).await
+        };
+        env::timeout(&*self.env, ANSWER_LIMIT, looking).await.flatten()
+    }
+
+    /// Where the volume stands on another host.
+    pub(super) async fn ask_volume_status(&self, remote: &RemoteVolume) -> block::Result<VolumeStatus> {
+        match self.ask_host(remote, Ask::Status).await? {
+            Answer::Status(volume_status) => Ok(volume_status),
+            other => Err(block::Error::new(block::ErrorKind::Invalid, format!("{} answered {other:?}", remote.host))),
+        }
+    }
+
+    /// Tells a host that a volume will not arrive there: now if it answers soon, otherwise as soon as it does.
+    pub(crate) async fn notify_abort(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.deliver_soon(PendingNotice { remote: remote.clone(), released: false }).await;
+    }
+
+    /// Tells the host that holds a volume that this host's guest uses it no more: as with a [farewell](Self::notify_abort).
+    pub(crate) async fn notify_release(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.deliver_soon(PendingNotice { remote: remote.clone(), released: true }).await;
+    }
+
+    async fn deliver_soon(self: &Arc<Self>, notice: PendingNotice) {
+        self.add_notice(&notice);
+        if env::timeout(&*self.env, ANSWER_LIMIT, self.deliver(&notice)).await != Some(true) {
+            self.deliver_later(&notice.remote.host);
+        }
+    }
+
+    /// The same, without waiting for any answer.
+    pub(crate) fn notify_abort_later(self: &Arc<Self>, remote: &RemoteVolume) {
+        self.add_notice(&PendingNotice { remote: remote.clone(), released: false });
+        self.deliver_later(&remote.host);
+    }
+
+    fn add_notice(&self, notice: &PendingNotice) {
+        self.change_notices(|pending_notices| {
+            if !pending_notices.contains(notice) {
+                pending_notices.push(notice.clone());
+            }
+        });
+    }
+
+    /// After a start: tells those who have not answered yet.
+    pub(crate) fn resume_notices(self: &Arc<Self>) {
+        self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
+    }
+
+    /// Somebody sees to it that `host` is told all that it is owed.
+    fn deliver_later(self: &Arc<Self>, host: &str) {
+        if !self.notifiers.lock().insert(host.to_owned()) {
+            return;
+        }
+        let (daemon, host) = (Arc::clone(self), host.to_owned());
+        self.env.spawn(Box::pin(async move {
+            let mut rest = REST_MIN;
+            while let Some(notice) = daemon.next_notice(&host) {
+                if daemon.deliver(&notice).await {
+                    rest = REST_MIN;
+                    continue;
+                }
+                daemon.env.sleep(rest).await;
+                rest = (rest * 2).min(REST_MAX);
+            }
+        }));
+    }
+
+    /// What the host's payer pays next; without anything there is no payer any more.
+    fn next_notice(&self, host: &str) -> Option<PendingNotice> {
+        let mut notifiers = self.notifiers.lock();
+        let next = self.pending_notices().into_iter().find(|notice| notice.remote.host == host);
+        if next.is_none() {
+            notifiers.remove(host);
+        }
+        next
+    }
+
+    /// Whether the host was told, or need not be.
+    async fn deliver(&self, notice: &PendingNotice) -> bool {
+        let PendingNotice { remote, released } = notice;
+        // A host that has it, or that nobody here knows any more, need not be told.
+        match self.ask_host(remote, notice.ask()).await {
+            Ok(_) => {}
+            Err(error) if *released && error.kind() == block::ErrorKind::Unsupported => {
+                tracing::info!(%remote, "a host of an older version cannot be told that a volume is not used from here");
+            }
+            Err(error) if error.kind() == block::ErrorKind::Fenced => {
+                tracing::error!(%remote, error = error.chain(), "a host has taken a volume that was not to arrive there");
+            }
+            Err(error) if self.dialer_of(remote).is_ok() => {
+                tracing::info!(%remote, released, error = error.chain(), "a host could not be told of a volume");
+                return false;
+            }
+            Err(_) => {}
+        }
+        self.change_notices(|pending_notices| pending_notices.retain(|other| other != notice));
+        forget_ruling(&*self.hosts, remote.job).await;
+        true
+    }
+
+    /// Whether the move `job` was undone, and its target has not been told yet.
+    pub(super) fn has_aborted(&self, job: uuid::Uuid) -> bool {
+        self.pending_notices().iter().any(|notice| notice.remote.job == job && !notice.released)
+    }
+
+    fn pending_notices(&self) -> Vec<PendingNotice> {
+        self.with_notices(|pending_notices| pending_notices.clone())
+    }
+
+    /// What cannot be noted is known as long as this daemon runs; the next one does too much rather than too little.
+    fn change_notices(&self, change: impl FnOnce(&mut Vec<PendingNotice>)) {
+        self.with_notices(|pending_notices| {
+            change(pending_notices);
+            let text = serde_json::to_string_pretty(pending_notices).expect("plain data serialises");
+            if let Err(error) = self.layout.write_atomically(&self.layout.abandoned(), &text) {
+                tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive could not be noted");
+            }
+        });
+    }
+
+    fn with_notices<T>(&self, act: impl FnOnce(&mut Vec<PendingNotice>) -> T) -> T {
+        let mut notices = self.notices.lock();
+        act(notices.get_or_insert_with(|| {
+            let Ok(text) = self.layout.files().read(&self.layout.abandoned()) else { return Vec::new() };
+            serde_json::from_slice(&text).unwrap_or_else(|error| {
+                tracing::warn!(%error, "which hosts are to be told of volumes that do not arrive cannot be read");
+                Vec::new()
+            })
+        }))
+    }
+}

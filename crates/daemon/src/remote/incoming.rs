@@ -1,0 +1,458 @@
+//! Volumes that other hosts move here: made, filled, prepared, taken, or removed again.
+
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use backends::{BackendSpec, TargetRequest};
+use block::{Bytes, Device};
+use migrate::Journal;
+use migrate::stream::{SessionRequest, VolumeStatus};
+
+use super::fenced_lane::FencedLane;
+use super::pending_files::PendingFile;
+use super::session_authorizer::ASKING_EPOCH;
+use crate::audit::Peer;
+use crate::daemon::Daemon;
+use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, VolumeDocument};
+use crate::jobs::of_target;
+use crate::journal::VolumeJournal;
+use crate::location::{JobTarget, Location};
+use crate::open_backend::{BackendOpenOptions, OpenBackend};
+use crate::problem::{Result, invalid, of_backend};
+use crate::state_dir::check_name;
+use crate::volume::Volume;
+
+/// What is held of a volume that another host fills.
+pub(crate) struct Incoming {
+    pub(crate) open_backend: OpenBackend,
+    /// The way of the session that fills it.
+    fenced_lane: Option<FencedLane>,
+}
+
+impl Incoming {
+    pub(crate) const fn new(open_backend: OpenBackend) -> Self {
+        Self { open_backend, fenced_lane: None }
+    }
+}
+
+impl Daemon {
+    /// Whether [`open_incoming`](Self::open_incoming) would find on record what it needs. Changes nothing, and waits for nobody.
+    pub(super) fn may_open_incoming(&self, host: &str, request: &SessionRequest) -> Result<()> {
+        match self.volume(&request.volume) {
+            Ok(volume) => may_fill(&volume.name, &incoming_of(&volume, host, request)?, request),
+            Err(error) if error.code == ErrorCode::NotFound => self.may_arrive(request).map(drop),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The same of [`open_forward`](Self::open_forward).
+    pub(super) fn may_open_forward(&self, host: &str, request: &SessionRequest) -> Result<()> {
+        let volume = self.volume(&request.volume)?;
+        may_take(&volume.name, &incoming_of(&volume, host, request)?, request.epoch)
+    }
+
+    /// A way for a session of `host` that fills a volume, and whether there is anything of it from before. What an earlier
+    /// session has under way is over then.
+    pub(super) async fn open_incoming(&self, host: &str, request: &SessionRequest) -> Result<(Device, bool)> {
+        let (volume, is_new) = match self.volume(&request.volume) {
+            Ok(volume) => (volume, false),
+            Err(error) if error.code == ErrorCode::NotFound => (self.make_incoming(host, request).await?, true),
+            Err(error) => return Err(error),
+        };
+        let _operation = volume.operation.lock().await;
+        let incoming = incoming_of(&volume, host, request)?;
+        may_fill(&volume.name, &incoming, request)?;
+        if let IncomingStage::Prepared { .. } = incoming.stage {
+            // Whoever fills it holds it: what was prepared is not what it will be.
+            set_stage(&volume, IncomingStage::Filling).await?;
+        }
+        close_lane(&volume).await;
+        let mut incoming = volume.incoming.lock();
+        let Some(incoming) = incoming.as_mut() else {
+            volume.require_up()?;
+            return Err(invalid("the volume is not to be filled", "look at it on its host"));
+        };
+        if let Some(backend) = incoming.open_backend.backend() {
+            // Whoever fills it has given up what was not flushed, and writes it again.
+            backend.forget_failed_sync();
+        }
+        let (fenced_lane, device) = FencedLane::open(incoming.open_backend.device.clone());
+        incoming.fenced_lane = Some(fenced_lane);
+        Ok((device, is_new))
+    }
+
+    /// Makes a place for a volume of `host`, durably.
+    async fn make_incoming(&self, host: &str, request: &SessionRequest) -> Result<Arc<Volume>> {
+        let name = &request.volume;
+        let _membership = self.membership.lock().await;
+        let spec = self.may_arrive(request)?;
+        if self.volume(name).is_ok() {
+            return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
+        }
+        let noted = self.note_pending_file(name, &spec).await?;
+        let made = self.make_noted_incoming(host, request, (spec, noted.as_ref())).await;
+        if let Some(noted) = noted {
+            self.made(&noted);
+        }
+        made
+    }
+
+    /// Where a volume that is not here is to be put, if it may come.
+    fn may_arrive(&self, request: &SessionRequest) -> Result<BackendSpec> {
+        check_name(&request.volume)?;
+        if self.aborted_jobs.has(request.job) {
+            return Err(fenced(format!("the move of {} was undone", request.volume)));
+        }
+        self.check_quota(request)?;
+        self.place_for_incoming(&request.volume)
+    }
+
+    /// Whether what other hosts have put here leaves room for one more volume, as this host is configured.
+    fn check_quota(&self, request: &SessionRequest) -> Result<()> {
+        let Some(config) = &self.config.hosts else { return Ok(()) };
+        let is_theirs = |document: &VolumeDocument| {
+            let path = document.backend.local_path();
+            path.is_some_and(|path| config.incoming_dirs.iter().any(|directory| path.starts_with(directory)))
+        };
+        let volumes = self.volumes();
+        let theirs: Vec<_> = volumes.iter().filter(|volume| is_theirs(&volume.document())).collect();
+        let refuse = |what: String, key: &str| {
+            let error = Error::new(ErrorCode::NoSpace, format!("this host takes no more of others than {what}"));
+            Err(error.with_hint(format!("raise `{key}` in its section [hosts], or detach volumes there")))
+        };
+        if config.incoming_volumes_max > 0 && theirs.len() >= config.incoming_volumes_max {
+            return refuse(format!("{} volumes", config.incoming_volumes_max), "incoming-volumes-max");
+        }
+        let size = |volume: &Volume| {
+            volume.slot().map_or_else(|| size_on_record(&volume.document()), |slot| slot.device().size())
+        };
+        let bytes =
+            theirs.iter().fold(u128::from(request.size.get()), |sum, volume| sum + u128::from(size(volume).get()));
+        if config.incoming_gib_max > 0 && bytes > u128::from(config.incoming_gib_max) << 30 {
+            return refuse(format!("{} GiB", config.incoming_gib_max), "incoming-gib-max");
+        }
+        Ok(())
+    }
+
+    async fn make_noted_incoming(
+        &self,
+        host: &str,
+        request: &SessionRequest,
+        (spec, noted): (BackendSpec, Option<&PendingFile>),
+    ) -> Result<Arc<Volume>> {
+        let name = &request.volume;
+        let target = TargetRequest {
+            spec: &spec,
+            source: None,
+            size: request.size,
+            guest_alignment: request.request_alignment,
+            overwrite: false,
+        };
+        let target = self.backends.prepare(&target, &*self.env).await.map_err(|error| of_target(&error))?;
+        if let Some(noted) = noted {
+            self.note_made_file(noted, &target);
+        }
+        let document = VolumeDocument {
+            version: DOCUMENT_VERSION,
+            name: name.clone(),
+            // It holds nothing yet.
+            epoch: 0,
+            backend: Location::Local(spec),
+            export: format!("nbd+unix:///{name}?socket={}", self.socket_dir.join(format!("{name}.sock")).display()),
+            socket_owner: None,
+            read_only: false,
+            size_limit: None,
+            adoption: None,
+            job: None,
+            incoming: Some(IncomingDocument {
+                host: host.to_owned(),
+                origin: request.origin.clone(),
+                job: request.job,
+                epoch: request.epoch,
+                size: request.size.get(),
+                request_alignment: request.request_alignment,
+                target: target.clone(),
+                stage: IncomingStage::Filling,
+                exclusive: false,
+            }),
+        };
+        match self.record_incoming(document).await {
+            Ok(volume) => {
+                let what = serde_json::json!({ "host": host, "origin": request.origin, "job": request.job });
+                self.note(&Peer::daemon(), ("arrival.begin", name), what, None);
+                Ok(volume)
+            }
+            Err(error) => {
+                self.state.abandon_volume(name);
+                if let Err(error) = self.backends.discard(&target) {
+                    tracing::warn!(%error, "what a volume that did not arrive left could not be removed");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn record_incoming(&self, document: VolumeDocument) -> Result<Arc<Volume>> {
+        let name = document.name.clone();
+        let directory = self.state.begin_volume(&name, Journal::<VolumeDocument>::bytes_needed())?;
+        let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
+        let journal = journal.map_err(|error| of_backend(&error, "the new volume's journal"))?;
+        let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
+        self.open_backend_of_incoming(&volume).await?;
+        self.state.finish_volume(&name)?;
+        self.admit(Arc::clone(&volume));
+        Ok(volume)
+    }
+
+    /// Locks what a volume that arrives is written to.
+    pub(crate) async fn open_backend_of_incoming(&self, volume: &Volume) -> Result<()> {
+        let document = volume.document();
+        let open_options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
+        let open_backend = match &document.incoming {
+            Some(incoming) => {
+                self.open_prepared(volume, &JobTarget::Local(incoming.target.clone()), &open_options.for_target()).await
+            }
+            None => self.open_backend(volume, &document.backend, &open_options.for_target()).await,
+        };
+        let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
+        *volume.incoming.lock() = Some(Incoming::new(open_backend));
+        Ok(())
+    }
+
+    /// Where a volume of that name is put: in the first directory that the configuration gives.
+    fn place_for_incoming(&self, name: &str) -> Result<BackendSpec> {
+        let Some(directory) = self.config.hosts.as_ref().and_then(|hosts| hosts.incoming_dirs.first()) else {
+            let message = "this host takes no volumes of others".to_owned();
+            return Err(Error::new(ErrorCode::HostRefused, message)
+                .with_hint("give its configuration `incoming-dirs` in the section [hosts]"));
+        };
+        Ok(BackendSpec::file(directory.join(format!("{name}.raw"))))
+    }
+
+    /// Is durably ready to hold the volume under `epoch`.
+    pub(super) async fn prepare_incoming(&self, host: &str, request: &SessionRequest, epoch: u64) -> Result<()> {
+        let volume = self.volume(&request.volume)?;
+        let _operation = volume.operation.lock().await;
+        let incoming = incoming_of(&volume, host, request)?;
+        match incoming.stage {
+            IncomingStage::Prepared { epoch: prepared } if prepared == epoch => Ok(()),
+            IncomingStage::Filling | IncomingStage::Prepared { .. } if epoch > incoming.epoch => {
+                self.backends.check(&incoming.target).map_err(|error| of_target(&error))?;
+                set_stage(&volume, IncomingStage::Prepared { epoch }).await
+            }
+            _ => Err(fenced(format!("{} cannot be prepared for epoch {epoch} here", volume.name))),
+        }
+    }
+
+    /// Holds the volume under `epoch`, durably, and serves it.
+    pub(super) async fn take_incoming(
+        &self,
+        volume: &Arc<Volume>,
+        incoming: &IncomingDocument,
+        epoch: u64,
+    ) -> Result<()> {
+        may_take(&volume.name, incoming, epoch)?;
+        if let IncomingStage::Held { .. } = incoming.stage {
+            return Ok(());
+        }
+        // Nothing of the copy lands from here on.
+        close_lane(volume).await;
+        let device = volume.incoming.lock().as_ref().map(|incoming| incoming.open_backend.device.clone());
+        let Some(device) = device else { return volume.require_up().map(drop) };
+        // The guest does not end with this host's power: what it was answered must be there when that comes back.
+        device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
+        let stored = volume.journal.update(|document| {
+            document.epoch = epoch;
+            if let Some(incoming) = &mut document.incoming {
+                // Its guest comes through the other host. Whoever came to an export here would write beside that.
+                (incoming.stage, incoming.exclusive) = (IncomingStage::Held { epoch }, true);
+            }
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
+        drop(volume.bring_up(open_backend, self.pool.clone()));
+        let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
+        self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
+        Ok(())
+    }
+
+    /// The guest of the host that a volume came from uses it no more: it is this host's like any other.
+    pub(super) async fn release_incoming(&self, volume: &Arc<Volume>) -> Result<()> {
+        let before = volume.forward.lock().take();
+        if let Some(before) = before {
+            before.close().await;
+        }
+        let stored = volume.journal.update(|document| document.incoming = None);
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
+        self.open_export(volume).await
+    }
+
+    /// Somebody has decided that a volume which is held here for another host's guest may be used here.
+    pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
+        set_exclusive(volume, false).await?;
+        self.open_export(volume).await
+    }
+
+    async fn open_export(&self, volume: &Volume) -> Result<()> {
+        match volume.export() {
+            Some(export) => self.network.offer(&volume.uri()?, export, volume.document().clients()).await,
+            None => Ok(()),
+        }
+    }
+
+    /// The guest of the host that a volume came from comes to it: nobody else does any more.
+    async fn close_to_others(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+        if incoming.exclusive {
+            return Ok(());
+        }
+        let uri = volume.uri()?;
+        self.network.withdraw(&uri).await;
+        let connections = volume.connections();
+        if connections > 0 {
+            self.open_export(volume).await?;
+            let message = format!("{} is used at its new host, by {connections} connections there", volume.name);
+            return Err(Error::new(ErrorCode::InUse, message)
+                .with_hint("let those disconnect: the guest at this host waits until then"));
+        }
+        set_exclusive(volume, true).await
+    }
+
+    /// Forgets a volume that does not arrive, and removes what there is of it.
+    pub(crate) async fn drop_incoming(&self, volume: &Arc<Volume>) -> Result<()> {
+        let Some(incoming) = volume.document().incoming.clone() else { return Ok(()) };
+        if let IncomingStage::Held { epoch } = incoming.stage {
+            let message = format!("this host holds {} under epoch {epoch}", volume.name);
+            return Err(fenced(message));
+        }
+        close_lane(volume).await;
+        drop(volume.incoming.lock().take());
+        self.backends.discard(&incoming.target).map_err(|error| of_target(&error))?;
+        self.remove_volume(volume).await?;
+        let what = serde_json::json!({ "host": incoming.host, "job": incoming.job });
+        self.note(&Peer::daemon(), ("arrival.drop", &volume.name), what, None);
+        Ok(())
+    }
+
+    /// Where the volume of a request stands here.
+    ///
+    /// # Errors
+    /// There is one of that name, and its journal cannot be read: nobody knows.
+    pub(super) fn volume_status(&self, request: &SessionRequest) -> Result<VolumeStatus> {
+        let Some(volume) = self.volume_if_any(&request.volume)? else {
+            // Of a move that was undone nothing was given up, also when the volume was detached since.
+            let was_kept = self.has_aborted(request.job);
+            return Ok(if was_kept { VolumeStatus::Held { epoch: ASKING_EPOCH } } else { VolumeStatus::Without });
+        };
+        let document = volume.document();
+        Ok(match (document.incoming.as_ref().map(|incoming| incoming.stage), &document.backend) {
+            (Some(IncomingStage::Filling), _) => VolumeStatus::Filling,
+            (Some(IncomingStage::Prepared { epoch }), _) => VolumeStatus::Prepared { epoch },
+            // What was given up by another move than the one that is asked about is somebody else's.
+            (_, Location::Remote(remote)) if remote.job == request.job => VolumeStatus::Without,
+            _ => VolumeStatus::Held { epoch: document.epoch },
+        })
+    }
+
+    /// A way for a session of `host` that uses a volume which this host holds, or takes by this.
+    pub(super) async fn open_forward(&self, host: &str, request: &SessionRequest) -> Result<Device> {
+        let volume = self.volume(&request.volume)?;
+        let _operation = volume.operation.lock().await;
+        let incoming = incoming_of(&volume, host, request)?;
+        self.take_incoming(&volume, &incoming, request.epoch).await?;
+        self.close_to_others(&volume, &incoming_of(&volume, host, request)?).await?;
+        let before = volume.forward.lock().take();
+        if let Some(before) = before {
+            before.close().await;
+        }
+        let slot = volume.require_up()?;
+        let (fenced_lane, device) = FencedLane::open(volume.metered(&slot));
+        *volume.forward.lock() = Some(fenced_lane);
+        Ok(device)
+    }
+}
+
+/// What is on record of a volume that `host` moves here by the job of `request`.
+pub(super) fn incoming_of(volume: &Volume, host: &str, request: &SessionRequest) -> Result<IncomingDocument> {
+    let document = volume.document();
+    let Some(incoming) = &document.incoming else {
+        return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {} already", volume.name))
+            .with_hint("move it under another name: --to HOST:VOLUME"));
+    };
+    if incoming.host == host && incoming.job == request.job {
+        return Ok(incoming.clone());
+    }
+    let (code, what) = match incoming.stage {
+        IncomingStage::Held { .. } => (ErrorCode::AlreadyExists, "has come"),
+        IncomingStage::Filling | IncomingStage::Prepared { .. } => (ErrorCode::Busy, "is coming"),
+    };
+    let message =
+        format!("a volume {} {what} from {} already, as {} there", volume.name, incoming.host, incoming.origin);
+    Err(Error::new(code, message).with_hint("move it under another name: --to HOST:VOLUME"))
+}
+
+/// Whether what is on record of a volume lets a session fill it.
+fn may_fill(name: &str, incoming: &IncomingDocument, request: &SessionRequest) -> Result<()> {
+    match incoming.stage {
+        IncomingStage::Held { epoch } => {
+            Err(fenced(format!("this host holds {name} under epoch {epoch}: it is filled no more")))
+        }
+        _ if incoming.epoch != request.epoch => {
+            Err(fenced(format!("{name} comes under epoch {}, not {}", incoming.epoch, request.epoch)))
+        }
+        _ if incoming.size != request.size.get() => {
+            let message = format!("{name} has {} bytes here, not {}", incoming.size, request.size.get());
+            Err(invalid(message, "cancel that move and begin another"))
+        }
+        IncomingStage::Prepared { .. } | IncomingStage::Filling => Ok(()),
+    }
+}
+
+/// Whether it lets this host hold the volume under `epoch`, if it does not already.
+fn may_take(name: &str, incoming: &IncomingDocument, epoch: u64) -> Result<()> {
+    match incoming.stage {
+        IncomingStage::Held { epoch: ready } | IncomingStage::Prepared { epoch: ready } if ready == epoch => Ok(()),
+        _ => Err(fenced(format!("{name} was not prepared for epoch {epoch}"))),
+    }
+}
+
+/// Lets nothing through any more of the session that fills the volume.
+async fn close_lane(volume: &Volume) {
+    let fenced_lane = volume.incoming.lock().as_mut().and_then(|incoming| incoming.fenced_lane.take());
+    if let Some(fenced_lane) = fenced_lane {
+        fenced_lane.close().await;
+    }
+}
+
+async fn set_exclusive(volume: &Volume, exclusive: bool) -> Result<()> {
+    let stored = volume.journal.update(|document| {
+        if let Some(incoming) = &mut document.incoming {
+            incoming.exclusive = exclusive;
+        }
+    });
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
+}
+
+async fn set_stage(volume: &Volume, stage: IncomingStage) -> Result<()> {
+    let stored = volume.journal.update(|document| {
+        if let Some(incoming) = &mut document.incoming {
+            incoming.stage = stage;
+        }
+    });
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
+}
+
+/// Somebody else holds the volume, or under another epoch.
+pub(super) fn fenced(message: String) -> Error {
+    Error::new(ErrorCode::WrongState, message).with_hint("`transhume resolve` says what both hosts have on record")
+}
+
+/// The bytes that a document's volume has, while it is not up.
+pub(crate) fn size_on_record(document: &VolumeDocument) -> Bytes {
+    match (&document.backend, &document.incoming) {
+        (Location::Remote(remote), _) => Bytes(remote.size),
+        (Location::Foreign(export), _) => Bytes(export.size),
+        (Location::Local(_), Some(incoming)) => Bytes(incoming.size),
+        (Location::Local(_), None) => Bytes::ZERO,
+    }
+}

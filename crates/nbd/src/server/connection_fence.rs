@@ -1,0 +1,158 @@
+//! Who may enter an export's transmission.
+//!
+//! A client that loses its connection makes another and sends again what was not answered. A write of the dead
+//! connection that is carried out after that repetition, or after a later write, would undo acknowledged data. So a new
+//! connection waits until every earlier connection of the export has either *finished*, all its requests driven to their
+//! end, or *proved itself alive*: after the new one came, it read its socket and found neither bytes nor an end, and what
+//! it had begun by then is finished. A client that reconnects has closed its old socket before, so over a unix socket the
+//! first half says that a connection is not the predecessor. Over TCP it does not: the end may have been lost on its way
+//! (the connection is half open), and then the second half keeps what the dead client has asked from landing later.
+//!
+//! ```text
+//!              join()                     every earlier member finished or proved itself
+//!   (no member) ─────▶ waiting ───────────────────────────────────────────────────────────▶ admitted
+//!                         │                                                                    │
+//!                         │ its client goes away                    its last request finished  │
+//!                         └──────────────────────────▶ finished ◀──────────────────────────────┘
+//! ```
+//!
+//! A waiting member answers later members like an admitted one. Members wait only for earlier ones, so they never wait
+//! for each other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
+
+use futures::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+/// The gate of one export. Clones are the same gate.
+#[derive(Clone, Default)]
+pub(crate) struct ConnectionFence {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    members: Mutex<Vec<Arc<MemberState>>>,
+    /// A member finished or proved itself.
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct MemberState {
+    /// How many proofs of life have been asked for.
+    asked: AtomicU64,
+    /// Which of them have been given.
+    proved: AtomicU64,
+    is_finished: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl ConnectionFence {
+    /// Joins behind all who are members now. The future is done when this member may start requests.
+    pub(crate) fn join(&self) -> (Member, impl Future<Output = ()> + Send + use<>) {
+        let state = Arc::new(MemberState::default());
+        let earlier: Vec<(Arc<MemberState>, u64)> = {
+            let mut members = self.shared.members.lock();
+            let earlier = members.iter().map(|member| (Arc::clone(member), member.ask())).collect();
+            members.push(Arc::clone(&state));
+            earlier
+        };
+        let shared = Arc::clone(&self.shared);
+        let admission = async move {
+            loop {
+                let changed = shared.changed.notified();
+                if earlier.iter().all(|(member, question)| member.has_answered(*question)) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        (Member { shared: Arc::clone(&self.shared), state }, admission)
+    }
+
+    /// How many members there are.
+    pub(crate) fn members(&self) -> usize {
+        self.shared.members.lock().len()
+    }
+}
+
+impl MemberState {
+    fn ask(&self) -> u64 {
+        let question = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        self.waker.wake();
+        question
+    }
+
+    fn has_answered(&self, question: u64) -> bool {
+        self.is_finished.load(Ordering::SeqCst) || self.proved.load(Ordering::SeqCst) >= question
+    }
+}
+
+/// A connection's membership. Dropping it says that all its requests are finished.
+pub(crate) struct Member {
+    shared: Arc<Shared>,
+    state: Arc<MemberState>,
+}
+
+impl Member {
+    /// The newest proof of life that is owed, if any. `waker` is woken when another is asked for.
+    pub(crate) fn question(&self, waker: &Waker) -> Option<u64> {
+        self.state.waker.register(waker);
+        let asked = self.state.asked.load(Ordering::SeqCst);
+        (asked > self.state.proved.load(Ordering::SeqCst)).then_some(asked)
+    }
+
+    /// Gives the proof that `question` asked for.
+    pub(crate) fn prove(&self, question: u64) {
+        self.state.proved.fetch_max(question, Ordering::SeqCst);
+        self.shared.changed.notify_waiters();
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.shared.members.lock().retain(|member| !Arc::ptr_eq(member, &self.state));
+        self.state.is_finished.store(true, Ordering::SeqCst);
+        self.shared.changed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+
+    #[test]
+    fn a_new_member_waits_for_each_earlier_one_to_finish_or_prove_itself() {
+        let fence = ConnectionFence::default();
+        let (first, admission) = fence.join();
+        assert!(admission.now_or_never().is_some(), "the only member had to wait");
+        let (second, admission) = fence.join();
+        let mut admission = Box::pin(admission);
+        assert!((&mut admission).now_or_never().is_none(), "entered beside a member that may be dead");
+        let question = first.question(Waker::noop()).expect("a proof is owed");
+        first.prove(question);
+        assert!((&mut admission).now_or_never().is_some(), "a living member blocked the gate");
+        assert_eq!(first.question(Waker::noop()), None);
+
+        let (_third, admission) = fence.join();
+        let mut admission = Box::pin(admission);
+        drop(first);
+        assert!((&mut admission).now_or_never().is_none(), "entered before the second member answered");
+        drop(second);
+        assert!((&mut admission).now_or_never().is_some(), "a finished member blocked the gate");
+    }
+
+    #[test]
+    fn a_proof_given_before_the_question_does_not_count() {
+        let fence = ConnectionFence::default();
+        let (first, _) = fence.join();
+        let (_second, _) = fence.join();
+        first.prove(first.question(Waker::noop()).expect("a proof is owed"));
+        let (_third, admission) = fence.join();
+        assert!(admission.now_or_never().is_none(), "an old proof opened the gate");
+    }
+}

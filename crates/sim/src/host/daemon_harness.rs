@@ -1,0 +1,610 @@
+//! The host's process as the real daemon: `daemon::Core`, its job code unchanged, on simulated ground.
+//!
+//! ```text
+//!   daemon::{jobs, recover, journal, state_dir, volume}
+//!      │ Files        │ Backends                  │ Network      │ WorkerSpawner
+//!   SimFiles     Platform: disks as files    Port: the wire    the process itself
+//! ```
+//!
+//! The volume is `/pool/0` or `/pool/1` (that of another volume is in a directory of its own), a file on the disk of that number: a target is made anew where there is none, a
+//! source that was moved from gets another name. With a neighbour the second place is another host's (`b:1`), whose daemon
+//! is a second process. What the daemon stores in its journal is read on its way to the disk, and
+//! the checks of the commit are made there. Not in this world: HTTP, adoption, configuration,
+//! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
+
+mod fake_arbiter;
+mod peer_host;
+mod platform;
+mod together;
+mod watched;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ::daemon::{Location, VolumeDocument};
+use api::v1::{AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Strategy, Verify};
+use migrate::{Control, Phase};
+use parking_lot::Mutex;
+
+use super::beside::names;
+use super::{Host, Status};
+use crate::checks;
+use crate::disk::Disk;
+use crate::files::SimFiles;
+use crate::medium::SECTOR_BYTES;
+use crate::occurrence::Occurrence;
+use crate::process::Process;
+use crate::world::{Invariant, World};
+
+use fake_arbiter::FakeArbiter;
+pub use peer_host::Outage;
+use peer_host::PeerHost;
+use together::Together;
+use watched::{Watched, alive, document_in};
+
+/// Where the daemon's files are.
+const STATE_DIR: &str = "/state";
+
+/// What of the daemon outlives its process, beside the disks.
+pub(super) struct DaemonHarness {
+    pub(super) files: SimFiles,
+    /// The files that hold, held, or will hold the volume.
+    pub(super) places: Mutex<[Place; 2]>,
+    slots: Mutex<Slots>,
+    /// The host that the volume moves to, if that is another one.
+    peer: Option<PeerHost>,
+    /// Somebody has wished the move away.
+    is_unwanted: Mutex<bool>,
+    /// Of the moves of all volumes, which all of them know.
+    together: Arc<Mutex<Together>>,
+    /// The daemon has said, or shown, that it has the volume.
+    is_attached: Mutex<bool>,
+}
+
+/// What may be found in the daemon's journal.
+#[derive(Default)]
+struct Slots {
+    /// The newest document that was acknowledged.
+    acknowledged: Option<Vec<u8>>,
+    /// Those after it that were not.
+    doubtful: Vec<Vec<u8>>,
+}
+
+/// A place for the volume.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// There is a file of its name.
+    pub(super) exists: bool,
+    /// Which file: another one each time that it is made.
+    pub(super) number: u64,
+}
+
+impl DaemonHarness {
+    pub(super) fn new(world: &World, map: &Disk, (is_between_hosts, has_arbiter): (bool, bool)) -> Self {
+        // What the target holds at the start is in a file, too; another host has none.
+        let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
+        let peer = is_between_hosts.then(|| PeerHost::new(world, has_arbiter));
+        Self::with(SimFiles::new(world, map), places, peer, Arc::default())
+    }
+
+    /// That of one more volume of the same process.
+    pub(super) fn beside(first: &Self, volume: usize, map: &Disk) -> Self {
+        let files = first.files.clone();
+        files.add_map(names(volume).volume, map);
+        // No two files of the world have one number.
+        let places = [1, 2].map(|number| Place { exists: true, number: number + 1_000_000 * volume as u64 });
+        Self::with(files, places, None, Arc::clone(&first.together))
+    }
+
+    fn with(files: SimFiles, places: [Place; 2], peer: Option<PeerHost>, together: Arc<Mutex<Together>>) -> Self {
+        let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
+        let (places, slots) = (Mutex::new(places), Mutex::default());
+        Self { files, places, slots, peer, is_unwanted, together, is_attached }
+    }
+
+    /// The process has died.
+    pub(super) fn note_death(&self) {
+        if let Some(peer) = &self.peer {
+            peer.note_death();
+        }
+    }
+
+    /// The story is over.
+    pub(super) fn close(&self) {
+        if let Some(peer) = &self.peer {
+            peer.close();
+        }
+    }
+}
+
+/// The number of the place at `path`.
+fn side_of(path: &Path) -> usize {
+    usize::from(path.file_stem() == Some("1".as_ref()))
+}
+
+/// The number of the place that holds the volume; on another host that is the second.
+fn side_held_by(document: &VolumeDocument) -> usize {
+    match &document.backend {
+        Location::Local(spec) => side_of(spec.path()),
+        Location::Remote(_) => 1,
+        // Nobody moves to one here.
+        Location::Foreign(_) => 0,
+    }
+}
+
+/// What a job's report says of its end.
+fn is_over(job: &Job) -> bool {
+    matches!(job.state, JobState::Done | JobState::Failed | JobState::Cancelled)
+}
+
+impl Host {
+    /// One life of the daemon.
+    pub(super) async fn run_daemon(&self, process: &Process) {
+        let env = process.env();
+        self.begin_life();
+        let core = match self.start_core(process).await {
+            Ok(core) => core,
+            Err(error) => {
+                self.shared.world.event(format_args!("the daemon cannot serve: {error}"));
+                env.sleep(Duration::from_millis(100)).await;
+                self.restart(process);
+                return;
+            }
+        };
+        for volume in self.besides() {
+            let (process, core) = (process.clone(), core.clone());
+            env.spawn(Box::pin(async move { volume.see_to_moves(&process, &core).await }));
+        }
+        self.see_to_moves(process, &core).await;
+    }
+
+    /// Asks for the moves of this volume, and sees each to its end.
+    async fn see_to_moves(&self, process: &Process, core: &::daemon::Core) {
+        self.shared.now.lock().pools = core.pools(self.name());
+        self.recall_job(core);
+        loop {
+            if let Some(job) = self.jobs(core).find(|job| !is_over(job)) {
+                self.set_status(Status::Running);
+                self.follow(process, core, &job).await;
+            } else {
+                self.next_move(process, core).await;
+            }
+        }
+    }
+
+    /// The moves of this volume, the newest first.
+    fn jobs(&self, core: &::daemon::Core) -> impl Iterator<Item = Job> {
+        let name = self.name();
+        core.jobs().into_iter().filter(move |job| job.volume == name)
+    }
+
+    async fn start_core(&self, process: &Process) -> Result<::daemon::Core, api::v1::Error> {
+        let (ground, config) = self.platform(process);
+        let core = ::daemon::Core::start(ground, config, Path::new(STATE_DIR)).await?;
+        for volume in self.volumes() {
+            volume.attach(&core).await?;
+        }
+        let problem = || core.volumes().into_iter().find_map(|volume| volume.problem);
+        while problem().is_some_and(|problem| problem.contains("arbiter")) {
+            // It is asked again until it answers.
+            process.env().sleep(Duration::from_millis(10)).await;
+        }
+        match problem() {
+            Some(problem) => Err(api::v1::Error::new(api::v1::ErrorCode::WrongState, problem)),
+            None => Ok(core),
+        }
+    }
+
+    /// Gives the volume to the daemon, unless it has it. One that it has had it must not forget.
+    async fn attach(&self, core: &::daemon::Core) -> Result<(), api::v1::Error> {
+        let is_there = core.volumes().iter().any(|volume| volume.name == self.name());
+        if !is_there && *self.shared.daemon_harness.is_attached.lock() {
+            let what = format!("the daemon has forgotten {}", self.name());
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+        if !is_there {
+            // A life before this may have begun to make it, and has told nobody.
+            *self.shared.daemon_harness.slots.lock() = Slots::default();
+            let backend = format!("file:{}", self.path_of(0));
+            let (name, export) = (self.name().to_owned(), self.export());
+            core.attach(AttachRequest { name, backend, export, read_only: false }).await?;
+        }
+        *self.shared.daemon_harness.is_attached.lock() = true;
+        Ok(())
+    }
+
+    /// What an operator does about a volume that is down: the daemon is started anew.
+    fn restart(&self, process: &Process) {
+        let (host, process) = (self.clone(), process.clone());
+        self.shared.world.spawn(async move {
+            let _outage = loop {
+                match host.shared.outage.try_lock() {
+                    Ok(outage) => break Some(outage),
+                    // A guest without power does not come back before its disk does.
+                    Err(_) if *host.shared.is_awaited.lock() => break None,
+                    Err(_) => host.shared.world.sleep(Duration::from_millis(1)).await,
+                }
+            };
+            if !process.is_dead() {
+                host.crash().await;
+                host.boot();
+            }
+        });
+    }
+
+    /// What came of a move that was under way when the process before died, if it is not under way any more.
+    fn recall_job(&self, core: &::daemon::Core) {
+        if self.jobs(core).any(|job| !is_over(&job)) {
+            *self.shared.wanted.lock() = false;
+        } else if self.status() == Status::Running {
+            if let Some(job) = self.jobs(core).next() {
+                self.check_wished(&job);
+                self.note_if_undone(&job);
+            }
+            self.settle("the process died", None);
+        }
+    }
+
+    /// Somebody has wished the move away.
+    pub fn note_wish(&self) {
+        *self.shared.daemon_harness.is_unwanted.lock() = true;
+        self.note_wish_of_all();
+    }
+
+    /// A move that nobody has cancelled does not end as if somebody had.
+    fn check_wished(&self, job: &Job) {
+        if job.state == JobState::Cancelled && !self.is_wished_away(job) {
+            let what = format!("job {} is told as cancelled, and nobody has cancelled it", job.id);
+            self.shared.world.violate(Invariant::CancelSafe, what);
+        }
+    }
+
+    fn note_if_undone(&self, job: &Job) {
+        if self.holder() == *self.shared.from.lock() {
+            self.note_undone(job);
+        }
+    }
+
+    /// A move is over: where is the volume?
+    fn settle(&self, why: &str, report: Option<Report>) {
+        self.check_swept();
+        let has_moved = self.holder() != *self.shared.from.lock();
+        if !has_moved && self.shared.daemon_harness.peer.as_ref().is_some_and(PeerHost::holds) {
+            let what = "the move is over, this host holds the volume, and so does the neighbour";
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+        self.set_status(match has_moved {
+            true => Status::Switched(report.map(Box::new)),
+            false => Status::Failed(why.to_owned()),
+        });
+    }
+
+    async fn next_move(&self, process: &Process, core: &::daemon::Core) {
+        loop {
+            let asked = self.shared.asked.notified();
+            if *self.shared.wanted.lock() && self.asks_itself() {
+                break;
+            }
+            if self.jobs(core).any(|job| !is_over(&job)) {
+                // It has begun with those of others.
+                return;
+            }
+            asked.await;
+        }
+        if self.moved_together(process, core).await {
+            return;
+        }
+        let request = self.request();
+        self.plan(core, &request);
+        let (is_between_hosts, options) = (self.shared.setup.is_between_hosts, &self.shared.setup.options);
+        let started = core.start_tuned_move(self.name(), request, |tuned| {
+            // What a move to another host needs, the daemon knows better.
+            if !is_between_hosts {
+                tuned.clone_from(options);
+            }
+        });
+        match started.await {
+            Ok(_) => {
+                *self.shared.wanted.lock() = false;
+                *self.shared.daemon_harness.is_unwanted.lock() = false;
+            }
+            Err(error) => {
+                self.say(format_args!("the move is refused: {error}"));
+                process.env().sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// What is asked for: a move to the other place.
+    fn request(&self) -> MoveRequest {
+        let from = self.holder();
+        *self.shared.from.lock() = from;
+        let options = &self.shared.setup.options;
+        MoveRequest {
+            to: match self.shared.setup.is_between_hosts {
+                true => "b:1".to_owned(),
+                false => format!("file:{}", self.path_of(1 - from)),
+            },
+            bandwidth: options.bandwidth,
+            verify: match options.verify {
+                migrate::Verify::Off => Verify::Off,
+                migrate::Verify::Sample => Verify::Sample,
+                migrate::Verify::Full => Verify::Full,
+            },
+            strategy: match options.strategy {
+                migrate::Strategy::Mirror => Strategy::Mirror,
+                migrate::Strategy::Dbt => Strategy::Dbt,
+                migrate::Strategy::IncrementalDbt => Strategy::IncrementalDbt,
+                migrate::Strategy::Snapshot => Strategy::Snapshot,
+                migrate::Strategy::MirrorAsync => Strategy::MirrorAsync,
+                migrate::Strategy::Auto => Strategy::Auto,
+                migrate::Strategy::MirrorPaper => Strategy::MirrorPaper,
+            },
+            hot_blocks: options.hot_blocks,
+            deadline_ms: options.deadline_ms,
+            on_no_converge: options.strategy.iterates().then_some(match options.on_no_converge {
+                migrate::OnNoConverge::Abort => OnNoConverge::Abort,
+                migrate::OnNoConverge::Force => OnNoConverge::Force,
+                migrate::OnNoConverge::Mirror => OnNoConverge::Mirror,
+            }),
+            downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
+            buffer: options.buffer_bytes,
+            overwrite: !self.shared.setup.is_between_hosts,
+            delete_source: self.shared.rng.chance(0.3),
+            ..MoveRequest::default()
+        }
+    }
+
+    /// Most moves were planned a moment ago. Others begin with a look at their source, which takes 50 to 200 ms.
+    fn plan(&self, core: &::daemon::Core, request: &MoveRequest) {
+        let part = if self.shared.setup.is_between_hosts { 0.5 } else { 0.85 };
+        if self.shared.rng.chance(part) {
+            // It is refused where the volume is unknown, and so is the move.
+            let _ = core.note_plan(self.name(), request, Prediction::default());
+        }
+    }
+
+    /// Sees a job to its end.
+    async fn follow(&self, process: &Process, core: &::daemon::Core, job: &Job) {
+        let target = 1 - *self.shared.from.lock();
+        let over = core.job_over(self.name());
+        let is_over = Arc::new(AtomicBool::new(false));
+        let looking = (self.clone(), process.clone(), core.clone(), Arc::clone(&is_over));
+        process.look_on(async move {
+            let (host, process, core, is_over) = looking;
+            host.look_on(&process, &core, target, &is_over).await;
+        });
+        over.await;
+        is_over.store(true, Ordering::Relaxed);
+        self.shared.now.lock().control = None;
+        let ended = core.jobs().into_iter().find(|over| over.id == job.id);
+        let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
+        let why = ended.as_ref().and_then(|job| job.error.as_ref()).map_or_else(String::new, ToString::to_string);
+        self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
+        if let Some(job) = &ended {
+            self.check_wished(job);
+            self.note_if_undone(job);
+        }
+        if ended.as_ref().is_some_and(|job| job.state == JobState::Done) && self.holder() != target {
+            self.shared.world.violate(Invariant::OneWriter, "the job is done, but the journal is on the source");
+        }
+        if ended.as_ref().is_some_and(|job| job.state == JobState::Cancelled) {
+            self.shared.world.occur(Occurrence::Told("cancelled"));
+        }
+        let report = ended.and_then(|job| job.report);
+        if report.as_ref().is_some_and(|report| report.bytes_resumed > 0) {
+            self.shared.world.occur(Occurrence::Told("resumed"));
+        }
+        if self.holder() == target && report.as_ref().is_some_and(|report| report.equal == Some(false)) {
+            let what = "switched although a comparison found a difference";
+            self.shared.world.violate(Invariant::EqualAtSwitch, what);
+        }
+        self.settle(&why, report);
+    }
+
+    /// Looks at a job until `is_over`.
+    async fn look_on(&self, process: &Process, core: &::daemon::Core, target: usize, is_over: &AtomicBool) {
+        let mut pause = Duration::from_micros(50);
+        let control = loop {
+            if is_over.load(Ordering::Relaxed) {
+                return;
+            }
+            if let Some(control) = core.control(self.name()) {
+                break control;
+            }
+            process.env().sleep(pause).await;
+            // A journal that is stuck keeps a move from beginning for a minute.
+            pause = (pause * 2).min(Duration::from_millis(5));
+        };
+        {
+            let mut now = self.shared.now.lock();
+            (now.control, now.target) = (Some(control.clone()), target);
+            now.pools = core.pools(self.name());
+        }
+        self.check_running(core);
+        self.watch_job(process, core, &control, (target, is_over)).await;
+    }
+
+    /// A job is over, and the journal says so: nothing of it is left beside source and target.
+    fn check_swept(&self) {
+        let shared = &self.shared;
+        let is_certain = shared.daemon_harness.slots.lock().doubtful.is_empty();
+        let left = [0, 1].map(|side| shared.shelf.numbers(side));
+        if is_certain && left.iter().any(|numbers| !numbers.is_empty()) {
+            shared.world.violate(Invariant::CancelSafe, format!("the job is over and overlays are left: {left:?}"));
+        }
+    }
+
+    fn note_phase(&self, phase: Phase) {
+        self.say(format_args!("the move is {phase}"));
+        self.shared.world.occur(Occurrence::Comes(phase));
+        self.shared.phase.send_replace(Some(phase));
+    }
+
+    /// Looks at a migration, and sees to a lost target, as an operator does.
+    async fn watch_job(
+        &self,
+        process: &Process,
+        core: &::daemon::Core,
+        control: &Control,
+        (target, is_over): (usize, &AtomicBool),
+    ) {
+        let mut watch = control.watch();
+        let mut last = watch.borrow_and_update().clone();
+        // It may be further than its beginning when it is first looked at.
+        self.note_phase(last.phase);
+        let mut losses = 0;
+        loop {
+            let progress = watch.borrow_and_update().clone();
+            checks::monotonic(&self.shared.world, &last, &progress);
+            if progress.phase != last.phase {
+                self.note_phase(progress.phase);
+                self.check_running(core);
+            }
+            if !matches!(progress.phase, Phase::Preparing | Phase::Copying) {
+                self.shared.sides[target].stop_lying();
+            }
+            let is_lost = progress.phase == Phase::TargetLost && last.phase != Phase::TargetLost;
+            let is_back = progress.phase == Phase::Copying && last.phase == Phase::TargetLost;
+            if is_back && self.shared.daemon_harness.peer.as_ref().is_some_and(PeerHost::is_prepared) {
+                let what = "the neighbour is filled further, and says that it is ready to hold the volume";
+                self.shared.world.violate(Invariant::OneWriter, what);
+            }
+            last = progress;
+            if is_lost {
+                losses += 1;
+                process.env().sleep(self.shared.rng.up_to(Duration::from_millis(300))).await;
+                if is_over.load(Ordering::Relaxed) {
+                    return;
+                }
+                if losses > 20 || !self.shared.setup.resumes_lost_targets {
+                    self.note_wish();
+                    // It may have ended meanwhile.
+                    let _ = control.cancel();
+                } else if !self.shared.setup.is_between_hosts {
+                    control.resume();
+                } else if self.shared.rng.chance(0.3) {
+                    // Otherwise the daemon does by itself. It may be over meanwhile.
+                    drop(core.steer(self.name(), "resume").await);
+                }
+            }
+            if last.phase.is_final() || watch.changed().await.is_err() {
+                return;
+            }
+            // The channel wakes this and the daemon's own watcher in an order that no seed repeats: not at this moment.
+            process.env().sleep(Duration::from_micros(1)).await;
+        }
+    }
+
+    /// The daemon's journal found `slot` and stores it again, before it acts upon it.
+    fn check_recovered(&self, slot: &[u8]) {
+        let slots = self.shared.daemon_harness.slots.lock();
+        let Some(acknowledged) = &slots.acknowledged else { return };
+        if acknowledged != slot && !slots.doubtful.iter().any(|doubtful| doubtful == slot) {
+            let what = "the journal gave a document that is older than the last one whose store was answered";
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
+    /// A move that is on record ends, or goes on, before another one is.
+    fn check_struck(&self, document: &VolumeDocument) {
+        let slots = self.shared.daemon_harness.slots.lock();
+        let (Some(acknowledged), true) = (&slots.acknowledged, slots.doubtful.is_empty()) else { return };
+        let before = serde_json::from_slice::<VolumeDocument>(acknowledged).ok().and_then(|before| before.job);
+        if let (Some(before), Some(now)) = (before, &document.job)
+            && before.id != now.id
+        {
+            let what = format!("job {} takes the place of job {}, which nobody has ended", now.id, before.id);
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
+    /// Whether the journal may say that the other host is to hold the volume under `epoch`.
+    fn has_given_up(&self, epoch: u64) -> bool {
+        let fake_arbiter = self.shared.daemon_harness.peer.as_ref().and_then(PeerHost::fake_arbiter);
+        fake_arbiter.is_some_and(FakeArbiter::has_committed) || self.has_on_record(|document| document.epoch == epoch)
+    }
+
+    /// Whether the journal may say that the other host is to hold the volume.
+    fn has_given_up_on_record(&self) -> bool {
+        self.has_on_record(|_| true)
+    }
+
+    /// Whether the journal may say that a move to that place is under way.
+    fn is_target_on_record(&self, side: usize) -> bool {
+        let slots = self.shared.daemon_harness.slots.lock();
+        slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| document.job.is_some() && side_held_by(&document) != side)
+        })
+    }
+
+    /// Waits until the journal says that no move is under way.
+    pub(crate) async fn job_off_record(&self) {
+        let has_job = |slot: &Vec<u8>| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| document.job.is_some())
+        };
+        while self.shared.daemon_harness.slots.lock().acknowledged.as_ref().is_some_and(has_job) {
+            self.shared.world.sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    fn has_on_record(&self, is_meant: impl Fn(&VolumeDocument) -> bool) -> bool {
+        let slots = self.shared.daemon_harness.slots.lock();
+        slots.acknowledged.iter().chain(&slots.doubtful).any(|slot| {
+            let document = serde_json::from_slice::<VolumeDocument>(slot);
+            document.is_ok_and(|document| matches!(document.backend, Location::Remote(_)) && is_meant(&document))
+        })
+    }
+
+    /// This host gives the volume up to another one, or takes note that it has it.
+    fn check_given_up(&self, document: &VolumeDocument) {
+        let (Some(peer), Location::Remote(_)) = (&self.shared.daemon_harness.peer, &document.backend) else { return };
+        let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+        let is_taken = committed.is_none_or(|committed| committed.taken);
+        let epoch = document.epoch;
+        if is_taken && !peer.holds() {
+            let what = format!("the neighbour is said to have taken the volume under epoch {epoch}, and has not");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        } else if !peer.is_ready_for(epoch) {
+            let what = format!("the volume is given up under epoch {epoch}, and nobody is ready for that");
+            self.shared.world.violate(Invariant::CrashResume, what);
+        }
+    }
+
+    /// What the guest was answered is durable on the other host when that is to have it: its power is not the guest's.
+    fn check_durable_there(&self) {
+        let sides = &self.shared.sides;
+        let Some(peer) = &self.shared.daemon_harness.peer else { return };
+        // A verdict that came late has let the guest go on meanwhile, and what it wrote is kept until the other host has flushed.
+        if peer.fake_arbiter().is_some() || sides.iter().any(|side| side.in_flight() > 0) {
+            return;
+        }
+        let newest = sides[1].inspect(<[u8]>::to_vec);
+        let mut doubtful = None;
+        sides[1].each_uncertain(|sector, bytes| {
+            let start = (sector * SECTOR_BYTES) as usize;
+            if newest[start..start + bytes.len()] != *bytes {
+                doubtful.get_or_insert(sector);
+            }
+        });
+        if let Some(sector) = doubtful {
+            let what = format!("the volume is given up, and sector {sector} would not survive the other host's power");
+            self.shared.world.violate(Invariant::Flush, what);
+        }
+    }
+
+    /// A journal slot is durable.
+    fn note_daemon_stored(&self, document: &VolumeDocument) {
+        let shared = &self.shared;
+        let holder = side_held_by(document);
+        let mut newest = shared.epoch.lock();
+        *newest = document.epoch.max(*newest);
+        drop(newest);
+        let is_commit = document.job.as_ref().is_some_and(|job| job.committed.is_some());
+        self.note_holder(holder, document.epoch, is_commit);
+    }
+}

@@ -1,0 +1,428 @@
+//! Another host, whose daemon the volume moves to: a process, its files and its journal, and a link between the two.
+//!
+//! The place of the target is this host's: it loses its power with it, and the source's daemon reaches it over the link
+//! alone. Who opens connections to whom is what the daemons' identities say on real hosts: `a` and `b` trust each other.
+//!
+//! Not tested: the source's daemon dies and this host loses its power before the next flush. Then writes
+//! that were answered and not flushed are lost, and the guest, whose machine still runs, is not told (docs/reliability.md).
+//! Whatever brings one of the two about waits for that flush after the other, or until the guest was answered again: what it
+//! is told from then on it may believe.
+
+mod faults;
+mod latency_check;
+mod stale_peer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::daemon::arbiter::Arbiter;
+use ::daemon::hosts::{HostName, Reception};
+use ::daemon::platform::Hosts;
+use ::daemon::{IncomingStage, VolumeDocument};
+use block::{Bytes, Device, Error, ErrorKind, Filter, IoFuture, Mutation};
+use futures::future::BoxFuture;
+use migrate::stream::{BoxTransport, Dialer, PeerName};
+use parking_lot::Mutex;
+
+use super::fake_arbiter::FakeArbiter;
+use super::{Slots, alive, document_in};
+use crate::disk::{Disk, Timing};
+use crate::files::SimFiles;
+use crate::host::Host;
+use crate::link::{Link, LinkFigures};
+use crate::process::Process;
+use crate::rng::Rng;
+use crate::world::{Invariant, World};
+pub use faults::Outage;
+
+/// What the two hosts call each other.
+const NAMES: [&str; 2] = ["a", "b"];
+
+/// The other host. Clones are the same.
+#[derive(Clone)]
+pub(in crate::host) struct PeerHost {
+    shared: Arc<Shared>,
+}
+
+/// A process that serves connections, and what does that in it.
+type Reachable = (Process, Arc<dyn Reception>);
+
+struct Shared {
+    world: World,
+    rng: Rng,
+    files: SimFiles,
+    journal: Disk,
+    map: Disk,
+    link: Link,
+    /// Who serves connections of the other, of each host, and in which process.
+    receptions: Mutex<[Option<Reachable>; 2]>,
+    /// How many causes there are why nobody can connect.
+    cuts: Mutex<u32>,
+    /// How often the hosts were in trouble with each other.
+    troubles: Mutex<u64>,
+    process: Mutex<Option<Process>>,
+    lives: Mutex<u32>,
+    boots: Mutex<u8>,
+    /// What may be found in its journal.
+    slots: Mutex<Slots>,
+    /// It has durably taken the volume; and the first host's guest may use it there.
+    is_held: Mutex<bool>,
+    is_used: Mutex<bool>,
+    flushes: Mutex<Flushes>,
+    /// Whoever decides while the two cannot reach each other.
+    fake_arbiter: Option<FakeArbiter>,
+    /// It is down, or about to be: one cause at a time.
+    outage: tokio::sync::Mutex<()>,
+}
+
+/// Flushes of the target, by numbers that grow.
+#[derive(Default)]
+struct Flushes {
+    begun: u64,
+    done: u64,
+    /// Which one covers what a dead daemon of the source has passed on.
+    after_death: u64,
+    /// Which one covers what was written again after this host had lost its power.
+    after_power_loss: u64,
+    /// How many answers the guest had got when a new daemon of the source began to serve it.
+    served_from: Option<u64>,
+}
+
+impl PeerHost {
+    pub(super) fn new(world: &World, has_arbiter: bool) -> Self {
+        let journal = Disk::new(world, "neighbour-journal", Bytes::mib(1), 512, Timing::FLASH);
+        let map = Disk::new(world, "neighbour-map", Bytes::mib(1), 512, Timing::FLASH);
+        let shared = Shared {
+            world: world.clone(),
+            rng: world.rng("neighbour"),
+            files: SimFiles::new(world, &map),
+            journal,
+            map,
+            link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
+            receptions: Mutex::default(),
+            cuts: Mutex::new(0),
+            troubles: Mutex::new(0),
+            process: Mutex::default(),
+            lives: Mutex::new(0),
+            boots: Mutex::new(128),
+            slots: Mutex::default(),
+            is_held: Mutex::new(false),
+            is_used: Mutex::new(false),
+            flushes: Mutex::default(),
+            fake_arbiter: has_arbiter.then(|| FakeArbiter::new(world)),
+            outage: tokio::sync::Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    pub(super) fn files(&self) -> &SimFiles {
+        &self.shared.files
+    }
+
+    /// The disk of its volumes' journals, for `process`.
+    pub(super) async fn journal(&self, host: &Host, process: &Process) -> Device {
+        let lower = self.shared.journal.open(0).await;
+        let (host, process) = (host.clone(), process.clone());
+        Device::new("neighbour-journal", Watched { lower, host, process, peer: self.clone() })
+    }
+
+    pub(super) fn map(&self) -> &Disk {
+        &self.shared.map
+    }
+
+    pub(super) fn boot(&self) -> u8 {
+        *self.shared.boots.lock()
+    }
+
+    /// The place of the target as this host's daemon opens it.
+    pub(super) fn counted(&self, host: &Host, lower: Device) -> Device {
+        Device::new("target", Counted { lower, host: host.clone(), peer: self.clone() })
+    }
+
+    /// The other daemons as host number `own` sees them from `process`.
+    pub(super) fn hosts(&self, own: usize, process: &Process) -> Arc<dyn Hosts> {
+        Arc::new(Seen { peer: self.clone(), own, process: process.clone() })
+    }
+
+    /// Whether it is durably ready to take the volume under `epoch`, or has it.
+    pub(super) fn is_ready_for(&self, epoch: u64) -> bool {
+        self.stage() == Some(IncomingStage::Prepared { epoch }) || self.holds()
+    }
+
+    /// Whether it has durably taken the volume.
+    pub(super) fn holds(&self) -> bool {
+        *self.shared.is_held.lock()
+    }
+
+    /// Whether it says durably that it is ready, and does not have it.
+    pub(super) fn is_prepared(&self) -> bool {
+        matches!(self.stage(), Some(IncomingStage::Prepared { .. }))
+    }
+
+    fn stage(&self) -> Option<IncomingStage> {
+        self.document().and_then(|document| document.incoming).map(|incoming| incoming.stage)
+    }
+
+    /// Whether nothing else may be on record than what is.
+    fn is_certain(&self) -> bool {
+        self.shared.slots.lock().doubtful.is_empty()
+    }
+
+    /// What it has durably on record of the volume.
+    fn document(&self) -> Option<VolumeDocument> {
+        self.shared.slots.lock().acknowledged.as_deref().and_then(|slot| serde_json::from_slice(slot).ok())
+    }
+
+    /// The arbiter, if there is one.
+    pub(super) fn fake_arbiter(&self) -> Option<&FakeArbiter> {
+        self.shared.fake_arbiter.as_ref()
+    }
+
+    /// The source's daemon has died.
+    pub(super) fn note_death(&self) {
+        let mut flushes = self.shared.flushes.lock();
+        (flushes.after_death, flushes.served_from) = (flushes.begun + 1, None);
+    }
+
+    /// The story is over. Each daemon is held by who reaches it and holds the way to the other one: without this, both would stay.
+    pub(super) fn close(&self) {
+        let receptions = std::mem::take(&mut *self.shared.receptions.lock());
+        drop(receptions);
+    }
+
+    /// A new daemon of the source serves the guest, which has got so many answers until now.
+    pub(super) fn note_served(&self, answered: u64) {
+        self.shared.flushes.lock().served_from.get_or_insert(answered);
+    }
+}
+
+impl Host {
+    /// Starts the process of the other host, if it has one and that does not run.
+    pub fn boot_peer(&self) {
+        let Some(peer) = &self.shared.daemon_harness.peer else { return };
+        let mut running = peer.shared.process.lock();
+        if running.is_some() {
+            return;
+        }
+        let life = {
+            let mut lives = peer.shared.lives.lock();
+            *lives += 1;
+            *lives
+        };
+        let setup = &self.shared.setup;
+        let process = match setup.neighbour_burns {
+            true => Process::burning(&self.shared.world, "neighbour", life),
+            false => Process::bystander(&self.shared.world, "neighbour", life),
+        };
+        let process = process.with_tasks_max(setup.tasks_max);
+        *running = Some(process.clone());
+        let host = self.clone();
+        let serving = process.clone();
+        process.env().spawn(Box::pin(async move { host.run_peer(&serving).await }));
+    }
+
+    async fn run_peer(&self, process: &Process) {
+        let (ground, config) = self.platform_of_peer(process);
+        let started = ::daemon::Core::start(ground, config, std::path::Path::new(super::STATE_DIR)).await;
+        let error = match started {
+            Ok(core) => {
+                // A file that is gone belongs to a volume that was being dropped.
+                for problem in core.volumes().into_iter().filter_map(|volume| volume.problem) {
+                    self.shared.world.event(format_args!("the neighbour's volume is down: {problem}"));
+                }
+                return std::future::pending().await;
+            }
+            Err(error) => error,
+        };
+        self.shared.world.event(format_args!("the neighbour cannot serve: {error}"));
+        process.env().sleep(Duration::from_millis(100)).await;
+        // What an operator does: starts it anew.
+        let (host, process) = (self.clone(), process.clone());
+        self.shared.world.spawn(async move {
+            let Some(peer) = &host.shared.daemon_harness.peer else { return };
+            let _outage = peer.shared.outage.lock().await;
+            if !process.is_dead() {
+                host.crash_peer().await;
+                host.boot_peer();
+            }
+        });
+    }
+
+    /// Waits until nothing is left on either host of moves that were undone.
+    pub async fn forgotten_by_peer(&self) {
+        let Some(peer) = &self.shared.daemon_harness.peer else { return };
+        while self.left_of_moves(peer).is_some() {
+            self.shared.world.sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// What is left of a move that was undone, if anything is.
+    fn left_of_moves(&self, peer: &PeerHost) -> Option<String> {
+        if self.shared.daemon_harness.places.lock()[1].exists {
+            return Some("the other host has a file".to_owned());
+        }
+        if let Some(path) = peer.shared.files.below("/state/volumes").next() {
+            return Some(format!("the other host has {path}"));
+        }
+        let notices = self.shared.daemon_harness.files.contents("/state/abandoned.json");
+        notices
+            .filter(|notices| notices.trim() != "[]")
+            .map(|notices| format!("the other host is to be told: {notices}"))
+    }
+
+    /// The volume has moved, and all is done: the old copy is put away, and nobody owes anybody anything.
+    pub fn check_arrived(&self) {
+        if self.shared.daemon_harness.peer.is_none() {
+            return;
+        }
+        let world = &self.shared.world;
+        let places = *self.shared.daemon_harness.places.lock();
+        if places[0].exists || !places[1].exists {
+            world.violate(Invariant::OneWriter, format!("the move is done and the places are {places:?}"));
+        }
+    }
+}
+
+/// The journals' disk as one life of the other daemon has it.
+struct Watched {
+    lower: Device,
+    host: Host,
+    process: Process,
+    peer: PeerHost,
+}
+
+impl Filter for Watched {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            alive(&self.process).await;
+            let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
+            let Shared { world, slots, .. } = &*self.peer.shared;
+            let stage = document.incoming.as_ref().map(|incoming| incoming.stage);
+            let job = document.incoming.as_ref().map(|incoming| incoming.job);
+            let held = slots.lock().acknowledged.as_deref().and_then(|document| {
+                let document: VolumeDocument = serde_json::from_slice(document).ok()?;
+                document.incoming.filter(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
+            });
+            match (held, stage) {
+                (Some(held), stage) if job != Some(held.job) || stage != Some(held.stage) => {
+                    let what = format!("the neighbour holds the volume as {held:?}, and now records {stage:?}");
+                    world.violate(Invariant::OneWriter, what);
+                }
+                (None, Some(IncomingStage::Held { epoch })) if !self.host.has_given_up(epoch) => {
+                    let what = format!("the neighbour takes the volume under epoch {epoch}; it was not given up");
+                    world.violate(Invariant::OneWriter, what);
+                }
+                _ => {}
+            }
+            slots.lock().doubtful.push(slot.clone());
+            let stored = self.lower.write(mutation).await;
+            let word = if stored.is_ok() { "durable" } else { "in doubt" };
+            world.event(format_args!("the neighbour's journal {word}: {stage:?}"));
+            if stored.is_ok() {
+                *slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
+                *self.peer.shared.is_held.lock() = matches!(stage, Some(IncomingStage::Held { .. }));
+            }
+            stored
+        })
+    }
+}
+
+/// The place of the target as the other daemon has it.
+struct Counted {
+    lower: Device,
+    host: Host,
+    peer: PeerHost,
+}
+
+impl Filter for Counted {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        // Whoever uses the volume there is the first host's guest, and that comes when this host has given it up on record.
+        let is_used = || {
+            let mut is_used = self.peer.shared.is_used.lock();
+            *is_used = *is_used || self.host.has_given_up_on_record();
+            *is_used
+        };
+        if self.peer.holds() && !is_used() {
+            let what = format!("{} is written by the copy, and the neighbour has taken the volume", mutation.extent());
+            self.peer.shared.world.violate(Invariant::OneWriter, what);
+        }
+        Box::pin(self.lower.write(mutation))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let number = {
+                let mut flushes = self.peer.shared.flushes.lock();
+                flushes.begun += 1;
+                flushes.begun
+            };
+            self.lower.flush().await?;
+            let mut flushes = self.peer.shared.flushes.lock();
+            flushes.done = number.max(flushes.done);
+            drop(flushes);
+            Ok(())
+        })
+    }
+}
+
+/// The hosts as one of them sees them.
+struct Seen {
+    peer: PeerHost,
+    own: usize,
+    process: Process,
+}
+
+impl Hosts for Seen {
+    fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>, api::v1::Error> {
+        let other = 1 - self.own;
+        if host.as_str() != NAMES[other] {
+            let message = format!("{host} is not trusted");
+            return Err(api::v1::Error::new(api::v1::ErrorCode::HostUnknown, message));
+        }
+        Ok(Arc::new(Way { peer: self.peer.clone(), own: self.own }))
+    }
+
+    fn arbiter(&self) -> Option<Arc<dyn Arbiter>> {
+        self.peer.fake_arbiter().map(|fake_arbiter| Arc::new(fake_arbiter.clone()) as _)
+    }
+
+    fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<(), api::v1::Error>> {
+        self.peer.shared.receptions.lock()[self.own] = Some((self.process.clone(), reception));
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
+
+/// The way from one host to the other.
+struct Way {
+    peer: PeerHost,
+    own: usize,
+}
+
+impl Dialer for Way {
+    fn dial(&self, _: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
+        let shared = &self.peer.shared;
+        let reception = shared.receptions.lock()[1 - self.own].clone();
+        let reception = reception.filter(|(process, _)| !process.is_dead() && *shared.cuts.lock() == 0);
+        let dialled = match reception {
+            None => Err(Error::new(ErrorKind::Disconnected, format!("{} does not answer", NAMES[1 - self.own]))),
+            Some((process, reception)) => {
+                let (near, far) = shared.link.connect();
+                let peer = PeerName(NAMES[self.own].to_owned());
+                process.env().spawn(Box::pin(async move {
+                    // How it ended, both daemons log.
+                    let _ = reception.serve(Box::new(far), peer, Box::new(|_| ())).await;
+                }));
+                Ok(Box::new(near) as BoxTransport)
+            }
+        };
+        Box::pin(std::future::ready(dialled))
+    }
+}

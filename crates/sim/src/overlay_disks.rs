@@ -1,0 +1,53 @@
+//! Overlays of snapshot moves on simulated disks: they outlive the process, and the power takes from them what it takes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use block::{Bytes, Device, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::disk::{Disk, Timing};
+use crate::world::{Invariant, World};
+
+/// The disks that hold overlays, by the side that they lie beside, and their number.
+#[derive(Clone, Default)]
+pub(crate) struct OverlayDisks {
+    disks: Arc<Mutex<BTreeMap<(usize, u32), Disk>>>,
+}
+
+impl OverlayDisks {
+    /// Takes the power from all of them.
+    pub(crate) fn lose_power(&self) {
+        self.disks.lock().values().for_each(Disk::lose_power);
+    }
+
+    /// Makes an overlay, in the place of any that was there.
+    pub(crate) async fn make(&self, world: &World, key: (usize, u32), length: Bytes, alignment: u32) -> Device {
+        let disk = Disk::new(world, "overlay", length, alignment, Timing::FLASH);
+        self.disks.lock().insert(key, disk.clone());
+        disk.open(0).await
+    }
+
+    /// Opens an overlay, which must be there: whoever asks for it has it on record.
+    pub(crate) async fn open(&self, world: &World, key: (usize, u32)) -> Result<Device> {
+        let disk = self.disks.lock().get(&key).cloned();
+        match disk {
+            Some(disk) => Ok(disk.open(0).await),
+            None => {
+                let what = format!("overlay {} beside side {} is on record and was removed", key.1, key.0);
+                world.violate(Invariant::CrashResume, what.clone());
+                Err(Error::new(ErrorKind::NotFound, what))
+            }
+        }
+    }
+
+    /// Removes an overlay.
+    pub(crate) fn remove(&self, key: (usize, u32)) {
+        self.disks.lock().remove(&key);
+    }
+
+    /// The numbers of the overlays beside `side`.
+    pub(crate) fn numbers(&self, side: usize) -> Vec<u32> {
+        self.disks.lock().keys().filter(|(found, _)| *found == side).map(|(_, number)| *number).collect()
+    }
+}

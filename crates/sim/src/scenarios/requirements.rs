@@ -1,0 +1,285 @@
+//! What must occur over the seeds of each scenario, and why a scenario is no mistake's target.
+//!
+//! A scenario whose faults never come, or never come where they should, proves nothing about them. `--covers` plays each one
+//! until everything has occurred that is named here, and everything that its stories tell.
+
+use migrate::Phase::{
+    Cancelling, Committing, Copying, InDoubt, LastCopy, PreSwitch, Reverting, Switched, TargetLost, Verifying,
+};
+
+use crate::fault_event::FaultEvent as H;
+use crate::occurrence::Occurrence::{self, AtOnce, Comes, Fault, Happens, In, Told};
+
+/// What a scenario must show.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Requirement {
+    pub(super) scenario: &'static str,
+    /// What must occur.
+    pub(super) occurs: &'static [Occurrence],
+    /// Why no mistake in `mutations` names this scenario; empty if one does.
+    pub(super) unproved: &'static str,
+}
+
+const fn requirement(scenario: &'static str, occurs: &'static [Occurrence]) -> Requirement {
+    Requirement { scenario, occurs, unproved: "" }
+}
+
+impl Requirement {
+    const fn because(self, unproved: &'static str) -> Self {
+        Self { unproved, ..self }
+    }
+}
+
+const SWITCHED: Occurrence = Told("switched");
+const RESUMED: Occurrence = Told("resumed");
+const CANCELLED: Occurrence = Told("cancelled");
+const A_FAILURE: Occurrence = Told("a failure");
+
+/// Everything may happen there, and each of its parts is another scenario's.
+const TOGETHER: &str = "parts of other scenarios together; their mistakes are seen there in fewer seeds";
+/// The strategy's mistakes are proved by its other scenarios.
+const STRATEGY: &str =
+    "the strategy's mistakes are proved where they are seen in the fewest seeds: its other scenarios";
+
+/// In the order of [`SCENARIOS`](super::SCENARIOS).
+pub(super) const REQUIREMENTS: &[Requirement] = &[
+    requirement("quiet", &[SWITCHED, Comes(Verifying), Comes(PreSwitch)]),
+    requirement(
+        "standard",
+        &[SWITCHED, A_FAILURE, Fault("crash"), Fault("disk-lost"), Fault("power-loss"), Fault("store-full"), Fault("slow")],
+    )
+    .because("it is there to measure speed with, and told like a swarm"),
+    requirement("slow-disks", &[SWITCHED, Fault("slow")]),
+    requirement("hot-spot", &[SWITCHED]),
+    requirement("never-rests", &[SWITCHED]),
+    requirement("target-errors", &[SWITCHED, Comes(TargetLost), Fault("read-error"), Fault("write-error"), Fault("flush-error")]),
+    requirement("target-flaky", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("crash")]),
+    requirement("failed-flush", &[SWITCHED, Comes(TargetLost), Fault("flush-error"), Fault("slow"), Fault("crash")]),
+    requirement("target-lost", &[SWITCHED, Comes(TargetLost), Fault("disk-lost")]),
+    requirement("target-stuck", &[SWITCHED, Fault("stuck"), Fault("slow")]),
+    requirement("target-silent", &[SWITCHED, Fault("stuck"), Fault("slow"), Fault("late-landing"), Comes(TargetLost)]),
+    requirement("target-stopped", &[SWITCHED, Fault("silent")]),
+    requirement("target-given-up", &[SWITCHED, CANCELLED, Fault("stuck")]),
+    requirement("undone-crash", &[SWITCHED, Fault("stuck"), Fault("crash"), Happens(H::Cancel), Comes(Cancelling)]),
+    requirement("no-space", &[SWITCHED, Fault("no-space")])
+        .because("what a target refuses for space fails as in target-errors, which proves those mistakes"),
+    requirement("source-errors", &[SWITCHED, A_FAILURE, Fault("read-error"), Fault("write-error"), Fault("flush-error")])
+        .because("a failure that is not passed on to the guest is told-too-well, which the flush mistakes of nbd-power-loss prove"),
+    requirement("map-stuck", &[SWITCHED, CANCELLED, Fault("stuck"), In(Copying, H::Cancel)]),
+    requirement("flush-death", &[SWITCHED, Fault("flush-error"), In(TargetLost, H::Crash)]),
+    requirement("short-reads", &[SWITCHED, A_FAILURE, Fault("short-read")])
+        .because("the checked device makes an error of a short read, which its own tests prove"),
+    requirement("journal-errors", &[SWITCHED, Fault("write-error"), Fault("crash"), Comes(InDoubt)])
+        .because("its mistakes are those of in-doubt, where they are seen sooner"),
+    requirement(
+        "in-doubt",
+        &[
+            SWITCHED,
+            Comes(InDoubt),
+            Comes(Reverting),
+            In(InDoubt, H::Crash),
+            In(InDoubt, H::PowerLoss),
+            In(Switched, H::Crash),
+            In(InDoubt, H::TargetLost),
+        ],
+    ),
+    requirement("map-errors", &[SWITCHED, RESUMED, Fault("write-error"), In(Copying, H::CrashAtWrite)])
+        .because("what the map says too much is proved by flush-death and resume, which need no errors of it"),
+    requirement("stores-errors", &[SWITCHED, Fault("write-error"), Fault("read-error"), Comes(InDoubt), Fault("crash")])
+        .because("its mistakes are those of in-doubt, where they are seen sooner"),
+    requirement("source-late", &[SWITCHED, Fault("stuck"), Fault("crash"), Happens(H::Cancel), Fault("disk-lost")])
+        .because("what a late source holds up is proved by undone-crash"),
+    requirement("large-sectors", &[SWITCHED, Fault("crash"), Fault("power-loss"), Fault("disk-lost")])
+        .because("a request that is no multiple of a sector is refused by the checked device, which proves itself"),
+    requirement("pool-empty", &[SWITCHED, Fault("pool-empty"), In(Copying, H::PoolEmpty), In(Verifying, H::PoolEmpty)])
+        .because("who holds a lock while it waits for a buffer is seen as converges; no such mistake is made yet"),
+    requirement("store-full", &[SWITCHED, Fault("store-full"), Fault("no-space"), In(Copying, H::StoreFull), Fault("crash")])
+        .because("what a full store must not do is hold the guest, which told.rs proves for each phase"),
+    requirement("crash", &[SWITCHED, Fault("crash"), Fault("late-landing")])
+        .because("crashes are proved where there is something to be believed after them: resume, flush-death, in-doubt"),
+    requirement("await", &[SWITCHED, Fault("crash")]).because("it is played at every await, which needs no luck; see awaits.rs"),
+    requirement("journal-torn", &[SWITCHED, Fault("power-loss"), In(Copying, H::PowerLossAtStore), Fault("late-landing")]),
+    requirement("recovery", &[SWITCHED, Fault("crash"), In(Copying, H::CrashAgain), In(Committing, H::CrashAgain)])
+        .because("recovery's mistakes are proved by resume and in-doubt"),
+    requirement("resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss"), In(TargetLost, H::CrashAtWrite)]),
+    requirement("power-loss", &[SWITCHED, Fault("power-loss"), Fault("crash")]),
+    requirement("steering", &[SWITCHED, CANCELLED, Happens(H::Pause), Happens(H::Cancel), Happens(H::Bandwidth)]),
+    requirement("corruption", &[SWITCHED, Fault("corruption")])
+        .because("a comparison that compares nothing is seen in lies, which corrupts more"),
+    requirement("lies", &[SWITCHED, Fault("lost-write"), Fault("misdirected-write"), Fault("flipped-bit")]),
+    requirement("reconnect", &[SWITCHED, Fault("reconnect"), Fault("slow")])
+        .because("who lets a new connection in too early is a mistake of the host, made in world.rs"),
+    requirement("nbd", &[SWITCHED]),
+    requirement("nbd-cut", &[SWITCHED, Fault("link-cut"), Fault("link-down")]),
+    requirement("nbd-half-open", &[SWITCHED, Fault("half-open"), Fault("reconnect")]),
+    requirement("nbd-crash", &[SWITCHED, Fault("crash"), Fault("reconnect")])
+        .because("a dead server's requests are the disks' late landings, which crash and nbd-cut prove"),
+    requirement("nbd-power-loss", &[SWITCHED, Fault("power-loss"), Fault("reconnect")]),
+    requirement("nbd-slow-reader", &[SWITCHED, Fault("slow-reader"), Fault("link-down")])
+        .because("who waits for a reader holds up only that one: nbd's own tests prove it"),
+    requirement("nbd-two", &[SWITCHED, Fault("reconnect"), Fault("half-open"), Fault("crash"), Fault("power-loss")])
+        .because("a connection that is let in too early is proved by nbd-cut and nbd-half-open"),
+    requirement("snapshots", &[SWITCHED, Comes(PreSwitch)]),
+    requirement("snapshots-crash", &[SWITCHED, Fault("crash"), Happens(H::Cancel)]),
+    requirement("snapshots-power-loss", &[SWITCHED, Fault("power-loss"), Happens(H::Cancel)]),
+    requirement("snapshots-steering", &[SWITCHED, CANCELLED, Happens(H::Pause)]).because(STRATEGY),
+    requirement("snapshots-errors", &[SWITCHED, A_FAILURE, Fault("write-error"), Fault("flush-error")]),
+    requirement("target-trouble", &[SWITCHED, Fault("write-error"), Fault("no-space"), Happens(H::TargetLost)]).because("its mistakes are those of the target-* scenarios, where they are seen sooner"),
+    requirement("files-fail", &[SWITCHED, Fault("file-error"), Fault("crash"), Fault("power-loss")])
+        .because("what is not durable though it was said to be is proved by hosts-prepare-not-durable and its like"),
+    requirement("clock-jumps", &[SWITCHED, Fault("clock-step"), Fault("crash"), In(Copying, H::ClockJump)])
+        .because("nothing of a guest's data hangs on the wall clock; what is told of time is checked as monotonic"),
+    requirement("hosts", &[SWITCHED]),
+    requirement(
+        "hosts-crash",
+        &[SWITCHED, Fault("crash"), Fault("neighbour-crash"), Fault("wrong-epoch"), In(Committing, H::Crash)],
+    ),
+    requirement("hosts-cut", &[SWITCHED, Happens(H::PeerTrouble), In(PreSwitch, H::PeerTrouble), Comes(TargetLost)]),
+    requirement("hosts-cut-guest", &[SWITCHED, Happens(H::PeerTrouble)])
+        .because("that the guest waits for nobody is proved by hosts-silence-borne in hosts-cut"),
+    requirement("hosts-power-loss", &[SWITCHED, Fault("power-loss"), Fault("neighbour-power-loss")]),
+    requirement("hosts-unheard", &[SWITCHED, Happens(H::PeerUnheard), Fault("neighbour-power-loss")]),
+    requirement("hosts-meddled", &[SWITCHED, Happens(H::PeerMeddled), In(TargetLost, H::Crash)]),
+    requirement("hosts-full", &[SWITCHED, Fault("no-space"), In(Cancelling, H::Crash)]),
+    requirement("hosts-undone", &[SWITCHED, Happens(H::Cancel), Fault("neighbour-crash")]),
+    requirement(
+        "hosts-judged",
+        &[SWITCHED, Fault("arbiter-trouble"), Comes(InDoubt), Comes(Reverting), Fault("crash"), Fault("neighbour-crash")],
+    ),
+    requirement("hosts-judged-late", &[SWITCHED, Fault("arbiter-late"), In(InDoubt, H::Crash)]),
+    requirement("hosts-judged-await", &[SWITCHED, Fault("arbiter-trouble"), Fault("crash")])
+        .because("it is played at many awaits; its mistakes are those of hosts-judged"),
+    requirement("hosts-await", &[SWITCHED, Fault("crash")]).because("it is played at every await, which needs no luck"),
+    requirement("hosts-await-there", &[SWITCHED, Fault("neighbour-crash")]),
+    requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
+    requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])
+        .because("a removal that fails is tried again by the move itself; none was seen that only the last look makes good"),
+    requirement("there-and-back", &[SWITCHED, Fault("crash"), Fault("power-loss")])
+        .because("the way back is the way there with the sides exchanged, which quiet proves"),
+    requirement("zeroes-lost", &[SWITCHED, Fault("flush-error"), Comes(TargetLost)])
+        .because("a regression of had-unflushed, which target-errors proves"),
+    requirement("offload", &[SWITCHED, Fault("offload-error"), Fault("offload-part"), Fault("crash")])
+        .because("what an offload has left is copied by the engine, whose mistakes are proved without it"),
+    requirement("dbt", &[SWITCHED, Comes(LastCopy)]),
+    requirement("dbt-downtime", &[SWITCHED, Comes(LastCopy)])
+        .because("a hold that is not bounded is proved by dbt-slows-down, on a target that makes it long"),
+    requirement("dbt-scattered", &[SWITCHED, Comes(LastCopy)]),
+    requirement("dbt-slows-down", &[SWITCHED, Comes(LastCopy), Fault("slow")]),
+    requirement("dbt-never-rests", &[SWITCHED]).because(STRATEGY),
+    requirement("dbt-races", &[SWITCHED, Comes(LastCopy), Fault("slow")]),
+    requirement("dbt-hot", &[SWITCHED, Comes(LastCopy), Fault("crash")]).because(STRATEGY),
+    requirement(
+        "dbt-last-copy",
+        &[
+            SWITCHED,
+            Comes(LastCopy),
+            In(LastCopy, H::Crash),
+            In(LastCopy, H::PowerLoss),
+            In(LastCopy, H::Cancel),
+            In(LastCopy, H::TargetLost),
+        ],
+    ),
+    requirement("dbt-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    requirement("dbt-swarm", &[SWITCHED, Comes(LastCopy), Fault("crash")]).because(TOGETHER),
+    requirement("async", &[SWITCHED]).because(STRATEGY),
+    requirement("async-slow-target", &[SWITCHED]),
+    requirement("async-races", &[SWITCHED, Fault("slow")]),
+    requirement("async-errors", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("flush-error"), Fault("disk-lost")])
+        .because(STRATEGY),
+    requirement("async-crash", &[SWITCHED, Fault("crash"), In(Copying, H::Crash)]).because(STRATEGY),
+    requirement("async-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    requirement("async-power-loss", &[SWITCHED, Fault("power-loss")]).because(STRATEGY),
+    requirement("async-steering", &[SWITCHED, CANCELLED, Happens(H::Pause)]).because(STRATEGY),
+    requirement("async-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    requirement("auto", &[SWITCHED]).because(STRATEGY),
+    requirement("auto-slow-target", &[SWITCHED]),
+    requirement("auto-never-rests", &[SWITCHED]),
+    requirement("auto-races", &[SWITCHED, Fault("slow")]),
+    requirement("auto-errors", &[SWITCHED, A_FAILURE, Comes(TargetLost), Fault("write-error"), Fault("flush-error")])
+        .because(STRATEGY),
+    requirement("auto-crash", &[SWITCHED, Fault("crash"), In(Copying, H::Crash)]).because(STRATEGY),
+    requirement("auto-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    requirement("auto-power-loss", &[SWITCHED, Fault("power-loss")]).because(STRATEGY),
+    requirement("auto-steering", &[SWITCHED, CANCELLED, Happens(H::Pause), Fault("stuck")]).because(STRATEGY),
+    requirement("auto-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    requirement("paper", &[SWITCHED]).because(STRATEGY),
+    requirement("paper-races", &[SWITCHED, Fault("slow")]),
+    requirement("paper-errors", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("flush-error")]).because(STRATEGY),
+    requirement("paper-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("write-error")]).because(STRATEGY),
+    requirement("paper-steering", &[SWITCHED, CANCELLED, Fault("crash"), Happens(H::Pause)]).because(STRATEGY),
+    requirement("paper-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
+    requirement("volumes", &[SWITCHED, CANCELLED, AtOnce(2), AtOnce(3), Comes(TargetLost), Fault("slow"), Fault("write-error")]),
+    requirement(
+        "volumes-crash",
+        &[SWITCHED, RESUMED, CANCELLED, AtOnce(2), AtOnce(3), Fault("crash"), Fault("power-loss"), In(Copying, H::Crash)],
+    ),
+    requirement(
+        "volumes-together",
+        &[SWITCHED, CANCELLED, Told("asked together"), Told("undone together"), In(Cancelling, H::Crash), AtOnce(3)],
+    ),
+    requirement("volumes-pool", &[SWITCHED, AtOnce(2), AtOnce(3), Fault("pool-empty"), Fault("stuck")])
+        .because("a volume that hangs seldom has all buffers here; that no export may is proved by nbd-pool-not-shared-out"),
+    requirement(
+        "swarm",
+        &[
+            SWITCHED,
+            CANCELLED,
+            A_FAILURE,
+            Comes(TargetLost),
+            Fault("crash"),
+            Fault("power-loss"),
+            Fault("reconnect"),
+            Fault("store-full"),
+            Fault("half-open"),
+        ],
+    )
+    .because(TOGETHER),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+    use crate::scenarios::SCENARIOS;
+
+    #[test]
+    fn every_scenario_says_what_it_must_show() {
+        let names: Vec<&str> = SCENARIOS.iter().map(|scenario| scenario.name).collect();
+        let duties: Vec<&str> = REQUIREMENTS.iter().map(|requirement| requirement.scenario).collect();
+        assert_eq!(names, duties);
+        let silent: Vec<_> = REQUIREMENTS
+            .iter()
+            .filter(|requirement| requirement.occurs.is_empty())
+            .map(|requirement| requirement.scenario)
+            .collect();
+        assert!(silent.is_empty(), "{silent:?} name nothing that must occur");
+    }
+
+    /// `cargo xtask mutations --scenarios` prints them.
+    #[test]
+    fn every_scenario_is_the_target_of_a_mistake_or_says_why_not() {
+        let patches = Path::new(env!("CARGO_MANIFEST_DIR")).join("mutations");
+        let mut proved = BTreeSet::new();
+        for entry in patches.read_dir().expect("the mistakes are there") {
+            let path = entry.expect("it can be read").path();
+            if path.extension().is_some_and(|extension| extension == "patch") {
+                let text = std::fs::read_to_string(&path).expect("a patch is text");
+                let head = text.lines().take_while(|line| !line.starts_with("diff "));
+                proved.extend(head.filter_map(|line| line.strip_prefix("scenario: ").map(str::to_owned)));
+            }
+        }
+        for requirement in REQUIREMENTS {
+            let is_proved = proved.remove(requirement.scenario);
+            assert_ne!(
+                is_proved,
+                !requirement.unproved.is_empty(),
+                "{}: {:?}",
+                requirement.scenario,
+                requirement.unproved
+            );
+        }
+        assert!(proved.is_empty(), "mistakes name scenarios that are not there: {proved:?}");
+    }
+}
