@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,6 +16,15 @@ use support::server::{Server, empty, text};
 use support::{HANG, World, has_copied, same, signal, target};
 
 const MIB: u64 = 1 << 20;
+
+/// The move `id` of `x`, slow so far, ends with equal sides while the load goes on, and `far` holds what that has written.
+fn ends_equal(world: &World, id: u64, load: Load, far: &Path) {
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}\n{}", world.log());
+    load.goes_on();
+    same(far, &load.finish());
+}
 
 #[test]
 fn a_volume_moves_to_nbdkit_under_load_outlives_both_ends_and_moves_back() {
@@ -77,11 +86,7 @@ fn a_server_and_a_daemon_that_are_killed_in_the_middle_of_a_copy_do_not_end_it()
     world.wait_until_job("the copy does not go on", has_copied(12 * MIB));
     world.kill();
     world.start();
-    world.json(&["set", "x", "--bandwidth", "0"]);
-    let over = world.wait_for_job(id);
-    assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}\n{}", world.log());
-    load.goes_on();
-    same(&far, &load.finish());
+    ends_equal(&world, id, load, &far);
 }
 
 #[test]
@@ -226,11 +231,7 @@ fn a_server_that_is_stopped_holds_up_neither_the_guest_nor_anybody_else_and_the_
     world.start();
     load.goes_on_beside("started again", &world);
     signal(&server.child, Signal::CONT);
-    world.json(&["set", "x", "--bandwidth", "0"]);
-    let over = world.wait_for_job(id);
-    assert_eq!((&over["state"], &over["report"]["equal"]), (&"done".into(), &true.into()), "{over}\n{}", world.log());
-    load.goes_on();
-    same(&far, &load.finish());
+    ends_equal(&world, id, load, &far);
 }
 
 #[test]
