@@ -145,8 +145,8 @@ impl Client {
         self.send(Method::POST, &format!("/v1/volumes/{}/move", escape(name)), request).await
     }
 
-    /// Starts or queues moves of all adopted disks of the machine whose disk this volume is. In the target `{name}` stands
-    /// for each volume's name; one that ends with a slash is a directory.
+    /// Starts or queues moves of all adopted disks of the machine whose disk this volume is. In the target `{name}`
+    /// stands for each volume's name; one that ends with a slash is a directory.
     ///
     /// # Errors
     /// What is wrong with any of them; nothing was left behind.

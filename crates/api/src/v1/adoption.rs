@@ -102,7 +102,8 @@ pub struct AdoptedVm {
     /// How far it has come: `adopting`, `adopted` or `releasing`.
     #[serde(default)]
     pub state: String,
-    /// In the answer to an adoption or a release: for how long the guest was stopped for it, in microseconds, if it was.
+    /// In the answer to an adoption or a release: for how long the guest was stopped for it, in microseconds, if it
+    /// was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped_us: Option<u64>,
 }

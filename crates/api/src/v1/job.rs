@@ -46,7 +46,8 @@ pub enum Strategy {
     MirrorAsync,
     /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end.
     Auto,
-    /// As `mirror`, with no more than the ESX paper has of it: one window, in which guest writes wait. To be compared with.
+    /// As `mirror`, with no more than the ESX paper has of it: one window, in which guest writes wait. To be compared
+    /// with.
     MirrorPaper,
 }
 
@@ -81,8 +82,8 @@ pub enum OnNoConverge {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
-    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, `HOST[:VOLUME]` for another host's daemon, or the export of
-    /// an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`, with `nbds` for TLS.
+    /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, `HOST[:VOLUME]` for another host's daemon, or the
+    /// export of an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`, with `nbds` for TLS.
     pub to: String,
     /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
     #[serde(default)]
@@ -100,19 +101,19 @@ pub struct MoveRequest {
     /// said.
     #[serde(default)]
     pub downtime_limit_ms: Option<u64>,
-    /// How long after its start the move shall be over, in milliseconds: what it may take of the network and of the processors
-    /// rises to what that needs. Strategies that iterate then do what `on_no_converge` says; others go on.
+    /// How long after its start the move shall be over, in milliseconds. The move takes as much network and processor
+    /// time as that needs. Strategies that iterate then do what `on_no_converge` says; others go on.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
-    /// Of moves to another host: how many bytes a second they may take of the network whatever others want there. Nothing: what
-    /// others leave.
+    /// Of moves to another host: how many bytes a second they may take of the network whatever others want there.
+    /// Nothing: what others leave.
     #[serde(default)]
     pub reserve: Option<u64>,
     /// Of strategies that iterate: what to do if that does not converge; `mirror` if nothing is said.
     #[serde(default)]
     pub on_no_converge: Option<OnNoConverge>,
-    /// Of `mirror-async`: how much the source may have that the target has yet to get, in bytes, 1 MiB to 1 GiB; 64 MiB if
-    /// nothing is said.
+    /// Of `mirror-async`: how many bytes the target may be behind the source, 1 MiB to 1 GiB; 64 MiB if nothing is
+    /// said.
     #[serde(default)]
     pub buffer: Option<u64>,
     /// Replace what the target holds.
@@ -185,7 +186,8 @@ pub struct Plan {
 pub struct Prediction {
     /// When it was made, in milliseconds since 1970.
     pub made_unix_ms: u64,
-    /// Whether it is the plan that somebody had asked for; otherwise it was made in a moment, right before the move began.
+    /// Whether it is the plan that somebody had asked for; otherwise it was made in a moment, right before the move
+    /// began.
     pub planned: bool,
     /// How fast the copy would go.
     pub copy_bytes_per_second: u64,
@@ -204,13 +206,13 @@ pub struct Prediction {
     /// The guest's longest request at the switchover.
     pub stall_us: u64,
     /// By how much of what the move took its time was off, in percent: more than nothing if it took less than expected.
-    /// Nothing if it has not come to its switchover, or was paused, given another bandwidth, restarted or without its target
-    /// on the way.
+    /// Nothing if it has not come to its switchover, or was paused, given another bandwidth, restarted or without its
+    /// target on the way.
     pub seconds_error_percent: Option<f64>,
     /// Whether the time lay in the interval.
     pub seconds_within: Option<bool>,
-    /// How many times what the guest felt the stall was expected to be: more than one if it felt less than expected. Nothing if
-    /// it asked for nothing then.
+    /// How many times what the guest felt the stall was expected to be: more than one if it felt less than expected.
+    /// Nothing if it asked for nothing then.
     pub stall_factor: Option<f64>,
 }
 
@@ -396,8 +398,8 @@ pub struct StreamReport {
     pub bytes_zero: u64,
     /// Of the writes, what went compressed.
     pub bytes_compressed: u64,
-    /// Of the writes, what was sent twice or more, because a connection was lost or something came damaged, or because the
-    /// other host was lost before it had flushed it.
+    /// Of the writes, what was sent twice or more. A connection was lost, something came damaged, or the other host was
+    /// lost before its flush.
     pub bytes_again: u64,
     /// All bytes that were given to the connections.
     pub bytes_sent: u64,
@@ -499,7 +501,8 @@ pub struct Estimate {
     pub eta_seconds_min: f64,
     /// and at most.
     pub eta_seconds_max: f64,
-    /// By how much of what the whole move took that was off, in percent: more than nothing if it took less than expected.
+    /// By how much of what the whole move took that was off, in percent: more than nothing if it took less than
+    /// expected.
     pub error_percent: Option<f64>,
 }
 
@@ -576,7 +579,7 @@ pub struct Job {
     pub id: u64,
     /// What is moved.
     pub volume: String,
-    /// With which others: the number of the first of them. Those with the same number are all disks of one machine, and if
+    /// The group of moves: the number of the first of them. Those with the same number are all disks of one machine. If
     /// one of them is cancelled or fails, so are the others that are not on their targets yet.
     #[serde(default)]
     pub group: Option<u64>,

@@ -23,8 +23,8 @@ pub struct AttachRequest {
     pub name: String,
     /// What holds it: `file:PATH[,format=raw][,cache=auto|direct|page]`.
     pub backend: String,
-    /// Where it is served: `nbd+unix:///NAME?socket=PATH` or `nbd://HOST:PORT/NAME`; with `nbds` and `?tls-certificates=DIR`
-    /// (`&` after a socket) encrypted.
+    /// Where it is served: `nbd+unix:///NAME?socket=PATH` or `nbd://HOST:PORT/NAME`; with `nbds` and
+    /// `?tls-certificates=DIR` (`&` after a socket) encrypted.
     pub export: String,
     /// Refuse writes.
     #[serde(default)]
