@@ -15,7 +15,7 @@ use crate::ring::{Request, Rings};
 const THREADS_MAX: usize = 64;
 
 /// Carries out requests off the worker. What a request needs stays with it until the kernel is done, even if nobody
-/// waits for the outcome any more.
+/// waits for the outcome.
 pub(crate) struct Executor {
     /// `None` where the kernel has no io_uring for us: then the threads do everything.
     rings: Option<Rings>,
@@ -52,7 +52,7 @@ impl Executor {
         task.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
-    /// Fills `buffer` from byte `start` of it on; gives how many of its bytes are filled then, fewer than all only at
+    /// Fills `buffer` from byte `start` of it on. Returns how many of its bytes are filled then; fewer than all only at
     /// the end of the file.
     pub(crate) async fn read(
         &self,
@@ -153,7 +153,7 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Reads until `into` is full or the file ends; gives how many bytes there were.
+/// Reads until `into` is full or the file ends. Returns how many bytes there were.
 pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result<usize> {
     let mut filled = 0;
     while filled < into.len() {
@@ -165,8 +165,8 @@ pub(crate) fn read_full(file: &File, offset: u64, into: &mut [u8]) -> io::Result
     Ok(filled)
 }
 
-/// One call writes no more than this: the kernel holds the file's lock meanwhile, and a guest's mirrored write that
-/// waits behind a copy of a megabyte waits for a millisecond.
+/// One call writes no more than this. The kernel holds the file's lock meanwhile, and a guest's mirrored write behind a
+/// copy of a megabyte waits for a millisecond.
 const WRITE_CALL_BYTES_MAX: usize = 64 << 10;
 
 /// Writes all of `data`, durably if `fua`.

@@ -68,7 +68,7 @@ pub struct FileBackend {
     memory_alignment: usize,
     sync_failure: Latch,
     can: zeroes::Abilities,
-    /// The last run of data that was found. Taking a hole for data is always safe, so writers need not touch it.
+    /// The last run of data that was found. Treating a hole as data is always safe, so writers need not update it.
     data_run: Mutex<Option<Extent>>,
 }
 
@@ -115,7 +115,7 @@ impl FileBackend {
         &self.path
     }
 
-    /// Whether the open file is the `target` that was prepared, whatever has its name by now.
+    /// Whether the open file is the prepared `target`, even if the name now leads elsewhere.
     ///
     /// # Errors
     /// When it is another one.
@@ -157,8 +157,8 @@ impl FileBackend {
         self.is_block_device
     }
 
-    /// Looks how large the file is now. A file or block device that has grown is a larger volume from then on; one
-    /// that has shrunk keeps its size, and reads past its end fail.
+    /// Updates the size of the volume. A file or block device that has grown is a larger volume from then on. One that
+    /// has shrunk keeps its size, and reads past its end fail.
     ///
     /// # Errors
     /// When the operating system does not say.
@@ -175,9 +175,8 @@ impl FileBackend {
         Ok(self.geometry().size)
     }
 
-    /// Promises durability again after a sync that failed. Only for whoever has given up all that was written since the
-    /// last sync that succeeded, and writes it again or does without it: those bytes may be gone although they read as
-    /// they were written.
+    /// Promises durability again after a failed sync. Only for a caller that has given up all writes since the last
+    /// successful sync, and repeats them or does without. Those bytes may be lost although they read as written.
     pub fn forget_failed_sync(&self) {
         self.sync_failure.clear();
     }
@@ -277,8 +276,8 @@ impl FileBackend {
         self.write_through_cache(tail, offset + Bytes::from(body), data.slice(body..data.len()), fua).await
     }
 
-    /// Writes, and syncs apart from that if `fua`: of a durable write that fails as one nobody could say whether it was
-    /// a sync that failed, and had lost what others wrote.
+    /// Writes, and syncs apart from that if `fua`. If a durable write failed as one, nobody could say whether its sync
+    /// failed and lost what others wrote.
     async fn write_through_cache(&self, file: &Arc<File>, offset: Bytes, data: Data, fua: bool) -> Result<()> {
         self.write_slowly(file, offset, data, false).await?;
         if fua && self.engine != Engine::Memory { self.sync().await } else { Ok(()) }

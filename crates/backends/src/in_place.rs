@@ -2,8 +2,8 @@
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Carries out `work`, which may block for long. Where several threads share the tasks of this runtime, others take over
-/// what this one would run meanwhile, so that a file system that hangs holds up whoever asked it and nobody else.
+/// Carries out `work`, which may block for long. Where several threads share the tasks of this runtime, others take
+/// over this thread's tasks meanwhile. So a file system that hangs delays only its caller.
 pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),

@@ -1,8 +1,8 @@
 //! Backends: what holds bytes.
 //!
 //! A [`BackendSpec`] names one in words (`file:/vm/disk.raw,cache=direct`), a [`FileBackend`] serves it as a
-//! `block::BlockDevice`. Files on tmpfs and files that should live in the page cache are read and written in place;
-//! everything else goes past the page cache through io_uring.
+//! `block::BlockDevice`. Files on tmpfs and files that should use the page cache are read and written in place.
+//! Everything else goes past the page cache through io_uring.
 
 mod executor;
 mod file;

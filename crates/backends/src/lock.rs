@@ -1,8 +1,8 @@
 //! Locks on open files (OFD locks): our own, and what they are made of.
 //!
-//! Whoever serves a backend holds a lock on one byte far behind any data. The lock belongs to the open file and not to
-//! the process: requests of a process that was killed keep its open file alive until they are done, so whoever gets the
-//! lock knows that no write of a dead server lands any more.
+//! The server of a backend holds a lock on one byte far behind any data. The lock belongs to the open file and not to
+//! the process. Requests of a killed process keep its open file alive until they are done. So whoever gets the lock
+//! knows that no write of a dead server is under way.
 
 use std::fs::File;
 use std::io;
@@ -22,8 +22,8 @@ pub(crate) const SERVER_BYTE: i64 = i64::from_be_bytes(*b"transhum");
 /// How often a lock that is held is asked for again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A holder that is still seen after this long is alive, and no waiting helps. Looking for it costs a walk over all
-/// processes, so from then on the lock is asked for less often.
+/// A holder that is still seen after this long is alive, and waiting does not help. Looking for it walks over all
+/// processes, so from then on the lock is tried less often.
 const ALIVE_AFTER: Duration = Duration::from_secs(1);
 const LATE_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 

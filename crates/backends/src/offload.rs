@@ -1,8 +1,8 @@
 //! Copying within one file system that lets two files share blocks (reflink: XFS, btrfs): no byte is read or written.
 //!
-//! Whether it does is tried once, with two small files without names beside the two that count. Then `copy_file_range`
-//! is asked, which shares blocks where they may be shared. A file system without that would have the kernel copy the
-//! bytes, a little cheaper than the mirror does it itself, but nobody could check them on their way: it is not asked.
+//! Whether the file system does it is tried once, with two small unnamed files beside source and target. Then
+//! `copy_file_range` is asked, which shares blocks where possible. Other file systems are not asked. They would copy
+//! the bytes, a little cheaper than the mirror does, but unchecked.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,8 +1,8 @@
 //! The locks by which QEMU's programs keep out of each other's images, held in QEMU's stead while a disk is adopted.
 //!
 //! QEMU locks bytes of the image file, always shared: byte `100 + n` says "I use permission n", byte `200 + n` says "I
-//! do not share permission n". Before it starts it looks whether others use what it does not share, and whether others
-//! do not share what it uses. Permission 0 is reading consistent data, 1 writing, 3 resizing.
+//! do not share permission n". Before it starts it checks both ways: whether others use what it does not share, and
+//! whether others do not share what it uses. Permission 0 is reading consistent data, 1 writing, 3 resizing.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -45,8 +45,8 @@ impl QemuLocks {
         Ok(locks)
     }
 
-    /// Takes the locks beside a QEMU that holds the same ones: during an adoption, before QEMU lets go, and during a
-    /// release. Shared locks do not mind each other; QEMU looks for others only when it asks for more than it has.
+    /// Takes the locks beside a QEMU that holds the same ones: during an adoption, before QEMU releases them, and
+    /// during a release. Shared locks do not conflict; QEMU checks for others only when it asks for more than it has.
     ///
     /// # Errors
     /// Busy if somebody who is no QEMU holds one of the bytes exclusively; otherwise what the operating system says.

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 
 use crate::file::is_in_memory;
 
-/// Reserves the space of the first `length` bytes of a file, which read as before. False where the file system cannot do
-/// that, and in memory, where it would take what nobody may ever write.
+/// Reserves the space of the first `length` bytes of a file, which read as before. False where the file system cannot
+/// do that, and in memory, where it would take what nobody may ever write.
 ///
 /// # Errors
 /// There is no such space, and what else the operating system says.

@@ -1,8 +1,8 @@
-//! What becomes of the source after a move: it must not be found under its old name by whatever starts the guest
-//! tomorrow, and it is kept until somebody says otherwise.
+//! Retires the source after a move: whatever starts the guest next must not find it under its old name. It is kept
+//! until somebody deletes it.
 //!
-//! A file is renamed to `NAME.moved-EPOCH`. A block device has no name of its own, so its first and its last 4 KiB,
-//! where everything that would recognise a disk looks, are kept in a file and overwritten with a tombstone:
+//! A file is renamed to `NAME.moved-EPOCH`. A block device has no name of its own. Tools recognise it by its first and
+//! last 4 KiB, so these are kept in a file and overwritten with a tombstone:
 //!
 //! ```text
 //! byte     0  "TRANSHUME MOVED\n"
@@ -28,7 +28,7 @@ const TOMBSTONE_BYTES: usize = 4096;
 const SHRINK_BYTES: u64 = 32 << 20;
 const SHRINK_STEPS_MAX: u64 = 256;
 
-/// A source that was put out of the way.
+/// A retired source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Retired {
@@ -48,8 +48,8 @@ pub enum Retired {
     },
 }
 
-/// Which file or block device the source of a move is, whatever its name leads to later: somebody may re-point a link
-/// between the move and the moment in which the source is put out of the way.
+/// The identity of a move's source, wherever its name leads later. Somebody may re-point a link between the move and
+/// the retirement of the source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceIdentity {
     /// Its name without links.
@@ -88,12 +88,12 @@ fn device_identity(found: &Metadata) -> Option<DeviceIdentity> {
     found.file_type().is_block_device().then(|| DeviceIdentity::of(found))
 }
 
-/// A source that is to be put out of the way.
+/// A source that is to be retired.
 #[derive(Clone, Copy, Debug)]
 pub struct Retiring<'a> {
     /// Its name.
     pub path: &'a Path,
-    /// What it is, if that is known: nothing else is touched then.
+    /// Its identity, if known: nothing else is touched then.
     pub identity: Option<&'a SourceIdentity>,
     /// What holds the volume now: this is never touched.
     pub holder: Option<&'a Path>,
@@ -113,7 +113,7 @@ impl<'a> Retiring<'a> {
         self.identity.map_or_else(|| resolve(self.path), |identity| Ok(identity.path.clone()))
     }
 
-    /// Whether `found` may be put away.
+    /// Whether `found` may be retired.
     fn is_meant(&self, found: &Metadata) -> bool {
         let holder = self.holder.and_then(|holder| std::fs::metadata(holder).ok());
         let is_block_device = |it: &Metadata| it.file_type().is_block_device();
@@ -125,12 +125,12 @@ impl<'a> Retiring<'a> {
     }
 }
 
-/// Puts the source of a move out of the way, durably. `keep` is a directory for what a block device's tombstone
-/// overwrites. Nobody may have the source open for writing. Doing it again for the same epoch does no harm.
+/// Retires the source of a move, durably. `keep` is a directory for what a block device's tombstone overwrites. Nobody
+/// may have the source open for writing. Repeating it for the same epoch does no harm.
 ///
 /// # Errors
-/// `InUse` when a program of QEMU's has it; `OtherSource` when its name leads to something else by now, which is left as it is; when something else has the new
-/// name; and what the operating system says.
+/// `InUse` when a program of QEMU's has it. `OtherSource` when its name leads to something else by now, which stays as
+/// it is. Also when something else has the new name, and what the operating system says.
 pub fn retire_source(source: &Retiring<'_>, keep: &Path) -> Result<Retired, TargetError> {
     let real = source.real()?;
     let to = moved_name(&real, source.epoch);
@@ -175,9 +175,8 @@ pub fn is_deleted(source: &Retiring<'_>) -> Result<bool, TargetError> {
     Ok(!real.exists() && !moved_name(&real, source.epoch).exists())
 }
 
-/// Gives a file's space back in steps, each durable before the next: where the file system discards what it frees, a
-/// whole volume at once keeps the disk from everybody else for half a second and more. A file that has another name, too,
-/// keeps its bytes.
+/// Frees a file's space in steps, each durable before the next. A file system with discard would block the disk for
+/// half a second and more to free a whole volume at once. A file that has another name, too, keeps its bytes.
 fn shrink(path: &Path) -> std::io::Result<()> {
     let flags = OFlags::NOFOLLOW.bits().cast_signed();
     let file = match File::options().write(true).custom_flags(flags).open(path) {
@@ -233,7 +232,7 @@ impl Retired {
     /// Deletes the source for good. A block device cannot be deleted and is left with its tombstone.
     ///
     /// # Errors
-    /// What the operating system says; it being gone already is none.
+    /// What the operating system says; an already deleted source is no error.
     pub fn delete(&self) -> Result<(), TargetError> {
         let Self::File { to, .. } = self else { return Ok(()) };
         shrink(to).map_err(|error| TargetError::os(to, "deleting", error))?;

@@ -8,10 +8,10 @@
 //!        └──── woken by a push ◀──── or by ─────┘  the ring's file descriptor
 //! ```
 //!
-//! A request on an idle ring is submitted at once; those that come while others are under way are gathered until the
-//! ring's task has its turn, so that a batch costs one system call. A request's memory and file belong to the ring
-//! until the kernel is done with them, whether anybody waits or not. When a worker's event loop ends, its rings wait
-//! for their requests; when a backend is closed, its rings live on until they are idle.
+//! A request on an idle ring is submitted at once. Those that come while others are under way are gathered until the
+//! ring's task runs, so that a batch costs one system call. A request's memory and file belong to the ring until the
+//! kernel is done with them, whether anybody waits or not. When a worker's event loop ends, its rings wait for their
+//! requests. When a backend is closed, its rings live on until they are idle.
 
 #![expect(unsafe_code, reason = "the kernel works on memory that a submission queue entry only points to")]
 
@@ -103,7 +103,7 @@ struct Pending {
 impl Rings {
     /// Rings, if the kernel has them and this process may use them.
     pub(crate) fn new() -> io::Result<Self> {
-        // Tried once, so that who opens a backend learns it and not who reads from it.
+        // Tried once, so that opening a backend reports it, not a later read.
         drop(new_uring()?);
         Ok(Self { rings: Mutex::default(), depth: Arc::new(Semaphore::new(DEPTH as usize)) })
     }
@@ -135,7 +135,7 @@ impl Rings {
             }
             rings.swap_remove(place);
         }
-        // Threads that are gone leave orphans behind.
+        // Rings of ended threads would stay in the list.
         rings.retain(|(_, ring)| !ring.is_orphaned.load(Ordering::Acquire));
         let ring = Ring::start()?;
         rings.push((this, Arc::clone(&ring)));
@@ -235,7 +235,7 @@ impl Server {
                 ready = self.readiness.readable() => match ready {
                     // Completions that come after this wake the task again; those before it are reaped next.
                     Ok(mut ready) => ready.clear_ready(),
-                    // The event loop is ending; the last will sees to the rest.
+                    // The event loop is ending; the drop handler finishes the rest.
                     Err(_) => return,
                 },
             }
@@ -243,7 +243,7 @@ impl Server {
     }
 }
 
-/// What is to be done when a ring's task ends, for whatever reason.
+/// What to do when a ring's task ends, for whatever reason.
 struct LastWill(Arc<Ring>);
 
 impl Drop for LastWill {
@@ -282,8 +282,8 @@ impl Queue {
         });
         let entry = pending.request.entry(&pending._file).user_data(index as u64);
         self.pending[index] = Some(pending);
-        // SAFETY: the memory that the entry points to is owned by the request in `pending`, on the heap, where it
-        // stays untouched until the completion with this index has been reaped; so does the file.
+        // SAFETY: the request in `pending` owns the memory that the entry points to, on the heap. It stays there
+        // untouched until the completion with this index has been reaped; so does the file.
         let pushed = unsafe { self.uring.submission().push(&entry) };
         pushed.expect("no more requests are under way than the queue has room for");
     }

@@ -1,7 +1,6 @@
-//! Where a volume may move to: looked at, created, and removed again when nothing came of it.
+//! Where a volume may move to: checked, created, and removed again if the move fails.
 //!
-//! Everything that would make a move fail later, or destroy what somebody wants to keep, is found here, before anything
-//! is changed.
+//! Everything that would make a move fail later, or destroy data, is found here, before anything changes.
 
 mod block_device;
 mod error;
@@ -23,8 +22,8 @@ pub(crate) use block_device::block_size_of;
 pub use error::TargetError;
 pub(crate) use identity::{DeviceIdentity, FileIdentity};
 
-/// How long a target may be in use before it is refused: a process that is just being started holds what its parent
-/// had open until it runs, and a dead one what its last requests write to.
+/// How long a target may be in use before it is refused. A process that is just being started holds its parent's open
+/// files until it runs, and a dead one its last requests' files.
 const IN_USE_WAIT: Duration = Duration::from_millis(500);
 const IN_USE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -33,8 +32,8 @@ const IN_USE_INTERVAL: Duration = Duration::from_millis(10);
 pub struct TargetRequest<'a> {
     /// Where to.
     pub spec: &'a BackendSpec,
-    /// The file or block device that moves: it must not be the target, its owner and mode are the target's, and what it
-    /// has allocated is what the target needs.
+    /// The file or block device that moves. It must not be the target. The target gets its owner and mode, and needs as
+    /// much space as it has allocated.
     pub source: Option<&'a Path>,
     /// How many bytes the volume has.
     pub size: Bytes,
@@ -74,8 +73,8 @@ pub struct PreparedTarget {
 }
 
 impl PreparedTarget {
-    /// A target that is ready somewhere else than in a file system of this machine; `number` tells it from others of the
-    /// same name.
+    /// A target that is ready somewhere else than in a file system of this machine; `number` tells it from others of
+    /// the same name.
     #[must_use]
     pub const fn elsewhere(spec: BackendSpec, origin: TargetOrigin, reads_zero: bool, number: u64) -> Self {
         Self { spec, origin, reads_zero, identity: FileIdentity::numbered(number), block_device: None }
@@ -100,7 +99,7 @@ impl PreparedTarget {
         }
     }
 
-    /// Whether an open file is what was prepared, whatever has its name by now.
+    /// Whether an open file is what was prepared, even if the name now leads elsewhere.
     pub(crate) fn check_open(&self, file: &File) -> Result<(), TargetError> {
         let found = file.metadata().map_err(|error| TargetError::os(self.spec.path(), "looking at", error))?;
         self.require(&found)
@@ -120,9 +119,8 @@ impl PreparedTarget {
         TargetError::Replaced { path: self.spec.path().to_owned() }
     }
 
-    /// Takes back what was prepared: a file that was created is removed, one that was there is left empty, a block
-    /// device is left as it is. A file that has been replaced by another meanwhile is not touched. Doing it twice does
-    /// no harm.
+    /// Takes back what was prepared. A created file is removed, an existing one is left empty, a block device is left
+    /// as it is. A file that was replaced meanwhile is not touched. Doing it twice does no harm.
     ///
     /// # Errors
     /// What the operating system says.
@@ -151,8 +149,8 @@ impl PreparedTarget {
     }
 }
 
-/// Makes a target ready: a file is created as long as the volume and without allocating anything, with the owner and
-/// mode of the source, its access control list and its label; a file or block device that exists is checked.
+/// Makes a target ready. A file is created as long as the volume, without allocating anything, with the source's owner,
+/// mode, access control list and label. A file or block device that exists is checked.
 ///
 /// # Errors
 /// One line that says what is wrong and what to do; then nothing has been changed or left behind.
@@ -279,8 +277,8 @@ fn refuse_if_in_use(path: &Path, file: &File) -> Result<(), TargetError> {
     QemuLocks::take(path).map(drop).map_err(|error| in_use(error.context().to_owned()))
 }
 
-/// Copies who else may open the source: its access control list and its SELinux label. A file system that keeps neither is
-/// no reason to refuse: what then cannot be opened is said when it is opened.
+/// Copies who else may open the source: its access control list and its SELinux label. A file system that keeps neither
+/// is not refused; an image that cannot be opened is reported then.
 fn copy_labels(source: &Path, target: &File) {
     for name in ["system.posix_acl_access", "security.selinux"] {
         let mut value = [0_u8; 4096];

@@ -57,7 +57,8 @@ fn an_image_that_qemu_has_is_refused_and_its_holder_named() {
     let socket = path.with_extension("sock");
     let export = "type=nbd,id=one,node-name=disk,writable=on,name=disk";
     daemon.args(["--blockdev", &node, "--nbd-server"]).arg(format!("addr.type=unix,addr.path={}", socket.display()));
-    // Written once everything before it is in place. Trying the lock instead would now and then keep it from the daemon.
+    // Written once everything before it is in place. Trying the lock instead would now and then keep it from the
+    // daemon.
     let ready = path.with_extension("pid");
     let mut daemon = daemon.args(["--export", export, "--pidfile"]).arg(&ready).spawn().expect("it runs");
     while !ready.exists() {

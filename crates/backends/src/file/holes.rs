@@ -1,7 +1,7 @@
 //! Where a file has data: `SEEK_DATA` and `SEEK_HOLE`, a bounded number of calls a question.
 //!
-//! In memory `SEEK_HOLE` goes from page to page and keeps writers out meanwhile: 10 ms for a GiB without a hole. A file
-//! that is allocated whole is not asked therefore; it may read as zeroes in places, which whoever reads it sees.
+//! In memory `SEEK_HOLE` goes from page to page and keeps writers out meanwhile: 10 ms for a GiB without a hole. So a
+//! file that is allocated whole is not asked. It may read as zeroes in places, which a reader sees.
 
 use std::fs::File;
 use std::io;

@@ -44,18 +44,18 @@ pub enum Access {
 pub struct OpenOptions {
     /// Whether the volume may be changed.
     pub access: Access,
-    /// Let the volume appear larger than the file, so that a container in it can grow: reads past the file's end give
+    /// Let the volume appear larger than the file, so that a container in it can grow. Reads past the file's end give
     /// zeroes, writes there extend the file.
     pub advertised_size: Option<Bytes>,
-    /// Let the volume end here even if the file is larger, as a block device may be that a volume was moved to.
+    /// Let the volume end here even if the file is larger, as for a volume that was moved to a larger block device.
     pub size_limit: Option<Bytes>,
-    /// What requests shall be multiples of at least, whatever finer ones this file would take: for clients that may meet a
-    /// coarser one later. Where the volume's size is no multiple of it, it does not hold.
+    /// The least unit of requests, even if this file takes finer ones: for clients that may meet a coarser one later.
+    /// It does not hold where the volume's size is no multiple of it.
     pub request_alignment_min: u32,
     /// Whether discards, and zeroes that may unmap, give space back. Without it discards do nothing.
     pub trim: bool,
-    /// How long to wait for the lock of a server that may be dead with requests still on their way. `None` takes no
-    /// lock: for looking at a file that somebody else serves.
+    /// How long to wait for the lock of a server that may be dead with requests still under way. `None` takes no lock:
+    /// for inspecting a file that another process serves.
     pub lock_wait: Option<Duration>,
 }
 
@@ -152,7 +152,7 @@ impl FileBackend {
         let writable = options.access == Access::ReadWrite;
         let shown = path.display();
         let attempt = |error: std::io::Error| Error::from_os(error, format!("looking at {shown}"));
-        // A file system that does not answer keeps one thread of its own, and whoever waits for it.
+        // A file system that does not answer blocks one thread of its own, and the caller.
         let (threads, named) = (Executor::threads(), spec.clone());
         let opening = threads.run(move || Ok(Opened::open(&named, writable))).await;
         let Opened { is_block_device, engine, file, tail, alignment } = opening.map_err(attempt)??;

@@ -48,7 +48,7 @@ impl FileBackend {
             self.sync_failure.check(&self.path)?;
         }
         self.forget_data(extent);
-        // Past the page cache the file system gets whole blocks only: parts of blocks it would zero in the page cache,
+        // Past the page cache the file system gets whole blocks only. It would zero parts of blocks in the page cache,
         // beside the requests that go past it.
         let whole = if self.engine == Engine::Direct || self.is_block_device {
             whole_blocks(extent).unwrap_or(Extent::new(extent.offset, Bytes::ZERO))

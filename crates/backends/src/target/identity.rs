@@ -19,8 +19,8 @@ pub(crate) struct FileIdentity {
     boot: Option<String>,
 }
 
-/// Which block device it is, whatever node of `/dev` it has: the next boot, or a disk that was unplugged, may give `/dev/sdb`
-/// to another one.
+/// Which block device it is, whatever node of `/dev` it has: the next boot, or a disk that was unplugged, may give
+/// `/dev/sdb` to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeviceIdentity {
     /// What the kernel calls it.
