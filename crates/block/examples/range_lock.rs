@@ -1,8 +1,8 @@
-//! What a range lock costs, and what it lets run beside each other: `cargo xtask bench-range-lock` runs this and makes the
+//! The cost of a range lock, and what it lets run in parallel. `cargo xtask bench-range-lock` runs this and makes the
 //! tables. Every lock takes its turn in every round; one line of JSON for each figure.
 //!
-//! Threads ask as copiers (64 KiB chunks in order, each in a part of its own) and as guests (4 to 256 KiB anywhere), and
-//! wait in the operating system for what is not granted.
+//! Threads ask as copiers (64 KiB chunks in order, each in a part of its own) and as guests (4 to 256 KiB anywhere).
+//! They wait in the operating system for what is not granted.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -218,8 +218,8 @@ enum Inside {
     Wait(Duration),
 }
 
-/// A third of what is done inside. The paper's read lock takes two of three parts of the time (its guest map: 16.3 of 24.3
-/// us) as a reader.
+/// A third of what is done inside. The paper's read lock takes two of three parts of the time (its guest map: 16.3 of
+/// 24.3 us) as a reader.
 struct Third {
     inside: Inside,
     from: Vec<u8>,

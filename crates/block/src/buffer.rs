@@ -1,8 +1,7 @@
 //! Owned, page-aligned buffers from a bounded pool.
 //!
-//! Whoever starts an operation gives its buffer away until completion, so a kernel that still writes into a buffer
-//! never meets a reader. Buffers are aligned for direct IO; the pool states its limit and holds it: whoever wants more
-//! waits, in the order of asking.
+//! The operation owns its buffer until completion, so a kernel that still writes into a buffer never meets a reader.
+//! Buffers are aligned for direct IO. The pool has a stated limit and keeps it: further requests wait, in their order.
 
 #![expect(unsafe_code, reason = "aligned memory comes from the allocator's raw interface")]
 
@@ -87,7 +86,7 @@ struct Shared {
     idle: Mutex<Idle>,
 }
 
-/// Memory that nobody uses at the moment, kept for the next who asks.
+/// Idle memory, kept for the next user.
 struct Idle {
     classes: [Vec<Memory>; CLASS_COUNT],
     bytes: usize,
@@ -144,8 +143,8 @@ impl BufferPool {
         self.take(length, capacity, permit)
     }
 
-    /// Two buffers of `length` bytes, both at once: whoever holds one while it waits for another may wait for somebody
-    /// who does the same.
+    /// Two buffers of `length` bytes, both at once. A task that holds one and waits for another could deadlock with one
+    /// that does the same.
     ///
     /// # Panics
     /// Like [`acquire`](Self::acquire), and if the pool's limit is less than both.
@@ -162,7 +161,7 @@ impl BufferPool {
         (self.take(length, capacity, both), self.take(length, capacity, second))
     }
 
-    /// Whoever waits for the supply has its share of it already, so that nobody holds what he cannot use.
+    /// Whoever waits for the supply has its share of it already, so that no unusable memory is held.
     async fn permit(&self, pages: usize) -> Permits {
         let share = match &self.share {
             Some(share) => Some(permit_of(&share.pages, pages).await),
@@ -414,7 +413,7 @@ mod tests {
         assert_eq!(pool.in_use(), Bytes::kib(32));
         let wants = (0..5).map(|_| async {
             let two = pool.acquire_two(16 << 10).await;
-            // Somebody who waited by trying again and again would never let the clock go on to here.
+            // A waiter that polls again and again would never let the clock reach this.
             tokio::time::sleep(Duration::from_secs(1)).await;
             two.0.len() + two.1.len()
         });

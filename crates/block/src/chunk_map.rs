@@ -1,10 +1,10 @@
 //! The state of every chunk of a volume, packed.
 //!
 //! Two bits a chunk in pages of 4096 chunks; a page whose chunks all have one state is that one state. Above the pages
-//! stands, for each state, a bitmap of the pages that have a chunk in it, and above that bitmaps of its words that are
-//! not zero, up to a single word. So the next chunk in a state is found by looking at one page and a word a level,
-//! whatever the size of the volume. 2^30 chunks of one state take about 5 MiB, the worst mixture 260 MiB; the worst
-//! mixture of 16 TiB in chunks of 64 KiB takes 66 MiB.
+//! there is, for each state, a bitmap of the pages that have a chunk in it. Above that are bitmaps of its nonzero
+//! words, up to a single word. So finding the next chunk in a state reads one page and a word a level, whatever the
+//! size of the volume. 2^30 chunks of one state take about 5 MiB, the worst mixture 260 MiB. The worst mixture of 16
+//! TiB in chunks of 64 KiB takes 66 MiB.
 
 use std::marker::PhantomData;
 use std::ops::Range;

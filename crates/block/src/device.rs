@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, MutationKind, Result};
 
-/// An operation under way. Dropping it before it is done leaves the outcome unknown and the kernel perhaps still at
-/// work, so whoever starts an operation on behalf of a guest drives it to its end.
+/// An operation under way. Dropping it early leaves the outcome unknown and the kernel perhaps still at work. So the
+/// caller drives an operation on behalf of a guest to its end.
 pub type IoFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// An operation that is already done.
@@ -69,7 +69,7 @@ pub struct ExtentStatus {
 
 /// Anything that can read, change, flush and describe extents.
 ///
-/// No verb has a default: whoever adds one visits every device. Callers go through [`Device`], which checks ranges,
+/// No verb has a default: adding one means visiting every device. Callers go through [`Device`], which checks ranges,
 /// alignment and the size of every answer, so implementations carry no such checks.
 pub trait BlockDevice: Send + Sync {
     /// Its size and limits now. The size may grow while it is used; nothing else changes.
@@ -81,23 +81,22 @@ pub trait BlockDevice: Send + Sync {
     /// Carries out `mutation`. Answered means that later reads see it; with `fua` also that it is durable.
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()>;
 
-    /// Makes durable all that was answered before this was called. A failure is final for what it covered: it is never
-    /// tried again as if it could succeed.
+    /// Makes durable all that was answered before this was called. A failure is final for what it covered: it is not
+    /// repeated.
     fn flush(&self) -> IoFuture<'_, ()>;
 
-    /// Describes `extent` from its start: pieces in order without gaps, at least one, and perhaps ending before the
-    /// extent does (then the caller asks again from there).
+    /// Describes `extent` from its start, as pieces in order without gaps, at least one. They may end before the extent
+    /// does; then the caller asks again from there.
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>>;
 
-    /// Whether it compares what is written with its [checks](Mutation::with_checks), where it has any, at the end of its way:
-    /// then nobody need do that before. This is no verb, and whoever says nothing does not.
+    /// Whether it compares what is written with its [checks](Mutation::with_checks), where it has any, at the last
+    /// layer. Then no layer before need do that. This is no verb; the default is no.
     fn compares_checks(&self) -> bool {
         false
     }
 
-    /// Whether what it calls a [hole](ExtentState::Hole) is one for good, whatever flush has failed or process has died before:
-    /// no space is allocated there that could come back with other bytes. This is no verb, and whoever says nothing promises
-    /// nothing.
+    /// Whether what it calls a [hole](ExtentState::Hole) stays one, whatever flush has failed or process has died
+    /// before. No space is allocated there that could return with other bytes. This is no verb; the default is no.
     fn keeps_holes(&self) -> bool {
         false
     }

@@ -40,7 +40,7 @@ pub enum ErrorKind {
     Cancelled,
     /// A limit in time ran out.
     TimedOut,
-    /// What is left to do gets no smaller, so that the work would not come to its end.
+    /// What is left to do gets no smaller, so the work would never finish.
     NoConvergence,
     /// What was read is not what was written.
     Corrupt,

@@ -1,9 +1,9 @@
-//! The shapes that Transhume's data path is made of.
+//! The basic types of Transhume's data path.
 //!
-//! A [`BlockDevice`] reads, mutates, flushes and describes extents: four verbs, and no more. Everything that a guest
-//! can do to its disk is one [`Mutation`], so no tracker or mirror can miss a kind of write. A [`Device`] is the
-//! checked handle through which one layer calls the next; a [`Filter`] is a device over a device; a [`Slot`] is the
-//! one joint of a stack that can be changed while requests run.
+//! A [`BlockDevice`] has four verbs: it reads, mutates, flushes and describes extents. Every change by a guest is one
+//! [`Mutation`], so no tracker or mirror can miss a kind of write. A [`Device`] is the checked handle through which one
+//! layer calls the next. A [`Filter`] is a device over a device. A [`Slot`] is the one joint of a stack that can be
+//! changed while requests run.
 //!
 //! This crate imports no other crate of the workspace, knows no file, no socket and no clock.
 

@@ -14,12 +14,12 @@ pub enum MutationKind {
         /// Whether the space may be given back.
         may_unmap: bool,
     },
-    /// Nothing that the guest relies on. Reads afterwards may give anything, but always the same.
+    /// Unneeded: the guest relies on nothing there. Reads afterwards may give anything, but always the same.
     Discard,
 }
 
-/// Checksums (xxh3 with 64 bits and seed 0) of parts of a mutation's data, made when the data came to be: who passes it on over
-/// something that may damage it need not make them again, and whoever compares them compares with what was meant.
+/// Checksums (xxh3 with 64 bits and seed 0) of parts of a mutation's data, made when the data came to be. A layer that
+/// passes it on over something unreliable need not make them again. A comparison compares with the original data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checks(Vec<(Extent, u64)>);
 

@@ -9,15 +9,15 @@
 //!                    ╰── a request ──╯
 //! ```
 //!
-//! Each shard has the queue of its regions' requests; which region belongs to which is scattered, so that copiers who
-//! walk through parts of a volume in step do not meet at each of their steps. A request stands, with its whole extent, in the queue of every
-//! shard whose regions it touches, and is granted once it is in all of them. It enters them at one moment, with all their
-//! mutexes held (taken in the order of the shards, so nobody waits in a circle). Two requests that share a byte share its
-//! shard, and whoever entered first is first in every queue that they share: the order per byte is that of one queue.
-//! `range_lock_tests.rs` holds the grants and their order against those of one queue.
+//! Each shard has the queue of its regions' requests. Regions are scattered over shards, so that copiers that walk
+//! through parts of a volume in step do not meet at each step. A request stands, with its whole extent, in the queue of
+//! every shard whose regions it touches. It is granted once it is granted in all of them. It enters them at one moment,
+//! with all their mutexes held, taken in the order of the shards, so no deadlock is possible. Two requests that share a
+//! byte share its shard, and the first to enter is first in every queue that they share. So the order per byte is that
+//! of one queue. `range_lock_tests.rs` compares the grants and their order with those of one queue.
 //!
-//! A request that has to wait has a [`Turn`], which counts the queues in which it is blocked. Whoever is granted at once
-//! (nearly all are) needs none, and is not looked up again until it leaves.
+//! A request that has to wait has a [`Turn`], which counts the queues in which it is blocked. A request that is granted
+//! at once, as nearly all are, needs none and is not looked up again until its release.
 //!
 //! `tests/models.rs` compiles this file with a model checker's primitives, too.
 
@@ -44,8 +44,8 @@ pub struct RangeLock {
 }
 
 struct Shards {
-    /// Each is reached through a pointer of its own, so that a guard keeps only its own alive: a count of guards that all
-    /// threads share would be what they queue for.
+    /// Each is reached through a pointer of its own, so that a guard keeps only its own alive. All threads would
+    /// contend for a shared count of guards.
     shards: Vec<Arc<Shard>>,
     region_log2: u32,
     /// How many requests have had to wait until now.
@@ -196,8 +196,8 @@ impl Shards {
         (region.wrapping_mul(SCATTER) >> 32) as usize & (self.shards.len() - 1)
     }
 
-    /// The turn of the next who has to wait, in so many queues. The caller holds their mutexes, so of two that meet in one
-    /// the earlier has the smaller number.
+    /// The turn of the next who has to wait, in so many queues. The caller holds their mutexes, so of two that meet in
+    /// one the earlier has the smaller number.
     fn turn(&self, queues: usize) -> Arc<Turn> {
         let number = self.waited.fetch_add(1, Ordering::Relaxed);
         Arc::new(Turn { number, blocked: Mutex::new(Blocked { queues, waker: None }) })

@@ -36,7 +36,7 @@ impl Request {
 /// Who holds which bytes and who waits for whom, in the order of asking.
 ///
 /// First come, first served, per byte: a request waits for every earlier one that it overlaps, held or waiting, unless
-/// both are shared. So a request over many chunks takes its whole range at once, nothing starves, and two requests that
+/// both are shared. So a request over many chunks takes its whole range at once, and nothing starves. Two requests that
 /// meet in two places cannot wait for each other.
 #[derive(Debug, Default)]
 pub struct RangeQueue {
@@ -45,7 +45,7 @@ pub struct RangeQueue {
 }
 
 impl RangeQueue {
-    /// Adds a request at the end, and says whether it is granted at once because it need not wait for any before it.
+    /// Adds a request at the end. Returns whether it is granted at once because it need not wait for any before it.
     pub fn push(&mut self, extent: Extent, mode: RangeMode) -> (Ticket, bool) {
         let ticket = Ticket(self.next);
         self.next += 1;

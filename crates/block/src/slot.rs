@@ -10,8 +10,8 @@
 //!    └────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Every frontend connection holds a lane of its own with its own count of requests in flight, on its own cache line:
-//! in the steady state a request costs two additions that no other core touches. While the slot is draining or
+//! Every frontend connection holds a lane of its own with its own count of requests in flight, on its own cache line.
+//! In the steady state a request costs two additions that no other core touches. While the slot is draining or
 //! quiesced, new requests wait in their lanes and nothing is refused. All migrations enter and leave through here.
 
 mod turnstile;
@@ -81,10 +81,10 @@ pub struct Quiesced {
 }
 
 impl Quiesced {
-    /// Puts `device` in the place of the one below and gives that back.
+    /// Replaces the device below by `device` and returns the old one.
     ///
-    /// A count may be above zero for a moment here: a request that counted itself in, saw that the slot is held, and
-    /// is about to count itself out again without having looked at the device.
+    /// A count may be above zero for a moment here. That request counted itself in, saw that the slot is held, and is
+    /// about to count itself out without having looked at the device.
     pub fn swap(&self, device: Device) -> Device {
         Device::clone(&self.shared.device.swap(Arc::new(device)))
     }
@@ -103,8 +103,8 @@ pub struct SlotLane {
 }
 
 impl SlotLane {
-    /// Counts a request in, waiting while the slot is held. The wait is boxed: it is rare, and as a part of every
-    /// request's future it would be most of its size.
+    /// Counts a request in, waiting while the slot is held. The wait is boxed: it is rare, and would be most of every
+    /// request's future.
     async fn enter(&self) -> Inside<'_> {
         match self.shared.turnstile.try_enter(&self.count) {
             Some(inside) => inside,

@@ -1,5 +1,5 @@
-//! The primitives of what threads share without a lock or wait for, named in one place: the files that use them from here
-//! are compiled a second time by `tests/models.rs`, with a model checker's primitives of the same names.
+//! Lock-free primitives and waits that threads share, named in one place. `tests/models.rs` compiles the files that use
+//! them a second time, with a model checker's primitives of the same names.
 
 pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

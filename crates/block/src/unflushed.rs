@@ -1,7 +1,7 @@
-//! What a device elsewhere has answered and not made durable yet, kept so that it can be written again.
+//! What another device has answered and not yet made durable, kept so that it can be written again.
 //!
-//! A write is kept from its answer to the end of a flush that began after its answer. The caller keeps overlapping requests
-//! apart, so that answers to writes of the same bytes come in the order in which they were carried out.
+//! A write is kept from its answer to the end of a flush that began after its answer. The caller serialises overlapping
+//! requests, so that answers to writes of the same bytes come in the order of execution.
 //!
 //! ```text
 //!   answered, not durable            ──▶ replaces the contents that are kept of its bytes, and is kept
@@ -11,9 +11,9 @@
 //!   flush that began at mark m, done ──▶ removes all answers up to m
 //! ```
 //!
-//! So one write is kept of any byte at most. A discard is never cut: which bytes it changes depends on where it ends. Data is
-//! kept in pieces with memory of their own: a request's buffer belongs to a pool that others wait for, and an overwritten
-//! piece must not keep a large buffer alive.
+//! So at most one write is kept of any byte. A discard is never cut: which bytes it changes depends on where it ends.
+//! Data is kept in pieces with memory of their own. A request's buffer belongs to a pool that others wait for, and an
+//! overwritten piece must not keep a large buffer alive.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use super::{Bytes, Data, Extent, Mutation, MutationKind, PAGE_BYTES};
 /// What an entry counts for beside its data.
 const ENTRY_BYTES: u64 = 128;
 
-/// What a discard counts for: those that are kept are looked through for every forced write.
+/// The size of a discard in the accounts: every forced write searches those that are kept.
 const DISCARD_BYTES: u64 = 4096;
 
 /// Data is kept in pieces of at most this size.
@@ -321,7 +321,8 @@ mod tests {
         ) {
             let mut server = Server { cached: [9; SIZE], durable: [9; SIZE], volatile: Vec::new() };
             let mut unflushed = Unflushed::default();
-            // When each byte was written last, and whether that was answered as durable and no discard is written again there.
+            // When each byte was written last, and whether that was answered as durable and no discard is written again
+            // there.
             let mut written = [0; SIZE];
             let mut forced = [true; SIZE];
             let mut discarded = [false; SIZE];

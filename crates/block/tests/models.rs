@@ -1,9 +1,9 @@
-//! The slot's turnstile and the range lock under a model checker: every interleaving, and every order of their atomics that
-//! the C11 memory model allows, of a few threads.
+//! The slot's turnstile and the range lock under a model checker. A few threads run in every interleaving, and every
+//! order of their atomics that the C11 memory model allows.
 //!
-//! The very files of the crate are compiled here a second time, with loom's primitives in the place of those that
-//! `crate::sync` names. That needs neither a `cfg` nor a type parameter in the engine, and it lets the same files be
-//! compiled a third time with primitives that are too weak: the models must notice.
+//! The crate's own files are compiled here a second time, with loom's primitives in place of those that `crate::sync`
+//! names. That needs neither a `cfg` nor a type parameter in the engine. The same files are compiled a third time with
+//! primitives that are too weak: the models must notice.
 
 #![allow(clippy::duplicate_mod, reason = "that is how the same file gets other primitives")]
 
@@ -78,9 +78,9 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// `lanes` threads make a request each while the slot is held, its device changed, and opened again. The device is a cell
-/// whose every access loom watches: a request that reads it while it is changed, or without having to see the change, is
-/// an error, and so is a thread that is never woken.
+/// `lanes` threads make a request each while the slot is held, its device changed, and opened again. The device is a
+/// cell whose every access loom watches. A request that reads it while it is changed, or without having to see the
+/// change, is an error. So is a thread that is never woken.
 macro_rules! change_the_device_under_requests {
     ($world:ident, $lanes:expr) => {{
         let slot = Arc::new(($world::turnstile::Turnstile::new(), UnsafeCell::new(0)));

@@ -1,10 +1,11 @@
-//! The lock-free core of the slot: requests count themselves in and out, and whoever holds the slot waits for the counts.
+//! The lock-free core of the slot: requests count themselves in and out, and the holder of the slot waits for the
+//! counts.
 //!
-//! A request raises its lane's count and then looks at the flag; whoever holds raises the flag and then looks at the
-//! counts. One of the two must see the other. Both touch the count by read-modify-writes, which have one order: either
-//! the request's comes later and takes over what the holder had published, the flag among it, or the holder's comes later
-//! and sees the request. So nothing here needs a total order over all locations, and the holder's look at the counts
-//! costs the requests nothing.
+//! A request raises its lane's count and then reads the flag; the holder raises the flag and then reads the counts. One
+//! of the two must see the other. Both touch the count by read-modify-writes, which have one order. If the request's
+//! comes later, it sees what the holder had published, the flag included. If the holder's comes later, it sees the
+//! request. So nothing here needs a total order over all locations, and the holder's read of the counts costs the
+//! requests nothing.
 //!
 //! `tests/models.rs` compiles this file with loom's primitives instead of those of `crate::sync` and runs every
 //! interleaving that the memory model allows.

@@ -1,5 +1,5 @@
-//! What every device must do, as one body of tests: [`conformance`] runs it against any [`Device`], so that a file, a
-//! simulated disk, an NBD client and a whole stack of filters are held to the same.
+//! What every device must do, as one body of tests. [`conformance`] runs it against any [`Device`]: a file, a simulated
+//! disk, an NBD client and a whole stack of filters alike.
 //!
 //! ```no_run
 //! # use transhume_block as block;
@@ -27,7 +27,7 @@ pub use random::Random;
 /// The sizes that a device is asked to have: whole blocks, an odd number of sectors, and no multiple of anything.
 const SIZES: [Bytes; 3] = [Bytes(1 << 20), Bytes((700 << 10) + 3 * 512), Bytes(300_001)];
 
-/// Runs the whole body against devices from `make`, which is asked for one of about a size and gives a new one that
+/// Runs the whole body against devices from `make`. It is asked for a device of about a size and gives a new one that
 /// reads as zeroes. A device that cannot have that size has the nearest that it can.
 ///
 /// # Panics

@@ -23,8 +23,8 @@ impl<T> Mutex<T> {
     }
 }
 
-/// What tokio's `Notify` promises: `notify_one` wakes a waiter or lets the next one pass; `notify_waiters` wakes every wait
-/// that has been made before it, polled or not.
+/// What tokio's `Notify` promises: `notify_one` wakes a waiter or lets the next one pass; `notify_waiters` wakes every
+/// wait that has been made before it, polled or not.
 pub(crate) struct Notify(Mutex<Notices>);
 
 #[derive(Default)]
