@@ -1,7 +1,8 @@
 //! NBD: how guests reach a volume, and how a volume is reached elsewhere.
 //!
 //! [`protocol`] is the wire format as values, without IO. [`server`] serves exports to any NBD client over any stream;
-//! [`client`] has a [`block::BlockDevice`] over one connection to somebody's export, and one that connects again. [`NbdUri`] names an export.
+//! [`client`] has a [`block::BlockDevice`] over one connection to somebody's export, and one that connects again.
+//! [`NbdUri`] names an export.
 //!
 //! Both sides speak TLS under it (`NBD_OPT_STARTTLS`) where a URI with `nbds` or a [`TlsServer`] says so.
 //!

@@ -1,12 +1,13 @@
-//! TCP as NBD wants it: no waiting to fill packets, and a peer that is dead, or that no packet reaches, is noticed.
+//! TCP as NBD needs it: no waiting to fill packets, and a dead or unreachable peer is detected.
 //!
 //! ```text
 //!   nothing comes for 10 s ──▶ probe ──5 s──▶ probe ──5 s──▶ probe ──5 s──▶ lost        25 s after the last sign of life
 //!   what was sent is not acknowledged for 25 s ───────────────────────────▶ lost
 //! ```
 //!
-//! It is the peer's kernel that answers. A server whose process hangs is alive: its kernel hands it what it was sent when it
-//! goes on, so that giving the connection up and asking again elsewhere could have an old write land on a newer one.
+//! It is the peer's kernel that answers. A server whose process hangs is alive: its kernel delivers what it was sent
+//! when it goes on. So giving the connection up and asking again elsewhere could have an old write overwrite a newer
+//! one.
 
 use std::io;
 use std::time::Duration;
@@ -14,14 +15,14 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
-/// So long nothing comes before the peer is asked whether it is there.
+/// After this time without data the peer is probed.
 const IDLE: Duration = Duration::from_secs(10);
-/// Between two such questions.
+/// Between two probes.
 const PROBE_DISTANCE: Duration = Duration::from_secs(5);
-/// So many of them are asked in vain.
+/// So many unanswered probes mean a dead peer.
 const PROBES: u32 = 3;
 
-/// Within this a dead peer is noticed, whether anything was sent to it or not.
+/// Within this a dead peer is detected, whether anything was sent to it or not.
 pub const DEAD_PEER_LIMIT: Duration = Duration::from_secs(25);
 
 /// Sets up a connection, made or accepted.

@@ -55,7 +55,8 @@ pub enum UriError {
     Query(String),
     /// The directory of the certificates does not begin with a slash.
     CertificatesRelative(String),
-    /// A way of TLS that is not spoken here: keys shared beforehand, no proof of who the server is, or a user's name for these.
+    /// A way of TLS that is not spoken here: keys shared beforehand, no proof of who the server is, or a user's name
+    /// for these.
     TlsKind(String),
     /// The name for the server's certificate is neither a host's name nor an address.
     TlsHostname(String),

@@ -1,5 +1,5 @@
-//! An export that is connected to again: what becomes of requests and of what was answered when the server is lost, over
-//! servers of ours that forget what was not flushed, and over nbdkit killed and started again.
+//! An export with reconnects: what becomes of requests and answers when the server is lost. It runs over servers of
+//! ours that forget what was not flushed, and over nbdkit killed and started again.
 
 mod common;
 
@@ -237,7 +237,8 @@ async fn a_forced_write_is_not_undone_by_the_older_ones_that_are_written_again()
 
 #[tokio::test]
 async fn what_is_written_again_is_in_the_order_of_the_answers() {
-    // The server takes its time with the first, or with its answer, and would carry out the second, or answer it, before.
+    // The server takes its time with the first, or with its answer, and would carry out the second, or answer it,
+    // before.
     for is_only_answer_late in [false, true] {
         let world = World::new(1 << 20);
         let (backend, device) = world.connect(PATIENCE).await;
@@ -500,7 +501,7 @@ async fn nbdkit_that_forgets_everything_gets_back_what_is_newest() {
     for block in 0..64 {
         device.write(data(block * 4096, 1)).await.expect("nbdkit is there");
     }
-    // These are durable where durability exists, so they are forgotten here and in the kept list alike, but what they
+    // These are durable where durability exists, so they are forgotten here and in the kept list alike. What they
     // replaced does not come back either.
     device.write(data(0, 2).with_fua(true)).await.expect("nbdkit is there");
     device.write(data(4096, 3)).await.expect("nbdkit is there");

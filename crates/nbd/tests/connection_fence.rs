@@ -1,4 +1,4 @@
-//! Reconnects: no write of a dead connection may land after its repetition on a new one.
+//! Reconnects: no write of a dead connection may take effect after its repetition on a new one.
 
 mod common;
 
@@ -173,8 +173,8 @@ async fn looking_at_an_export_does_not_enter_its_gate() {
     assert_eq!(export.connections(), 0);
 }
 
-/// The real thing: sockets, a thread and a runtime for every connection, and clients that die in the middle of writes
-/// of numbers that only grow.
+/// The real thing: sockets, and a thread and a runtime for every connection. Clients die in the middle of writes of
+/// numbers that only grow.
 #[tokio::test]
 async fn numbers_only_grow_over_many_deaths_on_real_sockets() {
     let folder = tempfile::tempdir().expect("a scratch directory");

@@ -1,5 +1,5 @@
-//! Clients that ask for much and fetch nothing: what they keep is bounded for each export and in time, and other exports
-//! work on. The clock is virtual, so rates are exact.
+//! Clients that ask for much and fetch nothing: what they keep is bounded for each export and in time, and other
+//! exports work on. The clock is virtual, so rates are exact.
 
 mod common;
 
@@ -51,7 +51,7 @@ fn export_over(pool: &BufferPool, takes: Duration) -> Arc<dyn Exports> {
 
 type Connection = (Raw<DuplexStream>, JoinHandle<Summary>);
 
-/// So many connections that have proved themselves alive: the gate keeps none of them back any more.
+/// So many connections that have proved themselves alive: the fence holds none of them back any more.
 async fn enter_all(exports: &Arc<dyn Exports>, count: usize) -> Vec<Connection> {
     let mut connections = Vec::new();
     for _ in 0..count {
@@ -73,7 +73,8 @@ async fn greedy(exports: &Arc<dyn Exports>, count: usize) -> Vec<Connection> {
     connections
 }
 
-/// How many requests of `length` bytes four connections have answered in a second, over so many `rounds` of a read and a write.
+/// How many requests of `length` bytes four connections have answered in a second, over so many `rounds` of a read and
+/// a write.
 async fn rate(exports: &Arc<dyn Exports>, length: u32, rounds: u32) -> f64 {
     let began = Instant::now();
     let clients = (0..4_u64).map(|client| async move {

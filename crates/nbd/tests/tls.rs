@@ -1,5 +1,5 @@
-//! NBD through TLS: our client with nbdkit and qemu-nbd, libnbd's and QEMU's clients with our server, and everything that
-//! must keep a connection from coming about.
+//! NBD through TLS: our client with nbdkit and qemu-nbd, libnbd's and QEMU's clients with our server, and everything
+//! that must prevent a connection.
 
 mod common;
 
@@ -163,7 +163,7 @@ async fn qemu_nbd_wants_to_know_who_its_clients_are() {
     let backend = Arc::new(backend(&peer.uri).await);
     assert_eq!(backend.connections(), 4);
     check_bytes(&Device::from_arc("qemu-nbd", backend)).await.expect("the server is there");
-    // A client of another authority is nobody, even with the name of this one.
+    // A client of another authority is refused, even with the name of this one.
     let other = Authority::new("an authority").expect("made");
     other.write_client(certificates.folder.path(), GOOD_YEARS).expect("written");
     assert!(matches!(refusal(&peer.uri).await, TlsError::Refused(true, _)));

@@ -1,4 +1,5 @@
-//! The whole client against a server that says any bytes. The first byte says whether an honest handshake comes before them.
+//! The whole client against a server that says any bytes. The first byte says whether an honest handshake comes before
+//! them.
 #![no_main]
 
 use std::io::Cursor;

@@ -1,4 +1,4 @@
-//! An export that is not ours as the backend of a volume: several connections, made again when they are lost.
+//! An export of another server as the backend of a volume: several connections, made again when they are lost.
 //!
 //! ```text
 //!               somebody asks                        the dial succeeds, what is kept is written again
@@ -8,26 +8,26 @@
 //!     └───────────────────────────────────── any connection is lost ───────────────────────────┘
 //! ```
 //!
-//! NBD has no lock, no epoch and no way to tell one server from its successor. So a server that comes back may be another
-//! process, without what it had answered and not flushed. What that means depends on who relies on it:
+//! NBD has no lock, no epoch and no way to tell one server from its successor. So a server that comes back may be
+//! another process, without what it had answered and not flushed. The consequence depends on the user:
 //!
-//! - **The target of a copy**: whatever is in flight fails as `Disconnected`, and if something was answered and not
+//! - **The target of a copy**: whatever is in flight fails as `Disconnected`. If something was answered and not
 //!   flushed, the next flush fails, too. The copy has the source, and writes again what it must.
-//! - **What serves a guest** ([`NbdBackend::serve_guest`]): a guest cannot write again what it was answered. Every
-//!   write is kept in memory until a flush has succeeded or a newer, forced write has replaced it ([`block::Unflushed`]), and is
-//!   written again, in the order of the answers, before a new session is used. For that order a write keeps other requests for
-//!   its bytes back until it is answered and kept. Requests wait for as long as `reconnect_limit` says, then fail as `TimedOut`;
-//!   later ones try again.
+//! - **What serves a guest** ([`NbdBackend::serve_guest`]): a guest cannot repeat an answered write. Every write is
+//!   kept in memory until a flush has succeeded or a newer, forced write has replaced it ([`block::Unflushed`]). It is
+//!   written again, in the order of the answers, before a new session is used. For that order a write holds other
+//!   requests for its bytes back until it is answered and kept. Requests wait for as long as `reconnect_limit` says,
+//!   then fail as `TimedOut`; later ones try again.
 //!
-//! A server that is there and answers nothing is not given up: what it was sent it may still carry out. A guest's request
-//! fails as `TimedOut` after four times the patience, and its bytes stay locked until the server has answered or is lost. Over
-//! TCP a dead machine, or one that no packet reaches, is noticed by the kernel ([`crate::prepare_tcp`]).
+//! A server that is connected and answers nothing is not given up: it may still carry out its requests. A guest's
+//! request fails as `TimedOut` after four times the patience, and its bytes stay locked until the server has answered
+//! or is lost. Over TCP the kernel detects a dead or unreachable machine ([`crate::prepare_tcp`]).
 //!
 //! A server that answers `ESHUTDOWN` is lost as one that hangs up: another comes back in its place, if any does.
 //!
-//! What cannot be helped: a request that a dead connection's server still carries out after its successor has carried
-//! out a later one on the same bytes. A session is made [`SETTLE`] after the last one was lost, for a server to finish or
-//! drop what it had.
+//! One risk remains: a dead connection's server may carry out a request after its successor has carried out a later one
+//! on the same bytes. So a session is made [`SETTLE`] after the last one was lost, for a server to finish or drop its
+//! requests.
 
 mod requests;
 
@@ -45,15 +45,15 @@ use super::NbdDevice;
 use super::replay_log::ReplayLog;
 use crate::NbdUri;
 
-/// How long a lost server is left alone before it is dialled again: what it had in hand is then done or dropped.
+/// How long to wait before a lost server is dialled again: its requests are then done or dropped.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Between two dials that fail: at first, and at most.
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 /// How long making a session may take, with all that is written again.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
-/// A guest's request fails when it was not answered for so many times the patience: a server that is there and slow may need
-/// longer than one that is away, above all for a flush.
+/// A guest's request fails when it was not answered for so many times the patience. A slow server may need longer than
+/// an absent one, above all for a flush.
 const ANSWER_LIMITS: u32 = 4;
 /// How much is kept before it is flushed.
 const KEPT_BYTES_MAX: Bytes = Bytes::mib(32);
@@ -135,7 +135,7 @@ struct State {
     failures: u32,
     failure: Option<(ErrorKind, String)>,
     replay_log: ReplayLog,
-    /// Something that was answered may be lost, and nobody was told.
+    /// Something that was answered may be lost, and no caller has been told.
     has_lost: bool,
     is_closed: bool,
 }
@@ -335,7 +335,7 @@ impl Shared {
     }
 }
 
-/// Writes `replay` again. What is kept of contents does not overlap; a discard is told what came before it and what after.
+/// Writes `replay` again. Its contents do not overlap; a discard is ordered with what came before and after it.
 async fn write_again(connection: &NbdDevice, replay: Vec<Mutation>) -> Result<()> {
     let is_discard = |mutation: &Mutation| matches!(mutation.kind(), MutationKind::Discard);
     for together in replay.chunk_by(|one, next| !is_discard(one) && !is_discard(next)) {

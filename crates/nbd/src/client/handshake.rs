@@ -1,5 +1,4 @@
-//! The client's side of the handshake: TLS if it is to be, structured replies if there are any, `base:allocation` if there is
-//! any, GO.
+//! The client's side of the handshake: TLS if wanted, structured replies and `base:allocation` if offered, GO.
 
 use block::{Error, ErrorKind, Result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -27,7 +26,7 @@ pub(super) struct Negotiated {
     pub(super) allocation: Option<u32>,
 }
 
-/// Meets the server behind `stream`.
+/// Reads the greeting of the server behind `stream`, and answers it.
 pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> Result<()> {
     let mut handshake = Handshake { stream };
     let mut greeting = [0; Greeting::BYTES];
@@ -40,7 +39,7 @@ pub(super) async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> 
     handshake.write(&u32::from(greeting.flags & known).to_be_bytes()).await
 }
 
-/// Asks the server, which was met, to go on with TLS. The next that is sent and received then is TLS's.
+/// Asks the greeted server to go on with TLS. The next bytes sent and received are TLS's.
 pub(super) async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S) -> Result<()> {
     let mut handshake = Handshake { stream };
     handshake.write(&write_option(option::STARTTLS, &[])).await?;
@@ -54,7 +53,7 @@ pub(super) async fn start_tls<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S)
     }
 }
 
-/// Chooses the export `name` of the server, which was met.
+/// Chooses the export `name` of the greeted server.
 pub(super) async fn negotiate<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, name: &str) -> Result<Negotiated> {
     let mut handshake = Handshake { stream };
     handshake.write(&write_option(option::STRUCTURED_REPLY, &[])).await?;
@@ -97,7 +96,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
         let request = GoRequest { name, items: vec![info::BLOCK_SIZE] };
         self.write(&write_option(option::GO, &request.to_bytes())).await?;
         let mut export = None;
-        // What the protocol has a client assume that is told nothing.
+        // The protocol's defaults for a client that is told nothing.
         let mut sizes = BlockSizes { minimum: 1, preferred: 4096, maximum: 32 << 20 };
         for _ in 0..REPLIES_MAX {
             match self.reply(option::GO).await? {

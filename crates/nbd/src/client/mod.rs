@@ -1,4 +1,4 @@
-//! The client: somebody's export as a device.
+//! The client: an export of a server as a device.
 //!
 //! Any number of requests may be in flight. When the connection is lost, everything in flight and everything later
 //! fails with `Disconnected`: whether a write was carried out is then unknown. [`NbdBackend`] connects again, with what
@@ -32,13 +32,13 @@ use pump::{Submitter, Wanted, disconnected, pump};
 /// How long connecting and the handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The largest piece of a request without payload: a round number that lengths of 32 bits can say.
+/// The largest piece of a request without payload: a round number below 2^32.
 const EFFECT_BYTES_MAX: u64 = 1 << 30;
 
 /// The largest transfer, whatever the server allows.
 const TRANSFER_BYTES_MAX: u32 = 32 << 20;
 
-/// An export of an NBD server as a device. Dropping it takes leave of the server.
+/// An export of an NBD server as a device. Dropping it disconnects politely.
 pub struct NbdDevice {
     submitter: Submitter,
     negotiated: Negotiated,
@@ -183,7 +183,7 @@ impl NbdDevice {
                     self.command(Command::Trim, fua, piece, None).await?;
                 }
             }
-            // Doing nothing is a way to discard.
+            // A discard may do nothing.
             MutationKind::Discard => {}
         }
         if mutation.fua && !can_fua { self.sync().await } else { Ok(()) }

@@ -5,7 +5,7 @@
 //!                   ▲                                │
 //!                   └──────────── receiver ◀─────────┘
 //! ```
-//! When either ends, nothing is pending any more and nothing can be submitted: everybody is told `Disconnected`.
+//! When either ends, nothing is pending any more and nothing can be submitted: all callers get `Disconnected`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Hands out the answer. Nobody may want it any more.
+    /// Delivers the answer. The caller may be gone.
     fn finish(self) {
         let command = self.command;
         let short = || Error::new(ErrorKind::Invalid, format!("the NBD server's answer to {command:?} is incomplete"));
@@ -75,7 +75,7 @@ struct State {
     is_closed: bool,
 }
 
-/// The way in for requests. Dropping it takes leave of the server.
+/// The way in for requests. Dropping it disconnects politely.
 pub(super) struct Submitter {
     pending: Arc<Pending>,
     outgoing: mpsc::UnboundedSender<Outgoing>,

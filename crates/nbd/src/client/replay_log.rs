@@ -1,5 +1,5 @@
-//! What was answered and is not known to be durable. A guest's writes are kept, and written again when a server comes back that
-//! may have lost them; a copy's are counted, so that the next flush fails.
+//! What was answered and is not known to be durable. A guest's writes are kept, and written again when a server comes
+//! back that may have lost them. A copy's are counted, so that the next flush fails.
 
 use block::{Bytes, Mutation, Unflushed};
 
@@ -25,7 +25,7 @@ impl ReplayLog {
         self.unflushed.answered(mutation, is_durable);
     }
 
-    /// A write was answered that nobody keeps.
+    /// A write was answered that is not kept.
     pub(super) const fn answered_unkept(&mut self, is_durable: bool) {
         if !is_durable {
             self.unkept += 1;
@@ -43,7 +43,7 @@ impl ReplayLog {
         self.unkept_flushed = self.unkept_flushed.max(mark.unkept);
     }
 
-    /// Nothing of what was answered can be written again: whoever flushes next must hear of it.
+    /// The answered writes cannot be repeated: the next flush must report it.
     pub(super) fn give_up(&mut self) {
         self.flushed(self.mark());
     }
@@ -53,7 +53,7 @@ impl ReplayLog {
         self.unkept > self.unkept_flushed
     }
 
-    /// What is to be written again, in order. What has no answer is left to whoever waits for one.
+    /// What is to be written again, in order. Unanswered requests are repeated by their callers.
     pub(super) fn to_replay(&self) -> Vec<Mutation> {
         self.unflushed.to_replay()
     }

@@ -1,7 +1,7 @@
 //! The NBD protocol as values, without IO: every message parsed from bytes and put into bytes.
 //!
 //! Names and numbers are those of the protocol's document (`doc/proto.md` of the NBD project), fixed newstyle only.
-//! Nothing here trusts its input: parsers answer an error for what is malformed, and never panic or allocate by a length
+//! Nothing here trusts its input. Parsers return an error for malformed bytes; they never panic or allocate by a length
 //! that the other side claims.
 
 mod options;

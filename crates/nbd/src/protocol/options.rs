@@ -322,7 +322,7 @@ pub enum InfoReply {
     Name(String),
     /// The description.
     Description(String),
-    /// Something that this client does not know and the protocol has it ignore.
+    /// An item that this client does not know; the protocol has it ignore those.
     Unknown,
 }
 

@@ -1,8 +1,8 @@
 //! A device that is shown larger than it is.
 //!
 //! A container format such as qcow2 lives below its format driver in a file that grows. The export advertises room to
-//! grow without extending the file: what lies past its end reads as zeroes, zeroes and discards there have nothing to
-//! do, and a write there goes to the device, which grows or refuses.
+//! grow without extending the file. What lies past its end reads as zeroes; zeroes and discards there do nothing. A
+//! write there goes to the device, which grows or refuses.
 
 use block::{
     Buffer, Bytes, Device, Extent, ExtentState, ExtentStatus, Filter, Geometry, IoFuture, Mutation, MutationKind,

@@ -1,7 +1,7 @@
-//! Whether a connection without work looks for the next request at once, or goes to sleep.
+//! Whether a connection without work polls for the next request, or goes to sleep.
 //!
 //! Going to sleep and being woken costs more than most clients need between an answer and their next request. So a
-//! connection looks again for a little while, but only as long as that pays:
+//! connection polls for a little while, but only as long as that pays:
 //!
 //! ```text
 //!            ┌── a request comes while it looks: the penalty is halved
@@ -12,21 +12,21 @@
 //!            └───── sleeps at once, `penalty` pauses long: 1, 3, 7 .. 63; and after every long pause
 //! ```
 //!
-//! A client that thinks between its requests, or has none, costs nothing; one whose pauses are a little longer than the
-//! limit costs a look in vain every 64 requests.
+//! A client that pauses between its requests, or has none, costs nothing. One whose pauses are a little longer than the
+//! limit costs a poll in vain every 64 requests.
 
 use std::time::Duration;
 
 use env::{Env, Moment};
 
-/// A connection lingers if the client's last pause was at most so many times the time that it lingers: a pause that was
-/// slept through is longer by the time of falling asleep and being woken.
+/// A connection polls if the client's last pause was at most so many times the polling time. A pause with sleep is
+/// longer by the time of falling asleep and being woken.
 const GAP_FACTOR: u32 = 4;
 
-/// How often a connection looks while it lingers, for clocks that stand still.
+/// How often a connection polls at least, for clocks that stand still.
 const LOOKS_MAX: u32 = 500;
 
-/// After looks in vain one after the other so many pauses at most are slept through.
+/// After polls in vain one after the other so many pauses at most are slept through.
 const PENALTY_MAX: u32 = 63;
 
 /// A pause of the client: nothing of it is in flight and nothing waits to be sent.
@@ -42,7 +42,7 @@ pub(super) struct BusyPoll {
     pause: Option<Pause>,
     /// How long the last one was.
     gap: Duration,
-    /// How many pauses were slept through after the last look in vain, halved by every one that found something.
+    /// How many pauses were slept through after the last poll in vain, halved by every one that found something.
     penalty: u32,
     /// How many pauses are still to be slept through.
     skips: u32,
@@ -58,7 +58,7 @@ impl BusyPoll {
         }
     }
 
-    /// The client has nothing to do for this connection: whether to look again at once.
+    /// The client has nothing to do for this connection: whether to poll again at once.
     pub(super) fn polls_again(&mut self, env: &dyn Env, limit: Duration) -> bool {
         if limit.is_zero() {
             return false;

@@ -1,12 +1,14 @@
 //! Who may enter an export's transmission.
 //!
-//! A client that loses its connection makes another and sends again what was not answered. A write of the dead
-//! connection that is carried out after that repetition, or after a later write, would undo acknowledged data. So a new
-//! connection waits until every earlier connection of the export has either *finished*, all its requests driven to their
-//! end, or *proved itself alive*: after the new one came, it read its socket and found neither bytes nor an end, and what
-//! it had begun by then is finished. A client that reconnects has closed its old socket before, so over a unix socket the
-//! first half says that a connection is not the predecessor. Over TCP it does not: the end may have been lost on its way
-//! (the connection is half open), and then the second half keeps what the dead client has asked from landing later.
+//! A client that loses its connection makes another and sends unanswered requests again. A write of the dead connection
+//! that is carried out after that repetition, or after a later write, would undo acknowledged data. So a new connection
+//! waits until every earlier connection of the export has *finished* or *proved itself alive*. Finished means that all
+//! its requests were driven to their end. Alive means that, after the new one came, it read its socket and found
+//! neither bytes nor an end. What it had begun by then must be finished, too.
+//!
+//! A client that reconnects has closed its old socket before. So over a unix socket the first half says that a
+//! connection is not the predecessor. Over TCP it does not: the end may have been lost (the connection is half open).
+//! Then the second half keeps the dead client's requests from overwriting newer data.
 //!
 //! ```text
 //!              join()                     every earlier member finished or proved itself
@@ -16,8 +18,8 @@
 //!                         └──────────────────────────▶ finished ◀──────────────────────────────┘
 //! ```
 //!
-//! A waiting member answers later members like an admitted one. Members wait only for earlier ones, so they never wait
-//! for each other.
+//! A waiting member answers later members like an admitted one. Members wait only for earlier ones, so there is no
+//! deadlock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +29,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// The gate of one export. Clones are the same gate.
+/// The fence of one export. Clones are the same fence.
 #[derive(Clone, Default)]
 pub(crate) struct ConnectionFence {
     shared: Arc<Shared>,

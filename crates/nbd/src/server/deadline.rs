@@ -1,7 +1,7 @@
 //! How long a client may leave its replies unfetched, or a payload that it announced unsent.
 //!
-//! Both keep buffers that others could use. The time runs while the client owes something, and begins anew whenever it owes
-//! nothing. A client that is slow but moves enough in that time goes on.
+//! Both keep buffers that others could use. The time runs while the client owes something, and begins anew whenever it
+//! owes nothing. A slow client that moves enough in that time goes on.
 
 use std::task::Context;
 use std::time::Duration;
@@ -33,7 +33,8 @@ impl Deadline {
         self.was_clear = true;
     }
 
-    /// The client owes something: whether it has for so long as `limit`, without progress. Wakes `task` when that may be.
+    /// The client owes something: whether it has for so long as `limit`, without progress. Wakes `task` when that may
+    /// be.
     pub(super) fn is_over(&mut self, env: &dyn Env, limit: Duration, task: &mut Context<'_>) -> bool {
         loop {
             let timer = self.timer.get_or_insert_with(|| env.sleep(limit));

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! One task serves a connection. What is in flight is bounded in requests and bytes, payloads that wait for the socket
-//! included; at the bound the socket is not read, so a client feels its own weight. Futures live in boxes that are used
-//! again, so a request that is done at once costs no allocation here.
+//! included. At the bound the socket is not read, so only that client is slowed. Futures live in reused boxes, so a
+//! request that is done at once costs no allocation here.
 
 use std::future::poll_fn;
 use std::io;
@@ -38,8 +38,8 @@ use crate::protocol::{Command, REQUEST_BYTES, Request};
 /// Writes up to this size are taken from the inbox; the payload of larger ones is read straight into its buffer.
 const INBOX_WRITE_BYTES_MAX: usize = 64 << 10;
 
-/// When so many replies wait to be sent, they are sent before more requests are started: a client that digests the first
-/// replies while the next are made is never idle.
+/// When so many replies wait to be sent, they are sent before more requests are started. A client that handles the
+/// first replies while the next are made is never idle.
 const BATCH_REPLIES: usize = 4;
 
 /// When this much waits to be sent, it is sent before more requests are started.
@@ -169,7 +169,7 @@ where
             has_moved |= self.send(task);
             has_moved |= self.receive(task);
             if self.end.is_some() && self.in_flight.is_empty() {
-                // Whatever the client still fetches, its requests are finished: a successor may enter.
+                // Even if the client still fetches replies, its requests are finished: a successor may enter.
                 self.member = None;
                 if self.outbox.is_empty() && !self.is_unflushed {
                     return Poll::Ready(());
@@ -185,8 +185,8 @@ where
         Poll::Pending
     }
 
-    /// Looks again at once, for a while, if the client is likely to ask again soon: going to sleep and being woken takes
-    /// longer than most clients need.
+    /// Polls again at once, for a while, if the client is likely to ask again soon. Going to sleep and being woken
+    /// takes longer than most clients need.
     fn busy_poll(&mut self, task: &mut TaskContext<'_>) {
         let awaits_client = self.end.is_none() && self.in_flight.is_empty() && self.outbox.is_empty();
         if awaits_client && self.busy_poll.polls_again(self.env, self.limits.busy_poll) {
@@ -430,7 +430,7 @@ where
                 }
             }
         }
-        // What a full socket does not take now, nothing but a later look at it sends.
+        // What a full socket does not take now is sent only by a later poll of it.
         if has_moved || self.is_unflushed {
             match Pin::new(&mut self.stream).poll_flush(task) {
                 Poll::Ready(Ok(())) => self.is_unflushed = false,

@@ -148,14 +148,14 @@ pub(crate) fn errno_of(command: Command, error: &Error) -> Errno {
         ErrorKind::ReadOnly | ErrorKind::PermissionDenied => Errno::NotPermitted,
         ErrorKind::NoSpace => Errno::NoSpace,
         ErrorKind::Fenced | ErrorKind::Cancelled => Errno::Shutdown,
-        // Clients take this answer to write-zeroes as "not fast", which was not asked.
+        // Clients take this answer to write-zeroes as "not fast", which they had not asked for.
         ErrorKind::Unsupported if command != Command::WriteZeroes => Errno::NotSupported,
         _ => Errno::Io,
     }
 }
 
 /// The extents of an answer as lengths and flags: neighbours of one state merged, cut at multiples of the smallest
-/// block, because a client cannot address anything smaller. A block that is only partly zero is data.
+/// block. A client cannot address anything smaller. A block that is only partly zero is data.
 fn descriptors(request: &Request, pieces: &[ExtentStatus], unit: u64) -> Vec<(u32, u32)> {
     let whole = request.extent();
     let mut merged = Merged { next: whole.offset, descriptors: Vec::new() };

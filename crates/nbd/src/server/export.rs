@@ -25,9 +25,10 @@ pub struct Export {
 impl Export {
     /// An export of what `open` gives, once for each connection; payloads live in `pool`, which exports may share.
     ///
-    /// All its connections together hold at most a quarter of the pool, or 32 MiB if that is more, replies that a client
-    /// does not fetch included; give it room for several times [`Limits::bytes_in_flight_max`]. Beside that each export has a
-    /// reserve of its own, an eighth of the pool's size and at most 8 MiB, so that others cannot leave it without any.
+    /// All its connections together hold at most a quarter of the pool, or 32 MiB if that is more. Replies that a
+    /// client does not fetch count. Give it room for several times [`Limits::bytes_in_flight_max`]. Beside that each
+    /// export has a reserve of its own, an eighth of the pool's size and at most 8 MiB. So others cannot leave it
+    /// without any.
     ///
     /// # Panics
     /// If the name is longer than the protocol's 4096 bytes.
@@ -59,8 +60,8 @@ impl Export {
         self
     }
 
-    /// The same, shown with at least `size` bytes: what lies past the device's end reads as zeroes, and only writes of
-    /// data there reach the device, which grows or refuses.
+    /// The same, shown with at least `size` bytes. What lies past the device's end reads as zeroes. Only writes of data
+    /// there reach the device, which grows or refuses.
     #[must_use]
     pub fn with_size_advertised(mut self, size: Option<Bytes>) -> Self {
         self.size_advertised = size;

@@ -65,7 +65,7 @@ where
     handshake.wait_for_tls().await?;
     match inbox.filled().is_empty() {
         true => Ok(flags),
-        // Whoever put it there, it was not encrypted, and would be taken for something that was.
+        // Its author is unknown: it was not encrypted, and would pass for something that was.
         false => Err(End::Protocol("the client went on before TLS had begun")),
     }
 }
@@ -263,7 +263,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Handshake<'a, S> {
     fn meta_context(&mut self, option: u32, data: &[u8]) -> Vec<u8> {
         let is_choice = option == option::SET_META_CONTEXT;
         if is_choice {
-            // Whatever comes of it, the earlier choice is gone.
+            // Whatever the outcome, the earlier choice is gone.
             self.allocation_of = None;
         }
         let mut replies = OptionReplyWriter::new(option);

@@ -29,7 +29,8 @@ impl Inbox {
         self.end - self.start == self.memory.len()
     }
 
-    /// Forgets the first `count` bytes. An empty inbox begins again at the front, which the processor's cache still has.
+    /// Forgets the first `count` bytes. An empty inbox begins again at the front, which the processor's cache still
+    /// has.
     pub(crate) fn consume(&mut self, count: usize) {
         self.start += count;
         debug_assert!(self.start <= self.end, "more was consumed than received");

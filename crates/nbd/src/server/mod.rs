@@ -50,14 +50,14 @@ pub struct Limits {
     pub requests_in_flight_max: usize,
     /// How many bytes of payload they may have together. One request is always let in.
     pub bytes_in_flight_max: Bytes,
-    /// The largest read or write that clients are told of. Larger ones, of up to the protocol's 32 MiB, are carried out in
-    /// pieces of it.
+    /// The largest read or write that clients are told of. Larger ones, of up to the protocol's 32 MiB, are carried out
+    /// in pieces of it.
     pub request_bytes_max: u32,
-    /// How long a client may leave replies unfetched, or the rest of a payload unsent, before the connection ends. One that
-    /// moves at least 1 MiB in that time is slow, and goes on.
+    /// How long a client may leave replies unfetched, or the rest of a payload unsent, before the connection ends. One
+    /// that moves at least 1 MiB in that time is slow, and goes on.
     pub stall_timeout: Duration,
-    /// How long a connection looks for the client's next request before it goes to sleep, as long as such looks find
-    /// one. Zero never looks.
+    /// How long a connection polls for the client's next request before it goes to sleep, as long as such polls find
+    /// one. Zero never polls.
     pub busy_poll: Duration,
 }
 
@@ -78,9 +78,9 @@ impl Default for Limits {
 /// How a connection ended.
 #[derive(Debug)]
 pub enum End {
-    /// The client took its leave, as the protocol has it.
+    /// The client disconnected, as the protocol has it.
     Disconnected,
-    /// The client took its leave during the handshake.
+    /// The client disconnected during the handshake.
     Aborted,
     /// The stream ended without a word.
     HungUp,
@@ -120,7 +120,7 @@ impl Summary {
 /// Serves one client from its first byte to its last.
 ///
 /// This never drops a request in flight: when the client goes away, it drives all that was begun to its end before it
-/// returns. Whoever drops this future instead gives that up.
+/// returns. Dropping this future gives that up.
 pub async fn serve_connection<S>(mut stream: S, exports: Arc<dyn Exports>, env: EnvRef, limits: Limits) -> Summary
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
@@ -131,8 +131,8 @@ where
     transmit(stream, inbox, outcome.unwrap_or(Outcome::Ended(End::HandshakeTimedOut)), &*env, &limits).await
 }
 
-/// As [`serve_connection`], through TLS only: a client that does not ask for it, or shows no certificate that `tls` takes, is
-/// shown nothing.
+/// As [`serve_connection`], through TLS only: a client that does not ask for it, or shows no certificate that `tls`
+/// takes, is shown nothing.
 pub async fn serve_encrypted<S>(
     mut stream: S,
     tls: &TlsServer,

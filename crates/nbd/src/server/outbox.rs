@@ -122,7 +122,7 @@ impl Outbox {
         self.replies.push_back((reply, cost));
     }
 
-    /// Throws all away: nobody will read it.
+    /// Discards all replies: the client will not read them.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }

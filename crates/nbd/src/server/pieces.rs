@@ -1,8 +1,8 @@
 //! Reads and writes that are larger than the maximum that clients are told of.
 //!
-//! A client that did not ask for block sizes may send up to 32 MiB, as the protocol has it. The device sees pieces of at
-//! most the maximum, one after another. A forced write is a forced write of each piece, so that all of it is durable when it is
-//! answered.
+//! A client that did not ask for block sizes may send up to 32 MiB, as the protocol has it. The device gets pieces of
+//! at most the maximum, one after another. Each piece of a forced write is forced, so that all of it is durable when it
+//! is answered.
 
 use block::{Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutation};
 
@@ -26,7 +26,8 @@ pub(super) async fn read(context: &Context, offset: Bytes, mut buffer: Buffer) -
     let extent = Extent::new(offset, buffer.len().into());
     check(&context.device, extent)?;
     let unit = u64::from(context.sizes.maximum);
-    // It is not taken from the quota: whoever waits there with a buffer in hand may wait for somebody who does the same.
+    // It is not taken from the quota: waiting there with a buffer in hand could deadlock with another that does the
+    // same.
     let mut scratch = Buffer::unpooled(context.sizes.maximum as usize);
     for piece in extent.split_at_multiples(unit) {
         scratch.set_len(piece.length.as_usize());

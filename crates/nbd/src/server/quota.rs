@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A client that fetches no replies keeps buffers until its connection's deadline. It takes them from its own export's
-//! share and reserve. The others' reserves are theirs whatever happens to the pool.
+//! share and reserve. The reserves of others stay whatever happens to the pool.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,8 +24,8 @@ const SHARE_MIN: Bytes = Bytes::mib(32);
 const RESERVE_PART: u64 = 8;
 const RESERVE_MAX: Bytes = Bytes::mib(8);
 
-/// How many requests of all its connections are served at once, replies not yet fetched included. A connection without any
-/// may always begin one.
+/// How many requests of all its connections are served at once, replies not yet fetched included. A connection without
+/// any may always begin one.
 const REQUESTS_MAX: usize = 1024;
 
 /// The buffers and requests of one export.

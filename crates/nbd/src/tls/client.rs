@@ -51,8 +51,8 @@ impl TlsClient {
         })
     }
 
-    /// What it means when the first that is read after the handshake is the end, or an alert: with TLS 1.3 a server looks
-    /// at the client's certificate when the client is done already.
+    /// What it means when the first bytes read after the handshake are the end, or an alert. With TLS 1.3 a server
+    /// checks the client's certificate when the client is done already.
     pub(crate) fn explain(&self, error: Error) -> Error {
         let os = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
         let Some(os) = os else { return error };

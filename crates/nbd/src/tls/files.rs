@@ -32,7 +32,8 @@ pub(super) struct Files {
 type Own = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Files {
-    /// A client's, in `folder`; if none is named, in libnbd's, and if there are none there, the authorities of the system.
+    /// A client's, in `folder`; if none is named, in libnbd's, and if there are none there, the authorities of the
+    /// system.
     pub(super) fn of_client(folder: Option<&Path>) -> Result<Self, TlsError> {
         let usual = Path::new(CLIENT_FOLDER);
         match folder.or_else(|| usual.join("ca-cert.pem").exists().then_some(usual)) {

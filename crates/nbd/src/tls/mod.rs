@@ -1,5 +1,5 @@
-//! TLS under NBD, for both sides: asked for with `NBD_OPT_STARTTLS`, with certificates that an authority has signed, and
-//! never given up for an unencrypted connection.
+//! TLS under NBD, for both sides: asked for with `NBD_OPT_STARTTLS`, with certificates that an authority has signed,
+//! and never given up for an unencrypted connection.
 //!
 //! The files are those that libnbd, nbdkit and QEMU use, in one directory:
 //!
@@ -41,15 +41,16 @@ pub enum TlsError {
     Required,
     /// The server's certificate is not signed by any authority of this place.
     Authority(PathBuf),
-    /// The server's certificate has expired then, and it is now now: seconds since 1970.
+    /// The server's certificate has expired: when, and the time now, in seconds since 1970.
     Expired(u64, u64),
-    /// The server's certificate is good from then on, and it is now now: seconds since 1970.
+    /// The server's certificate is not valid yet: from when it is, and the time now, in seconds since 1970.
     NotYet(u64, u64),
     /// The server's certificate is for others than the name that is wanted.
     Name(String, Vec<String>),
     /// The server's certificate is on a list of those that are revoked.
     Revoked,
-    /// The server broke off when it had seen this client's certificate (or, if false, that it has none), and with what alert.
+    /// The server broke off when it had seen this client's certificate (or, if false, that it has none), and with what
+    /// alert.
     Refused(bool, Option<AlertDescription>),
     /// Anything else.
     Failed(rustls::Error),
@@ -72,7 +73,7 @@ impl TlsError {
     /// As the cause of an error that says what was being done.
     pub(crate) fn while_doing(self, context: impl Into<String>) -> block::Error {
         let kind = match self {
-            // Nothing was said: it may have been something else that ended the connection, which may not last.
+            // Nothing was said: something else, perhaps passing, may have ended the connection.
             Self::Refused(_, None) => ErrorKind::Disconnected,
             _ => ErrorKind::PermissionDenied,
         };

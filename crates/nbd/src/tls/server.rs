@@ -23,7 +23,8 @@ pub struct TlsServer {
 }
 
 impl TlsServer {
-    /// With the certificates in `folder`: `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, and `ca-crl.pem` if it is there.
+    /// With the certificates in `folder`: `ca-cert.pem`, `server-cert.pem`, `server-key.pem`, and `ca-crl.pem` if it is
+    /// there.
     ///
     /// # Errors
     /// One of them is missing or nonsense.

@@ -1,5 +1,5 @@
-//! What the tests of this crate share: a server on one end of a stream, a client that says exactly what it is told on
-//! the other, and devices that do as they are told.
+//! What the tests of this crate share: a server on one end of a stream, a scripted client on the other, and scripted
+//! devices.
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its part of this")]
 

@@ -1,5 +1,5 @@
-//! Requests on their way through the connections: each waits for a session, and is sent again through the next one if that is
-//! lost and a guest must not hear of it.
+//! Requests on their way through the connections: each waits for a session. If that is lost and a guest must not
+//! notice, it is sent again through the next one.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ fn is_lost(error: &Error) -> bool {
 }
 
 impl Shared {
-    /// `session` is lost with a request in flight. Whoever relies on nothing but answers is told; a guest's request is
-    /// to be sent again, up to its limit: a server may come back again and again and take nothing.
+    /// `session` is lost with a request in flight. A copy's request fails. A guest's request is sent again, up to its
+    /// limit: a server may come back again and again and take nothing.
     fn lose(&self, session: &Session, error: Error, until: Moment) -> Result<()> {
         let mut state = self.state.lock();
         if state.session.as_ref().is_some_and(|current| current.number == session.number) {
@@ -39,7 +39,7 @@ impl Shared {
         Err(Error::new(ErrorKind::TimedOut, context).with_source(error))
     }
 
-    /// A write was answered; false if its session is over, so that its successor need not have it.
+    /// A write was answered; false if its session is over, so that its successor may lack it.
     fn note_answer(&self, session: &Session, mutation: &Mutation, is_kept: bool, is_durable: bool) -> bool {
         let mut state = self.state.lock();
         let is_current = state.session.as_ref().is_some_and(|current| current.number == session.number);
@@ -60,7 +60,7 @@ impl Shared {
         if self.state.lock().replay_log.bytes() > KEPT_BYTES_MAX
             && let Err(error) = self.sync().await
         {
-            // The guest asks for this itself sooner or later, and is told then.
+            // The guest flushes sooner or later itself, and gets the error then.
             tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
             let mut state = self.state.lock();
             state.has_lost = true;
@@ -127,7 +127,7 @@ impl Shared {
 
     async fn fetch(&self, offset: Bytes, buffer: Buffer) -> Result<Buffer> {
         let (until, length) = (self.until(), buffer.len());
-        // A write that was not answered may be lost with the server, and be there again later.
+        // An unanswered write may be lost with the server, and reappear later.
         let turn = match self.serves_guest() {
             true => Some(self.ranges.shared(Extent::new(offset, length.into())).await),
             false => None,
@@ -160,8 +160,8 @@ impl Shared {
 }
 
 impl NbdBackend {
-    /// A guest's request fails when its server has not answered within the limit. The request itself goes on, with its buffer,
-    /// and keeps others from its bytes: the server may still carry it out, and nothing newer may be there by then.
+    /// A guest's request fails when its server has not answered within the limit. The request itself goes on, with its
+    /// buffer, and keeps others from its bytes. The server may still carry it out, and must not overwrite newer data.
     fn within_limit<T: Send + 'static>(&self, work: IoFuture<'static, T>) -> IoFuture<'static, T> {
         if !self.shared.serves_guest() {
             return work;
