@@ -1,7 +1,7 @@
-//! Whether QEMU's user can reach a path, and what stands in the way of it.
+//! Whether QEMU's user can reach a path, and what prevents it.
 //!
-//! QEMU says `Permission denied` and no more. Owners and modes along the path tell why in most cases; what they allow and
-//! QEMU is refused all the same, a security module, the device cgroup or a mount namespace has refused.
+//! QEMU says only `Permission denied`. Owners and modes along the path explain most cases. If they allow it and QEMU is
+//! refused all the same, a security module, the device cgroup or a mount namespace has refused.
 
 use std::fmt;
 use std::fs::{self, Metadata};
@@ -18,14 +18,14 @@ pub(crate) struct QemuUser {
     label: Option<String>,
 }
 
-/// What keeps a user from a path.
+/// What denies a path to a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Obstacle {
     /// A directory on the way may not be searched.
     Directory { path: PathBuf, mode: u32, owner: u32 },
     /// The thing itself may not be read and written.
     Target { mode: u32, owner: u32 },
-    /// It is not there for QEMU, which sees another file system than we do.
+    /// QEMU does not see it, because its file system differs from ours.
     Unseen,
 }
 
@@ -47,7 +47,7 @@ impl QemuUser {
         Some(Self { pid, uid, groups, label })
     }
 
-    /// What keeps it from reading and writing `path`, as far as owners and modes tell.
+    /// What prevents it from reading and writing `path`, by owners and modes.
     pub(crate) fn obstacle(&self, path: &Path) -> Option<Obstacle> {
         let path = fs::canonicalize(path).ok()?;
         let root = PathBuf::from(format!("/proc/{}/root", self.pid));
@@ -79,7 +79,7 @@ impl QemuUser {
         self.uid == 0 || is_allowed || has_list(path)
     }
 
-    /// In one line: what was refused, to whom, why, and what mends it.
+    /// In one line: what was refused, to whom, why, and how to fix it.
     pub(crate) fn explain(&self, what: &str, path: &Path, obstacle: Option<&Obstacle>) -> String {
         let (user, shown) = (name_of(self.uid), path.display());
         let because = match obstacle {

@@ -1,4 +1,4 @@
-//! Images that QEMU may not open by their names: handed over open.
+//! Images that QEMU may not open by their names: the daemon passes them open.
 //!
 //! ```text
 //!  add_node ──by its name──▶ there
@@ -6,9 +6,10 @@
 //!      └──add-fd, twice──▶ /dev/fdset/N ──blockdev-add──▶ there ── forget: blockdev-del, remove-fd
 //! ```
 //!
-//! A set has the file open twice, for reading and for writing: QEMU opens a node for reading first, and takes from the set
-//! what fits. The set stays for as long as the node: QEMU opens the node again by its name (`/dev/fdset/N`) whenever it
-//! goes from reading to writing or back. It goes with the node, because QEMU's locks on the image hang on what is open.
+//! A set has the file open twice, for reading and for writing: QEMU opens a node for reading first, and takes from the
+//! set what fits. The set stays for as long as the node: QEMU opens the node again by its name (`/dev/fdset/N`)
+//! whenever it goes from reading to writing or back. It goes with the node, because the open files hold QEMU's locks on
+//! the image.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -57,7 +57,7 @@ pub struct Disk {
 const PROTOCOLS: [&str; 2] = ["file", "host_device"];
 /// Drivers that understand a container. Adoption is below them.
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
-/// Devices that send the guest's SCSI commands to the block device, which an export does not take.
+/// Devices that pass the guest's SCSI commands to the block device; an export takes none.
 const PASS_THROUGH: [&str; 2] = ["scsi-block", "scsi-generic"];
 /// Drivers that stand above a format and change nothing in it.
 const FILTERS: [&str; 8] = [
@@ -72,8 +72,8 @@ const FILTERS: [&str; 8] = [
 ];
 
 impl Disk {
-    /// Finds the disk that goes by `wanted`: the name of its format or file node, the id of its device or of its
-    /// `-drive`, or the device's QOM path.
+    /// Finds the disk `wanted`. That is the name of its format or file node, the id of its device or of its `-drive`,
+    /// or the device's QOM path.
     ///
     /// # Errors
     /// `NotFound`, naming the disks that there are; and what QMP says.

@@ -23,7 +23,7 @@ pub enum ErrorKind {
     TimedOut,
     /// QEMU answered with an error; [`Error::qemu`] has its class and words.
     Qemu,
-    /// QEMU may not reach our socket or the image; the context says why not and what mends it.
+    /// QEMU may not reach our socket or the image; the context says why not and how to fix it.
     Denied,
     /// What was named does not exist in this VM.
     NotFound,
@@ -35,7 +35,7 @@ pub enum ErrorKind {
     ExportDisconnected,
     /// The image's locks could not be taken or dropped.
     Locks,
-    /// QEMU's graph is in none of the states that the plan can lead through.
+    /// QEMU's graph is in none of the plan's states.
     UnexpectedGraph,
     /// The configuration hook failed.
     Hook,

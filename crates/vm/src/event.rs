@@ -95,7 +95,7 @@ impl VmEvent {
             Self::Reset { .. } | Self::Stopped | Self::Resumed | Self::IoError { .. } => Outcome::GoOn,
             // A qcow2 disk may grow within its container, whose bytes are what moves; a raw one cannot grow over NBD.
             Self::Resized { .. } => Outcome::GoOn,
-            // A job reads or writes through us too, but it may end by replacing nodes under our feet.
+            // A job reads or writes through us too, but may end by replacing nodes.
             Self::BlockJob { .. } | Self::NoLongerInside => Outcome::Cancel,
             Self::VmMigration { status } if OVER.contains(&status.as_str()) => Outcome::Inspection,
             // Its target would open the disk by its old name.
@@ -124,8 +124,8 @@ impl VmEvents {
             disk_bytes: disk.disk_bytes,
             is_over: false,
         };
-        // QEMU tells of its own migration only if it is asked to. While one is under way it takes no such wish; the graph
-        // tells of that one.
+        // QEMU tells of its own migration only if it is asked to. While one is under way it takes no such wish; the
+        // graph tells of that one.
         let goal = json!({ "capabilities": [{ "capability": "events", "state": true }] });
         if let Err(error) = qmp.execute("migrate-set-capabilities", goal).await {
             tracing::debug!(%error, "QEMU does not tell of its own migration");

@@ -1,7 +1,7 @@
 //! QEMU's block graph, read tolerantly: what is not understood is left out, never an error.
 //!
-//! The graph is the truth. Everything that decides what to do next (idempotent steps, recovery, release) reads it first.
-//! Reading never drains, so it is safe while our export is disconnected.
+//! The graph is the truth. Everything that decides what to do next (idempotent steps, recovery, release) reads it
+//! first. Reading never drains, so it is safe while our export is disconnected.
 
 use std::collections::BTreeSet;
 
@@ -209,8 +209,8 @@ impl Graph {
         }
     }
 
-    /// How far a migration of QEMU itself has come that is under way, or that has taken the VM elsewhere. A VM that came
-    /// here by one tells of that as `completed`, too, and runs.
+    /// How far a migration of QEMU itself has come that is under way, or that has taken the VM elsewhere. A VM that
+    /// came here by one tells of that as `completed`, too, and runs.
     #[must_use]
     pub fn migration_under_way(&self) -> Option<&str> {
         const OVER: [&str; 4] = ["none", "completed", "cancelled", "failed"];
@@ -249,7 +249,7 @@ impl Graph {
         let mut chain: Vec<&Node> = Vec::new();
         let mut next = self.node(top);
         while let Some(node) = next {
-            // A graph has no cycles; a lie about one must not hang us.
+            // A graph has no cycles; a false one must not hang us.
             if chain.len() > 64 {
                 break;
             }
@@ -259,8 +259,8 @@ impl Graph {
         chain
     }
 
-    /// The jobs that touch `nodes`, by graph where it tells, by name otherwise. A backup reads through a filter that it has
-    /// put above the node: whatever a job reaches downwards it touches.
+    /// The jobs that touch `nodes`, by graph where it tells, by name otherwise. A backup reads through a filter that it
+    /// has put above the node: whatever a job reaches downwards it touches.
     #[must_use]
     pub fn jobs_on(&self, nodes: &[&str], backend: &str) -> Vec<&Job> {
         let touches = |job: &&Job| {

@@ -5,9 +5,10 @@
 //!                   └──▶ inventory            └─ AdoptedDisk ──▶ VmEvents (what happens meanwhile), persist (afterwards)
 //! ```
 //!
-//! [`Qmp`] speaks to one QEMU, over a monitor of its own or through libvirt. [`Graph`] is what it says of its block nodes, and the truth about where a disk stands. A
-//! [`Plan`] is a list of steps that can be begun again at any time. [`Surroundings`] is what a running plan needs of the
-//! daemon: the image's locks, and whether QEMU is connected to the export.
+//! [`Qmp`] speaks to one QEMU, over a monitor of its own or through libvirt. [`Graph`] is what it says of its block
+//! nodes, and the truth about where a disk stands. A [`Plan`] is a list of steps that can be begun again at any time.
+//! [`Surroundings`] is what a running plan needs of the daemon: the image's locks, and whether QEMU is connected to the
+//! export.
 
 mod access;
 mod check;

@@ -1,7 +1,7 @@
-//! The configuration hook: after a move, whatever starts the VM tomorrow must open the new image.
+//! The configuration hook: after a move, the next start of the VM must open the new image.
 //!
-//! Either libvirt's inactive XML is rewritten through `virsh`, or a script of the operator's is run. Without one of them
-//! a move of an adopted VM's disk is not finished, unless the operator says that it need not be.
+//! Either libvirt's inactive XML is rewritten through `virsh`, or a script of the operator's is run. Without one of
+//! them a move of an adopted VM's disk is not finished, unless the operator says that it need not be.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -177,7 +177,7 @@ async fn talk((input, output, errors): Pipes, stdin: &str, printed: &mut (Vec<u8
         }
     };
     let (out, err) = (&mut printed.0, &mut printed.1);
-    // What cannot be read is as good as not printed.
+    // Unreadable output counts as none.
     let gather = async move {
         if let Some(mut pipe) = output {
             let _ = pipe.read_to_end(out).await;
@@ -191,8 +191,8 @@ async fn talk((input, output, errors): Pipes, stdin: &str, printed: &mut (Vec<u8
     futures::join!(give, gather, gather_errors);
 }
 
-/// The process group of a program. Whatever is left of it is killed when this is dropped: it would go on with a
-/// configuration that nobody waits for any more.
+/// The process group of a program. Dropping it kills the rest of the group: it would go on with a configuration that
+/// nobody waits for any more.
 struct Group(Option<Pid>);
 
 impl Drop for Group {

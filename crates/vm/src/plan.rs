@@ -1,4 +1,4 @@
-//! Adoption and release as data: which commands, in which order, and what each is recognised by.
+//! Adoption and release as data: the commands, their order, and how each is recognised as done.
 //!
 //! ```text
 //!            adopt ─────────────────────────────▶
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A plan is written to the journal before its first step. Every step can be recognised as done in QEMU's graph, so a
-//! plan can be begun again from its start at any time: what is done is passed over.
+//! plan can be begun again from its start at any time. Steps that are done are skipped.
 
 use std::path::{Path, PathBuf};
 
@@ -23,9 +23,9 @@ use crate::qmp::Qmp;
 
 /// How long QEMU's NBD client tries to reach us again before it fails the guest's requests.
 ///
-/// Long, because a failed request is worse for a guest than one that waits: Linux' virtio-blk waits for ever, its SCSI
-/// and ATA layers reset a device that has not answered for 30 s and go on waiting, and Windows does after 60 s. A daemon
-/// that cannot start is repaired within minutes, or `rescue` serves the export without it. It is not infinite: a
+/// It is long, because a failed request is worse for a guest than one that waits. Linux' virtio-blk waits for ever. Its
+/// SCSI and ATA layers reset a device that has not answered for 30 s and go on waiting; Windows does after 60 s. A
+/// daemon that cannot start is repaired within minutes, or `rescue` serves the export without it. It is not infinite: a
 /// draining command (`stop`, `quit` by signal) waits for it too.
 pub const RECONNECT_SECONDS: u32 = 900;
 
@@ -54,8 +54,8 @@ pub enum Step {
         /// The image's size that it must show, so that a wrong export is never put below a guest.
         size: Option<ExpectedSize>,
     },
-    /// `x-blockdev-set-iothread`, so that a new node runs where the node runs that it comes beside. Done if the node has
-    /// a parent already.
+    /// `x-blockdev-set-iothread`, so that a new node runs where the node runs that it comes beside. Done if the node
+    /// has a parent already.
     SetIothread {
         /// The node.
         node: String,
@@ -242,7 +242,8 @@ pub type AdoptionPlan = Plan;
 /// What an adoption is asked for.
 #[derive(Clone, Debug)]
 pub struct AdoptionRequest {
-    /// The disk: a node, a device's id, a `-drive`'s id or a QOM path; for a libvirt domain also its name there (`vda`).
+    /// The disk: a node, a device's id, a `-drive`'s id or a QOM path; for a libvirt domain also its name there
+    /// (`vda`).
     pub node: String,
     /// The volume's name.
     pub volume: String,
@@ -276,8 +277,8 @@ impl Plan {
     }
 
     /// Plans the way out of a disk's path, back to a file of QEMU's own: `image` is where the volume is now.
-    /// `image_driver` is `file` or `host_device`, if it may differ from what the disk was adopted with. `guest_runs` says
-    /// whether the guest runs now: one that somebody else has stopped is not resumed.
+    /// `image_driver` is `file` or `host_device`, if it may differ from what the disk was adopted with. `guest_runs`
+    /// says whether the guest runs now: one that somebody else has stopped is not resumed.
     #[must_use]
     pub fn release(disk: &AdoptedDisk, image: &Path, image_driver: Option<&str>, guest_runs: bool) -> Self {
         let (steps, undo) = release_steps(disk, image, image_driver.unwrap_or(&disk.file_driver));
@@ -285,7 +286,7 @@ impl Plan {
         Self { direction: Direction::Release, disk, image, steps, undo, resumes: guest_runs }
     }
 
-    /// Whether the guest must stand still for the decisive step.
+    /// Whether the guest must be stopped for the decisive step.
     #[must_use]
     pub fn pauses(&self) -> bool {
         self.steps.contains(&Step::Pause)
@@ -386,14 +387,14 @@ fn generic_only(options: &Map<String, Value>) -> Map<String, Value> {
 }
 
 fn format_node(disk: &AdoptedDisk, file: &str) -> Value {
-    // Said on purpose: no backing file, whatever the container's header has come to say.
+    // Given explicitly: no backing file, whatever the container's header says by now.
     let more = if disk.format == "qcow2" { json!({ "file": file, "backing": null }) } else { json!({ "file": file }) };
     node(&disk.format, &disk.nodes.format, &disk.options.format, &more)
 }
 
 fn set_iothread(disk: &AdoptedDisk, node: &str, like: &str) -> Option<Step> {
-    // QEMU 7.2 unlocks contexts that it has not locked, and dies, if a reopen brings two contexts together and fails, or
-    // meets a child in an iothread below a parent in the main loop.
+    // QEMU 7.2 unlocks contexts that it has not locked, and dies, in two cases. A reopen brings two contexts together
+    // and fails, or it meets a child in an iothread below a parent in the main loop.
     disk.iothread.clone().map(|iothread| Step::SetIothread { node: node.to_owned(), iothread, like: like.to_owned() })
 }
 
@@ -460,8 +461,8 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
     let names = &disk.nodes;
     let more = json!({ "filename": image });
     let options = node(driver, &names.file_after, &disk.options.file, &more);
-    // QEMU looks at a file's size when it opens it and reads zeroes past that: a container that grew between the opening
-    // and the reopen would lose what was written there. A guest that is stopped makes nothing grow.
+    // QEMU looks at a file's size when it opens it and reads zeroes past that. A container that grew between the
+    // opening and the reopen would lose what was written there. With the guest stopped nothing grows.
     let pauses = disk.is_container();
     let mut steps = Vec::new();
     if pauses {
@@ -485,7 +486,7 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
     let mut undo = vec![Step::TakeLocks];
     if pauses {
         steps.push(Step::Resume);
-        // Nobody reads through the file node that goes afterwards: the guest need not wait for that.
+        // Nobody reads through the old file node afterwards: the guest need not wait for that.
         undo.push(Step::Resume);
     }
     undo.push(Step::DeleteNode { node: names.file_after.clone() });

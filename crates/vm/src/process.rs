@@ -1,7 +1,7 @@
 //! QEMU's process: which one it is, whether it lives, and what it has open.
 //!
-//! A process's number comes to belong to another one once it has ended; together with the moment of its start and the
-//! boot of the machine it never does.
+//! A process's number is reused once it has ended. Together with the moment of its start and the boot of the machine it
+//! is unique.
 
 use std::fs::{self, Metadata};
 use std::io;
@@ -54,7 +54,7 @@ impl QemuProcess {
     }
 }
 
-/// Whether a process runs of which only the number was put on record, by a version that knew no more.
+/// Whether a process runs that an earlier version has recorded by its number only.
 pub(crate) fn looks_alive(pid: u32) -> bool {
     let is_qemu = |text: &[u8]| text.windows(4).any(|part| part == b"qemu");
     let program = fs::read_link(format!("/proc/{pid}/exe"));
@@ -82,7 +82,8 @@ pub fn writes_to(pid: u32, image: &Metadata) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Refuses an image that QEMU names and does not write itself: whoever has taken QEMU over would have us open it.
+/// Refuses an image that QEMU names and does not write itself. Otherwise an attacker who controls QEMU could have us
+/// open any file.
 pub(crate) fn require_open(pid: Option<u32>, image: &Path) -> Result<()> {
     let Some(pid) = pid else { return Ok(()) };
     let shown = image.display();
@@ -101,7 +102,7 @@ pub fn require_writer(pid: u32, found: &Metadata, image: &Path) -> Result<()> {
         Ok(false) => Err(Error::refused(format!(
             "QEMU names {shown} as its image, but its process {pid} does not have that file open for writing"
         ))),
-        // Who may not look may open no more than he may by himself.
+        // An unprivileged caller may open no more than it may by itself.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !rustix::process::geteuid().is_root() => {
             Ok(())
         }

@@ -1,4 +1,5 @@
-//! Runs plans: each step is passed over if QEMU's graph shows it done, and what fails before the decisive step is undone.
+//! Runs plans: steps that QEMU's graph shows as done are skipped, and a failure before the decisive step undoes the
+//! plan.
 
 use std::io;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::graph::Graph;
 use crate::plan::{AdoptedDisk, Direction, ExpectedSize, Plan, Step};
 use crate::qmp::Qmp;
 
-/// For how long a connection of QEMU's to our export is waited for. QEMU goes on as soon as it is let in, which on a busy machine
-/// may be before the server comes to count it.
+/// How long to wait for QEMU's connection to our export. QEMU goes on as soon as it is admitted. On a busy machine that
+/// may be before the server counts it.
 const EXPORT_WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked for.
 const EXPORT_LOOK: Duration = Duration::from_millis(5);
@@ -32,8 +33,8 @@ pub trait Surroundings: Send {
     /// guest until `reconnect-delay` runs out.
     fn is_export_connected(&mut self) -> bool;
 
-    /// Told before each step that is really carried out, and waited for. An error stops the plan there, without undoing:
-    /// what a crash would leave.
+    /// Called before each step that is really carried out, and awaited. An error stops the plan there, without undoing,
+    /// as a crash would.
     fn before(&mut self, _step: usize, _what: &Step) -> BoxFuture<'_, io::Result<()>> {
         Box::pin(async { Ok(()) })
     }
@@ -83,16 +84,16 @@ pub fn disk_state(disk: &AdoptedDisk, graph: &Graph) -> DiskState {
     }
 }
 
-/// Runs an adoption. Gives for how long the guest was stopped, if it was.
+/// Runs an adoption. Returns for how long the guest was stopped, if it was.
 ///
 /// # Errors
 /// What a step says. What was done before the decisive step has been undone then, unless the error leaves doubt
-/// ([`Error::leaves_doubt`]): then [`recover`] reads the truth from the graph once QEMU answers again.
+/// ([`Error::leaves_doubt`]). In that case [`recover`] reads the truth from the graph once QEMU answers again.
 pub async fn adopt(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings) -> Result<Option<Duration>> {
     run(qmp, plan, surroundings, Stopped::BySomebodyElse).await
 }
 
-/// Runs a release. Gives for how long the guest was stopped, if it was.
+/// Runs a release. Returns for how long the guest was stopped, if it was.
 ///
 /// # Errors
 /// As [`adopt`]; the locks are held again then.
@@ -123,7 +124,7 @@ pub async fn recover(
     };
     tracing::info!(volume = plan.disk.volume, ?now, ?goal, is_decided, "recovering a plan");
     let stopped = if plan.resumes { Stopped::ByThisPlan } else { Stopped::BySomebodyElse };
-    // A guest that stands still because of us goes on first, before the export is asked for anything.
+    // A guest that we have stopped goes on first, before the export is asked for anything.
     let is_stopped_by_us = stopped == Stopped::ByThisPlan && plan.pauses() && !graph.is_running;
     if !is_decided && (is_stopped_by_us || goal == RecoveryGoal::Back) {
         undo(qmp, plan, surroundings, stopped).await?;
@@ -134,7 +135,7 @@ pub async fn recover(
     Ok(disk_state(&plan.disk, &Graph::read(qmp).await?))
 }
 
-/// Takes our nodes away after the device itself has gone, and drops the locks.
+/// Removes our nodes after the device itself has gone, and drops the locks.
 ///
 /// # Errors
 /// What QMP and the locks say.
@@ -157,7 +158,7 @@ pub async fn forget(qmp: &Qmp, disk: &AdoptedDisk, surroundings: &mut dyn Surrou
 enum Stopped {
     /// An earlier run of this plan, which did not come to resume it; or this run.
     ByThisPlan,
-    /// Whoever it was wants it to stay so.
+    /// Somebody else, who wants it to stay so.
     BySomebodyElse,
 }
 
@@ -179,7 +180,7 @@ async fn run(
     }
     for (index, step) in plan.steps.iter().enumerate() {
         let belongs_before = index < decisive && !matches!(step, Step::TakeLocks | Step::DropLocks);
-        // The guest may stand still: the graph is read again only where a step depends on what others may have done.
+        // The guest may be stopped: the graph is read again only where a step depends on what others may have done.
         if is_stale && depends_on_others(step) {
             graph = Graph::read(qmp).await?;
             is_stale = false;
@@ -225,7 +226,7 @@ async fn run(
     Ok(stopped_for)
 }
 
-/// Undoes what it can. A step that fails does not keep the next ones from being tried: the guest must go on.
+/// Undoes what it can. After a failed step the next ones are still tried: the guest must go on.
 async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings, stopped: Stopped) -> Result<()> {
     let mut first = Ok(());
     for step in &plan.undo {
@@ -242,14 +243,14 @@ async fn undo(qmp: &Qmp, plan: &Plan, surroundings: &mut dyn Surroundings, stopp
     first
 }
 
-/// Whether a node is there already that may only be added while the guest stands still.
+/// Whether a node exists already that may only be added while the guest is stopped.
 fn is_prepared_while_stopped(plan: &Plan, graph: &Graph) -> bool {
     let after = plan.steps.iter().skip_while(|step| **step != Step::Pause);
     after.into_iter().any(|step| matches!(step, Step::AddNode { .. }) && is_done(step, graph))
 }
 
-/// Whether a step is right or wrong by what others may have done since the graph was read. What the plan itself has done
-/// since then is known without it.
+/// Whether a step depends on what others may have done since the graph was read. What the plan itself has done since
+/// then is known without it.
 fn depends_on_others(step: &Step) -> bool {
     matches!(step, Step::Pause | Step::Reopen { .. } | Step::SetDrive { .. } | Step::DeleteNode { .. })
 }

@@ -1,4 +1,4 @@
-//! A QEMU that runs as another user than we: what it may not open is handed over open, and what cannot be is said.
+//! A QEMU that runs as another user than we: what it may not open is passed to it open, and the rest is reported.
 
 mod common;
 

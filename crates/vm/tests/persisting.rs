@@ -68,7 +68,7 @@ fn a_disk_that_moves_to_a_block_device_changes_its_type() {
     assert!(rewritten.xml.contains("a comment that stays"));
 }
 
-/// Says the XML, takes the new one.
+/// Prints the XML, takes the new one.
 #[derive(Default)]
 struct Virsh {
     xml: Mutex<String>,

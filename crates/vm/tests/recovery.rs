@@ -131,8 +131,8 @@ async fn a_release_killed_before_any_step_is_finished_or_undone() {
     }
 }
 
-/// QEMU looks at a file's size when it opens it and reads zeroes past that. The load allocates a cluster of the container
-/// every 128 rounds: in the time between the opening and the reopen it would, if it ran.
+/// QEMU looks at a file's size when it opens it and reads zeroes past that. The load allocates a cluster of the
+/// container every 128 rounds. If it ran, it would do so between the opening and the reopen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_does_not_grow_between_the_opening_of_its_file_and_the_reopen() {
     for kind in [KINDS[2], KINDS[3]] {
@@ -196,8 +196,9 @@ async fn a_graph_that_somebody_has_changed_is_an_error_and_not_guessed_at() {
     assert!(node_names(&qmp).await.iter().all(|name| !name.starts_with("th-")));
 }
 
-/// A daemon dies between `stop` and `cont`, and QEMU has lost its export: the guest goes on before anything is asked of the
-/// export. It makes its container grow meanwhile: the file node that was opened while it stood still is not used any more.
+/// A daemon dies between `stop` and `cont`, and QEMU has lost its export. The guest goes on before anything is asked of
+/// the export. It makes its container grow meanwhile, so the file node that was opened while it was stopped is not used
+/// any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guest_that_a_dead_daemon_has_left_stopped_goes_on_before_the_export_is_back() {
     for kind in [KINDS[2], KINDS[7]] {

@@ -80,7 +80,7 @@ impl Qmp {
         let server = socket::serve(opened.connection, receiver, events.clone());
         env.spawn(Box::pin(async move {
             server.await;
-            // Nobody may be left who wants to know.
+            // Nobody may be left to receive it.
             let _ = ended_sender.send(true);
         }));
         let name = format!("monitor {}", path.display());
@@ -91,12 +91,12 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Reaches the QEMU of a running libvirt domain through libvirt, whose monitor takes no second client. libvirt marks the
-    /// domain as tainted (`custom-monitor`) until its next start.
+    /// Reaches the QEMU of a running libvirt domain through libvirt, whose monitor takes no second client. libvirt
+    /// marks the domain as tainted (`custom-monitor`) until its next start.
     ///
     /// # Errors
-    /// `NoMonitor` if the domain does not run on this host or virsh is missing, `LibvirtUnreachable` if libvirt does not
-    /// answer.
+    /// `NoMonitor` if the domain does not run on this host or virsh is missing, `LibvirtUnreachable` if libvirt does
+    /// not answer.
     pub async fn through_libvirt(virsh: Virsh, domain: &LibvirtDomain, env: EnvRef) -> Result<Self> {
         let process_id = virsh::qemu_of(domain)?;
         let (requests, receiver) = mpsc::channel(REQUESTS_WAITING_MAX);
@@ -107,7 +107,7 @@ impl Qmp {
         let server = virsh::serve(domain, receiver, events.clone(), Arc::clone(&env));
         env.spawn(Box::pin(async move {
             server.await;
-            // Nobody may be left who wants to know.
+            // Nobody may be left to receive it.
             let _ = ended_sender.send(true);
         }));
         let version = Version::default();

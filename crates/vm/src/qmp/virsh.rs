@@ -1,7 +1,8 @@
 //! QMP through libvirt: `virsh qemu-monitor-command`, a process a command, and `virsh qemu-monitor-event` for events.
 //!
 //! libvirt keeps a domain's monitor for itself, but passes commands on. It marks the domain as tainted
-//! (`custom-monitor`) for that. What is asked at the same time goes into one process: a start of virsh takes some 15 ms.
+//! (`custom-monitor`) for that. What is asked at the same time goes into one process: a start of virsh takes some 15
+//! ms.
 
 use std::fs;
 use std::io;
@@ -151,7 +152,7 @@ pub(super) async fn serve(
             Either::Left((None, _)) => return,
             Either::Right(_) => continue,
         };
-        // Whoever asks several things at once gets to send all of them.
+        // Several commands asked at once are sent together.
         tokio::task::yield_now().await;
         let mut batch = vec![first];
         while batch.iter().all(|request| request.file.is_none())
@@ -193,8 +194,8 @@ async fn pass_on(domain: &Domain, mut batch: Vec<Request>, env: &EnvRef) {
     }
 }
 
-/// One command of virsh's own language. Within its single quotes everything stands for itself, and JSON has single quotes
-/// only within texts, where they can be written otherwise.
+/// One command of virsh's own language. Within its single quotes everything stands for itself, and JSON has single
+/// quotes only within texts, where they can be written otherwise.
 fn pass_line(uuid: &str, request: &Request) -> String {
     let json = wire::request(None, &request.command, &request.arguments).replace('\'', "\\u0027");
     let with_file = if request.file.is_some() { "--pass-fds 0 " } else { "" };
@@ -221,13 +222,14 @@ fn refusal(output: &Output) -> (ErrorKind, String) {
     (kind, if words.is_empty() { "virsh failed without a word".to_owned() } else { words })
 }
 
-/// The same in the middle of things: a domain that has run and does not run now has gone.
+/// The same for a running connection: a domain that has run and does not run now is gone.
 fn refused_midway(command: &str, (kind, words): &(ErrorKind, String)) -> Error {
     let kind = if *kind == ErrorKind::NoMonitor { ErrorKind::Disconnected } else { *kind };
     Error::new(kind, format!("libvirt did not pass {command} on: {words}"))
 }
 
-/// Tells what `virsh qemu-monitor-event` prints, for ever. What happens while it is not there is told as [`LOOK_AGAIN`].
+/// Reports what `virsh qemu-monitor-event` prints, for ever. What happens while it does not run is reported as
+/// [`LOOK_AGAIN`].
 async fn listen(domain: &Domain, events: &broadcast::Sender<Arc<Event>>, env: &EnvRef) {
     loop {
         let mut command = domain.virsh.command();
