@@ -1,5 +1,5 @@
-//! Builds the guest's load program as one static file, which the library carries in itself: crates that use the guest
-//! in their tests need no second build step.
+//! Builds the guest's load program as one static file, which the library embeds. So crates that use the guest in their
+//! tests need no second build step.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,5 +1,6 @@
-//! Boots a guest by hand: `cargo run -p transhume-guest --example boot -- DISK MIB SECONDS [RATE]`. The disk is created; the
-//! monitor's socket and what the load reports are printed; then the load verifies and the guest powers off.
+//! Boots a guest by hand: `cargo run -p transhume-guest --example boot -- DISK MIB SECONDS [RATE]`. The disk is
+//! created; the monitor's socket and what the load reports are printed; then the load verifies and the guest powers
+//! off.
 
 use std::time::{Duration, Instant};
 

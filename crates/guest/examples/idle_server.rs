@@ -1,5 +1,5 @@
-//! Serves memory or a file over NBD as the daemon does while nothing migrates, or without its stack, so that the stack's
-//! share can be measured: `idle_server SOCKET (mem:MEBIBYTES | file:PATH[,OPTIONS]) (bare | stack)`.
+//! Serves memory or a file over NBD as the daemon does while nothing migrates, or without its stack, to measure the
+//! stack's share. `idle_server SOCKET (mem:MEBIBYTES | file:PATH[,OPTIONS]) (bare | stack)`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Processor time per request on a device in memory: bare, and below what the daemon puts between a connection and its
 //! volume while nothing migrates. One line of JSON per kind of request.
 //!
-//! Both sides are measured in turn, many times, and both drive eight requests at once on one thread, as a connection does.
+//! Both sides are measured in turn, many times, and both drive eight requests at once on one thread, as a connection
+//! does.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! The load that runs inside the guest: random reads and writes whose every block names its generation, so that a lost,
-//! stale or misplaced write is an error that is told, at once and again when the whole disk is read at the end.
+//! The load that runs inside the guest: random reads and writes whose every block names its generation. A lost, stale
+//! or misplaced write is an error that is reported at once, and again when the whole disk is read at the end.
 //!
-//! It speaks in lines that start with `@load ` on its output and takes `stop`, `rate N` and `verify` (the whole disk is
-//! read again, then the load goes on) on its input.
-//! Latency in offered-rate mode counts from the moment a request was due, not from when a worker was free to send it.
+//! Its output lines start with `@load `. Its input takes `stop`, `rate N` and `verify` (the whole disk is read again,
+//! then the load goes on). Latency in offered-rate mode counts from the moment a request was due, not from when a
+//! worker was free to send it.
 
 #[path = "../src/pattern.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
@@ -283,7 +283,7 @@ impl Load {
         wrong
     }
 
-    /// Takes orders from the host until it goes away.
+    /// Takes commands from the host until it goes away.
     fn obey(&self) {
         for line in std::io::stdin().lock().lines() {
             let Ok(line) = line else { return };
@@ -381,7 +381,7 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Options, String> {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    // The host may be gone; the load has nobody else to tell.
+    // The host may be gone; there is nobody else to tell.
     let _ = writeln!(out, "@load {line}").and_then(|()| out.flush());
 }
 

@@ -1,13 +1,13 @@
 //! The verifying load over NBD, from outside any guest.
 //!
-//! It offers a fixed rate whatever the server does, and counts each latency from the moment the request was due, so a
+//! It offers a fixed rate whatever the server does, and counts each latency from the moment the request was due. So a
 //! server that stops for a while is charged with every request that waited, not with one. Without a rate it keeps a
-//! fixed number of requests in flight. It speaks in the lines of the guest's load, takes `stop`, `rate N`, `verify` (all
-//! is read again, then the load goes on) and `mark` (an `interval` line for what was since the last one) on its input,
-//! and drives any NBD server the same way.
+//! fixed number of requests in flight. Its output lines are those of the guest's load. Its input takes `stop`,
+//! `rate N`, `verify` and `mark`. `verify` reads all again, then the load goes on. `mark` prints an `interval` line for
+//! the time since the last one. It drives any NBD server the same way.
 //!
-//! With `reconnect_seconds` it behaves like QEMU when a connection is lost: it makes another, for so long, and sends
-//! again what was not answered.
+//! With `reconnect_seconds` it behaves like QEMU when a connection is lost. For that time it tries to connect again,
+//! and then sends unanswered requests again.
 
 mod connection;
 mod contents;
@@ -441,7 +441,7 @@ impl Load {
         ));
     }
 
-    /// Takes the host's orders; nobody giving orders any more is one to stop.
+    /// Takes the host's commands; an end of the input is a stop.
     fn obey(&mut self, orders: &mut Orders) {
         let mut bytes = [0; 4096];
         let text = match io::stdin().read(&mut bytes) {
@@ -538,6 +538,6 @@ fn noise(words: usize) -> Vec<u64> {
 
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // Whoever started the load may be gone; it has nobody else to tell.
+    // The load's parent may be gone; there is nobody else to tell.
     let _ = writeln!(out, "@load {line}").and_then(|()| out.flush());
 }

@@ -16,8 +16,8 @@ pub enum Acceleration {
     Kvm,
 }
 
-/// Long enough for a kernel's first line under KVM (tenths of a second), short enough that nobody waits for a KVM that
-/// opens and then hangs, as it does in some nested machines.
+/// Long enough for a kernel's first line under KVM (tenths of a second), short enough not to wait for a hanging KVM. In
+/// some nested machines KVM opens and then hangs.
 const TRIAL: Duration = Duration::from_secs(1);
 
 impl Acceleration {

@@ -42,8 +42,8 @@ impl Authority {
         write(folder, "ca-cert.pem", &self.issuer.as_ref().pem())
     }
 
-    /// Writes a server's certificate and key into `folder`, for `names` (of hosts, or addresses), good in `years`, with the
-    /// number `serial`.
+    /// Writes a server's certificate and key into `folder`, for `names` (of hosts, or addresses), good in `years`, with
+    /// the number `serial`.
     ///
     /// # Errors
     /// They cannot be made or written.

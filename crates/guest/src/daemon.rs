@@ -25,7 +25,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// A daemon that does not run yet: `transhumed` and `transhume` are in `programs`, everything else goes to `folder`.
+    /// A daemon that does not run yet: `transhumed` and `transhume` are in `programs`, everything else goes to
+    /// `folder`.
     #[must_use]
     pub fn new(programs: &Path, folder: &Path) -> Self {
         Self {

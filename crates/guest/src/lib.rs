@@ -18,9 +18,9 @@
 //! ```
 //!
 //! A booted guest never outlives its handle, nor the process that booted it. [`Daemon`] is the other half of such a
-//! test: our own daemon in a folder of its own, started, killed and started again; [`TwoHosts`] are two of them, each in a
-//! network of its own, with links in between that can be slowed down and cut, and [`SwitchedHosts`] are more than two around a
-//! switch.
+//! test: our own daemon in a folder of its own, started, killed and started again. [`TwoHosts`] are two of them, each
+//! in a network of its own, with links in between that can be slowed down and cut. [`SwitchedHosts`] are more than two
+//! around a switch.
 
 mod acceleration;
 mod authority;

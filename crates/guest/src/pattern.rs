@@ -1,9 +1,9 @@
 //! What every block of a verified disk holds: who it is and how often it was written.
 //!
 //! A block of 4096 bytes names its number and its generation in its first words and fills the rest with words that
-//! follow from both. A block that was lost, is older than it should be, or belongs elsewhere is told from a right one,
-//! and from each other. The program in the guest and the host share this file, so the host can fill a disk before the
-//! guest boots and check it after the guest is gone.
+//! follow from both. So lost, stale and misplaced blocks can be told from right ones and from each other. The program
+//! in the guest and the host share this file. So the host can fill a disk before the guest boots and check it after the
+//! guest is gone.
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: usize = 4096;
@@ -41,8 +41,8 @@ pub enum Fault {
     Foreign,
 }
 
-/// The words of a body follow from their block's number and generation by one multiplication and an addition a word,
-/// because the guest runs emulated and spends its time here.
+/// The words of a body follow from their block's number and generation by one multiplication and an addition a word.
+/// The guest runs emulated and spends its time here.
 fn body_seed(block: u64, generation: u64) -> (u64, u64) {
     let first = (block ^ generation.rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let step = (first ^ (first >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1;

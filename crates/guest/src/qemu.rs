@@ -1,4 +1,4 @@
-//! The QEMU process of a guest: started, listened to, and never left behind.
+//! The QEMU process of a guest: started, read from, and never left behind.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -49,8 +49,8 @@ impl Guest {
         std::fs::write(folder.join("initramfs"), archive).context("writing the guest's first root")?;
         let arguments = arguments_of(&spec, &kernel, &folder);
         let log = std::fs::File::create(folder.join("qemu.log")).context("creating QEMU's log")?;
-        // A test that is killed must not leave QEMU behind, so QEMU dies with the thread that started it; that thread
-        // lives as long as QEMU does.
+        // A test that is killed must not leave QEMU behind. So QEMU dies with the thread that started it, and that
+        // thread lives as long as QEMU does.
         let (sender, started) = mpsc::channel();
         let words = arguments.clone();
         let waiter = std::thread::spawn(move || {
@@ -282,7 +282,7 @@ impl Drop for Guest {
     }
 }
 
-/// Polls, because whoever blocks in `wait` holds the child that others must be able to kill.
+/// Polls: a caller that blocks in `wait` holds the child that others must be able to kill.
 fn wait_for_end(process: &Mutex<Process>) {
     loop {
         {

@@ -1,5 +1,6 @@
-//! Several hosts on one machine: a daemon each in a network namespace of its own, around a switch. Every cable carries only so
-//! much in each direction, so that several hosts that send to one meet in its cable. Needs root and Debian's `iproute2`.
+//! Several hosts on one machine: a daemon each in a network namespace of its own, around a switch. Every cable carries
+//! only so much in each direction, so that several hosts that send to one meet in its cable. Needs root and Debian's
+//! `iproute2`.
 //!
 //! ```text
 //!   namespace FOLDER-0                    namespace FOLDER-switch                    namespace FOLDER-1
@@ -33,9 +34,9 @@ struct Host {
 }
 
 impl SwitchedHosts {
-    /// `count` hosts whose cables carry so many bits a second, and whose daemons run; `more` are further lines for the section
-    /// `[hosts]` of their configurations. The programs are in `programs`, everything else goes to folders below `folder`, whose
-    /// name tells these hosts from others on this machine.
+    /// `count` hosts whose cables carry so many bits a second, and whose daemons run; `more` are further lines for the
+    /// section `[hosts]` of their configurations. The programs are in `programs`, everything else goes to folders below
+    /// `folder`, whose name tells these hosts from others on this machine.
     ///
     /// # Errors
     /// The networks cannot be made, or a daemon does not come up.

@@ -1,5 +1,5 @@
-//! Two hosts on one machine: a daemon each in a network namespace of its own, joined by links that can be slowed down and
-//! cut. Needs root and Debian's `iproute2`.
+//! Two hosts on one machine: a daemon each in a network namespace of its own, joined by links that can be slowed down
+//! and cut. Needs root and Debian's `iproute2`.
 //!
 //! ```text
 //!   namespace FOLDER-a                         namespace FOLDER-b
@@ -78,8 +78,8 @@ pub struct TwoHosts {
 }
 
 impl TwoHosts {
-    /// Two hosts whose daemons do not run yet: the programs are in `programs`, everything else goes to the folders `a` and `b`
-    /// below `folder`, whose name tells this pair from others on this machine.
+    /// Two hosts whose daemons do not run yet. The programs are in `programs`, everything else goes to the folders `a`
+    /// and `b` below `folder`. The folder's name tells this pair from others on this machine.
     ///
     /// # Errors
     /// The networks cannot be made.
@@ -265,8 +265,8 @@ fn device(link: usize) -> String {
 
 /// Makes a device send at most so many bits a second.
 pub(crate) fn limit(namespace: &str, device: &str, bits_per_second: u64) -> anyhow::Result<()> {
-    // What flows in 4 ms, and at least two of the largest packets that the kernel makes: a smaller bucket cannot be filled and
-    // emptied in time at these rates.
+    // What flows in 4 ms, and at least two of the largest packets that the kernel makes. At these rates a smaller
+    // bucket cannot be filled and emptied in time.
     let burst = (bits_per_second / 8 / 250).max(128 << 10);
     let rate = format!("rate {bits_per_second}bit burst {burst} latency 20ms");
     run("tc", &format!("-n {namespace} qdisc replace dev {device} root tbf {rate}"))

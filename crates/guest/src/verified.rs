@@ -8,8 +8,8 @@ use anyhow::Context;
 
 use crate::pattern::{self, BLOCK_BYTES, Fault};
 
-/// Writes a file of `size` bytes whose every block is of generation 1, as a load that is told `is_prefilled` expects. The
-/// last may be a part of one.
+/// Writes a file of `size` bytes whose every block is of generation 1, as a load that is told `is_prefilled` expects.
+/// The last may be a part of one.
 ///
 /// # Errors
 /// What the file system says.
