@@ -1,9 +1,9 @@
 //! The options of a disk's two nodes, gathered from everywhere, so that a reopen loses none.
 //!
 //! `blockdev-reopen` silently resets every option that it is not given to its default. QMP reports only the cache
-//! flags, `detect-zeroes` and `read-only`. The others come, in this order, from our record of an earlier adoption from
-//! the same process, from the process's command line, and from the libvirt XML. These are compared with what QMP
-//! reports. After a difference the rest cannot be trusted either: somebody has changed options since.
+//! flags, `detect-zeroes` and `read-only`. The others come from our record of an earlier adoption from the same
+//! process, then from its command line, then from the libvirt XML. These are compared with what QMP reports. After a
+//! difference the rest cannot be trusted either: somebody has changed options since.
 
 mod command_line;
 mod known;
