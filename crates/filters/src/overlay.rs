@@ -12,22 +12,29 @@
 //! and says why a crash or a power loss at any moment leaves what a disk would have left: each sector of the volume as
 //! some write since the last flush left it.
 //!
+//! An overlay is taken away while the guest writes by draining it into its base; `drain.rs` says how, and what is left at
+//! each moment.
+//!
 //! Nothing is flushed that the guest did not ask for, but when the durable map is 16,384 sectors behind. Memory is two
 //! bits a grain and at most 64 MiB with what hangs on it, for the grain grows with the volume; while flushes are
 //! outstanding 8 MiB more.
 
+mod base;
+mod drain;
 mod format;
 mod map;
 mod record;
+mod write;
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use base::Base;
 use block::{
-    BlockDevice, Buffer, Bytes, ChunkIndex, Data, Device, Error, ErrorKind, Extent, ExtentState, ExtentStatus,
-    Geometry, IoFuture, Mutation, MutationKind, RangeLock, Result,
+    BlockDevice, Buffer, Bytes, ChunkIndex, Device, Error, ErrorKind, Extent, ExtentState, ExtentStatus, Geometry,
+    IoFuture, Mutation, MutationKind, RangeLock, Result,
 };
-use parking_lot::RwLock;
-
+use drain::Unlocked;
 pub use format::OverlayHeader;
 use format::{BOOT_AT, Map};
 use map::GrainState;
@@ -41,21 +48,15 @@ const READS_MAX: u32 = 3;
 
 /// A volume that is a base and what was changed since.
 pub struct Overlay {
-    base: RwLock<Base>,
+    base: Arc<Base>,
     delta: Device,
     header: OverlayHeader,
     geometry: Geometry,
     record: Record,
     /// Held by whoever changes states, over whole grains.
     grains: RangeLock,
-}
-
-/// What lies below.
-#[derive(Clone)]
-struct Base {
-    device: Device,
-    /// Whether what had been answered before the overlay came is durable.
-    is_flushed: bool,
+    /// Writes that hold no lock: over data, until draining begins.
+    unlocked: Unlocked,
 }
 
 /// What an overlay holds in one run.
@@ -112,17 +113,19 @@ impl Overlay {
         let boot_record = header.encode_boot(boot);
         let found = delta.read(BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
         let is_same_boot = found[..] == boot_record[..];
-        let record = Record::open(delta.clone(), header, is_same_boot).await?;
-        if is_same_boot && !delta.geometry().read_only {
+        let base = Arc::new(Base::new(base));
+        let record = Record::open(delta.clone(), header, is_same_boot, Arc::clone(&base)).await?;
+        if !delta.geometry().read_only {
+            if !is_same_boot {
+                delta.write(Mutation::data(BOOT_AT, boot_record.freeze())).await?;
+            }
             // An earlier process may have written the durable map without living to see it durable.
             if let Err(error) = delta.flush().await {
                 record.fail(&error);
             }
-        } else if !delta.geometry().read_only {
-            delta.write(Mutation::data(BOOT_AT, boot_record.freeze())).await?;
         }
-        let base = RwLock::new(Base { device: base, is_flushed: false });
-        Ok(Self { base, delta, header, geometry, record, grains: RangeLock::new() })
+        let (grains, unlocked) = (RangeLock::new(), Unlocked::default());
+        Ok(Self { base, delta, header, geometry, record, grains, unlocked })
     }
 
     /// What it is.
@@ -134,14 +137,15 @@ impl Overlay {
     /// What it lies over now.
     #[must_use]
     pub fn base(&self) -> Device {
-        self.base.read().device.clone()
+        self.base.device()
     }
 
     /// Lays it over another device, which holds the same bytes wherever the overlay holds none. Requests in flight end
     /// where they began.
     ///
     /// # Errors
-    /// Invalid if the new base is of another size or takes less.
+    /// Invalid if the new base is of another size or takes less; busy once something was drained into the base that is
+    /// there now.
     pub fn rebase(&self, device: Device) -> Result<()> {
         check_base(&device, &self.header)?;
         let (now, new) = (self.geometry, device.geometry());
@@ -149,8 +153,7 @@ impl Overlay {
             let context = format!("{} does not take every request that {} takes", device.name(), self.base().name());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        *self.base.write() = Base { device, is_flushed: false };
-        Ok(())
+        self.base.replace(device)
     }
 
     /// How much of the volume has its bytes in the delta.
@@ -261,155 +264,6 @@ impl Overlay {
         self.read_runs(extent, buffer, &self.runs(extent, usize::MAX)).await
     }
 
-    async fn write_data(&self, mutation: Mutation) -> Result<()> {
-        let extent = mutation.extent();
-        let run = self.header.grain.indices_of(extent);
-        if mutation.fua {
-            self.record.check()?;
-        }
-        if self.is_data(&run) {
-            return self.write_over(mutation, &run).await;
-        }
-        let guard = self.grains.exclusive(self.extent_of(&run)).await;
-        if self.is_data(&run) {
-            drop(guard);
-            return self.write_over(mutation, &run).await;
-        }
-        let mut direct = extent;
-        for grain in [run.start, run.end - 1] {
-            let whole = self.extent_of(&(grain..grain + 1));
-            let Some(part) = whole.intersection(direct) else { continue };
-            if part != whole && !self.is_data(&(grain..grain + 1)) {
-                self.write_part(whole, &mutation.slice(part)).await?;
-                direct = match part.offset == direct.offset {
-                    true => Extent::between(part.end(), direct.end()),
-                    false => Extent::between(direct.offset, part.offset),
-                };
-            }
-        }
-        if !direct.is_empty() {
-            self.write_delta(mutation.slice(direct).with_fua(false)).await?;
-        }
-        self.record.set(run, GrainState::Data).await?;
-        drop(guard);
-        if mutation.fua { self.record.flush().await } else { Ok(()) }
-    }
-
-    fn is_data(&self, run: &Range<u64>) -> bool {
-        self.record.look(|map| map.is_all(run, GrainState::Data))
-    }
-
-    /// Writes where the delta has all of it already.
-    async fn write_over(&self, mutation: Mutation, run: &Range<u64>) -> Result<()> {
-        let fua = mutation.fua;
-        let is_known = !fua || self.record.is_durable(run);
-        self.write_delta(mutation.with_fua(fua && is_known)).await?;
-        if is_known { Ok(()) } else { self.record.flush().await }
-    }
-
-    /// Writes a part of a grain that the delta does not have, and the rest of it as it reads now.
-    async fn write_part(&self, whole: Extent, part: &Mutation) -> Result<()> {
-        let state = self.record.look(|map| map.get(self.header.grain.index_of(whole.offset).0));
-        let mut buffer = self.read_run(whole.offset, state, Buffer::unpooled(whole.length.as_usize())).await?;
-        let at = (part.extent().offset - whole.offset).as_usize();
-        let place = &mut buffer[at..at + part.extent().length.as_usize()];
-        match part.kind() {
-            MutationKind::Data(data) => place.copy_from_slice(data),
-            MutationKind::Zeroes { .. } | MutationKind::Discard => place.fill(0),
-        }
-        self.write_delta(Mutation::data(whole.offset, buffer.freeze())).await
-    }
-
-    /// Writes to the delta what the volume is to have.
-    async fn write_delta(&self, mutation: Mutation) -> Result<()> {
-        let place = Extent::new(self.place_of(mutation.extent().offset), mutation.extent().length);
-        let moved = match mutation.kind() {
-            MutationKind::Data(data) => Mutation::data(place.offset, Data::clone(data)),
-            MutationKind::Zeroes { may_unmap } => Mutation::zeroes(place, *may_unmap),
-            MutationKind::Discard => Mutation::discard(place),
-        };
-        self.delta.write(moved.with_fua(mutation.fua)).await
-    }
-
-    /// Zeroes and discards: whole grains hide the base; of parts of grains zeroes are written and discards forgotten.
-    async fn clear(&self, mutation: Mutation) -> Result<()> {
-        let extent = mutation.extent();
-        if mutation.fua {
-            self.record.check()?;
-        }
-        let whole = self.whole_grains(extent);
-        let is_discard = matches!(mutation.kind(), MutationKind::Discard);
-        let inner = if whole.is_empty() { Extent::new(extent.offset, Bytes::ZERO) } else { self.extent_of(&whole) };
-        if !is_discard {
-            let (head, tail) = match whole.is_empty() {
-                // Both lie in one grain or in two neighbours.
-                true => {
-                    let border = extent.offset.align_up(self.header.grain.bytes()).min(extent.end());
-                    (Extent::between(extent.offset, border), Extent::between(border, extent.end()))
-                }
-                false => (Extent::between(extent.offset, inner.offset), Extent::between(inner.end(), extent.end())),
-            };
-            for part in [head, tail].into_iter().filter(|part| !part.is_empty()) {
-                self.clear_part(&mutation.slice(part).with_fua(false)).await?;
-            }
-        }
-        if !whole.is_empty() {
-            self.clear_whole(inner, whole).await?;
-        }
-        if mutation.fua { self.record.flush().await } else { Ok(()) }
-    }
-
-    async fn clear_part(&self, mutation: &Mutation) -> Result<()> {
-        let grain = self.header.grain.index_of(mutation.extent().offset).0;
-        let whole = self.extent_of(&(grain..grain + 1));
-        let _guard = self.grains.exclusive(whole).await;
-        match self.record.look(|map| map.get(grain)) {
-            GrainState::Zero => Ok(()),
-            GrainState::Data => self.write_delta(mutation.clone()).await,
-            GrainState::Absent => {
-                self.write_part(whole, mutation).await?;
-                self.record.set(grain..grain + 1, GrainState::Data).await
-            }
-        }
-    }
-
-    async fn clear_whole(&self, extent: Extent, run: Range<u64>) -> Result<()> {
-        let _guard = self.grains.exclusive(extent).await;
-        let (is_zero, has_data) = self.record.look(|map| {
-            let runs = map.run_at(run.start, run.end);
-            let has_data = !matches!(runs, (ref found, GrainState::Absent | GrainState::Zero) if *found == run);
-            (map.is_all(&run, GrainState::Zero), has_data)
-        });
-        if is_zero {
-            return Ok(());
-        }
-        self.record.set(run, GrainState::Zero).await?;
-        if has_data {
-            // Only the space is at stake: whoever writes here again writes whole grains. Zeroes and no discard, for
-            // until the next flush the durable map still points here, and nothing but old or zero may be found then.
-            let place = Extent::new(self.place_of(extent.offset), extent.length);
-            if let Err(error) = self.delta.write(Mutation::zeroes(place, true)).await {
-                tracing::debug!(delta = self.delta.name(), error = error.chain(), "space was not given back");
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes durable what the base was given before the overlay came, once.
-    async fn flush_base(&self) -> Result<()> {
-        let base = self.base.read().clone();
-        if base.is_flushed || base.device.geometry().read_only {
-            return Ok(());
-        }
-        if let Err(error) = base.device.flush().await {
-            self.record.fail(&error);
-            return Err(error);
-        }
-        let mut now = self.base.write();
-        now.is_flushed |= now.device.is_same(&base.device);
-        Ok(())
-    }
-
     async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
         let mut pieces = Vec::new();
         for (part, state) in self.runs(extent, PIECES_MAX) {
@@ -458,7 +312,6 @@ impl BlockDevice for Overlay {
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             self.record.check()?;
-            self.flush_base().await?;
             self.record.flush().await
         })
     }
@@ -470,7 +323,7 @@ impl BlockDevice for Overlay {
 
 impl std::fmt::Debug for Overlay {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(out, "Overlay({} over {})", self.delta.name(), self.base.read().device.name())
+        write!(out, "Overlay({} over {})", self.delta.name(), self.base.device().name())
     }
 }
 

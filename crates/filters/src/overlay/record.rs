@@ -14,10 +14,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{Buffer, Bytes, Device, Error, ErrorKind, Mutation, Result};
+use block::{BLOCK_BYTES, Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutation, Result};
 use parking_lot::Mutex;
 
-use super::format::{Map, OverlayHeader, SECTOR_BYTES};
+use super::base::Base;
+use super::format::{BOOT_AT, Map, OverlayHeader, SECTOR_BYTES};
 use super::map::{Body, GrainState, SECTOR_GRAINS, StateMap, fill, sectors_of, state_in};
 
 /// A map is read and written in pieces of this many sectors.
@@ -46,6 +47,8 @@ struct Change {
 
 /// The map of an overlay in memory and on the delta.
 pub(super) struct Record {
+    /// What is below: flushed before the durable map leaves anything to it.
+    base: Arc<Base>,
     delta: Device,
     header: OverlayHeader,
     live: Mutex<Live>,
@@ -62,7 +65,12 @@ pub(super) struct Record {
 
 impl Record {
     /// The maps that stand on `delta`: in the boot that wrote it the running one counts, after a reboot the durable one.
-    pub(super) async fn open(delta: Device, header: OverlayHeader, is_same_boot: bool) -> Result<Self> {
+    pub(super) async fn open(
+        delta: Device,
+        header: OverlayHeader,
+        is_same_boot: bool,
+        base: Arc<Base>,
+    ) -> Result<Self> {
         let mut live = Live { map: StateMap::new(header.grains()), behind: BTreeMap::new(), coming: BTreeMap::new() };
         for first in (0..header.sectors()).step_by(STEP_SECTORS as usize) {
             let count = STEP_SECTORS.min(header.sectors() - first);
@@ -79,6 +87,7 @@ impl Record {
             }
         }
         Ok(Self {
+            base,
             delta,
             header,
             live: Mutex::new(live),
@@ -99,14 +108,16 @@ impl Record {
     /// under way is done.
     pub(super) fn is_durable(&self, run: &Range<u64>) -> bool {
         let live = self.live.lock();
-        sectors_of(run).all(|index| {
+        let says_all = sectors_of(run).all(|index| {
             let first = index * SECTOR_GRAINS;
             let says_so = |body: &Body| {
                 let mut part = run.start.max(first)..run.end.min(first + SECTOR_GRAINS);
                 part.all(|grain| live.map.get(grain) == state_in(body, grain - first))
             };
             [&live.behind, &live.coming].into_iter().filter_map(|bodies| bodies.get(&index)).all(|body| says_so(body))
-        })
+        });
+        // A failure empties both, after it was noted.
+        says_all && self.failure.lock().is_none()
     }
 
     /// Sets the grains of `run` to `state`. Done means that a crash of the process keeps it. Their data, if they have
@@ -207,7 +218,12 @@ impl Record {
     }
 
     async fn flush_all(&self) -> Result<()> {
+        // First what the map is to say, then the base: what is drained in between is not in it.
         let wanted = self.live.lock().begin_flush();
+        if let Err(error) = self.base.flush().await {
+            self.distrust_running_map().await;
+            return Err(error);
+        }
         self.delta.flush().await?;
         if wanted.is_empty() {
             return Ok(());
@@ -231,6 +247,18 @@ impl Record {
         self.delta.flush().await?;
         self.live.lock().note_durable(wanted);
         Ok(())
+    }
+
+    /// After a flush of the base that failed: what was drained into it may be lost, while the delta and the durable map
+    /// still have what was flushed of it. Whoever opens the overlay next, in this boot too, goes by the durable map.
+    async fn distrust_running_map(&self) {
+        if !self.live.lock().has_drained() {
+            return;
+        }
+        let boot = Extent::new(BOOT_AT, Bytes(BLOCK_BYTES));
+        if let Err(error) = self.delta.write(Mutation::zeroes(boot, false)).await {
+            tracing::error!(delta = self.delta.name(), error = error.chain(), "the boot record could not be struck");
+        }
     }
 
     /// Fails once nothing durable is promised any more.
@@ -313,6 +341,15 @@ impl Live {
         self.behind.retain(|index, durable| **durable != map.body(*index));
         self.coming = self.behind.keys().map(|index| (*index, Box::new(map.body(*index)))).collect();
         self.coming.clone()
+    }
+
+    /// Whether a grain is in the base now that the durable map says is not.
+    fn has_drained(&self) -> bool {
+        self.behind.iter().any(|(index, durable)| {
+            let now = self.map.body(*index);
+            let is_absent = |body: &Body, grain| state_in(body, grain) == GrainState::Absent;
+            (0..SECTOR_GRAINS).any(|grain| is_absent(&now, grain) && !is_absent(durable, grain))
+        })
     }
 
     fn durable_body(&self, index: u64) -> Body {

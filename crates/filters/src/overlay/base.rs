@@ -1,0 +1,74 @@
+//! What an overlay lies over, and how much of what was written there is durable.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use block::{Device, Error, ErrorKind, Mutation, Result};
+use parking_lot::RwLock;
+
+/// The device below an overlay.
+pub(super) struct Base {
+    device: RwLock<Device>,
+    /// How many changes of it were answered. What came before the overlay counts as one.
+    answered: AtomicU64,
+    /// How many of these are durable.
+    durable: AtomicU64,
+    /// Whether the overlay has written to it.
+    is_written: AtomicBool,
+}
+
+impl Base {
+    pub(super) fn new(device: Device) -> Self {
+        let (answered, durable) = (AtomicU64::new(1), AtomicU64::new(0));
+        Self { device: RwLock::new(device), answered, durable, is_written: AtomicBool::new(false) }
+    }
+
+    /// What it is now.
+    pub(super) fn device(&self) -> Device {
+        self.device.read().clone()
+    }
+
+    /// Takes another device for it.
+    ///
+    /// # Errors
+    /// Busy if the overlay has written to the one that is there.
+    pub(super) fn replace(&self, device: Device) -> Result<()> {
+        let mut now = self.device.write();
+        if self.is_written.load(Ordering::Acquire) {
+            let context = format!("an overlay is being drained into {}", now.name());
+            return Err(Error::new(ErrorKind::Busy, context));
+        }
+        *now = device;
+        self.answered.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writes to it what the volume is to have there.
+    pub(super) async fn write(&self, mutation: Mutation) -> Result<()> {
+        let is_durable = mutation.fua;
+        let device = {
+            // Under the lock, so that the device that is written to is never replaced.
+            let device = self.device.read();
+            self.is_written.store(true, Ordering::Release);
+            device.clone()
+        };
+        device.write(mutation).await?;
+        if !is_durable {
+            self.answered.fetch_add(1, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes durable all that was answered before this was called. One at a time.
+    pub(super) async fn flush(&self) -> Result<()> {
+        let (device, answered) = {
+            let device = self.device.read();
+            (device.clone(), self.answered.load(Ordering::Acquire))
+        };
+        if self.durable.load(Ordering::Acquire) >= answered || device.geometry().read_only {
+            return Ok(());
+        }
+        device.flush().await?;
+        self.durable.store(answered, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Taking an overlay away while the guest writes: what it holds moves into the base, grain by grain, until it is empty.
+//!
+//! ```text
+//!   held ──▶ its grains are locked ──▶ delta read ──▶ base written ──▶ running map: absent ──▶ unlocked
+//!                                                                            │
+//!   a flush begins: what is absent now ──▶ base flushed ──▶ delta flushed ──▶ durable map: absent
+//! ```
+//!
+//! Once draining has begun no grain becomes held again: the guest's writes, zeroes and discards go to the base where the
+//! overlay holds nothing, and to the delta where it holds something. Every mutation holds its grains then, so none is
+//! lost in the delta while its grain is copied. Those that began earlier without a lock are waited for.
+//!
+//! What a crash leaves at each moment:
+//!
+//! | the drain has | after a crash of the process (running map) | after a power loss (durable map) |
+//! |---|---|---|
+//! | read the delta | held: nothing has changed | as before |
+//! | written the base, perhaps in part | held: the delta hides it, and it is drained again | held: the same; absent (the guest wrote the grain since the last flush): each sector of the base is what it was or what the guest wrote since |
+//! | written the running map, perhaps | held or absent: both have the same bytes, for the grain is still locked | as above |
+//! | let the grain go | absent: the base has it all, with what the guest writes there | held: the delta has what was drained, which is what was flushed last or newer; what the guest writes to the base is unflushed |
+//! | flushed the base | absent | as above; a sector of the durable map that says absent already finds the base durable |
+//! | flushed the durable map | absent | absent: the base is durable as it was when the flush began |
+//!
+//! So the delta's bytes of a drained grain stay; its space goes with the whole delta. A forced write to the base over a grain
+//! that the durable map still holds ends with a whole flush, because a power loss would bring the delta's bytes back.
+//!
+//! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the running
+//! map is struck: who opens the overlay next finds what the durable map says.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use block::{Buffer, Bytes, Extent, Mutation, MutationKind, Result};
+use tokio::sync::Notify;
+
+use super::map::GrainState;
+use super::{Overlay, RunOrigin};
+
+impl Overlay {
+    /// From now on mutations go to the base wherever the overlay holds nothing, so that it only gets emptier. There is no
+    /// way back but to open it again. The base must be writable.
+    pub fn begin_drain(&self) {
+        self.unlocked.close();
+    }
+
+    /// Whether it holds nothing. After a flush that began later, the base alone is the volume.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.record.look(|map| map.count(GrainState::Absent) == map.len())
+    }
+
+    /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain, and
+    /// gives what it has moved; nothing if nothing is held there. What was moved is durable after the next flush.
+    ///
+    /// Without [`begin_drain`](Self::begin_drain) it is for an overlay that nobody writes to. Once begun it is driven to its
+    /// end, as every operation: if it is dropped midway, the overlay must be opened again before it is used.
+    ///
+    /// # Errors
+    /// What the delta and the base say. What was to be moved is then still held.
+    pub async fn drain_next(&self, from: Bytes, most: Bytes) -> Result<Option<Extent>> {
+        self.unlocked.ended().await;
+        while let Some((found, _)) = self.next_stored(from, most) {
+            let guard = self.grains.exclusive(found).await;
+            // Others may have drained or zeroed it meanwhile.
+            if let Some((extent, origin)) = self.next_stored(found.offset, self.movable(found))
+                && found.contains(extent)
+            {
+                self.move_to_base(extent, origin).await?;
+                return Ok(Some(extent));
+            }
+            drop(guard);
+        }
+        Ok(None)
+    }
+
+    /// How much of `extent` one request can carry, in whole grains.
+    fn movable(&self, extent: Extent) -> Bytes {
+        extent.length.min(Bytes(self.geometry.transfer_bytes_max.into()))
+    }
+
+    /// The caller holds the grains of `extent`.
+    async fn move_to_base(&self, extent: Extent, origin: RunOrigin) -> Result<()> {
+        let mutation = match origin {
+            RunOrigin::Zeroes => Mutation::zeroes(extent, true),
+            RunOrigin::Data => {
+                let buffer = Buffer::unpooled(extent.length.as_usize());
+                Mutation::data(extent.offset, self.delta.read(self.place_of(extent.offset), buffer).await?.freeze())
+            }
+        };
+        self.base.write(mutation).await?;
+        self.record.set(self.header.grain.indices_of(extent), GrainState::Absent).await
+    }
+
+    /// Writes data while the overlay is drained.
+    pub(super) async fn write_draining(&self, mutation: Mutation) -> Result<()> {
+        let run = self.header.grain.indices_of(mutation.extent());
+        let grains = self.extent_of(&run);
+        let guard = self.grains.shared(grains).await;
+        let runs = self.runs(mutation.extent(), usize::MAX);
+        if runs.iter().any(|(_, state)| *state == GrainState::Zero) {
+            drop(guard);
+            let guard = self.grains.exclusive(grains).await;
+            self.write_parts(&mutation).await?;
+            drop(guard);
+            return if mutation.fua { self.record.flush().await } else { Ok(()) };
+        }
+        let is_known = !mutation.fua || self.record.is_durable(&run);
+        for (part, state) in runs {
+            let piece = mutation.slice(part).with_fua(mutation.fua && is_known);
+            match state {
+                GrainState::Absent => self.base.write(piece).await?,
+                GrainState::Data | GrainState::Zero => self.write_delta(piece).await?,
+            }
+        }
+        drop(guard);
+        if is_known { Ok(()) } else { self.record.flush().await }
+    }
+
+    /// Carries out a mutation while the overlay is drained, each part where its grains are, and forces none. The caller
+    /// holds all of them alone.
+    pub(super) async fn write_parts(&self, mutation: &Mutation) -> Result<()> {
+        for (part, state) in self.runs(mutation.extent(), usize::MAX) {
+            let piece = mutation.slice(part).with_fua(false);
+            match (state, piece.kind()) {
+                (GrainState::Absent, _) => self.base.write(piece).await?,
+                (_, MutationKind::Data(_)) => self.write_held(piece).await?,
+                (_, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes under way that hold no lock. Once closed, no further ones begin.
+#[derive(Default)]
+pub(super) struct Unlocked {
+    is_closed: AtomicBool,
+    under_way: AtomicU64,
+    ended: Notify,
+}
+
+/// A write under way.
+pub(super) struct UnderWay<'a>(&'a Unlocked);
+
+impl Unlocked {
+    /// Begins one, unless they are closed.
+    pub(super) fn enter(&self) -> Option<UnderWay<'_>> {
+        if self.is_closed() {
+            return None;
+        }
+        self.under_way.fetch_add(1, Ordering::SeqCst);
+        let entered = UnderWay(self);
+        // Whoever closes and then sees none under way must be seen here.
+        (!self.is_closed.load(Ordering::SeqCst)).then_some(entered)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits for those that began before they were closed; not at all if they are not.
+    async fn ended(&self) {
+        while self.is_closed() {
+            let ended = self.ended.notified();
+            if self.under_way.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let left = self.0.under_way.fetch_sub(1, Ordering::SeqCst);
+        if left == 1 && self.0.is_closed.load(Ordering::SeqCst) {
+            self.0.ended.notify_waiters();
+        }
+    }
+}
+
+#[cfg(test)]
+mod disk;
+#[cfg(test)]
+mod tests;
