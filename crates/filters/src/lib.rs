@@ -4,20 +4,24 @@
 //! - [`WriteFrequencySketch`] tells which blocks are written often.
 //! - [`Throttle`] holds a device to a rate.
 //! - [`Overlay`] keeps every change of a volume in a delta and leaves the base as it is: a snapshot.
+//! - [`Regions`] makes one device of several, and [`Region`] a device of a part of one.
 //! - [`Fault`] makes a device fail, hang or slow down as its rules say.
 
 mod fault;
 mod histogram;
 mod meter;
 mod overlay;
+mod regions;
 mod throttle;
 mod token_bucket;
+mod translate;
 mod write_frequency;
 
 pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;
 pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};
 pub use overlay::{Overlay, OverlayHeader, RunOrigin};
+pub use regions::{Region, Regions, layout};
 pub use throttle::Throttle;
 pub use token_bucket::TokenBucket;
 pub use write_frequency::{COUNTERS_MAX, STAGES, WriteFrequencySketch};

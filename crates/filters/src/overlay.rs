@@ -40,6 +40,8 @@ use format::{BOOT_AT, Map};
 use map::GrainState;
 use record::Record;
 
+use crate::translate::in_units;
+
 /// An answer to the question for extents has so many pieces at most.
 const PIECES_MAX: usize = 64;
 
@@ -366,30 +368,6 @@ fn check_base(base: &Device, header: &OverlayHeader) -> Result<()> {
     let (is, should) = (base.size().0, header.volume.0);
     let context = format!("the overlay is of a volume of {should} bytes, and {} has {is}", base.name());
     Err(Error::new(ErrorKind::Invalid, context))
-}
-
-/// The pieces of a base that counts in smaller units than the overlay: each begins and ends with a unit, and what is
-/// zero only in part is data.
-fn in_units(pieces: Vec<ExtentStatus>, unit: u64, volume: Bytes) -> Vec<ExtentStatus> {
-    let mut aligned: Vec<ExtentStatus> = Vec::new();
-    let mut push = |extent: Extent, state: ExtentState| match aligned.last_mut() {
-        _ if extent.is_empty() => {}
-        Some(last) if last.state == state => last.extent.length += extent.length,
-        _ => aligned.push(ExtentStatus { extent, state }),
-    };
-    let mut next = pieces[0].extent.offset;
-    let end = pieces.last().map_or(next, |last| last.extent.end());
-    for piece in pieces.into_iter().filter(|piece| piece.state.reads_zero()) {
-        let end = if piece.extent.end() == volume { volume } else { piece.extent.end().align_down(unit) };
-        let start = piece.extent.offset.align_up(unit).max(next);
-        if start < end {
-            push(Extent::between(next, start), ExtentState::Data);
-            push(Extent::between(start, end), piece.state);
-            next = end;
-        }
-    }
-    push(Extent::between(next, end.align_up(unit).min(volume).max(next)), ExtentState::Data);
-    aligned
 }
 
 #[cfg(test)]

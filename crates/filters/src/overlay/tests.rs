@@ -5,12 +5,12 @@ use std::task::{Context, Waker};
 
 use block::testing::{Model, Random, conformance};
 use block::{
-    BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, ExtentState, ExtentStatus, Geometry,
-    IoFuture, MemDevice, Mutation,
+    BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, ExtentStatus, Geometry, IoFuture,
+    MemDevice, Mutation,
 };
 use tokio::sync::Semaphore;
 
-use super::{Overlay, OverlayHeader, RunOrigin, in_units};
+use super::{Overlay, OverlayHeader, RunOrigin};
 
 const BOOT: [u8; 16] = [1; 16];
 
@@ -290,21 +290,4 @@ async fn whatever_an_earlier_overlay_left_on_the_delta_is_gone_in_a_new_one() {
     let new = device(&open(&base, &delta, BOOT).await);
     let read = new.read(Bytes::ZERO, Buffer::unpooled(100_000)).await.expect("memory answers");
     assert!(read.iter().all(|byte| *byte == 0));
-}
-
-#[test]
-fn pieces_of_a_finer_base_are_told_in_whole_units() {
-    let piece = |start, end, state| ExtentStatus { extent: Extent::between(Bytes(start), Bytes(end)), state };
-    let told = |pieces: Vec<ExtentStatus>| -> Vec<(u64, u64, bool)> {
-        let told = in_units(pieces, 4096, Bytes(20_000));
-        told.iter().map(|piece| (piece.extent.offset.0, piece.extent.end().0, piece.state.reads_zero())).collect()
-    };
-    let (hole, data) = (ExtentState::Hole, ExtentState::Data);
-    assert_eq!(told(vec![piece(0, 512, hole)]), [(0, 4096, false)]);
-    assert_eq!(
-        told(vec![piece(0, 4608, hole), piece(4608, 5120, data), piece(5120, 20_000, hole)]),
-        [(0, 4096, true), (4096, 8192, false), (8192, 20_000, true)]
-    );
-    assert_eq!(told(vec![piece(4096, 9000, data)]), [(4096, 12_288, false)]);
-    assert_eq!(told(vec![piece(0, 8192, data), piece(8192, 9000, hole)]), [(0, 12_288, false)]);
 }

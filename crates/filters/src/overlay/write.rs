@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use block::{Buffer, Bytes, Data, Extent, Mutation, MutationKind, Result};
+use block::{Buffer, Bytes, Extent, Mutation, MutationKind, Result};
 
 use super::Overlay;
 use super::map::GrainState;
+use crate::translate::moved;
 
 impl Overlay {
     pub(super) async fn write_data(&self, mutation: Mutation) -> Result<()> {
@@ -86,13 +87,7 @@ impl Overlay {
 
     /// Writes to the delta what the volume is to have.
     pub(super) async fn write_delta(&self, mutation: Mutation) -> Result<()> {
-        let place = Extent::new(self.place_of(mutation.extent().offset), mutation.extent().length);
-        let moved = match mutation.kind() {
-            MutationKind::Data(data) => Mutation::data(place.offset, Data::clone(data)),
-            MutationKind::Zeroes { may_unmap } => Mutation::zeroes(place, *may_unmap),
-            MutationKind::Discard => Mutation::discard(place),
-        };
-        self.delta.write(moved.with_fua(mutation.fua)).await
+        self.delta.write(moved(&mutation, self.place_of(mutation.extent().offset))).await
     }
 
     /// Zeroes and discards: whole grains hide the base; of parts of grains zeroes are written and discards forgotten.
