@@ -2,7 +2,7 @@
 //!
 //! - [`Meter`] counts what passes and how long it takes: what the guest feels.
 //! - [`WriteFrequencySketch`] tells which blocks are written often.
-//! - [`Throttle`] holds a device to a rate.
+//! - [`Throttle`] holds a device to a rate, and [`RateLimit`] a volume to a limit that can be changed.
 //! - [`Overlay`] keeps every change of a volume in a delta and leaves the base as it is: a snapshot.
 //! - [`Regions`] makes one device of several, and [`Region`] a device of a part of one.
 //! - [`Fault`] makes a device fail, hang or slow down as its rules say.
@@ -22,6 +22,6 @@ pub use histogram::LatencyHistogram;
 pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};
 pub use overlay::{Overlay, OverlayHeader, RunOrigin};
 pub use regions::{Region, Regions, layout};
-pub use throttle::Throttle;
+pub use throttle::{RateLimit, RateLimits, Throttle};
 pub use token_bucket::TokenBucket;
 pub use write_frequency::{COUNTERS_MAX, STAGES, WriteFrequencySketch};

@@ -3,6 +3,9 @@
 //! Every connection has a [`Meter`] with counters of its own, which only the connection's worker changes; the volume's
 //! [`MeterState`] adds them up when somebody asks. A request costs two looks at the clock and a few additions without a
 //! locked instruction.
+//!
+//! A volume's [`RateLimit`] stands before its meters: a request that waits for it has not begun, so the wait is neither the
+//! guest's latency nor a request in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,11 +13,11 @@ use std::time::Duration;
 
 use block::{BlockDevice, Buffer, Bytes, Extent, ExtentStatus, Geometry, IoFuture, Mutation, MutationKind, SlotLane};
 use crossbeam_utils::CachePadded;
-use env::{EnvRef, Moment};
+use env::{EnvRef, Moment, Task};
 use parking_lot::Mutex;
 
-use crate::LatencyHistogram;
 use crate::histogram::{AtomicHistogram, bump};
+use crate::{LatencyHistogram, RateLimit};
 
 /// How many requests in flight a connection can tell apart; the age of further ones is not watched.
 const WATCHED: usize = 128;
@@ -27,6 +30,7 @@ pub struct MeterState {
 
 struct Shared {
     env: EnvRef,
+    limit: RateLimit,
     lanes: Mutex<Vec<Arc<Lane>>>,
     /// What connections that are gone have counted.
     gone: Mutex<MeterSnapshot>,
@@ -148,9 +152,16 @@ impl MeterState {
     /// The meters of a volume, at zero.
     #[must_use]
     pub fn new(env: EnvRef) -> Self {
-        let shared =
-            Shared { env, lanes: Mutex::default(), gone: Mutex::default(), gone_longest_ns: AtomicU64::new(0) };
+        let limit = RateLimit::new(Arc::clone(&env));
+        let (lanes, gone, gone_longest_ns) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        let shared = Shared { env, limit, lanes, gone, gone_longest_ns };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// What the volume's requests are held to before they are counted. Flushes and questions for extents always pass.
+    #[must_use]
+    pub fn rate_limit(&self) -> &RateLimit {
+        &self.shared.limit
     }
 
     /// One connection's way into a slot, metered.
@@ -279,12 +290,17 @@ impl Drop for Watched<'_> {
 }
 
 impl Meter {
+    /// Counts a request, which begins after `wait`.
     async fn count<T>(
         &self,
         direction: &Direction,
         bytes: u64,
+        wait: Option<Task>,
         request: impl Future<Output = block::Result<T>>,
     ) -> block::Result<T> {
+        if let Some(wait) = wait {
+            wait.await;
+        }
         let began = nanoseconds(self.shared.env.now());
         let watched = Watched { lane: &self.lane, place: self.lane.begin(began) };
         let answer = request.await;
@@ -323,7 +339,8 @@ impl BlockDevice for Meter {
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
         let bytes = buffer.len() as u64;
-        Box::pin(self.count(&self.lane.read, bytes, self.lower.read(offset, buffer)))
+        let wait = self.shared.limit.admit(bytes);
+        Box::pin(self.count(&self.lane.read, bytes, wait, self.lower.read(offset, buffer)))
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
@@ -331,11 +348,12 @@ impl BlockDevice for Meter {
             MutationKind::Data(data) => data.len() as u64,
             MutationKind::Zeroes { .. } | MutationKind::Discard => 0,
         };
-        Box::pin(self.count(&self.lane.write, bytes, self.lower.write(mutation)))
+        let wait = self.shared.limit.admit(bytes);
+        Box::pin(self.count(&self.lane.write, bytes, wait, self.lower.write(mutation)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.count(&self.lane.flush, 0, self.lower.flush()))
+        Box::pin(self.count(&self.lane.flush, 0, None, self.lower.flush()))
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
