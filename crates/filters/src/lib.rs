@@ -12,6 +12,7 @@ mod histogram;
 mod meter;
 mod overlay;
 mod regions;
+mod store;
 mod throttle;
 mod token_bucket;
 mod translate;

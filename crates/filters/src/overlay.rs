@@ -19,27 +19,23 @@
 //! bits a grain and at most 64 MiB with what hangs on it, for the grain grows with the volume; while flushes are
 //! outstanding 8 MiB more.
 
-mod base;
 mod drain;
 mod format;
-mod map;
-mod record;
+mod grain;
 mod write;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use base::Base;
 use block::{
     BlockDevice, Buffer, Bytes, ChunkIndex, Device, Error, ErrorKind, Extent, ExtentState, ExtentStatus, Geometry,
     IoFuture, Mutation, MutationKind, RangeLock, Result,
 };
 use drain::Unlocked;
 pub use format::OverlayHeader;
-use format::{BOOT_AT, Map};
-use map::GrainState;
-use record::Record;
+use grain::GrainState;
 
+use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES};
 use crate::translate::in_units;
 
 /// An answer to the question for extents has so many pieces at most.
@@ -54,7 +50,8 @@ pub struct Overlay {
     delta: Device,
     header: OverlayHeader,
     geometry: Geometry,
-    record: Record,
+    record: Record<GrainState>,
+    placement: Placement,
     /// Held by whoever changes states, over whole grains.
     grains: RangeLock,
     /// Writes that hold no lock: over data, until draining begins.
@@ -78,9 +75,9 @@ impl Overlay {
     pub async fn create(delta: &Device, header: &OverlayHeader) -> Result<()> {
         check_delta(delta, header)?;
         // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
-        let first = Extent::new(Bytes::ZERO, header.map_at(Map::Durable));
+        let first = Extent::new(Bytes::ZERO, header.layout().map_at(Map::Durable));
         delta.write(Mutation::zeroes(first, false).with_fua(true)).await?;
-        let maps = Extent::between(header.map_at(Map::Durable), header.overhead_bytes());
+        let maps = Extent::between(header.layout().map_at(Map::Durable), header.overhead_bytes());
         for piece in maps.split_at_multiples(4 << 20) {
             delta.write(Mutation::zeroes(piece, false)).await?;
         }
@@ -112,22 +109,11 @@ impl Overlay {
         let header = Self::inspect(&delta).await?;
         check_base(&base, &header)?;
         let geometry = geometry_over(&base, &delta, &header)?;
-        let boot_record = header.encode_boot(boot);
-        let found = delta.read(BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
-        let is_same_boot = found[..] == boot_record[..];
         let base = Arc::new(Base::new(base));
-        let record = Record::open(delta.clone(), header, is_same_boot, Arc::clone(&base)).await?;
-        if !delta.geometry().read_only {
-            if !is_same_boot {
-                delta.write(Mutation::data(BOOT_AT, boot_record.freeze())).await?;
-            }
-            // An earlier process may have written the durable map without living to see it durable.
-            if let Err(error) = delta.flush().await {
-                record.fail(&error);
-            }
-        }
+        let record = Record::open(delta.clone(), header.layout(), boot, Arc::clone(&base)).await?;
+        let placement = Placement::Identity { start: header.data_at() };
         let (grains, unlocked) = (RangeLock::new(), Unlocked::default());
-        Ok(Self { base, delta, header, geometry, record, grains, unlocked })
+        Ok(Self { base, delta, header, geometry, record, placement, grains, unlocked })
     }
 
     /// What it is.
@@ -200,7 +186,7 @@ impl Overlay {
 
     /// Where `offset` of the volume is in the delta.
     fn place_of(&self, offset: Bytes) -> Bytes {
-        self.header.data_at() + offset
+        self.placement.place_of(offset)
     }
 
     /// The grains that `extent` covers wholly.
@@ -340,7 +326,7 @@ fn geometry_over(base: &Device, delta: &Device, header: &OverlayHeader) -> Resul
         read_only: own.read_only,
     };
     // Maps go in pieces of 1 MiB, and parts of grains take the rest along.
-    let least = header.grain.bytes().max(record::STEP_BYTES);
+    let least = header.grain.bytes().max(STEP_BYTES);
     if u64::from(geometry.transfer_bytes_max) < least {
         let context = format!("an overlay needs requests of {least} bytes; {} or its base takes none", delta.name());
         return Err(Error::new(ErrorKind::Invalid, context));
@@ -349,7 +335,7 @@ fn geometry_over(base: &Device, delta: &Device, header: &OverlayHeader) -> Resul
 }
 
 const fn header_extent() -> Extent {
-    Extent::new(Bytes::ZERO, BOOT_AT)
+    Extent::new(Bytes::ZERO, Layout::BOOT_AT)
 }
 
 fn check_delta(delta: &Device, header: &OverlayHeader) -> Result<()> {

@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use block::{Buffer, Bytes, Extent, Mutation, MutationKind, Result};
 use tokio::sync::Notify;
 
-use super::map::GrainState;
+use super::grain::GrainState;
 use super::{Overlay, RunOrigin};
 
 impl Overlay {

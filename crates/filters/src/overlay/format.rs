@@ -2,27 +2,17 @@
 
 use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Result};
 
-use super::map::{BODY_BYTES, Body, SECTOR_GRAINS};
+use super::grain::GrainState;
+use crate::store::Layout;
 
 /// The first bytes of an overlay.
 const MAGIC: [u8; 8] = *b"TRANSHUO";
-/// The first bytes of the boot page.
-const BOOT_MAGIC: [u8; 8] = *b"TRANSHUB";
 /// The version of the layout.
 const VERSION: u32 = 1;
-/// What power loss keeps whole: the header, the boot record and every piece of a map are one each.
-pub(super) const SECTOR_BYTES: usize = 512;
-/// Where the boot record is.
-pub(super) const BOOT_AT: Bytes = Bytes(BLOCK_BYTES);
-/// Where the first map is.
-const MAPS_AT: Bytes = Bytes(2 * BLOCK_BYTES);
 /// Where data may begin: at multiples of this.
 const DATA_ALIGNMENT: u64 = 1 << 20;
 /// Both maps together have at most so many grains that one takes 64 MiB of memory.
 const GRAINS_MAX: u64 = 1 << 28;
-/// What a map sector has before its states: checksum, number, a part of the overlay's identity.
-const SECTOR_HEAD_BYTES: usize = SECTOR_BYTES - BODY_BYTES;
-
 /// What an overlay is and to what it belongs. It never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverlayHeader {
@@ -71,23 +61,12 @@ impl OverlayHeader {
 
     /// Where the first byte of the volume is.
     pub(super) fn data_at(&self) -> Bytes {
-        (self.map_at(Map::Running) + self.map_bytes()).align_up(DATA_ALIGNMENT)
+        self.layout().end().align_up(DATA_ALIGNMENT)
     }
 
-    pub(super) fn map_at(&self, map: Map) -> Bytes {
-        match map {
-            Map::Durable => MAPS_AT,
-            Map::Running => MAPS_AT + self.map_bytes(),
-        }
-    }
-
-    pub(super) fn map_bytes(&self) -> Bytes {
-        Bytes(self.sectors() * SECTOR_BYTES as u64).align_up(BLOCK_BYTES)
-    }
-
-    /// How many sectors a map has.
-    pub(super) fn sectors(&self) -> u64 {
-        self.grains().div_ceil(SECTOR_GRAINS)
+    /// Its record.
+    pub(super) fn layout(&self) -> Layout {
+        Layout::new::<GrainState>(self.grains(), self.id)
     }
 
     pub(super) fn grains(&self) -> u64 {
@@ -138,50 +117,6 @@ impl OverlayHeader {
             _ => refuse(ErrorKind::Corrupt, "is damaged: its header has no sensible sizes"),
         }
     }
-
-    /// The record of the boot in which the running map holds.
-    pub(super) fn encode_boot(&self, boot: [u8; 16]) -> Buffer {
-        let mut page = Buffer::unpooled(BLOCK_BYTES as usize);
-        page[..8].copy_from_slice(&BOOT_MAGIC);
-        page[8..24].copy_from_slice(&boot);
-        page[24..40].copy_from_slice(&self.id);
-        let crc = crc32fast::hash(&page[..40]);
-        page[40..44].copy_from_slice(&crc.to_le_bytes());
-        page
-    }
-
-    /// A sector of a map with these states.
-    pub(super) fn encode_sector(&self, index: u64, body: &Body, sector: &mut [u8]) {
-        sector[4..8].copy_from_slice(&(index as u32).to_le_bytes());
-        sector[8..SECTOR_HEAD_BYTES].copy_from_slice(&self.id[..8]);
-        sector[SECTOR_HEAD_BYTES..].copy_from_slice(body);
-        let crc = crc32fast::hash(&sector[4..]);
-        sector[..4].copy_from_slice(&crc.to_le_bytes());
-    }
-
-    /// The states of a sector of a map; one that was never written has none.
-    pub(super) fn decode_sector(&self, index: u64, sector: &[u8], name: &str) -> Result<Option<Body>> {
-        if sector.iter().all(|byte| *byte == 0) {
-            return Ok(None);
-        }
-        let is_right = number(&sector[..4]) == crc32fast::hash(&sector[4..])
-            && number(&sector[4..8]) == index as u32
-            && sector[8..SECTOR_HEAD_BYTES] == self.id[..8];
-        if !is_right {
-            let context = format!("{name} is damaged: sector {index} of its map is not what was written");
-            return Err(Error::new(ErrorKind::Corrupt, context));
-        }
-        Ok(Some(sector[SECTOR_HEAD_BYTES..].try_into().expect("a sector is its head and its body")))
-    }
-}
-
-/// Which of the two maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Map {
-    /// What a power loss leaves: written after a flush of the data that it speaks of.
-    Durable,
-    /// What a crash of the process leaves: written before a write is answered, never flushed, true in one boot.
-    Running,
 }
 
 fn number(bytes: &[u8]) -> u32 {
@@ -201,7 +136,8 @@ mod tests {
         for (volume, grain) in [(Bytes(1), 4096), (Bytes::gib(1024), 4096), (Bytes::gib(16 << 10), 65536)] {
             let header = header(volume);
             assert_eq!(header.grain.bytes(), grain);
-            assert!(header.map_bytes() <= Bytes::mib(70), "{}", header.map_bytes());
+            let map = header.layout().map_bytes();
+            assert!(map <= Bytes::mib(70), "{map}");
             assert_eq!(header.delta_bytes(), header.overhead_bytes() + volume);
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use block::{Buffer, Bytes, Extent, Mutation, MutationKind, Result};
 
 use super::Overlay;
-use super::map::GrainState;
+use super::grain::GrainState;
 use crate::translate::moved;
 
 impl Overlay {

@@ -1,37 +1,37 @@
-//! What an overlay lies over, and how much of what was written there is durable.
+//! What a store lies over, and how much of what was written there is durable.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use block::{Device, Error, ErrorKind, Mutation, Result};
 use parking_lot::RwLock;
 
-/// The device below an overlay.
-pub(super) struct Base {
+/// The device below a store.
+pub(crate) struct Base {
     device: RwLock<Device>,
-    /// How many changes of it were answered. What came before the overlay counts as one.
+    /// How many changes of it were answered. What came before the store was opened counts as one.
     answered: AtomicU64,
     /// How many of these are durable.
     durable: AtomicU64,
-    /// Whether the overlay has written to it.
+    /// Whether the store has written to it.
     is_written: AtomicBool,
 }
 
 impl Base {
-    pub(super) fn new(device: Device) -> Self {
+    pub(crate) fn new(device: Device) -> Self {
         let (answered, durable) = (AtomicU64::new(1), AtomicU64::new(0));
         Self { device: RwLock::new(device), answered, durable, is_written: AtomicBool::new(false) }
     }
 
     /// What it is now.
-    pub(super) fn device(&self) -> Device {
+    pub(crate) fn device(&self) -> Device {
         self.device.read().clone()
     }
 
     /// Takes another device for it.
     ///
     /// # Errors
-    /// Busy if the overlay has written to the one that is there.
-    pub(super) fn replace(&self, device: Device) -> Result<()> {
+    /// Busy if the store has written to the one that is there.
+    pub(crate) fn replace(&self, device: Device) -> Result<()> {
         let mut now = self.device.write();
         if self.is_written.load(Ordering::Acquire) {
             let context = format!("an overlay is being drained into {}", now.name());
@@ -43,7 +43,7 @@ impl Base {
     }
 
     /// Writes to it what the volume is to have there.
-    pub(super) async fn write(&self, mutation: Mutation) -> Result<()> {
+    pub(crate) async fn write(&self, mutation: Mutation) -> Result<()> {
         let is_durable = mutation.fua;
         let device = {
             // Under the lock, so that the device that is written to is never replaced.
@@ -59,7 +59,7 @@ impl Base {
     }
 
     /// Makes durable all that was answered before this was called. One at a time.
-    pub(super) async fn flush(&self) -> Result<()> {
+    pub(crate) async fn flush(&self) -> Result<()> {
         let (device, answered) = {
             let device = self.device.read();
             (device.clone(), self.answered.load(Ordering::Acquire))

@@ -1,4 +1,4 @@
-//! How changes of the map get to the delta: the running map before a write is answered, the durable one at flushes.
+//! How changes of the map get to the device: the running map before a write is answered, the durable one at flushes.
 //!
 //! ```text
 //!   the data is written ──▶ announced ──▶ running map written ──▶ applied, seen by reads ──▶ the write is answered
@@ -18,19 +18,20 @@ use block::{BLOCK_BYTES, Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutati
 use parking_lot::Mutex;
 
 use super::base::Base;
-use super::format::{BOOT_AT, Map, OverlayHeader, SECTOR_BYTES};
-use super::map::{Body, GrainState, SECTOR_GRAINS, StateMap, fill, sectors_of, state_in};
+use super::entry::{BODY_BYTES, Body, Entry};
+use super::layout::{Layout, Map, SECTOR_BYTES};
+use super::map::StateMap;
 
 /// A map is read and written in pieces of this many sectors.
 const STEP_SECTORS: u64 = 2048;
 /// The same in bytes.
-pub(super) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
-/// With so many sectors of the durable map behind, the overlay flushes by itself: 8 MiB of memory at most.
+pub(crate) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
+/// With so many sectors of the durable map behind, the store flushes by itself: 8 MiB of memory at most.
 const BEHIND_MAX: usize = 16384;
 
 /// What is true of the grains now, and how the durable map differs.
-pub(super) struct Live {
-    pub(super) map: StateMap,
+pub(crate) struct Live<E> {
+    pub(crate) map: StateMap<E>,
     /// The sectors in which the durable map differs, and what stands there.
     behind: BTreeMap<u64, Box<Body>>,
     /// What the flush under way is going to write there.
@@ -38,21 +39,21 @@ pub(super) struct Live {
 }
 
 /// A change of the map whose data is written.
-struct Change {
+struct Change<E> {
     run: Range<u64>,
-    state: GrainState,
+    state: E,
     /// How it went, once somebody has written it.
     outcome: Mutex<Option<Result<(), (ErrorKind, String)>>>,
 }
 
-/// The map of an overlay in memory and on the delta.
-pub(super) struct Record {
+/// The map of a store in memory and on the device.
+pub(crate) struct Record<E> {
     /// What is below: flushed before the durable map leaves anything to it.
     base: Arc<Base>,
-    delta: Device,
-    header: OverlayHeader,
-    live: Mutex<Live>,
-    announced: Mutex<Vec<Arc<Change>>>,
+    device: Device,
+    layout: Layout,
+    live: Mutex<Live<E>>,
+    announced: Mutex<Vec<Arc<Change<E>>>>,
     /// Who writes the running map, one at a time; whoever waits is served by the same write.
     turn: tokio::sync::Mutex<()>,
     /// How many flushes have begun.
@@ -63,56 +64,65 @@ pub(super) struct Record {
     failure: Mutex<Option<String>>,
 }
 
-impl Record {
-    /// The maps that stand on `delta`: in the boot that wrote it the running one counts, after a reboot the durable one.
-    pub(super) async fn open(
-        delta: Device,
-        header: OverlayHeader,
-        is_same_boot: bool,
-        base: Arc<Base>,
-    ) -> Result<Self> {
-        let mut live = Live { map: StateMap::new(header.grains()), behind: BTreeMap::new(), coming: BTreeMap::new() };
-        for first in (0..header.sectors()).step_by(STEP_SECTORS as usize) {
-            let count = STEP_SECTORS.min(header.sectors() - first);
-            let durable = read_sectors(&delta, &header, Map::Durable, first, count).await?;
-            let running = read_sectors(&delta, &header, Map::Running, first, count).await?;
+impl<E: Entry> Record<E> {
+    /// The record that stands on `device`, over `base` and in the machine's boot `boot`: in the boot that wrote it the running
+    /// map counts, after a reboot the durable one.
+    pub(crate) async fn open(device: Device, layout: Layout, boot: [u8; 16], base: Arc<Base>) -> Result<Self> {
+        let boot_record = layout.encode_boot(boot);
+        let found = device.read(Layout::BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
+        let is_same_boot = found[..] == boot_record[..];
+        let mut live = Live { map: StateMap::new(layout.grains()), behind: BTreeMap::new(), coming: BTreeMap::new() };
+        for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
+            let count = STEP_SECTORS.min(layout.sectors() - first);
+            let durable = read_sectors(&device, &layout, Map::Durable, first, count).await?;
+            let running = read_sectors(&device, &layout, Map::Running, first, count).await?;
             if is_same_boot {
-                live.load_both(&header, delta.name(), first, &durable, &running)?;
+                live.load_both(&layout, device.name(), first, &durable, &running)?;
             } else {
-                live.load_durable(&header, delta.name(), first, &durable)?;
-                if durable[..] != running[..] && !delta.geometry().read_only {
-                    let offset = header.map_at(Map::Running) + Bytes(first * SECTOR_BYTES as u64);
-                    delta.write(Mutation::data(offset, durable.freeze())).await?;
+                live.load_durable(&layout, device.name(), first, &durable)?;
+                if durable[..] != running[..] && !device.geometry().read_only {
+                    let offset = layout.map_at(Map::Running) + Bytes(first * SECTOR_BYTES as u64);
+                    device.write(Mutation::data(offset, durable.freeze())).await?;
                 }
             }
         }
-        Ok(Self {
+        let record = Self {
             base,
-            delta,
-            header,
+            device,
+            layout,
             live: Mutex::new(live),
             announced: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             begun: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             failure: Mutex::default(),
-        })
+        };
+        if !record.device.geometry().read_only {
+            if !is_same_boot {
+                record.device.write(Mutation::data(Layout::BOOT_AT, boot_record.freeze())).await?;
+            }
+            // An earlier process may have written the durable map without living to see it durable.
+            if let Err(error) = record.device.flush().await {
+                record.fail(&error);
+            }
+        }
+        Ok(record)
     }
 
     /// Looks at the states.
-    pub(super) fn look<T>(&self, look: impl FnOnce(&StateMap) -> T) -> T {
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&StateMap<E>) -> T) -> T {
         look(&self.live.lock().map)
     }
 
     /// Whether the durable map says of every grain of `run` what is true now, and goes on saying it when the flush
     /// under way is done.
-    pub(super) fn is_durable(&self, run: &Range<u64>) -> bool {
+    pub(crate) fn is_durable(&self, run: &Range<u64>) -> bool {
         let live = self.live.lock();
-        let says_all = sectors_of(run).all(|index| {
-            let first = index * SECTOR_GRAINS;
+        let says_all = E::sectors_of(run).all(|index| {
+            let first = index * E::SECTOR_GRAINS;
             let says_so = |body: &Body| {
-                let mut part = run.start.max(first)..run.end.min(first + SECTOR_GRAINS);
-                part.all(|grain| live.map.get(grain) == state_in(body, grain - first))
+                let mut part = run.start.max(first)..run.end.min(first + E::SECTOR_GRAINS);
+                part.all(|grain| live.map.get(grain) == E::of(body, grain - first))
             };
             [&live.behind, &live.coming].into_iter().filter_map(|bodies| bodies.get(&index)).all(|body| says_so(body))
         });
@@ -122,11 +132,11 @@ impl Record {
 
     /// Sets the grains of `run` to `state`. Done means that a crash of the process keeps it. Their data, if they have
     /// any, is written.
-    pub(super) async fn set(&self, run: Range<u64>, state: GrainState) -> Result<()> {
-        const STEP_GRAINS: u64 = STEP_SECTORS * SECTOR_GRAINS;
+    pub(crate) async fn set(&self, run: Range<u64>, state: E) -> Result<()> {
+        let step = STEP_SECTORS * E::SECTOR_GRAINS;
         let mut next = run.start;
         while next < run.end {
-            let end = (next / STEP_GRAINS * STEP_GRAINS + STEP_GRAINS).min(run.end);
+            let end = (next / step * step + step).min(run.end);
             self.set_some(next..end, state).await?;
             next = end;
             if self.live.lock().behind.len() > BEHIND_MAX {
@@ -139,7 +149,7 @@ impl Record {
         Ok(())
     }
 
-    async fn set_some(&self, run: Range<u64>, state: GrainState) -> Result<()> {
+    async fn set_some(&self, run: Range<u64>, state: E) -> Result<()> {
         let change = Arc::new(Change { run, state, outcome: Mutex::new(None) });
         self.announced.lock().push(Arc::clone(&change));
         let _turn = self.turn.lock().await;
@@ -154,31 +164,31 @@ impl Record {
             self.announced.lock().retain(|change| change.outcome.lock().is_none());
         }
         let outcome = change.outcome.lock().clone().expect("set above or by whoever had the turn");
-        outcome.map_err(|(kind, context)| Error::new(kind, format!("writing the overlay's map: {context}")))
+        outcome.map_err(|(kind, context)| Error::new(kind, format!("writing the map of what is stored: {context}")))
     }
 
     /// Writes the sectors of the running map that `changes` alter, as they will be.
-    async fn write_running(&self, changes: &[Arc<Change>]) -> Result<()> {
+    async fn write_running(&self, changes: &[Arc<Change<E>>]) -> Result<()> {
         // A write of a device with large sectors takes the neighbours along.
-        let unit = u64::from(self.delta.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
+        let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
         let mut wanted = BTreeSet::new();
         for change in changes {
-            wanted.extend(sectors_of(&change.run).map(|index| index / unit));
+            wanted.extend(E::sectors_of(&change.run).map(|index| index / unit));
         }
-        let all = self.header.map_bytes().0 / SECTOR_BYTES as u64;
+        let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
         let wanted: Vec<u64> =
             wanted.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
         self.write_map(Map::Running, &wanted, |index| self.body_with(index, changes)).await
     }
 
     /// The states of a map sector with `changes`.
-    fn body_with(&self, index: u64, changes: &[Arc<Change>]) -> Body {
-        let first = index * SECTOR_GRAINS;
+    fn body_with(&self, index: u64, changes: &[Arc<Change<E>>]) -> Body {
+        let first = index * E::SECTOR_GRAINS;
         let mut body = self.live.lock().map.body(index);
-        for change in changes.iter().filter(|change| sectors_of(&change.run).contains(&index)) {
+        for change in changes.iter().filter(|change| E::sectors_of(&change.run).contains(&index)) {
             let start = change.run.start.max(first) - first;
-            let end = change.run.end.min(first + SECTOR_GRAINS) - first;
-            fill(&mut body, start..end, change.state);
+            let end = change.run.end.min(first + E::SECTOR_GRAINS) - first;
+            change.state.fill(&mut body, start..end);
         }
         body
     }
@@ -189,19 +199,19 @@ impl Record {
             for piece in run.chunks(STEP_SECTORS as usize) {
                 let mut buffer = Buffer::unpooled(piece.len() * SECTOR_BYTES);
                 for (index, sector) in piece.iter().zip(buffer.chunks_exact_mut(SECTOR_BYTES)) {
-                    if *index < self.header.sectors() {
-                        self.header.encode_sector(*index, &body_of(*index), sector);
+                    if *index < self.layout.sectors() {
+                        self.layout.encode_sector(*index, &body_of(*index), sector);
                     }
                 }
-                let offset = self.header.map_at(map) + Bytes(piece[0] * SECTOR_BYTES as u64);
-                self.delta.write(Mutation::data(offset, buffer.freeze())).await?;
+                let offset = self.layout.map_at(map) + Bytes(piece[0] * SECTOR_BYTES as u64);
+                self.device.write(Mutation::data(offset, buffer.freeze())).await?;
             }
         }
         Ok(())
     }
 
     /// Makes durable all that was answered before this was called. Flushes that wait for another share the next one.
-    pub(super) async fn flush(&self) -> Result<()> {
+    pub(crate) async fn flush(&self) -> Result<()> {
         let seen = self.begun.load(Ordering::Acquire);
         let mut flushed = self.flushed.lock().await;
         self.check()?;
@@ -224,16 +234,16 @@ impl Record {
             self.distrust_running_map().await;
             return Err(error);
         }
-        self.delta.flush().await?;
+        self.device.flush().await?;
         if wanted.is_empty() {
             return Ok(());
         }
-        let unit = u64::from(self.delta.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
+        let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
         if unit == 1 {
             let indices: Vec<u64> = wanted.keys().copied().collect();
             self.write_map(Map::Durable, &indices, |index| *wanted[&index]).await?;
         } else {
-            let all = self.header.map_bytes().0 / SECTOR_BYTES as u64;
+            let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
             let groups: BTreeSet<u64> = wanted.keys().map(|index| index / unit).collect();
             let indices: Vec<u64> =
                 groups.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
@@ -244,37 +254,37 @@ impl Record {
             })
             .await?;
         }
-        self.delta.flush().await?;
+        self.device.flush().await?;
         self.live.lock().note_durable(wanted);
         Ok(())
     }
 
-    /// After a flush of the base that failed: what was drained into it may be lost, while the delta and the durable map
-    /// still have what was flushed of it. Whoever opens the overlay next, in this boot too, goes by the durable map.
+    /// After a flush of the base that failed: what was drained into it may be lost, while the device and the durable map
+    /// still have what was flushed of it. Whoever opens the store next, in this boot too, goes by the durable map.
     async fn distrust_running_map(&self) {
         if !self.live.lock().has_drained() {
             return;
         }
-        let boot = Extent::new(BOOT_AT, Bytes(BLOCK_BYTES));
-        if let Err(error) = self.delta.write(Mutation::zeroes(boot, false)).await {
-            tracing::error!(delta = self.delta.name(), error = error.chain(), "the boot record could not be struck");
+        let boot = Extent::new(Layout::BOOT_AT, Bytes(BLOCK_BYTES));
+        if let Err(error) = self.device.write(Mutation::zeroes(boot, false)).await {
+            tracing::error!(device = self.device.name(), error = error.chain(), "the boot record could not be struck");
         }
     }
 
     /// Fails once nothing durable is promised any more.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match &*self.failure.lock() {
             None => Ok(()),
             Some(cause) => {
                 let context =
-                    format!("{} promises nothing durable any more since a flush failed ({cause})", self.delta.name());
+                    format!("{} promises nothing durable any more since a flush failed ({cause})", self.device.name());
                 Err(Error::new(ErrorKind::Io, context))
             }
         }
     }
 
     /// Remembers that a flush has failed: what it covered may be lost, and a later one that succeeds proves nothing.
-    pub(super) fn fail(&self, error: &Error) {
+    pub(crate) fn fail(&self, error: &Error) {
         self.failure.lock().get_or_insert_with(|| error.chain());
         // Nobody writes the durable map any more.
         let mut live = self.live.lock();
@@ -283,34 +293,27 @@ impl Record {
     }
 }
 
-impl Live {
-    fn load_durable(&mut self, header: &OverlayHeader, name: &str, first: u64, durable: &[u8]) -> Result<()> {
+impl<E: Entry> Live<E> {
+    fn load_durable(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8]) -> Result<()> {
         for (index, sector) in
-            (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < header.sectors())
+            (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < layout.sectors())
         {
-            if let Some(body) = header.decode_sector(index, sector, name)? {
+            if let Some(body) = layout.decode_sector(index, sector, name)? {
                 self.take(index, &body, name)?;
             }
         }
         Ok(())
     }
 
-    fn load_both(
-        &mut self,
-        header: &OverlayHeader,
-        name: &str,
-        first: u64,
-        durable: &[u8],
-        running: &[u8],
-    ) -> Result<()> {
-        self.load_durable(header, name, first, durable)?;
+    fn load_both(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8], running: &[u8]) -> Result<()> {
+        self.load_durable(layout, name, first, durable)?;
         let sectors = durable.chunks_exact(SECTOR_BYTES).zip(running.chunks_exact(SECTOR_BYTES));
-        for (index, (durable, running)) in (first..header.sectors()).zip(sectors) {
+        for (index, (durable, running)) in (first..layout.sectors()).zip(sectors) {
             if durable == running {
                 continue;
             }
             let before = self.map.body(index);
-            let body = header.decode_sector(index, running, name)?.unwrap_or([0; super::map::BODY_BYTES]);
+            let body = layout.decode_sector(index, running, name)?.unwrap_or([0; BODY_BYTES]);
             self.take(index, &body, name)?;
             self.behind.insert(index, Box::new(before));
         }
@@ -325,9 +328,9 @@ impl Live {
         Err(Error::new(ErrorKind::Corrupt, context))
     }
 
-    fn apply(&mut self, changes: &[Arc<Change>]) {
+    fn apply(&mut self, changes: &[Arc<Change<E>>]) {
         for change in changes {
-            for index in sectors_of(&change.run) {
+            for index in E::sectors_of(&change.run) {
                 let Self { map, behind, .. } = self;
                 behind.entry(index).or_insert_with(|| Box::new(map.body(index)));
             }
@@ -347,8 +350,8 @@ impl Live {
     fn has_drained(&self) -> bool {
         self.behind.iter().any(|(index, durable)| {
             let now = self.map.body(*index);
-            let is_absent = |body: &Body, grain| state_in(body, grain) == GrainState::Absent;
-            (0..SECTOR_GRAINS).any(|grain| is_absent(&now, grain) && !is_absent(durable, grain))
+            let hides = |body: &Body, grain| E::of(body, grain).hides_base();
+            (0..E::SECTOR_GRAINS).any(|grain| hides(durable, grain) && !hides(&now, grain))
         })
     }
 
@@ -368,8 +371,8 @@ impl Live {
     }
 }
 
-async fn read_sectors(delta: &Device, header: &OverlayHeader, map: Map, first: u64, count: u64) -> Result<Buffer> {
-    let offset = header.map_at(map) + Bytes(first * SECTOR_BYTES as u64);
-    let length = Bytes(count * SECTOR_BYTES as u64).align_up(u64::from(delta.geometry().request_alignment));
-    delta.read(offset, Buffer::unpooled(length.as_usize())).await
+async fn read_sectors(device: &Device, layout: &Layout, map: Map, first: u64, count: u64) -> Result<Buffer> {
+    let offset = layout.map_at(map) + Bytes(first * SECTOR_BYTES as u64);
+    let length = Bytes(count * SECTOR_BYTES as u64).align_up(u64::from(device.geometry().request_alignment));
+    device.read(offset, Buffer::unpooled(length.as_usize())).await
 }

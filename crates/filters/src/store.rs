@@ -1,0 +1,33 @@
+//! The extent store: a record, on a device, of where each grain of a volume is, and how it becomes durable.
+//!
+//! ```text
+//!   policy (the overlay, ...)  which requests go where, and what a state means
+//!     │ set, look, flush
+//!     ▼
+//!   Record<E>      running map before an answer, durable map at flushes, the boot in which the running one holds
+//!     ├ StateMap<E>   the states in memory          ├ Layout   their bytes
+//!     ├ E: Entry      what is recorded of a grain   ├ Base     what shows through, flushed first
+//!     ▼
+//!   device                                          Placement: where the bytes of a grain are on it
+//! ```
+//!
+//! A crash of the process leaves what was answered and a power loss what was flushed, whatever the states mean. A
+//! policy says what a state is ([`Entry`]), writes the bytes before it sets the state, and never changes bytes
+//! to which the flushed durable map may still point into something that the volume never held.
+
+mod base;
+mod entry;
+mod layout;
+mod map;
+mod place;
+mod record;
+
+pub(crate) use base::Base;
+#[cfg(test)]
+pub(crate) use entry::BODY_BYTES;
+pub(crate) use entry::{Body, Entry};
+pub(crate) use layout::{Layout, Map};
+#[cfg(test)]
+pub(crate) use map::StateMap;
+pub(crate) use place::Placement;
+pub(crate) use record::{Record, STEP_BYTES};

@@ -1,0 +1,107 @@
+//! The bytes of a record on its device; `docs/overlay.md` draws them.
+
+use block::{BLOCK_BYTES, Buffer, Bytes, Error, ErrorKind, Result};
+
+use super::entry::{BODY_BYTES, Body, Entry};
+
+/// The first bytes of the boot page.
+const BOOT_MAGIC: [u8; 8] = *b"TRANSHUB";
+/// What power loss keeps whole: every piece of a map is one, and the boot record.
+pub(super) const SECTOR_BYTES: usize = 512;
+/// What a map sector has before its states: checksum, number, a part of the store's identity.
+const SECTOR_HEAD_BYTES: usize = SECTOR_BYTES - BODY_BYTES;
+
+/// Where a record lies on its device, behind the one page that belongs to the policy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// How many sectors a map has.
+    sectors: u64,
+    grains: u64,
+    /// The store's identity.
+    id: [u8; 16],
+}
+
+impl Layout {
+    /// Where the boot record is.
+    pub(crate) const BOOT_AT: Bytes = Bytes(BLOCK_BYTES);
+    /// Where the first map is.
+    const MAPS_AT: Bytes = Bytes(2 * BLOCK_BYTES);
+
+    /// The record of `grains` grains in the store `id`.
+    pub(crate) const fn new<E: Entry>(grains: u64, id: [u8; 16]) -> Self {
+        Self { sectors: grains.div_ceil(E::SECTOR_GRAINS), grains, id }
+    }
+
+    /// How many grains it speaks of.
+    pub(crate) const fn grains(&self) -> u64 {
+        self.grains
+    }
+
+    pub(super) const fn sectors(&self) -> u64 {
+        self.sectors
+    }
+
+    pub(crate) fn map_at(&self, map: Map) -> Bytes {
+        match map {
+            Map::Durable => Self::MAPS_AT,
+            Map::Running => Self::MAPS_AT + self.map_bytes(),
+        }
+    }
+
+    pub(crate) fn map_bytes(&self) -> Bytes {
+        Bytes(self.sectors * SECTOR_BYTES as u64).align_up(BLOCK_BYTES)
+    }
+
+    /// Where it ends.
+    pub(crate) fn end(&self) -> Bytes {
+        self.map_at(Map::Running) + self.map_bytes()
+    }
+
+    /// The record of the boot in which the running map holds.
+    pub(super) fn encode_boot(&self, boot: [u8; 16]) -> Buffer {
+        let mut page = Buffer::unpooled(BLOCK_BYTES as usize);
+        page[..8].copy_from_slice(&BOOT_MAGIC);
+        page[8..24].copy_from_slice(&boot);
+        page[24..40].copy_from_slice(&self.id);
+        let crc = crc32fast::hash(&page[..40]);
+        page[40..44].copy_from_slice(&crc.to_le_bytes());
+        page
+    }
+
+    /// A sector of a map with these states.
+    pub(super) fn encode_sector(&self, index: u64, body: &Body, sector: &mut [u8]) {
+        sector[4..8].copy_from_slice(&(index as u32).to_le_bytes());
+        sector[8..SECTOR_HEAD_BYTES].copy_from_slice(&self.id[..8]);
+        sector[SECTOR_HEAD_BYTES..].copy_from_slice(body);
+        let crc = crc32fast::hash(&sector[4..]);
+        sector[..4].copy_from_slice(&crc.to_le_bytes());
+    }
+
+    /// The states of a sector of a map; one that was never written has none.
+    pub(super) fn decode_sector(&self, index: u64, sector: &[u8], name: &str) -> Result<Option<Body>> {
+        if sector.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let is_right = number(&sector[..4]) == crc32fast::hash(&sector[4..])
+            && number(&sector[4..8]) == index as u32
+            && sector[8..SECTOR_HEAD_BYTES] == self.id[..8];
+        if !is_right {
+            let context = format!("{name} is damaged: sector {index} of its map is not what was written");
+            return Err(Error::new(ErrorKind::Corrupt, context));
+        }
+        Ok(Some(sector[SECTOR_HEAD_BYTES..].try_into().expect("a sector is its head and its body")))
+    }
+}
+
+/// Which of the two maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Map {
+    /// What a power loss leaves: written after a flush of the data that it speaks of.
+    Durable,
+    /// What a crash of the process leaves: written before a write is answered, never flushed, true in one boot.
+    Running,
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
