@@ -58,7 +58,19 @@ impl Overlay {
     /// What the delta and the base say. What was to be moved is then still held.
     pub async fn drain_next(&self, from: Bytes, most: Bytes) -> Result<Option<Extent>> {
         self.unlocked.ended().await;
-        while let Some((found, _)) = self.next_stored(from, most) {
+        loop {
+            let Some((found, _)) = self.next_stored(from, most) else {
+                // Mutations that have begun before the drain may be about to fill what is empty now.
+                let rest = Extent::between(from.align_down(self.header.grain.bytes()), self.header.volume);
+                if rest.is_empty() {
+                    return Ok(None);
+                }
+                let _guard = self.grains.exclusive(rest).await;
+                if self.next_stored(from, most).is_none() {
+                    return Ok(None);
+                }
+                continue;
+            };
             let guard = self.grains.exclusive(found).await;
             // Others may have drained or zeroed it meanwhile.
             if let Some((extent, origin)) = self.next_stored(found.offset, self.movable(found))
@@ -69,7 +81,6 @@ impl Overlay {
             }
             drop(guard);
         }
-        Ok(None)
     }
 
     /// How much of `extent` one request can carry, in whole grains.
