@@ -14,8 +14,8 @@ use tokio::net::UnixStream;
 use crate::API_VERSION;
 use crate::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Host, HostAddresses, Invitation,
-    InviteRequest, Job, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest,
-    Result, SetRequest, Status, TrustedHost, Version, Volume,
+    InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
+    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Volume,
 };
 
 /// The largest answer that is read.
@@ -103,6 +103,54 @@ impl Client {
     /// It is in use or being moved.
     pub async fn detach(&self, name: &str) -> Result<Volume> {
         self.send(Method::DELETE, &format!("/v1/volumes/{}", escape(name)), &()).await
+    }
+
+    /// The layers of a volume, the lowest first.
+    ///
+    /// # Errors
+    /// There is no such volume.
+    pub async fn layers(&self, name: &str) -> Result<Vec<Layer>> {
+        self.get(&format!("/v1/volumes/{}/layers", escape(name))).await
+    }
+
+    /// Adds a layer that holds nothing, or changes the one of its kind.
+    ///
+    /// # Errors
+    /// There is no such volume, or what is asked for makes no sense.
+    pub async fn add_layer(&self, name: &str, request: &LayerRequest) -> Result<Volume> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/layers", escape(name)), request).await
+    }
+
+    /// Takes a layer out that holds nothing; `layer` is its identity or its kind.
+    ///
+    /// # Errors
+    /// There is none, or it is a snapshot.
+    pub async fn remove_layer(&self, name: &str, layer: &str) -> Result<Volume> {
+        self.send(Method::DELETE, &format!("/v1/volumes/{}/layers/{}", escape(name), escape(layer)), &()).await
+    }
+
+    /// Takes a snapshot.
+    ///
+    /// # Errors
+    /// The volume cannot have one now, or there is no place for it.
+    pub async fn add_snapshot(&self, name: &str, request: &SnapshotRequest) -> Result<Volume> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/snapshots", escape(name)), request).await
+    }
+
+    /// Begins to remove a snapshot; it is gone when [`layers`](Self::layers) lists it no more.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be removed now.
+    pub async fn remove_snapshot(&self, name: &str, snapshot: &str) -> Result<Volume> {
+        self.send(Method::DELETE, &format!("/v1/volumes/{}/snapshots/{}", escape(name), escape(snapshot)), &()).await
+    }
+
+    /// Throws away what was written since a snapshot.
+    ///
+    /// # Errors
+    /// There is none, a client is connected, or there are newer ones.
+    pub async fn revert(&self, name: &str, request: &RevertRequest) -> Result<Volume> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/revert", escape(name)), request).await
     }
 
     /// What two hosts have on record of a volume that was on its way between them; with a decision, carries that out.

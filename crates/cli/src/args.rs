@@ -125,6 +125,106 @@ pub(crate) enum VolumeCommand {
     /// Stop serving a volume; its bytes stay where they are
     #[command(after_help = "Example: transhume volume detach web1")]
     Detach(NameArgs),
+    /// Take, list, remove and revert to snapshots of a volume, while it is used
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
+    /// Limit what a volume's clients may ask for, and list its layers
+    #[command(subcommand)]
+    Layer(LayerCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Take a snapshot: what is written from here on goes to a file of its own
+    #[command(after_help = "Examples:\n  transhume volume snapshot add web1 before-upgrade\n  \
+        transhume volume snapshot add web1 before-upgrade --at /mnt/fast\n\n\
+        What the guest has not flushed yet is not in it, as after a power loss. For a snapshot of files that are whole,\n\
+        have the guest freeze its file systems first.")]
+    Add(SnapshotAddArgs),
+    /// List snapshots, the oldest first
+    #[command(after_help = "Example: transhume volume snapshot ls web1")]
+    Ls(NameArgs),
+    /// Remove a snapshot: what was written since stays, in what lies below
+    #[command(after_help = "Example: transhume volume snapshot rm web1 before-upgrade")]
+    Rm(SnapshotRemoveArgs),
+    /// Throw away what was written since a snapshot, while no client is connected; the snapshot stays
+    #[command(after_help = "Example: transhume volume snapshot revert web1 before-upgrade")]
+    Revert(SnapshotRevertArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotAddArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// What to call the snapshot [default: after the time]
+    pub(crate) snapshot: Option<String>,
+    /// The directory of its file [default: beside the image]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) at: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotRemoveArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// The snapshot
+    pub(crate) snapshot: String,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SnapshotRevertArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// The snapshot [default: the newest]
+    pub(crate) snapshot: Option<String>,
+    /// Throw newer snapshots away, too
+    #[arg(long)]
+    pub(crate) discard_newer: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayerCommand {
+    /// Add a layer, or change the one of that kind
+    #[command(after_help = "Example: transhume volume layer add web1 throttle --iops 500 --bandwidth 50MiB/s")]
+    Add(LayerAddArgs),
+    /// List the layers of a volume, the lowest first
+    #[command(after_help = "Example: transhume volume layer ls web1")]
+    Ls(NameArgs),
+    /// Take a layer out
+    #[command(after_help = "Example: transhume volume layer rm web1 throttle")]
+    Rm(LayerRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LayerAddArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// What it shall do
+    #[arg(value_enum)]
+    pub(crate) kind: LayerKindArg,
+    /// Of a throttle: so many reads and writes a second at most
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) iops: Option<u64>,
+    /// Of a throttle: so much read and written a second at most: 50MiB/s
+    #[arg(long, value_name = "RATE")]
+    pub(crate) bandwidth: Option<Rate>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LayerKindArg {
+    /// Limits what clients may ask for
+    Throttle,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LayerRemoveArgs {
+    /// The volume
+    pub(crate) name: String,
+    /// The layer: its kind, or its identity as `layer ls --json` says it
+    pub(crate) layer: String,
 }
 
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, VolumeCommand};
 use crate::rate::Rate;
-use crate::{report, say, show, watch};
+use crate::{layers, report, say, show, watch};
 
 /// Carries out a command, and gives what the program exits with.
 pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
@@ -151,6 +151,8 @@ async fn volume(client: &Client, command: VolumeCommand, json: bool) -> Result<(
             let volume = client.detach(&args.name).await?;
             print(json, &volume, || format!("{} is no longer served; its bytes are in {}", volume.name, volume.backend))
         }
+        VolumeCommand::Snapshot(command) => layers::snapshot(client, command, json).await,
+        VolumeCommand::Layer(command) => layers::layer(client, command, json).await,
     }
 }
 
@@ -308,7 +310,7 @@ async fn start_move_of_all(client: &Client, args: &MoveArgs, request: &MoveReque
 }
 
 /// The path as the daemon, which runs in another directory, understands it.
-fn absolute(path: impl AsRef<Path>) -> Result<String> {
+pub(crate) fn absolute(path: impl AsRef<Path>) -> Result<String> {
     let shown = path.as_ref().display();
     let absolute = std::path::absolute(path.as_ref())
         .map_err(|error| Error::new(ErrorCode::Invalid, format!("{shown} is no path: {error}")))?;

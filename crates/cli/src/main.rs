@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod copy;
+mod layers;
 mod rate;
 mod report;
 mod say;

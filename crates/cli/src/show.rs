@@ -1,10 +1,11 @@
 //! Answers in words and tables.
 
 use std::fmt::Write;
+use std::time::{Duration, SystemTime};
 
 use api::v1::{
-    Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Plan, Progress, Rates, Resolution,
-    Status, TrustedHost, Volume, VolumeState,
+    Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Layer, LayerKind, LayerState, Plan,
+    Progress, Rates, Resolution, Status, TrustedHost, Volume, VolumeState,
 };
 use comfy_table::{Table, presets};
 
@@ -139,10 +140,70 @@ pub(crate) fn volume(volume: &Volume) -> String {
     if let Some(arrival) = &volume.arrival {
         lines.push(("from", arrived(arrival)));
     }
+    for layer in &volume.layers {
+        let key = if layer.kind == LayerKind::Overlay { "snapshot" } else { "layer" };
+        lines.push((key, one_layer(layer)));
+    }
     if let Some(problem) = &volume.problem {
         lines.push(("problem", problem.clone()));
     }
     lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
+}
+
+/// Snapshots as a table, the oldest first.
+pub(crate) fn snapshots(snapshots: &[Layer]) -> String {
+    if snapshots.is_empty() {
+        return "no snapshots; `transhume volume snapshot add` takes one".to_owned();
+    }
+    let mut table = table(&["SNAPSHOT", "TAKEN", "WRITTEN SINCE", "STATE"]);
+    for snapshot in snapshots {
+        table.add_row([
+            snapshot.name.clone(),
+            snapshot.created_unix_ms.map_or("-".to_owned(), moment),
+            snapshot.held_bytes.map_or("-".to_owned(), bytes),
+            if snapshot.state == LayerState::Draining { "being removed" } else { "there" }.to_owned(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Layers as a table, the lowest first.
+pub(crate) fn layers(layers: &[Layer]) -> String {
+    if layers.is_empty() {
+        return "no layers".to_owned();
+    }
+    let mut table = table(&["LAYER", "NAME", "WHAT IT DOES"]);
+    for layer in layers {
+        let kind = match layer.kind {
+            LayerKind::Overlay => "snapshot",
+            LayerKind::Throttle => "throttle",
+            LayerKind::Unknown => "unknown",
+        };
+        table.add_row([kind.to_owned(), layer.name.clone(), one_layer(layer)]);
+    }
+    table.to_string()
+}
+
+/// How long ago a moment was.
+fn moment(unix_ms: u64) -> String {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(unix_ms);
+    let ago = SystemTime::now().duration_since(then).unwrap_or_default();
+    format!("{} ago", time(ago.as_secs_f64()))
+}
+
+fn one_layer(layer: &Layer) -> String {
+    match layer.kind {
+        LayerKind::Overlay => {
+            let held = layer.held_bytes.map_or("what was written since".to_owned(), bytes);
+            format!("{}: holds {held}", layer.name)
+        }
+        LayerKind::Throttle => {
+            let iops = layer.iops.map(|iops| format!("{iops} requests/s"));
+            let bandwidth = layer.bytes_per_second.map(|rate| format!("{}/s", bytes(rate)));
+            format!("at most {}", iops.into_iter().chain(bandwidth).collect::<Vec<_>>().join(" and "))
+        }
+        LayerKind::Unknown => "of a later daemon".to_owned(),
+    }
 }
 
 /// Where a volume comes from.

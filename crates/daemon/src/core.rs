@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use api::v1::{AttachRequest, Job, MoveRequest, Prediction, Resolution, ResolveRequest, SetRequest, Volume};
+use api::v1::{
+    AttachRequest, Job, LayerRequest, MoveRequest, Prediction, Resolution, ResolveRequest, RevertRequest, SetRequest,
+    SnapshotRequest, Volume,
+};
 use block::BufferPool;
 use migrate::{Control, MoveOptions};
 
@@ -55,6 +58,46 @@ impl Core {
     /// As the API's `attach`.
     pub async fn attach(&self, request: AttachRequest) -> Result<Volume> {
         self.daemon.attach(request).await
+    }
+
+    /// Takes a snapshot of `volume`.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn add_snapshot(&self, volume: &str, request: SnapshotRequest) -> Result<Volume> {
+        self.daemon.add_snapshot(volume, request).await
+    }
+
+    /// Begins to remove a snapshot of `volume`: what was written since goes into what lies below.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn remove_snapshot(&self, volume: &str, snapshot: &str) -> Result<Volume> {
+        self.daemon.remove_snapshot(volume, snapshot).await
+    }
+
+    /// Throws away what was written to `volume` since a snapshot.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn revert(&self, volume: &str, request: RevertRequest) -> Result<Volume> {
+        self.daemon.revert(volume, request).await
+    }
+
+    /// Limits what clients of `volume` may ask for.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn add_layer(&self, volume: &str, request: LayerRequest) -> Result<Volume> {
+        self.daemon.add_layer(volume, request).await
+    }
+
+    /// Takes a layer of `volume` out that holds nothing.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn remove_layer(&self, volume: &str, layer: &str) -> Result<Volume> {
+        self.daemon.remove_layer(volume, layer).await
     }
 
     /// Starts a move of `volume`.

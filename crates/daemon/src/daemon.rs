@@ -25,6 +25,7 @@ use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::remote::{AbortedJobs, PendingNotice};
+use crate::stack::{LayerDocument, open_layer_files};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -151,24 +152,29 @@ impl Daemon {
         }
     }
 
-    /// Opens and locks a target that is on record. Its name may lead elsewhere by now: only its identity is believed, before
+    /// Opens and locks a target that is on record, with the files of `layers` over it. Its name may lead elsewhere by now: only its identity is believed, before
     /// the first byte is written.
     pub(crate) async fn open_prepared(
         &self,
         volume: &Volume,
         target: &JobTarget,
+        layers: &[LayerDocument],
         open_options: &BackendOpenOptions,
     ) -> block::Result<OpenBackend> {
         let other = |error: TargetError| block::Error::new(error.kind(), error.to_string());
         if let JobTarget::Local(prepared) = target {
             self.backends.check(prepared).map_err(other)?;
         }
-        let open_backend = self.open_backend(volume, &target.location(), open_options).await?;
+        let mut open_backend = self.open_backend(volume, &target.location(), open_options).await?;
         if let JobTarget::Local(prepared) = target
             && let Some(backend) = open_backend.backend()
         {
             // The name may have changed between the look and the opening.
             backend.check_is(prepared).map_err(other)?;
+        }
+        if let Some(image) = target.location().local_path() {
+            let files = open_layer_files(layers, image, &self.overlay_context(), open_options.lock_wait).await?;
+            files.into_iter().for_each(|file| open_backend.add_file(file));
         }
         Ok(open_backend)
     }
@@ -275,6 +281,8 @@ impl Daemon {
             adoption: new.adoption,
             job: None,
             incoming: None,
+            id: None,
+            layers: Vec::new(),
         };
         let clients = document.clients();
         let journal = VolumeJournal::create(&directory.join("journal"), document, &self.backends, &*self.env).await;
@@ -283,7 +291,7 @@ impl Daemon {
             of_backend(&error, "the new volume's journal")
         })?;
         let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
-        let (_, export) = volume.bring_up(open_backend, self.pool.clone());
+        let (_, export) = volume.bring_up_bare(open_backend, self.pool.clone());
         if let Err(error) = self.network.offer(&uri, export, clients).await {
             self.state.abandon_volume(&name);
             return Err(error);
@@ -322,6 +330,7 @@ impl Daemon {
             let message = format!("{name} is the disk of a running VM");
             return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
         }
+        refuse_holding(&document, "transhume volume detach")?;
         if document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
             let message = format!("whether {name} was given up only the arbiter knows, and it has not said so yet");
             return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
@@ -425,6 +434,18 @@ impl Daemon {
     pub(crate) fn note(&self, peer: &Peer, action: (&str, &str), request: serde_json::Value, outcome: Option<&Error>) {
         self.audit.record(self.env.wall_clock(), peer, action, request, outcome);
     }
+}
+
+/// Refuses what would leave the backend alone as the volume although its layers may hold bytes that it lacks; `command` is what
+/// was asked for.
+pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result<()> {
+    let name = &document.name;
+    let Some(layer) = document.layers.iter().find(|layer| layer.may_hold()) else { return Ok(()) };
+    let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
+    let message = format!("{name} has snapshots, so {} alone is not the volume", document.backend);
+    Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
+        "`transhume volume snapshot rm {name} {snapshot}` folds the lowest into it; once none is left, `{command} {name}`"
+    )))
 }
 
 /// This boot of the machine.

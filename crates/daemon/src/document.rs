@@ -18,6 +18,7 @@ use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
 use crate::location::{JobTarget, Location};
+use crate::stack::LayerDocument;
 
 /// The layout of this document.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -32,13 +33,20 @@ pub const DOCUMENT_VERSION_PLACES: u32 = 3;
 /// The layout of a document that an arbiter may know better than: a program that asks none must not serve the volume.
 pub const DOCUMENT_VERSION_ARBITER: u32 = 4;
 
+/// The layout of a document that lists layers: a program that does not know them would serve the backend alone.
+pub const DOCUMENT_VERSION_LAYERS: u32 = 5;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
     /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed,
-    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host, or
-    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked.
+    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host,
+    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked, or [`DOCUMENT_VERSION_LAYERS`] while the volume has
+    /// layers.
     pub version: u32,
+    /// What it is, whatever it is called. It has one since it had its first layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<uuid::Uuid>,
     /// What the volume is called.
     pub name: String,
     /// Counts changes of what holds it.
@@ -66,6 +74,9 @@ pub struct VolumeDocument {
     #[serde(default)]
     #[serde(rename = "arrival")]
     pub incoming: Option<IncomingDocument>,
+    /// The layers over the backend, the lowest first. While one of them may hold bytes the backend alone is not the volume.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerDocument>,
 }
 
 /// A volume that another host moves here.
@@ -196,6 +207,9 @@ pub struct JobDocument {
     /// While there are any, the backend alone is not the volume.
     #[serde(default)]
     pub overlays: Vec<u32>,
+    /// Where the layers that hold bytes are once the target holds the volume, under the same identities.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerDocument>,
     /// What was expected of it before it began, if that could be told.
     #[serde(default)]
     pub prediction: Option<api::v1::Prediction>,
@@ -249,6 +263,9 @@ pub struct Committed {
     /// How much of the source was the volume, if it was not all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_limit: Option<u64>,
+    /// The layers that held bytes over the source.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerDocument>,
     /// Whether the VM's configuration was told of the new place.
     #[serde(default)]
     pub persisted: bool,
@@ -289,6 +306,7 @@ impl VolumeDocument {
             && job.is_none_or(|job| is_file(&job.target.location()))
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
         self.version = match job {
+            _ if !self.layers.is_empty() => DOCUMENT_VERSION_LAYERS,
             Some(job) if job.asked => DOCUMENT_VERSION_ARBITER,
             _ if !names_files || self.incoming.is_some() => DOCUMENT_VERSION_PLACES,
             Some(job) if !job.overlays.is_empty() => DOCUMENT_VERSION_OVERLAYS,
@@ -306,7 +324,9 @@ impl VolumeDocument {
         assert!(job.committed.is_none(), "a move is committed once");
         let source = std::mem::replace(&mut self.backend, job.target.location());
         let (epoch, size_limit) = (self.epoch, self.size_limit);
-        job.committed = Some(Committed { source, epoch, size_limit, persisted: false, taken: false, report: None });
+        let layers = replace_layers(&mut self.layers, &job.layers);
+        job.committed =
+            Some(Committed { source, epoch, size_limit, layers, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
         job.asked = false;
         let may_be_larger = job.target.may_be_larger();
@@ -320,7 +340,20 @@ impl VolumeDocument {
         let Some(committed) = self.job.as_mut().and_then(|job| job.committed.take()) else { return };
         self.backend = committed.source;
         (self.epoch, self.size_limit) = (committed.epoch, committed.size_limit);
+        replace_layers(&mut self.layers, &committed.layers);
     }
+
+    /// Whether the backend alone is not the volume, because a layer may hold bytes that it lacks.
+    #[must_use]
+    pub fn has_holding_layers(&self) -> bool {
+        self.layers.iter().any(LayerDocument::may_hold)
+    }
+}
+
+/// Puts `new` in the places of the layers with the same identities, and gives those back.
+fn replace_layers(layers: &mut [LayerDocument], new: &[LayerDocument]) -> Vec<LayerDocument> {
+    let same = layers.iter_mut().filter_map(|layer| Some((new.iter().find(|new| new.id == layer.id)?, layer)));
+    same.map(|(new, layer)| std::mem::replace(layer, new.clone())).collect()
 }
 
 #[cfg(test)]

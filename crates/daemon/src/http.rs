@@ -11,7 +11,7 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, FromRequestParts
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, patch, post};
+use axum::routing::{delete, get, patch, post};
 use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
@@ -41,6 +41,11 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/status", get(async |State(daemon): Shared| Json(daemon.status())))
         .route("/v1/volumes", get(volumes).post(attach))
         .route("/v1/volumes/{name}", get(volume).delete(detach))
+        .route("/v1/volumes/{name}/layers", get(layers).post(add_layer))
+        .route("/v1/volumes/{name}/layers/{layer}", delete(remove_layer))
+        .route("/v1/volumes/{name}/snapshots", get(layers).post(add_snapshot))
+        .route("/v1/volumes/{name}/snapshots/{snapshot}", delete(remove_snapshot))
+        .route("/v1/volumes/{name}/revert", post(revert))
         .route("/v1/volumes/{name}/resolve", post(resolve))
         .route("/v1/volumes/{name}/move", post(start_move))
         .route("/v1/volumes/{name}/move-all", post(start_move_of_all))
@@ -173,6 +178,67 @@ async fn detach(
 ) -> Answer<v1::Volume> {
     let action = ("volume.detach", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.detach(&name).await).await
+}
+
+async fn layers(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<Vec<v1::Layer>> {
+    Ok(Json(daemon.volume(&name)?.show_layers()))
+}
+
+async fn add_layer(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Volume> {
+    let request: v1::LayerRequest = parse(&body)?;
+    let action = ("layer.add", name.clone());
+    audited(daemon, peer, action, &request.clone(), async move |daemon, _| daemon.add_layer(&name, request).await).await
+}
+
+async fn remove_layer(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path((name, layer))): Part<Path<(String, String)>>,
+) -> Answer<v1::Volume> {
+    let action = ("layer.remove", name.clone());
+    audited(daemon, peer, action, &layer.clone(), async move |daemon, _| daemon.remove_layer(&name, &layer).await).await
+}
+
+async fn add_snapshot(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Volume> {
+    let request: v1::SnapshotRequest = parse(&body)?;
+    let action = ("snapshot.add", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.add_snapshot(&name, request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn remove_snapshot(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path((name, snapshot))): Part<Path<(String, String)>>,
+) -> Answer<v1::Volume> {
+    let action = ("snapshot.remove", name.clone());
+    let work = {
+        let snapshot = snapshot.clone();
+        async move |daemon: Arc<Daemon>, _| daemon.remove_snapshot(&name, &snapshot).await
+    };
+    audited(daemon, peer, action, &snapshot, work).await
+}
+
+async fn revert(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Volume> {
+    let request: v1::RevertRequest = parse(&body)?;
+    let action = ("snapshot.revert", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.revert(&name, request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 
 async fn resolve(

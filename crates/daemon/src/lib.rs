@@ -47,6 +47,7 @@ mod remote;
 mod rescue;
 mod run;
 mod sockets;
+mod stack;
 mod state_dir;
 mod volume;
 mod workers;
@@ -57,12 +58,13 @@ pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Clients, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
-    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument,
-    SocketOwner, VolumeDocument,
+    DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument,
+    IncomingStage, JobDocument, SocketOwner, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
+pub use stack::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
 pub use workers::Worker;

@@ -1,6 +1,7 @@
 //! `/metrics` in Prometheus' text format.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -51,9 +52,35 @@ pub(crate) fn render(daemon: &Daemon) -> String {
     for (volume, verb, window) in directions() {
         histogram(&mut out, volume, verb, window);
     }
+    render_layers(&mut out, &volumes);
     render_jobs(&mut out, daemon);
     render_hosts(&mut out, daemon);
     out
+}
+
+fn render_layers(out: &mut String, volumes: &[Arc<Volume>]) {
+    type Figure = fn(&v1::Layer) -> Option<u64>;
+    let figures: [(&str, &str, Figure); 4] = [
+        ("transhume_layer_held_bytes", "What a layer holds that what lies below lacks.", |layer| layer.held_bytes),
+        ("transhume_layer_draining", "1 while a layer is being emptied, so that it can be removed.", |layer| {
+            (layer.kind == v1::LayerKind::Overlay).then_some(u64::from(layer.state == v1::LayerState::Draining))
+        }),
+        ("transhume_layer_limit_iops", "Requests a second that a throttle lets pass.", |layer| layer.iops),
+        ("transhume_layer_limit_bytes_per_second", "Bytes a second that a throttle lets pass.", |layer| {
+            layer.bytes_per_second
+        }),
+    ];
+    let layers: Vec<_> = volumes.iter().map(|volume| (volume, volume.show_layers())).collect();
+    for (name, help, figure) in figures {
+        family(out, name, "gauge", help);
+        for (volume, layer) in
+            layers.iter().flat_map(|(volume, layers)| layers.iter().map(move |layer| (volume, layer)))
+        {
+            if let Some(value) = figure(layer) {
+                line(out, name, &labels(volume, &[("layer", &layer.name)]), value as f64);
+            }
+        }
+    }
 }
 
 fn render_hosts(out: &mut String, daemon: &Daemon) {

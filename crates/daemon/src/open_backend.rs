@@ -10,6 +10,7 @@ use api::v1::{Error, ErrorCode};
 use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks, SourceIdentity};
 use block::{BlockDevice, Bytes, Device};
 use env::{Env, EnvRef};
+use filters::Regions;
 use nbd::NbdBackend;
 
 use crate::foreign::ForeignExport;
@@ -21,6 +22,9 @@ use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
 /// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
 /// is now and will be. A volume whose size is no multiple of it is served through the page cache, byte by byte.
 pub(crate) const CLIENT_SECTOR: u32 = 512;
+
+/// Where the parts of a volume with layers begin in the one device that a migration copies: no chunk is of two parts.
+pub(crate) const REGION_ALIGNMENT: Bytes = Bytes::mib(1);
 
 /// How a volume's backends are opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -59,6 +63,8 @@ pub struct OpenBackend {
     qemu_locks: Option<QemuLocks>,
     /// What reaches it, if it is another host's.
     remote_device: Option<RemoteDeviceGuard>,
+    /// The files of the layers over it, the lowest first.
+    files: Vec<Device>,
 }
 
 impl BackendOpenOptions {
@@ -91,6 +97,7 @@ impl OpenBackend {
             export: None,
             qemu_locks: None,
             remote_device: None,
+            files: Vec::new(),
         }
     }
 
@@ -105,6 +112,7 @@ impl OpenBackend {
             export: None,
             qemu_locks: None,
             remote_device: Some(RemoteDeviceGuard(remote_device)),
+            files: Vec::new(),
         }
     }
 
@@ -123,7 +131,8 @@ impl OpenBackend {
         let export = place.open(open_options, reconnect_limit, env)?;
         let device = Device::from_arc(&place.nbd, Arc::clone(&export) as _);
         let place = Location::Foreign(place.clone());
-        Ok(Self { place, device, backend: None, export: Some(export), qemu_locks: None, remote_device: None })
+        let (backend, qemu_locks, remote_device, files) = (None, None, None, Vec::new());
+        Ok(Self { place, device, backend, export: Some(export), qemu_locks, remote_device, files })
     }
 
     /// The export of another server, if it is one.
@@ -172,7 +181,40 @@ impl OpenBackend {
             backend: Some(backend),
             export: None,
             qemu_locks,
+            files: Vec::new(),
         })
+    }
+
+    /// The file of one more layer, over the others.
+    pub(crate) fn add_file(&mut self, file: Device) {
+        self.files.push(file);
+    }
+
+    /// The file of layer `index` goes.
+    pub(crate) fn remove_file(&mut self, index: usize) {
+        self.files.remove(index);
+    }
+
+    /// The files of layer `index` and of all above go.
+    pub(crate) fn truncate_files(&mut self, index: usize) {
+        self.files.truncate(index);
+    }
+
+    /// What holds the volume and its layers: the backend, then the file of each layer, the lowest first.
+    pub(crate) fn parts(&self) -> Vec<Device> {
+        std::iter::once(&self.device).chain(&self.files).cloned().collect()
+    }
+
+    /// The same as one device, which is what a migration copies.
+    ///
+    /// # Errors
+    /// The parts make no device together.
+    pub(crate) fn ground(&self) -> block::Result<Device> {
+        if self.files.is_empty() {
+            return Ok(self.device.clone());
+        }
+        let name = format!("{} with {} layers", self.place, self.files.len());
+        Ok(Device::new(&name, Regions::new(self.parts(), REGION_ALIGNMENT)?))
     }
 
     /// The backend itself.

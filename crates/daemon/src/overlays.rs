@@ -71,7 +71,7 @@ impl OverlayFiles {
     }
 
     fn opening(&self) -> OverlayOpening<'_> {
-        OverlayOpening { lock_wait: self.lock_wait, env: &*self.overlay_context.env }
+        OverlayOpening { lock_wait: self.lock_wait, reserve: true, env: &*self.overlay_context.env }
     }
 }
 

@@ -143,7 +143,7 @@ pub trait Backends: OverlayBackends {
 /// its overlays.
 pub trait OverlayBackends: Send + Sync {
     /// Makes an overlay of `length` bytes of zeroes, that nobody else may read, in the place of any that was there, and opens
-    /// it. Its space is its own from then on, where the place can do that. Done means that a crash keeps it.
+    /// it. Done means that a crash keeps it.
     ///
     /// # Errors
     /// What the place says.
@@ -190,6 +190,8 @@ pub trait OverlayBackends: Send + Sync {
 pub struct OverlayOpening<'a> {
     /// How long a dead process's locks are waited for.
     pub lock_wait: Duration,
+    /// Of one that is made: its space is its own from then on, where the place can do that.
+    pub reserve: bool,
     /// Clock and tasks.
     pub env: &'a dyn Env,
 }

@@ -172,7 +172,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         remote_device.turn(document.epoch);
     }
     let (_, export) =
-        volume.bring_up_whole(open_backend, daemon.pool.clone(), &daemon.overlay_context(), &open_options).await?;
+        volume.bring_up(open_backend, daemon.pool.clone(), &daemon.overlay_context(), &open_options).await?;
 
     let handle = document.job.as_ref().map(|job| {
         let handle = Arc::new(JobHandle::new(jobs::show(volume, job), job.paused, &volume.journal));
@@ -196,6 +196,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         env.spawn(Box::pin(async move { next.carry_out(daemon, volume, handle, place).await }));
     }
     offered?;
+    crate::stack::resume_drains(daemon, volume);
     if document.adoption.is_some() {
         // QEMU reaches the export in its own time; nobody else waits for that.
         let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
@@ -228,10 +229,11 @@ async fn resume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobDocument, h
     let (opened, mut opening) = oneshot::channel();
     {
         let (daemon, volume, target) = (Arc::clone(daemon), Arc::clone(volume), job.target.clone());
+        let layers = job.layers.clone();
         let env = Arc::clone(&daemon.env);
         env.spawn(Box::pin(async move {
             // Whoever does not wait any more has ended.
-            let _ = opened.send(daemon.open_prepared(&volume, &target, &open_options).await);
+            let _ = opened.send(daemon.open_prepared(&volume, &target, &layers, &open_options).await);
         }));
     }
     let target = match env::timeout(&*daemon.env, TARGET_LIMIT, &mut opening).await {

@@ -99,7 +99,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
     let overlay_context =
         OverlayContext { backends: Arc::clone(&backends), env: Arc::clone(&env), boot: boot_identity()? };
-    let (slot, export) = volume.bring_up_whole(open_backend, pool, &overlay_context, &open_options).await?;
+    let (slot, export) = volume.bring_up(open_backend, pool, &overlay_context, &open_options).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);
     let uri = volume.uri()?;

@@ -4,12 +4,14 @@
 //!  connection ─▶ Meter ─▶ lane ─┐
 //!  connection ─▶ Meter ─▶ lane ─┴▶ Slot ─▶ [mirror, while a move runs] ─▶ FileBackend
 //! ```
+//!
+//! With layers the stack is deeper: see [`stack`](crate::stack).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::v1::{self, Error, ErrorCode, VolumeState};
-use block::{BufferPool, Bytes, Device, Slot};
+use block::{BufferPool, Bytes, Device, Quiesced, Slot};
 use env::EnvRef;
 use filters::MeterState;
 use nbd::NbdUri;
@@ -26,6 +28,7 @@ use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
 use crate::remote::{FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
+use crate::stack::Stack;
 
 /// A volume.
 pub(crate) struct Volume {
@@ -53,7 +56,7 @@ pub(crate) struct Volume {
 /// What a volume has while it is up.
 struct Live {
     slot: Slot,
-    open_backend: OpenBackend,
+    stack: Stack,
     export: Arc<Export>,
 }
 
@@ -103,34 +106,37 @@ impl Volume {
         BackendOpenOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
     }
 
-    /// Builds the stack over `held`, with the overlays of a snapshot move that was interrupted, and gives its slot and its
-    /// export, which is not offered to anybody yet.
+    /// Builds the stack that is on record over `open_backend`, with the overlays of a snapshot move that was interrupted, and
+    /// gives its slot and its export, which is not offered to anybody yet.
     ///
     /// # Errors
-    /// An overlay without which `held` is not the volume cannot be opened.
-    pub(crate) async fn bring_up_whole(
+    /// A layer or an overlay without which `open_backend` is not the volume cannot be opened.
+    pub(crate) async fn bring_up(
         &self,
         open_backend: OpenBackend,
         pool: BufferPool,
         overlay_context: &OverlayContext,
         open_options: &BackendOpenOptions,
     ) -> Result<(Slot, Arc<Export>)> {
-        let overlays = crate::overlays::over(self, &open_backend.device, overlay_context, open_options).await?;
+        let document = self.document();
+        let stack = Stack::build(open_backend, &document.layers, overlay_context, open_options).await?;
+        let guest = stack.guest();
+        let overlays = crate::overlays::over(self, &guest, overlay_context, open_options).await?;
         let (snapshots, top) = overlays.unzip();
         self.set_snapshots(snapshots);
-        let top = top.unwrap_or_else(|| open_backend.device.clone());
-        Ok(self.bring_up_over(open_backend, top, pool))
+        Ok(self.serve(stack, top.unwrap_or(guest), pool))
     }
 
-    /// Builds the stack over `held` and gives its slot and its export, which is not offered to anybody yet.
-    pub(crate) fn bring_up(&self, open_backend: OpenBackend, pool: BufferPool) -> (Slot, Arc<Export>) {
-        let device = open_backend.device.clone();
-        self.bring_up_over(open_backend, device, pool)
+    /// The same for a volume without layers.
+    pub(crate) fn bring_up_bare(&self, open_backend: OpenBackend, pool: BufferPool) -> (Slot, Arc<Export>) {
+        let top = open_backend.device.clone();
+        self.serve(Stack::bare(open_backend), top, pool)
     }
 
-    fn bring_up_over(&self, open_backend: OpenBackend, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
+    fn serve(&self, mut stack: Stack, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
         let document = self.document();
-        open_backend.serve_guest();
+        stack.backend().serve_guest();
+        self.apply_limits(&document.layers);
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || metered(&name, &meter, &lanes);
@@ -141,7 +147,7 @@ impl Volume {
             .with_read_only(document.read_only)
             .with_size_advertised(size);
         let export = Arc::new(export);
-        *self.live.lock() = Some(Live { slot: slot.clone(), open_backend, export: Arc::clone(&export) });
+        *self.live.lock() = Some(Live { slot: slot.clone(), stack, export: Arc::clone(&export) });
         *self.problem.lock() = None;
         (slot, export)
     }
@@ -155,7 +161,11 @@ impl Volume {
     /// done.
     pub(crate) async fn bring_down(&self) {
         let Some(slot) = self.slot() else { return };
-        let quiesced = slot.quiesce().await;
+        self.bring_down_held(&slot, slot.quiesce().await);
+    }
+
+    /// The same, with its clients held already.
+    pub(crate) fn bring_down_held(&self, slot: &Slot, quiesced: Quiesced) {
         // A client that came too late is refused.
         let geometry = slot.device().geometry();
         quiesced.swap(reject_all("gone", geometry, block::ErrorKind::Disconnected, "the volume was detached"));
@@ -169,12 +179,17 @@ impl Volume {
 
     /// Does something with the backend that holds it, while it is up.
     pub(crate) fn with_backend<T>(&self, work: impl FnOnce(&mut OpenBackend) -> T) -> Option<T> {
-        self.live.lock().as_mut().map(|live| work(&mut live.open_backend))
+        self.with_stack(|stack| work(stack.backend()))
     }
 
-    /// Puts `held` in the place of the backend that held it, and gives that back.
+    /// Does something with its layers, while it is up.
+    pub(crate) fn with_stack<T>(&self, work: impl FnOnce(&mut Stack) -> T) -> Option<T> {
+        self.live.lock().as_mut().map(|live| work(&mut live.stack))
+    }
+
+    /// Puts `open_backend` in the place of the backend that held it, and gives that back.
     pub(crate) fn replace_backend(&self, open_backend: OpenBackend) -> Option<OpenBackend> {
-        self.live.lock().as_mut().map(|live| std::mem::replace(&mut live.open_backend, open_backend))
+        self.with_stack(|stack| stack.replace_backend(open_backend))
     }
 
     /// What clients come to, while it is up.
@@ -282,6 +297,7 @@ impl Volume {
             }),
             job: job.map(|job| job.id),
             arrival: document.incoming.as_ref().map(|incoming| self.show_incoming(incoming)),
+            layers: self.show_layers(),
             problem,
         }
     }
@@ -310,7 +326,7 @@ impl Volume {
     /// What its requests are passed on by, if another host holds it.
     pub(crate) fn remote_device(&self) -> Option<Arc<RemoteVolumeDevice>> {
         let live = self.live.lock();
-        live.as_ref().and_then(|live| live.open_backend.remote_device()).map(Arc::clone)
+        live.as_ref().and_then(|live| live.stack.remote_device()).map(Arc::clone)
     }
 }
 

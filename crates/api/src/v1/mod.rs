@@ -4,6 +4,7 @@ mod adoption;
 mod error;
 mod host;
 mod job;
+mod layer;
 mod volume;
 
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
@@ -13,6 +14,7 @@ pub use job::{
     Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, PathRate, Phase, Plan, PlanRequest, Prediction,
     Progress, Rates, Report, SetRequest, Strategy, StreamReport, Switchover, Verification, Verify,
 };
+pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,
     VolumeState,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AdoptedVm, Job};
+use super::{AdoptedVm, Job, Layer};
 
 /// Who answers (`GET /v1/version`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -174,6 +174,9 @@ pub struct Volume {
     /// The host that moves it here, or has.
     #[serde(default)]
     pub arrival: Option<Arrival>,
+    /// Its layers, the lowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<Layer>,
     /// What is wrong with it.
     pub problem: Option<String>,
 }
@@ -195,6 +198,7 @@ impl Volume {
             vm: None,
             job: None,
             arrival: None,
+            layers: Vec::new(),
             problem: Some(error.to_string()),
         }
     }

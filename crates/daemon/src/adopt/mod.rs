@@ -134,6 +134,7 @@ impl Daemon {
             let hint = format!("wait for it, or `transhume cancel {name}` first");
             return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id)).with_hint(hint));
         }
+        crate::daemon::refuse_holding(&document, "transhume release")?;
         let shown = volume.show();
         if volume.slot().is_none() {
             self.release_down(&volume, adoption).await?;

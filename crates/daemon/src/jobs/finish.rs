@@ -15,6 +15,7 @@ use crate::document::{Committed, JobDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::of_backend;
+use crate::stack::remove_layer_files;
 use crate::volume::Volume;
 
 /// How long a source that a program of QEMU's has is waited for before it is left as it is, and how often it is tried.
@@ -109,9 +110,7 @@ async fn undo(
     // this is done again.
     daemon.state.drop_progress(&volume.name);
     drop(target);
-    if let Some(document) = &volume.document().job {
-        daemon.discard(&document.target).await;
-    }
+    daemon.discard_target(volume).await;
     end(daemon, volume, job, state, report, Some(error)).await;
 }
 
@@ -119,9 +118,7 @@ async fn undo(
 pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, error: Error) {
     crate::overlays::fold_back(daemon, volume).await;
     daemon.state.drop_progress(&volume.name);
-    if let Some(document) = &volume.document().job {
-        daemon.discard(&document.target).await;
-    }
+    daemon.discard_target(volume).await;
     // Whoever has cancelled it hears that it is cancelled.
     let state = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
     end(daemon, volume, job, state, None, Some(error)).await;
@@ -217,6 +214,7 @@ async fn retire(
     let source = Retiring { path, identity, holder, epoch: committed.epoch };
     if delete && daemon.backends.is_deleted(&source).unwrap_or(false) {
         // A crash came right after this had been done.
+        remove_layer_files(&*daemon.backends, &committed.layers, path);
         return Ok(Retirement { kept: None, note: Some("the source was deleted".to_owned()) });
     }
     let begun = daemon.env.now();
@@ -231,6 +229,7 @@ async fn retire(
     };
     if delete {
         daemon.backends.delete(&retired).map_err(|error| unfinished("could not be deleted", &error))?;
+        remove_layer_files(&*daemon.backends, &committed.layers, path);
     }
     Ok(match retired {
         backends::Retired::File { .. } if delete => {
@@ -327,6 +326,7 @@ pub(crate) async fn end(
     daemon.audit.record(now, &Peer::daemon(), ("move.end", &volume.name), request, error.as_ref());
     tracing::info!(volume = volume.name, job = job.id, state = state.name(), "the move is over");
     volume.set_snapshots(None);
+    volume.end_copy().await;
     let document = volume.document();
     let record = document.job.as_ref().filter(|job| state != JobState::Done && job.committed.is_none());
     if let Some(group) = record.and_then(|job| job.group.as_ref()) {

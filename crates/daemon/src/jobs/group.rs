@@ -52,7 +52,7 @@ impl Daemon {
         let mut ready = Vec::with_capacity(volumes.len());
         let outcome = self.make_all_ready(volumes, requests, &mut ready).await;
         volumes.iter().zip(&mut ready).for_each(|(volume, ready)| tune(&volume.name, &mut ready.options));
-        let targets: Vec<_> = ready.iter().map(|ready| ready.target.clone()).collect();
+        let targets: Vec<_> = ready.iter().map(|ready| (ready.target.clone(), ready.layers.clone())).collect();
         let outcome = match outcome {
             Ok(()) => Box::pin(self.enlist_all(peer, volumes, ready)).await,
             Err(error) => Err(error),
@@ -60,7 +60,7 @@ impl Daemon {
         match outcome {
             Ok(enlisted) => Ok(enlisted.into_iter().map(|enlisted| self.begin(enlisted)).collect()),
             Err(error) => {
-                targets.iter().for_each(|target| self.discard_unused(target));
+                targets.iter().for_each(|(target, layers)| self.discard_unused(target, layers));
                 Err(error)
             }
         }
@@ -88,7 +88,8 @@ impl Daemon {
     ) -> Result<Vec<Enlisted>> {
         let mut open_backend = Vec::with_capacity(volumes.len());
         for (volume, ready) in volumes.iter().zip(&ready) {
-            open_backend.push(self.open_target(volume, &ready.target).await.map_err(|error| of_disk(volume, error))?);
+            let opened = self.open_target(volume, &ready.target, &ready.layers).await;
+            open_backend.push(opened.map_err(|error| of_disk(volume, error))?);
         }
         let ids = self.history.next_ids(volumes.len() as u64)?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();

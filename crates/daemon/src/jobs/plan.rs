@@ -153,6 +153,9 @@ impl Daemon {
         if let Err(error) = require_here(&backend, "it cannot be moved from here") {
             return Some(error);
         }
+        if let Err(error) = self.check_layers(volume, request, options.strategy) {
+            return Some(error);
+        }
         let spec = match to {
             Destination::Local(spec) => spec,
             Destination::Host { host, volume: name } => {
@@ -175,7 +178,7 @@ impl Daemon {
         }
         match self.prepare(volume, spec.clone(), false).await {
             Ok(prepared) => {
-                self.discard_unused(&JobTarget::Local(prepared));
+                self.discard_unused(&JobTarget::Local(prepared), &[]);
                 let size = volume.slot()?.device().size();
                 match options.strategy {
                     Strategy::Snapshot => self.overlays_refused(volume, size, spec.path()).err(),

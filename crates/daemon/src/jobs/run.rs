@@ -96,9 +96,6 @@ pub(crate) async fn start_migration(
     target: &OpenBackend,
     prediction: Option<Prediction>,
 ) -> block::Result<Started> {
-    let slot = volume
-        .slot()
-        .ok_or_else(|| block::Error::new(block::ErrorKind::Internal, "a volume that is down was to be moved"))?;
     let now = unix_ms(daemon.env.wall_clock());
     volume
         .journal
@@ -112,9 +109,10 @@ pub(crate) async fn start_migration(
     let Some(job) = &document.job else {
         return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
     };
+    let (slot, below) = volume.copy_face().await?;
     // With overlays that a restart has found the slot shows the highest of them.
-    let below = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
-    let source = below.unwrap_or_else(|| slot.device());
+    let backend = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
+    let source = backend.unwrap_or(below);
     let snapshots = match (job.record.options.strategy, volume.snapshots()) {
         (migrate::Strategy::Snapshot, None) => {
             let lock_wait = daemon.config.lock_wait();
@@ -127,7 +125,7 @@ pub(crate) async fn start_migration(
     };
     let open_options = volume.open_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &open_options).await;
-    let offload = match volume.with_backend(|open_backend| open_backend.end()) {
+    let offload = match volume.with_stack(|stack| stack.bypass().map(OpenBackend::end)).flatten() {
         Some(source) => daemon.backends.offload(source, target.end()).await,
         None => None,
     };
@@ -138,7 +136,7 @@ pub(crate) async fn start_migration(
         env: Arc::clone(&daemon.env),
         slot,
         source,
-        target: target.device.clone(),
+        target: target.ground()?,
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
@@ -169,7 +167,7 @@ async fn comparison(
     target: &OpenBackend,
     open_options: &crate::open_backend::BackendOpenOptions,
 ) -> Option<Comparison> {
-    let source = volume.with_backend(|open_backend| open_backend.comparison_spec())?;
+    let source = volume.with_stack(|stack| stack.bypass().map(OpenBackend::comparison_spec)).flatten()?;
     let source = source.open(open_options, &*daemon.env).await?;
     let target = target.comparison_spec().open(open_options, &*daemon.env).await?;
     Some(Comparison { source, target })

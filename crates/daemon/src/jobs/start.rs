@@ -19,6 +19,7 @@ use crate::location::{Destination, JobTarget, Location, require_here, require_lo
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::of_wire;
+use crate::stack::{LayerDocument, LayerState, make_layer_files, remove_layer_files, target_layers};
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -46,19 +47,19 @@ impl Daemon {
         let mut needs = Needs::default();
         let mut ready = self.make_ready(&volume, request, &mut needs).await?;
         tune(&mut ready.options);
-        let target = ready.target.clone();
+        let (target, layers) = (ready.target.clone(), ready.layers.clone());
         let outcome = async {
             if ready.options.strategy == Strategy::Snapshot {
                 needs.check()?;
             }
-            let open_backend = self.open_target(&volume, &target).await?;
+            let open_backend = self.open_target(&volume, &target, &layers).await?;
             let id = self.history.next_ids(1)?.start;
             self.enlist(peer, &volume, ready, (id, None), open_backend).await
         };
         match outcome.await {
             Ok(enlisted) => Ok(self.begin(enlisted)),
             Err(error) => {
-                self.discard_unused(&target);
+                self.discard_unused(&target, &layers);
                 Err(error)
             }
         }
@@ -78,17 +79,18 @@ impl Daemon {
         let options = to_options(&request)?;
         refuse_reserve(&request, matches!(destination(volume, &request.to)?, Destination::Host { .. }))?;
         require_here(&volume.document().backend, "it cannot be moved from here")?;
+        self.check_layers(volume, &request, options.strategy)?;
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
             Destination::Host { host, volume: name } => {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
                 let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
-                return Ok(Ready { request, options, target: JobTarget::Remote(target) });
+                return Ok(Ready { request, options, target: JobTarget::Remote(target), layers: Vec::new() });
             }
             Destination::Foreign(uri) => {
                 let target = self.make_foreign_ready(volume, &uri, request.overwrite, &options).await?;
-                return Ok(Ready { request, options, target });
+                return Ok(Ready { request, options, target, layers: Vec::new() });
             }
         };
         let size = slot.device().size();
@@ -102,10 +104,11 @@ impl Daemon {
                 Ok(())
             }
         };
-        match is_counted {
-            Ok(()) => Ok(Ready { request, options, target: JobTarget::Local(target) }),
+        let layers = is_counted.and_then(|()| target_layers(&*self.backends, &volume.document().layers, path));
+        match layers {
+            Ok(layers) => Ok(Ready { request, options, target: JobTarget::Local(target), layers }),
             Err(error) => {
-                self.discard_unused(&JobTarget::Local(target));
+                self.discard_unused(&JobTarget::Local(target), &[]);
                 Err(error)
             }
         }
@@ -143,33 +146,74 @@ impl Daemon {
         self.backends.prepare(&request, &*self.env).await.map_err(|error| of_target(&error))
     }
 
-    /// Takes back a target that no move on record goes to. What another host has made is not meant: who has asked it to sees
-    /// to that.
-    pub(super) fn discard_unused(&self, target: &JobTarget) {
-        if let JobTarget::Local(target) = target
-            && let Err(error) = self.backends.discard(target)
-        {
+    /// Takes back a target that no move on record goes to, with the files of `layers` over it. What another host has made is
+    /// not meant: who has asked it to sees to that.
+    pub(super) fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) {
+        let JobTarget::Local(target) = target else { return };
+        remove_layer_files(&*self.backends, layers, target.spec.path());
+        if let Err(error) = self.backends.discard(target) {
             tracing::warn!(%error, target = %target.spec, "what an undone move left could not be removed");
         }
     }
 
-    /// Takes back a target that nothing came of.
-    pub(super) async fn discard(self: &Arc<Self>, target: &JobTarget) {
-        match target {
-            JobTarget::Local(_) => self.discard_unused(target),
+    /// Takes back the target of a volume's job that nothing came of.
+    pub(super) async fn discard_target(self: &Arc<Self>, volume: &Volume) {
+        let document = volume.document();
+        let Some(job) = &document.job else { return };
+        match &job.target {
+            JobTarget::Local(_) => self.discard_unused(&job.target, &job.layers),
             JobTarget::Remote(remote) => self.notify_abort(remote).await,
             // What was written there is all that could be taken back, and nobody knows what it replaced.
             JobTarget::Foreign(_) => {}
         }
     }
 
-    pub(super) async fn open_target(&self, volume: &Volume, target: &JobTarget) -> Result<OpenBackend> {
+    /// Opens a target that nothing was written to yet, and makes the files of `layers` over it.
+    pub(super) async fn open_target(
+        &self,
+        volume: &Volume,
+        target: &JobTarget,
+        layers: &[LayerDocument],
+    ) -> Result<OpenBackend> {
         let open_options = BackendOpenOptions {
             size_limit: volume_size(volume),
             ..volume.open_options(self.config.lock_wait()).for_target()
         };
-        let open_backend = Box::pin(self.open_prepared(volume, target, &open_options)).await;
-        open_backend.map_err(|error| of_backend(&error, "the target"))
+        let open_backend = Box::pin(self.open_prepared(volume, target, &[], &open_options)).await;
+        let mut open_backend = open_backend.map_err(|error| of_backend(&error, "the target"))?;
+        if let Some(image) = target.location().local_path() {
+            let parts = volume.with_backend(|open_backend| open_backend.parts()).unwrap_or_default();
+            let sizes: Vec<Bytes> = parts.iter().skip(1).map(block::Device::size).collect();
+            let files = make_layer_files(layers, &sizes, image, &self.overlay_context(), self.config.lock_wait()).await;
+            let files = files.map_err(|error| of_backend(&error, "a snapshot's file at the target"))?;
+            files.into_iter().for_each(|file| open_backend.add_file(file));
+        }
+        Ok(open_backend)
+    }
+
+    /// Refuses a move that would leave the layers of a volume behind.
+    pub(super) fn check_layers(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
+        let document = volume.document();
+        let name = &volume.name;
+        if !document.has_holding_layers() {
+            return Ok(());
+        }
+        if document.layers.iter().any(|layer| layer.state == LayerState::Draining) {
+            let message = format!("a snapshot of {name} is being removed");
+            return Err(Error::new(ErrorCode::Busy, message)
+                .with_hint(format!("wait for it: `transhume volume snapshot ls {name}` says how far it is")));
+        }
+        let refusal = match destination(volume, &request.to)? {
+            _ if strategy == Strategy::Snapshot => "a snapshot move has overlays of its own: leave --strategy out",
+            Destination::Local(spec) if self.backends.free_space(spec.path()).is_ok_and(|space| space.is_none()) => {
+                "a block device has no place beside it for snapshots: move it to a file"
+            }
+            Destination::Local(_) => return Ok(()),
+            Destination::Host { .. } => "snapshots do not go to other hosts yet: move it to a file of this host",
+            Destination::Foreign(_) => "an export of another server holds no snapshots: move it to a file",
+        };
+        let message = format!("{name} has snapshots, which would not come along");
+        Err(invalid(message, format!("{refusal}, or remove them: `transhume volume snapshot ls {name}`")))
     }
 
     /// Puts a move that is ready durably on record.
@@ -181,7 +225,7 @@ impl Daemon {
         (id, group): (u64, Option<GroupDocument>),
         open_backend: OpenBackend,
     ) -> Result<Enlisted> {
-        let Ready { request, options, target } = ready;
+        let Ready { request, options, target, layers } = ready;
         let size_limit = volume_size(volume);
         let started_unix_ms = unix_ms(self.env.wall_clock());
         let document = JobDocument {
@@ -203,6 +247,7 @@ impl Daemon {
             begun_unix_ms: None,
             paused: false,
             overlays: Vec::new(),
+            layers,
             asked: false,
             withdrawals: 0,
             failure: None,
@@ -253,6 +298,8 @@ pub(super) struct Ready {
     request: MoveRequest,
     pub(super) options: MoveOptions,
     pub(super) target: JobTarget,
+    /// Where its layers go.
+    pub(super) layers: Vec<LayerDocument>,
 }
 
 /// A move that is on record.

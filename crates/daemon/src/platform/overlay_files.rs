@@ -32,18 +32,19 @@ pub(super) async fn make(
     let made = {
         let path = path.clone();
         // To reserve a large overlay takes a while.
-        tokio::task::spawn_blocking(move || make_file(&path, length)).await
+        let reserve = opening.reserve;
+        tokio::task::spawn_blocking(move || make_file(&path, length, reserve)).await
     };
     let made = made.unwrap_or_else(|ended| Err(std::io::Error::other(ended)));
     made.map_err(|error| block::Error::from_os(error, format!("making the overlay {}", path.display())))?;
     open(image, number, opening).await
 }
 
-fn make_file(path: &Path, length: Bytes) -> Result<()> {
+fn make_file(path: &Path, length: Bytes, reserves: bool) -> Result<()> {
     remove_file(path)?;
     let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     file.set_len(length.get())?;
-    if let Err(error) = reserve(&file, length) {
+    if reserves && let Err(error) = reserve(&file, length) {
         // A file that nobody has made stays away.
         remove_file(path)?;
         return Err(error);

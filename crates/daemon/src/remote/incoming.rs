@@ -175,6 +175,8 @@ impl Daemon {
                 stage: IncomingStage::Filling,
                 exclusive: false,
             }),
+            id: None,
+            layers: Vec::new(),
         };
         match self.record_incoming(document).await {
             Ok(volume) => {
@@ -210,7 +212,8 @@ impl Daemon {
         let open_options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
         let open_backend = match &document.incoming {
             Some(incoming) => {
-                self.open_prepared(volume, &JobTarget::Local(incoming.target.clone()), &open_options.for_target()).await
+                let target = JobTarget::Local(incoming.target.clone());
+                self.open_prepared(volume, &target, &[], &open_options.for_target()).await
             }
             None => self.open_backend(volume, &document.backend, &open_options.for_target()).await,
         };
@@ -270,7 +273,7 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        drop(volume.bring_up(open_backend, self.pool.clone()));
+        drop(volume.bring_up_bare(open_backend, self.pool.clone()));
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
         Ok(())

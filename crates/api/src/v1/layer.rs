@@ -1,0 +1,90 @@
+//! The layers of a volume: snapshots and limits.
+
+use serde::{Deserialize, Serialize};
+
+/// What a layer of a volume does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerKind {
+    /// A snapshot: it holds what was written since it was taken.
+    Overlay,
+    /// Limits what clients may ask for.
+    Throttle,
+    /// A kind of a later daemon.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// Whether a layer may hold bytes that what lies below lacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerState {
+    /// It holds none.
+    Clean,
+    /// It may.
+    MayHold,
+    /// It may, and is being emptied into what lies below.
+    Draining,
+    /// A state of a later daemon.
+    #[default]
+    #[serde(other)]
+    Unknown,
+}
+
+/// A layer of a volume (`GET /v1/volumes/NAME/layers`), the lowest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Layer {
+    /// What it is, wherever the volume is.
+    pub id: String,
+    /// What it does.
+    pub kind: LayerKind,
+    /// What the user calls it.
+    pub name: String,
+    /// Whether it may hold bytes.
+    pub state: LayerState,
+    /// Of a snapshot: when it was taken, in milliseconds since 1970.
+    pub created_unix_ms: Option<u64>,
+    /// Of a snapshot: how much was written since, as far as it is not in what lies below.
+    pub held_bytes: Option<u64>,
+    /// Of a throttle: requests a second.
+    pub iops: Option<u64>,
+    /// Of a throttle: bytes read and written a second.
+    pub bytes_per_second: Option<u64>,
+}
+
+/// Asks for a layer that holds nothing (`POST /v1/volumes/NAME/layers`). Another one of its kind is changed to this.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum LayerRequest {
+    /// Limits what clients may ask for.
+    Throttle {
+        /// Requests a second.
+        #[serde(default)]
+        iops: Option<u64>,
+        /// Bytes read and written a second.
+        #[serde(default)]
+        bytes_per_second: Option<u64>,
+    },
+}
+
+/// Asks for a snapshot (`POST /v1/volumes/NAME/snapshots`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SnapshotRequest {
+    /// What to call it; otherwise after the time.
+    pub snapshot: Option<String>,
+    /// The directory for what is written from then on, if that is not to lie beside the image.
+    pub at: Option<String>,
+}
+
+/// Asks for what was written since a snapshot to be thrown away (`POST /v1/volumes/NAME/revert`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RevertRequest {
+    /// The snapshot; the newest if none is named.
+    pub snapshot: Option<String>,
+    /// Throw newer snapshots away, too.
+    pub discard_newer: bool,
+}

@@ -1,0 +1,283 @@
+//! A volume's stack: its layers over one backend.
+//!
+//! ```text
+//!   connection ─▶ limits ─▶ Meter ─▶ slot ─▶ overlay 2 ─▶ overlay 1 ─▶ joint 0 ─▶ backend     guest()
+//!                                               │             └──────▶ joint 1 ─▶ file 1
+//!                                               └────────────────────▶ joint 2 ─▶ file 2
+//!
+//!   while it is copied:   joint n ─▶ region n of [ slot ─▶ mirror ─▶ backend, file 1, file 2 ]     copy()
+//! ```
+//!
+//! The guest reads and writes the top. A migration copies what lies below all layers: the backend and the files of the
+//! layers, one behind the other as one device. So one migration moves a volume with everything that its layers hold, one
+//! commit switches all of it, and no layer knows of it. A volume without layers that hold bytes has one joint, its slot.
+//!
+//! A layer is on record before the first byte that the backend lacks, and off it after the last one is durable below.
+
+mod document;
+mod drain;
+mod files;
+mod snapshots;
+mod throttle;
+
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode};
+use block::{Bytes, Device, Slot};
+use filters::{Overlay, Region, layout};
+use uuid::Uuid;
+
+pub(crate) use document::image_of;
+pub use document::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
+pub(crate) use drain::resume_drains;
+pub(crate) use files::{make_layer_files, open_layer_files, remove_layer_files, target_layers};
+
+use crate::open_backend::{BackendOpenOptions, OpenBackend, REGION_ALIGNMENT};
+use crate::overlays::OverlayContext;
+use crate::problem::{Result, of_backend};
+use crate::remote::RemoteVolumeDevice;
+
+/// A volume's layers over its backend, while it is up.
+pub(crate) struct Stack {
+    open_backend: OpenBackend,
+    /// The lowest first.
+    overlays: Vec<StackedOverlay>,
+    /// Below the overlays: one joint for the backend and one for the file of each overlay. Empty without overlays.
+    joints: Vec<Slot>,
+    /// The joint of a migration, below all others, while one is under way.
+    copy: Option<Slot>,
+}
+
+/// An overlay in its place.
+#[derive(Clone)]
+pub(crate) struct StackedOverlay {
+    /// What the record calls it.
+    pub(crate) id: Uuid,
+    /// The overlay.
+    pub(crate) overlay: Arc<Overlay>,
+    /// The same as what lies above sees it.
+    pub(crate) device: Device,
+}
+
+/// Where the next overlay would lie.
+pub(crate) struct NextBase {
+    base: Device,
+    /// The joint over the backend, which the first overlay brings along.
+    lowest_joint: Option<Slot>,
+}
+
+/// An overlay that is open and not in the stack yet.
+pub(crate) struct NextOverlay {
+    stacked: StackedOverlay,
+    joint: Slot,
+    file: Device,
+    lowest_joint: Option<Slot>,
+}
+
+impl NextBase {
+    /// The size of the volume.
+    fn size(&self) -> Bytes {
+        self.base.size()
+    }
+
+    /// Opens the overlay in `file` over this.
+    async fn open(self, id: Uuid, file: Device, boot: [u8; 16]) -> block::Result<NextOverlay> {
+        let joint = Slot::new(file.clone());
+        let overlay = Arc::new(Overlay::open(self.base, through(&joint, file.name()), boot).await?);
+        let device = Device::from_arc(&format!("snapshot {id}"), Arc::clone(&overlay) as _);
+        Ok(NextOverlay {
+            stacked: StackedOverlay { id, overlay, device },
+            joint,
+            file,
+            lowest_joint: self.lowest_joint,
+        })
+    }
+}
+
+/// A joint of the stack, as a device.
+fn through(joint: &Slot, name: &str) -> Device {
+    Device::new(name, joint.lane())
+}
+
+impl Stack {
+    /// A stack without layers that hold bytes.
+    pub(crate) const fn bare(open_backend: OpenBackend) -> Self {
+        Self { open_backend, overlays: Vec::new(), joints: Vec::new(), copy: None }
+    }
+
+    /// The stack that `layers`, the lowest first, make over `open_backend`.
+    ///
+    /// # Errors
+    /// A layer that may hold bytes cannot be opened, or is not what it was.
+    pub(crate) async fn build(
+        open_backend: OpenBackend,
+        layers: &[LayerDocument],
+        context: &OverlayContext,
+        open_options: &BackendOpenOptions,
+    ) -> Result<Self> {
+        if !layers.iter().any(LayerDocument::may_hold) {
+            return Ok(Self::bare(open_backend));
+        }
+        let image = image_of(&open_backend.place).map(ToOwned::to_owned);
+        let image = image.ok_or_else(|| {
+            let message = format!("{} is no file of this host, and the volume has snapshots", open_backend.place);
+            Error::new(ErrorCode::BackendUnusable, message)
+        })?;
+        let files = open_layer_files(layers, &image, context, open_options.lock_wait).await.map_err(|error| {
+            Error::new(ErrorCode::BackendUnusable, of_backend(&error, "a snapshot's file").message)
+                .with_hint("the volume is its backend with the snapshots over it: put back what is missing")
+        })?;
+        let mut stack = Self::bare(open_backend);
+        for (layer, file) in layers.iter().filter(|layer| layer.overlay().is_some()).zip(files) {
+            let next = stack.next().open(layer.id, file, context.boot).await.map_err(|error| {
+                let message = of_backend(&error, "a snapshot").message;
+                Error::new(ErrorCode::BackendUnusable, message).with_hint("put back the snapshot's file as it was")
+            })?;
+            if layer.state == LayerState::Draining {
+                next.stacked.overlay.begin_drain();
+            }
+            stack.push(next);
+        }
+        Ok(stack)
+    }
+
+    /// Where the next overlay would lie.
+    fn next(&self) -> NextBase {
+        match self.overlays.last() {
+            Some(top) => NextBase { base: top.device.clone(), lowest_joint: None },
+            None => {
+                let joint = Slot::new(self.open_backend.device.clone());
+                let base = through(&joint, self.open_backend.device.name());
+                NextBase { base, lowest_joint: Some(joint) }
+            }
+        }
+    }
+
+    /// Lays an overlay on the top. The guest does not see it before it is in the slot.
+    fn push(&mut self, next: NextOverlay) {
+        assert!(self.copy.is_none(), "layers do not change while a migration copies them");
+        self.joints.extend(next.lowest_joint);
+        self.joints.push(next.joint);
+        self.open_backend.add_file(next.file);
+        self.overlays.push(next.stacked);
+    }
+
+    /// What overlay `index` lies over.
+    fn below(&self, index: usize) -> Device {
+        match index.checked_sub(1) {
+            Some(lower) => self.overlays[lower].device.clone(),
+            None => through(&self.joints[0], self.open_backend.device.name()),
+        }
+    }
+
+    /// Takes overlay `index`, which is empty, from between what lies above and below. The clients are held.
+    fn remove(&mut self, index: usize) -> block::Result<()> {
+        assert!(self.copy.is_none(), "layers do not change while a migration copies them");
+        if let Some(above) = self.overlays.get(index + 1) {
+            above.overlay.rebase(self.below(index))?;
+        }
+        self.overlays.remove(index);
+        self.joints.remove(index + 1);
+        self.open_backend.remove_file(index);
+        if self.overlays.is_empty() {
+            // Without overlays there is nothing between the slot and the backend.
+            self.joints.clear();
+        }
+        Ok(())
+    }
+
+    /// What the guest reads and writes.
+    pub(crate) fn guest(&self) -> Device {
+        self.overlays.last().map_or_else(|| self.open_backend.device.clone(), |top| top.device.clone())
+    }
+
+    /// The overlays, the lowest first.
+    pub(crate) fn overlays(&self) -> &[StackedOverlay] {
+        &self.overlays
+    }
+
+    /// What holds the volume, with its locks.
+    pub(crate) const fn backend(&mut self) -> &mut OpenBackend {
+        &mut self.open_backend
+    }
+
+    /// What reaches the volume, if another host holds it.
+    pub(crate) fn remote_device(&self) -> Option<&Arc<RemoteVolumeDevice>> {
+        self.open_backend.remote_device()
+    }
+
+    /// What holds the volume, if that alone is the volume: no layer holds bytes that it lacks. What offloads a copy, or reads
+    /// past the page cache, takes this.
+    pub(crate) fn bypass(&self) -> Option<&OpenBackend> {
+        self.overlays.is_empty().then_some(&self.open_backend)
+    }
+
+    /// Puts `open_backend` in the place of what held the volume, and gives that back.
+    pub(crate) const fn replace_backend(&mut self, open_backend: OpenBackend) -> OpenBackend {
+        std::mem::replace(&mut self.open_backend, open_backend)
+    }
+
+    /// What it takes to put a migration below all layers; none if there are none and it stands in the slot itself.
+    fn begin_copy(&mut self) -> block::Result<Option<(Slot, Vec<(Slot, Device)>)>> {
+        if self.joints.is_empty() {
+            return Ok(None);
+        }
+        if let Some(copy) = &self.copy {
+            return Ok(Some((copy.clone(), Vec::new())));
+        }
+        let copy = Slot::new(self.open_backend.ground()?);
+        let parts = self.open_backend.parts();
+        let sizes: Vec<Bytes> = parts.iter().map(Device::size).collect();
+        let mut moves = Vec::new();
+        for (joint, extent) in self.joints.iter().zip(layout(&sizes, REGION_ALIGNMENT)) {
+            let region = Region::new(through(&copy, "the ground of a copy"), extent)?;
+            moves.push((joint.clone(), Device::new("a region of a copy", region)));
+        }
+        self.copy = Some(copy.clone());
+        Ok(Some((copy, moves)))
+    }
+
+    /// What it takes to put every joint back over what holds its part now.
+    fn end_copy(&mut self) -> Vec<(Slot, Device)> {
+        match self.copy.take() {
+            Some(_) => self.joints.iter().cloned().zip(self.open_backend.parts()).collect(),
+            None => Vec::new(),
+        }
+    }
+}
+
+/// Changes what lies below some joints, which hold the same bytes before and after.
+async fn repoint(moves: Vec<(Slot, Device)>) {
+    for (joint, device) in moves {
+        joint.quiesce().await.swap(device);
+    }
+}
+
+impl crate::volume::Volume {
+    /// The joint and the device for a migration: below all layers.
+    ///
+    /// # Errors
+    /// The volume is down, or the parts of its stack make no device.
+    pub(crate) async fn copy_face(&self) -> block::Result<(Slot, Device)> {
+        let down = || block::Error::new(block::ErrorKind::Internal, "a volume that is down was to be moved");
+        let slot = self.slot().ok_or_else(down)?;
+        match self.with_stack(Stack::begin_copy).ok_or_else(down)?? {
+            Some((copy, moves)) => {
+                repoint(moves).await;
+                let device = copy.device();
+                Ok((copy, device))
+            }
+            None => {
+                let device = slot.device();
+                Ok((slot, device))
+            }
+        }
+    }
+
+    /// The migration below all layers has ended.
+    pub(crate) async fn end_copy(&self) {
+        if let Some(moves) = self.with_stack(Stack::end_copy) {
+            repoint(moves).await;
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Limits of what clients may ask for: a layer that holds nothing and stands before the meter.
+
+use std::sync::Arc;
+
+use api::v1::{self, Error, ErrorCode, LayerRequest};
+use filters::RateLimits;
+
+use super::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer};
+use crate::daemon::Daemon;
+use crate::jobs::random_uuid;
+use crate::problem::{Result, invalid, of_backend};
+use crate::volume::Volume;
+
+/// The least that a limit may be: less would keep clients waiting longer than they wait.
+const IOPS_MIN: u64 = 1;
+const BYTES_PER_SECOND_MIN: u64 = 4096;
+
+impl Volume {
+    /// Puts the limits on record in force.
+    pub(crate) fn apply_limits(&self, layers: &[LayerDocument]) {
+        let throttle = layers.iter().find_map(LayerDocument::throttle);
+        let limits = throttle.map_or_else(RateLimits::default, |throttle| RateLimits {
+            iops: throttle.iops,
+            bytes_per_second: throttle.bytes_per_second,
+        });
+        self.meter.rate_limit().set(limits);
+    }
+
+    /// How the API shows its layers, the lowest first.
+    pub(crate) fn show_layers(&self) -> Vec<v1::Layer> {
+        let document = self.document();
+        let held = |id| {
+            self.with_stack(|stack| {
+                let stacked = stack.overlays().iter().find(|stacked| stacked.id == id)?;
+                Some(stacked.overlay.data_bytes().get())
+            })
+            .flatten()
+        };
+        let shown = document.layers.iter().map(|layer| match &layer.kind {
+            LayerKind::Overlay(overlay) => v1::Layer {
+                id: layer.id.to_string(),
+                kind: v1::LayerKind::Overlay,
+                name: overlay.name.clone(),
+                state: show_state(layer.state),
+                created_unix_ms: Some(overlay.created_unix_ms),
+                held_bytes: held(layer.id),
+                ..v1::Layer::default()
+            },
+            LayerKind::Throttle(throttle) => v1::Layer {
+                id: layer.id.to_string(),
+                kind: v1::LayerKind::Throttle,
+                name: "throttle".to_owned(),
+                state: show_state(layer.state),
+                iops: throttle.iops,
+                bytes_per_second: throttle.bytes_per_second,
+                ..v1::Layer::default()
+            },
+        });
+        shown.collect()
+    }
+}
+
+const fn show_state(state: LayerState) -> v1::LayerState {
+    match state {
+        LayerState::Clean => v1::LayerState::Clean,
+        LayerState::MayHold => v1::LayerState::MayHold,
+        LayerState::Draining => v1::LayerState::Draining,
+    }
+}
+
+impl Daemon {
+    /// Limits what clients of a volume may ask for, or changes the limits that there are.
+    pub(crate) async fn add_layer(self: &Arc<Self>, name: &str, request: LayerRequest) -> Result<v1::Volume> {
+        let LayerRequest::Throttle { iops, bytes_per_second } = request;
+        let throttle = ThrottleLayer { iops, bytes_per_second };
+        if iops.is_none() && bytes_per_second.is_none() {
+            return Err(invalid("a throttle without a limit limits nothing", "give --iops, --bandwidth, or both"));
+        }
+        if iops.is_some_and(|iops| iops < IOPS_MIN) || bytes_per_second.is_some_and(|rate| rate < BYTES_PER_SECOND_MIN)
+        {
+            return Err(invalid(
+                format!("a limit below {IOPS_MIN} request or {BYTES_PER_SECOND_MIN} bytes a second stops the guest"),
+                "give a higher one",
+            ));
+        }
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        let id = random_uuid(&*self.env);
+        let new_volume_id = random_uuid(&*self.env);
+        let stored = volume.journal.update(|document| {
+            document.id.get_or_insert(new_volume_id);
+            match document.layers.iter_mut().find(|layer| layer.throttle().is_some()) {
+                Some(layer) => layer.kind = LayerKind::Throttle(throttle),
+                None => document.layers.push(LayerDocument {
+                    id,
+                    kind: LayerKind::Throttle(throttle),
+                    state: LayerState::Clean,
+                }),
+            }
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        volume.apply_limits(&volume.document().layers);
+        Ok(volume.show())
+    }
+
+    /// Takes a layer out that holds nothing; `layer` is its identity or its kind.
+    pub(crate) async fn remove_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        let document = volume.document();
+        let is_meant = |found: &LayerDocument| {
+            found.id.to_string() == layer || (found.throttle().is_some() && layer == "throttle")
+        };
+        let Some(found) = document.layers.iter().find(|found| is_meant(found)) else {
+            return Err(Error::new(ErrorCode::NotFound, format!("{name} has no layer {layer}"))
+                .with_hint(format!("`transhume volume layer ls {name}` lists them")));
+        };
+        if let Some(overlay) = found.overlay() {
+            return Err(invalid(
+                format!("layer {layer} is the snapshot {}", overlay.name),
+                format!("use `transhume volume snapshot rm {name} {}`", overlay.name),
+            ));
+        }
+        let id = found.id;
+        let stored = volume.journal.update(|document| document.layers.retain(|layer| layer.id != id));
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        volume.apply_limits(&volume.document().layers);
+        Ok(volume.show())
+    }
+}
