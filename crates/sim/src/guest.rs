@@ -497,7 +497,10 @@ impl Guest {
             Box::pin(async move { device.write(mutation).await })
         });
         let answer = answer.await;
-        self.note("write", (Verb::Write, extent), since, &answer);
+        // A forced write is a write and a flush: it fails for what a flush fails for.
+        let is_flush_failed = mutation.fua && self.shared.failures.explain(Verb::Flush, EVERYTHING, since);
+        let cause = if is_flush_failed { (Verb::Flush, EVERYTHING) } else { (Verb::Write, extent) };
+        self.note("write", cause, since, &answer);
         self.shared.world.event(format_args!("{} write to {extent:?} answered", self.shared.name));
         match answer {
             Ok(()) => self.history().write_done(&ticket, fua),

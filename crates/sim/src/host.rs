@@ -39,6 +39,7 @@ use daemon_harness::DaemonHarness;
 
 pub(crate) use beside::{VOLUMES_MAX, names};
 pub use daemon_harness::Outage;
+pub(crate) use setup::SNAPSHOTS_MAX;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 
 /// A host as one of its volumes has it. Clones are the same. The first volume's boots and kills the process that all of them have

@@ -146,6 +146,7 @@ impl Scenario {
                 is_between_hosts: false,
                 has_arbiter: false,
                 neighbour_burns: false,
+                changes_layers: false,
                 mistakes: Mistakes::default(),
             },
             only_first_fails: false,
@@ -185,6 +186,13 @@ impl Scenario {
     #[must_use]
     pub const fn together(mut self) -> Self {
         self.setup.together = true;
+        self
+    }
+
+    /// Somebody takes snapshots, removes them and limits the guest while it works, between the moves.
+    #[must_use]
+    pub const fn changes_layers(mut self) -> Self {
+        self.setup.changes_layers = true;
         self
     }
 

@@ -510,7 +510,10 @@ impl<'a> ScenarioRunner<'a> {
 
     fn last_checks(&self, seat: &Seat) {
         let history = seat.guest.history();
-        checks::flushed(&self.world, &seat.sides[seat.host.holder()], &history, true);
+        let holder = seat.host.holder();
+        if !seat.host.has_layers(holder) {
+            checks::flushed(&self.world, &seat.sides[holder], &history, true);
+        }
         seat.host.check_arrived();
         let is_excused = self.scenario.only_first_fails && std::ptr::eq(seat, self.first());
         let wait_max = self.scenario.expected.wait_max.filter(|_| !is_excused);

@@ -6,6 +6,7 @@ mod auto;
 mod common;
 mod environment;
 mod hosts;
+mod layers;
 mod nbd;
 mod requirements;
 mod snapshots;
@@ -247,6 +248,14 @@ pub const SCENARIOS: &[NamedScenario] = &[
     ),
     scenario("volumes-together", "several volumes move as one, and one of them is undone", volumes::together),
     scenario("volumes-pool", "several volumes with few buffers between them, one of which may hang", volumes::pooled),
+    scenario("layers", "snapshots and limits come and go under guests, and move with the volume", layers::quiet),
+    scenario(
+        "layers-crash",
+        "the process is killed and the power lost while layers come, go and move",
+        layers::crashed,
+    ),
+    scenario("layers-dying", "the process dies at an await while layers come, go and move", layers::dying),
+    scenario("layers-errors", "targets fail, and moves of volumes with layers are undone", layers::failing_disks),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];
 

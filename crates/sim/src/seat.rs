@@ -7,7 +7,7 @@ use migrate::{Journal, MoveOptions, ProgressMap};
 use crate::disk::{Disk, Faults, Limits, Timing};
 use crate::failures::{Failures, Reporter};
 use crate::guest::Guest;
-use crate::host::{Disks, Host, Setup, names};
+use crate::host::{Disks, Host, SNAPSHOTS_MAX, Setup, names};
 use crate::medium::SECTOR_BYTES;
 use crate::pattern::Content;
 use crate::port::Port;
@@ -57,7 +57,8 @@ impl Seat {
         let alignment = scenario.target_alignment.unwrap_or(scenario.alignment);
         let target = Disk::new(world, names.target, target_size, alignment, scenario.timings[1]);
         let journal = Disk::new(world, names.journal, Bytes::mib(1), 512, Timing::FLASH);
-        let map = Disk::new(world, names.map, Bytes::mib(1), 512, Timing::FLASH);
+        let map_bytes = Bytes::mib(if scenario.setup.changes_layers { 4 } else { 1 });
+        let map = Disk::new(world, names.map, map_bytes, 512, Timing::FLASH);
         let contents = original(scenario, size, rng);
         let mut bytes = vec![0; SECTOR_BYTES as usize];
         for (sector, content) in contents.iter().enumerate() {
@@ -115,7 +116,8 @@ impl Seat {
         let end = Some(Journal::<VolumeDocument>::bytes_needed());
         self.journal.set_limits(Limits { end, in_flight: None });
         let page_chunks = scenario.setup.map_page_chunks;
-        let needed = |chunk| ProgressMap::bytes_needed(self.size, chunk, page_chunks);
+        let copied = if scenario.setup.changes_layers { with_layers(self.size) } else { self.size };
+        let needed = |chunk| ProgressMap::bytes_needed(copied, chunk, page_chunks);
         let end = ChunkSize::new(options.chunk_bytes).map(needed);
         self.map.set_limits(Limits { end, in_flight: None });
     }
@@ -163,4 +165,11 @@ fn original(scenario: &Scenario, size: Bytes, rng: &Rng) -> Vec<Content> {
         contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
     }
     contents
+}
+
+/// How much a move of a volume of `size` copies at most, with as many snapshots as anybody takes here.
+fn with_layers(size: Bytes) -> Bytes {
+    let overlay = filters::OverlayHeader::new(size, [0; 16], [0; 16]).delta_bytes();
+    let sizes: Vec<Bytes> = std::iter::once(size).chain(std::iter::repeat_n(overlay, SNAPSHOTS_MAX)).collect();
+    filters::layout(&sizes, Bytes::mib(1)).last().map_or(size, |last| last.end())
 }

@@ -13,6 +13,7 @@
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
 mod fake_arbiter;
+mod layers;
 mod peer_host;
 mod platform;
 mod together;
@@ -44,6 +45,8 @@ use peer_host::PeerHost;
 use together::Together;
 use watched::{Watched, alive, document_in};
 
+/// The files of the layers over an image are kept beside a place of their own: this, and the image's number.
+const LAYERS_OF: usize = 2;
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
 
@@ -61,6 +64,8 @@ pub(super) struct DaemonHarness {
     together: Arc<Mutex<Together>>,
     /// The daemon has said, or shown, that it has the volume.
     is_attached: Mutex<bool>,
+    /// Which files of layers were beside the target before a move, and in which life of the process.
+    layers_before: Mutex<Option<(u32, Vec<u32>)>>,
 }
 
 /// What may be found in the daemon's journal.
@@ -100,8 +105,8 @@ impl DaemonHarness {
 
     fn with(files: SimFiles, places: [Place; 2], peer: Option<PeerHost>, together: Arc<Mutex<Together>>) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
-        let (places, slots) = (Mutex::new(places), Mutex::default());
-        Self { files, places, slots, peer, is_unwanted, together, is_attached }
+        let (places, slots, layers_before) = (Mutex::new(places), Mutex::default(), Mutex::default());
+        Self { files, places, slots, peer, is_unwanted, together, is_attached, layers_before }
     }
 
     /// The process has died.
@@ -122,6 +127,14 @@ impl DaemonHarness {
 /// The number of the place at `path`.
 fn side_of(path: &Path) -> usize {
     usize::from(path.file_stem() == Some("1".as_ref()))
+}
+
+/// The number of the place at `path` among those that have files beside them: the two images, and then the layers of each.
+fn shelf_side_of(path: &Path) -> usize {
+    match path.extension() {
+        Some(extension) if extension == "layer" => LAYERS_OF + side_of(path),
+        _ => side_of(path),
+    }
 }
 
 /// The number of the place that holds the volume; on another host that is the second.
@@ -156,6 +169,12 @@ impl Host {
         for volume in self.besides() {
             let (process, core) = (process.clone(), core.clone());
             env.spawn(Box::pin(async move { volume.see_to_moves(&process, &core).await }));
+        }
+        if self.shared.setup.changes_layers {
+            for volume in self.volumes() {
+                let (process, core) = (process.clone(), core.clone());
+                env.spawn(Box::pin(async move { volume.change_layers(&process, &core).await }));
+            }
         }
         self.see_to_moves(process, &core).await;
     }
@@ -321,6 +340,7 @@ impl Host {
     fn request(&self) -> MoveRequest {
         let from = self.holder();
         *self.shared.from.lock() = from;
+        self.note_layers_before(1 - from);
         let options = &self.shared.setup.options;
         MoveRequest {
             to: match self.shared.setup.is_between_hosts {
@@ -430,6 +450,7 @@ impl Host {
     /// A job is over, and the journal says so: nothing of it is left beside source and target.
     fn check_swept(&self) {
         let shared = &self.shared;
+        self.check_layers_swept();
         let is_certain = shared.daemon_harness.slots.lock().doubtful.is_empty();
         let left = [0, 1].map(|side| shared.shelf.numbers(side));
         if is_certain && left.iter().any(|numbers| !numbers.is_empty()) {

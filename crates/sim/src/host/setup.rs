@@ -42,6 +42,9 @@ pub struct Mistakes {
 /// See [`Mistakes::wrap`].
 pub type Wrap = dyn Fn(&World, Role, Device) -> Device + Send + Sync;
 
+/// So many snapshots somebody who changes layers takes of a volume at most.
+pub(crate) const SNAPSHOTS_MAX: usize = 4;
+
 /// How a host is set up.
 #[derive(Clone)]
 pub struct Setup {
@@ -71,6 +74,8 @@ pub struct Setup {
     pub has_arbiter: bool,
     /// Whether the world's fuse kills the other host's process, and not this one's.
     pub neighbour_burns: bool,
+    /// Whether somebody takes snapshots, removes them and limits the guest.
+    pub changes_layers: bool,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

@@ -220,6 +220,16 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement("volumes-pool", &[SWITCHED, AtOnce(2), AtOnce(3), Fault("pool-empty"), Fault("stuck")])
         .because("a volume that hangs seldom has all buffers here; that no export may is proved by nbd-pool-not-shared-out"),
     requirement(
+        "layers",
+        &[SWITCHED, Told("snapshot"), Told("removal"), Told("draining"), Told("throttle"), Told("no throttle")],
+    ),
+    requirement(
+        "layers-crash",
+        &[SWITCHED, Fault("crash"), Fault("power-loss"), Told("snapshot"), Told("removal"), Told("draining")],
+    ),
+    requirement("layers-dying", &[SWITCHED, Fault("crash"), Told("snapshot"), Told("removal")]),
+    requirement("layers-errors", &[SWITCHED, CANCELLED, Fault("write-error"), Told("snapshot"), Told("draining")]),
+    requirement(
         "swarm",
         &[
             SWITCHED,

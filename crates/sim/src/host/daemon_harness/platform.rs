@@ -17,7 +17,7 @@ use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
 
-use super::{Host, Place, Watched, side_of};
+use super::{Host, Place, Watched, shelf_side_of, side_of};
 use crate::disk::Disk;
 use crate::host::beside::VOLUMES_MAX;
 use crate::host::setup::Role;
@@ -299,7 +299,7 @@ impl OverlayBackends for ProcessView {
             }
             let host = self.host.with_place(image);
             let shared = &host.shared;
-            Ok(shared.shelf.make(&shared.world, (side_of(image), number), length, 1).await)
+            Ok(shared.shelf.make(&shared.world, (shelf_side_of(image), number), length, 1).await)
         })
     }
 
@@ -310,7 +310,7 @@ impl OverlayBackends for ProcessView {
         _: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
         let host = self.host.with_place(image);
-        Box::pin(async move { host.shared.shelf.open(&host.shared.world, (side_of(image), number)).await })
+        Box::pin(async move { host.shared.shelf.open(&host.shared.world, (shelf_side_of(image), number)).await })
     }
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
@@ -324,13 +324,13 @@ impl OverlayBackends for ProcessView {
             {
                 return Err(std::io::Error::other("injected"));
             }
-            self.host.with_place(image).shared.shelf.remove((side_of(image), number));
+            self.host.with_place(image).shared.shelf.remove((shelf_side_of(image), number));
         }
         Ok(())
     }
 
     fn overlays(&self, image: &Path) -> std::io::Result<Vec<u32>> {
-        Ok(self.host.with_place(image).shared.shelf.numbers(side_of(image)))
+        Ok(self.host.with_place(image).shared.shelf.numbers(shelf_side_of(image)))
     }
 
     fn free_space(&self, _: &Path) -> std::io::Result<Option<FreeSpace>> {
