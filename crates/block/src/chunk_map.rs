@@ -156,6 +156,29 @@ impl<S: PackedState> ChunkMap<S> {
         Some(number * PAGE_CHUNKS + within)
     }
 
+    /// The last chunk in `state` at or before `from`.
+    #[must_use]
+    pub fn previous(&self, state: S, from: u64) -> Option<u64> {
+        let from = from.min(self.chunks.checked_sub(1)?);
+        let bits = state.to_bits();
+        let number = from / PAGE_CHUNKS;
+        if let Some(within) = self.previous_in_page(number, bits, from % PAGE_CHUNKS) {
+            return Some(number * PAGE_CHUNKS + within);
+        }
+        let number = self.summaries[usize::from(bits)].previous(number.checked_sub(1)?)?;
+        let within = self.previous_in_page(number, bits, PAGE_CHUNKS - 1);
+        Some(number * PAGE_CHUNKS + within.expect("the summary says that the page has one"))
+    }
+
+    /// The chunk in `state` that is nearest to `at`, in either direction; of two the one behind it.
+    #[must_use]
+    pub fn nearest(&self, state: S, at: u64) -> Option<u64> {
+        match (self.previous(state, at), self.next(state, at)) {
+            (Some(before), Some(behind)) if at - before < behind - at => Some(before),
+            (before, behind) => behind.or(before),
+        }
+    }
+
     /// The first run of chunks in `state` at or after `from`, of at most `chunks_max` chunks.
     #[must_use]
     pub fn next_run(&self, state: S, from: u64, chunks_max: u64) -> Option<Range<u64>> {
@@ -193,6 +216,16 @@ impl<S: PackedState> ChunkMap<S> {
         match &self.pages[number as usize] {
             Page::Uniform(known) => (*known == bits).then_some(from),
             Page::Mixed(mixed) => mixed.next(bits, from),
+        }
+    }
+
+    fn previous_in_page(&self, number: u64, bits: u8, from: u64) -> Option<u64> {
+        match &self.pages[number as usize] {
+            Page::Uniform(known) => {
+                let range = self.page_range(number);
+                (*known == bits).then(|| from.min(range.end - range.start - 1))
+            }
+            Page::Mixed(mixed) => mixed.previous(bits, from),
         }
     }
 
@@ -315,6 +348,22 @@ impl Mixed {
         }
         None
     }
+
+    fn previous(&self, bits: u8, from: u64) -> Option<u64> {
+        if self.counts[usize::from(bits)] == 0 {
+            return None;
+        }
+        let from = from.min(self.length() - 1);
+        let mut mask = !lanes_from(from % WORD_CHUNKS + 1);
+        for at in (0..=from / WORD_CHUNKS).rev() {
+            let found = Self::matches(self.words[at as usize], bits) & mask;
+            if found != 0 {
+                return Some(at * WORD_CHUNKS + u64::from(found.ilog2() / 2));
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
 }
 
 /// The lanes of a word from the `lane`th on; none from the 32nd.
@@ -374,6 +423,24 @@ impl Summary {
                 return Some(found);
             }
             from = from / 64 + 1;
+        }
+        None
+    }
+
+    /// The last number in the set at or before `from`.
+    fn previous(&self, from: u64) -> Option<u64> {
+        let mut from = from;
+        for (height, level) in self.levels.iter().enumerate() {
+            let at = from / 64;
+            let word = level.get(at as usize).copied().unwrap_or(0) & low_bits(from % 64 + 1);
+            if word != 0 {
+                let mut found = at * 64 + u64::from(word.ilog2());
+                for below in self.levels[..height].iter().rev() {
+                    found = found * 64 + u64::from(below[found as usize].ilog2());
+                }
+                return Some(found);
+            }
+            from = at.checked_sub(1)?;
         }
         None
     }
@@ -452,6 +519,13 @@ mod tests {
                         let from = probe % (chunks + 1);
                         let next = (from..chunks).find(|index| model[*index as usize] == state);
                         prop_assert_eq!(map.next(Number(state), from), next);
+                        let previous = (0..=from.min(chunks - 1)).rev().find(|index| model[*index as usize] == state);
+                        prop_assert_eq!(map.previous(Number(state), from), previous);
+                        let both = previous.into_iter().chain(next);
+                        let nearest = both.map(|index| index.abs_diff(from)).min();
+                        let found = map.nearest(Number(state), from);
+                        prop_assert_eq!(found.map(|index| index.abs_diff(from)), nearest);
+                        prop_assert!(found.is_none_or(|index| model[index as usize] == state));
                         let run = map.next_run(Number(state), from, 5000);
                         let expected = next.map(|start| {
                             let end = (start..chunks).find(|index| model[*index as usize] != state).unwrap_or(chunks);
@@ -476,6 +550,8 @@ mod tests {
                 if value { model.insert(number); } else { model.remove(&number); }
                 for from in [0, number.saturating_sub(70), number, number + 1, count - 1, count] {
                     prop_assert_eq!(summary.next(from), model.range(from..).next().copied());
+                    let from = from.min(count - 1);
+                    prop_assert_eq!(summary.previous(from), model.range(..=from).next_back().copied());
                 }
             }
         }
