@@ -29,6 +29,7 @@ use std::pin::pin;
 use crate::control::{Control, TargetResumption};
 use crate::migration::Entry;
 use crate::pace::{CongestionWindow, CpuYield, DutyCycle, LatencyController, PauseLimit};
+use crate::schedule::Schedule;
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::filter::Shared;
 use crate::strategy::mirror::map_pages::Part;
@@ -96,6 +97,8 @@ pub(crate) struct Driver {
     /// What a last copy that was given up has left under way: copies, and the flush of the target. (Mutexes as above.)
     left_over: Mutex<Option<Copies>>,
     pending_flush: Mutex<Option<BoxFuture<'static, Result<()>>>>,
+    /// Which chunk is copied next.
+    schedule: Box<dyn Schedule>,
     /// Where the copy goes on.
     pub(crate) cursor: u64,
     /// Since when the move's end waits for what is under way.
@@ -110,6 +113,7 @@ impl Driver {
         control: Control,
         mirror: &Mirror,
         (bytes_resumed, entry): (Bytes, Entry),
+        schedule: Box<dyn Schedule>,
     ) -> Self {
         let MigrationContext {
             env, slot, source, target, under_way, comparison, journal, meter, pool, snapshots, ..
@@ -154,6 +158,7 @@ impl Driver {
             pending_commit: Mutex::default(),
             left_over: Mutex::default(),
             pending_flush: Mutex::default(),
+            schedule,
             cursor: 0,
             parting: None,
         }

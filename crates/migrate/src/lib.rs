@@ -26,6 +26,7 @@ mod pace;
 mod probe;
 mod progress_map;
 mod report;
+mod schedule;
 mod strategy;
 pub mod stream;
 

@@ -80,15 +80,17 @@ impl Migration {
         if context.phase == Phase::Cancelling {
             control.cancel()?;
         }
+        let schedule = crate::schedule::of(&options);
         let mirror =
-            Mirror::new(context.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone());
+            Mirror::new(context.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone())
+                .heard_by(schedule.listener());
         let entry = match options.strategy {
             // Nobody writes anything that a snapshot would hold.
             Strategy::Snapshot if source.geometry().read_only => enter(&context, &mirror, &options).await?,
             Strategy::Snapshot => enter_below(&context, &mirror, &options).await?,
             _ => enter(&context, &mirror, &options).await?,
         };
-        let driver = Driver::new(context, options, control.clone(), &mirror, (bytes_resumed, entry));
+        let driver = Driver::new(context, options, control.clone(), &mirror, (bytes_resumed, entry), schedule);
         Ok((control, driver.run()))
     }
 }

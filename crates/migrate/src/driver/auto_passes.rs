@@ -6,7 +6,6 @@ use env::Moment;
 
 use super::Driver;
 use crate::Event;
-use crate::strategy::auto::Found;
 use crate::strategy::auto::write_policy::PassRuling;
 
 /// How often it is said again which chunks are hot.
@@ -39,27 +38,6 @@ impl Driver {
             tracker.tune_auto_pass(Duration::from_secs_f64(left.min(1e9)), self.heeded.writes, span)
         });
         self.heeded = Heeded { at: now, writes };
-    }
-
-    /// What the sweep under way copies next.
-    pub(super) async fn next_in_auto_pass(&mut self, chunks_max: u64, longest: u64) -> Option<std::ops::Range<u64>> {
-        loop {
-            let from = self.cursor;
-            let found = self.mirror.tracker(|tracker| {
-                tracker.session()?;
-                // Where every chunk is asked for its heat, no more of them than can be used.
-                Some(tracker.next_in_auto_pass(from, if tracker.has_hot() { chunks_max } else { longest }))
-            })?;
-            match found {
-                Found::Run(run) => return Some(run),
-                Found::Nothing(next) => self.cursor = next,
-                Found::End => {
-                    self.cursor = self.mirror.tracker(|tracker| tracker.chunks());
-                    return None;
-                }
-            }
-            crate::pace::yield_now().await;
-        }
     }
 
     /// Whether the pass under way has copied all that it was to copy.

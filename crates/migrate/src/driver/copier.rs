@@ -1,4 +1,4 @@
-//! Copying: runs of absent chunks in order of the volume, many in flight, within the window, the guest's share and the
+//! Copying: runs of absent chunks in the order of the schedule, many in flight, within the window, the guest's share and the
 //! bandwidth.
 
 use std::collections::BTreeMap;
@@ -14,6 +14,7 @@ use futures::stream::FuturesUnordered;
 use std::pin::pin;
 
 use super::{Driver, TICK};
+use crate::schedule::{Candidates, Choice};
 use crate::strategy::mirror::copy::{Copied, CopyError};
 use crate::strategy::mirror_paper::mover;
 use crate::strategy::tracking::converge::Convergence;
@@ -297,23 +298,40 @@ impl Driver {
         }));
     }
 
+    /// Which chunks the schedule has copied next: at most `chunks_max` where every chunk is asked for its heat or a window is held
+    /// as a whole, otherwise as many as `longest`, if they are a hole.
+    async fn next_scheduled(&mut self, chunks_max: u64, longest: u64, by_window: bool) -> Option<Range<u64>> {
+        loop {
+            let (from, schedule) = (self.cursor, &mut self.schedule);
+            let (choice, passes_once) = self.mirror.tracker(|tracker| {
+                tracker.session()?;
+                let longest = if by_window || tracker.puts_off() { chunks_max } else { longest };
+                let passes_once = tracker.passes_once();
+                let choice = match schedule.next(tracker, from, longest) {
+                    Choice::Nothing if !passes_once => schedule.next(tracker, 0, longest),
+                    choice => choice,
+                };
+                Some((choice, passes_once))
+            })?;
+            match choice {
+                Choice::Copy(run) => return Some(run),
+                Choice::GoOnAt(next) => self.cursor = next,
+                Choice::Nothing => {
+                    if passes_once {
+                        self.cursor = self.mirror.tracker(|tracker| tracker.chunks());
+                    }
+                    return None;
+                }
+            }
+            crate::pace::yield_now().await;
+        }
+    }
+
     /// Which chunks to copy next, as data or as a hole.
     async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
         let unit = self.options.chunk_bytes;
         let hole_bytes_max = if self.statistics.is_limited() { LIMITED_HOLE_BYTES_MAX } else { HOLE_BYTES_MAX };
-        let cursor = self.cursor;
-        let run = match self.mirror.tracker(|tracker| tracker.auto_passes()) {
-            true => self.next_in_auto_pass(chunks_max, hole_bytes_max / unit).await,
-            false => self.mirror.tracker(|tracker| {
-                tracker.session()?;
-                // Where every chunk is asked for its heat, no more of them than can be used. A window is held as a whole.
-                let longest = match copies.by_window || tracker.hot().is_some_and(|hot| hot.is_on()) {
-                    true => chunks_max,
-                    false => hole_bytes_max / unit,
-                };
-                tracker.next_to_copy(cursor, longest).or_else(|| tracker.next_to_copy(0, longest))
-            }),
-        }?;
+        let run = self.next_scheduled(chunks_max, hole_bytes_max / unit, copies.by_window).await?;
         let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
         let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));
         let (hint, is_hole) = match known {

@@ -48,7 +48,6 @@
 
 pub(crate) mod write_policy;
 
-use std::ops::Range;
 use std::time::Duration;
 
 use block::{Bytes, Extent};
@@ -58,8 +57,6 @@ use super::mirror::tracker::{CopyState, Mode, Tracker};
 use super::tracking::hot_blocks::HotChunks;
 use write_policy::{AutoPass, PassRuling};
 
-/// So many hot chunks are passed under one lock of the tracker.
-const PASSED_AT_ONCE: u32 = 1024;
 /// A write that covers a part of a block of this size makes many targets read before they write. It counts twice.
 const BLOCK_BYTES: u64 = 4096;
 
@@ -67,17 +64,6 @@ const BLOCK_BYTES: u64 = 4096;
 pub(crate) struct Auto {
     hot: HotChunks,
     pub(in crate::strategy) pass: AutoPass,
-}
-
-/// What a pass comes to next.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// These chunks are to be copied.
-    Run(Range<u64>),
-    /// Nothing up to this chunk, and there is more to look at.
-    Nothing(u64),
-    /// It is over.
-    End,
 }
 
 impl Tracker {
@@ -137,27 +123,16 @@ impl Tracker {
         defers
     }
 
-    /// What the pass under way copies next, at or after `from`. Hot chunks on the way are passed.
-    pub(crate) fn next_in_auto_pass(&mut self, from: u64, chunks_max: u64) -> Found {
-        let mut from = from;
-        for _ in 0..PASSED_AT_ONCE {
-            let Some(run) = self.next_absent(from, chunks_max) else { return Found::End };
-            let Some(auto) = self.auto.as_mut().filter(|auto| auto.hot.is_on()) else { return Found::Run(run) };
-            match run.clone().find(|index| auto.hot.is_hot(*index)) {
-                None => return Found::Run(run),
-                Some(first) if first > run.start => return Found::Run(run.start..first),
-                Some(first) => {
-                    auto.pass.pass();
-                    from = first + 1;
-                }
-            }
-        }
-        Found::Nothing(from)
+    /// What tells hot chunks from others, if any are hot now.
+    pub(in crate::strategy) fn auto_hot(&self) -> Option<&HotChunks> {
+        self.auto.as_ref().map(|auto| &auto.hot).filter(|hot| hot.is_on())
     }
 
-    /// Whether anything is hot now.
-    pub(crate) fn has_hot(&self) -> bool {
-        self.auto.as_ref().is_some_and(|auto| auto.hot.is_on())
+    /// The pass under way goes by a hot chunk.
+    pub(in crate::strategy) const fn pass_hot(&mut self) {
+        if let Some(auto) = &mut self.auto {
+            auto.pass.pass();
+        }
     }
 
     /// Whether the pass under way has passed everything, being at `from` now.

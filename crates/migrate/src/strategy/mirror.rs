@@ -22,6 +22,7 @@
 //! An asynchronous mirror answers when the source has the write, and the target gets it later, in order: [`write_queue`] and
 //! [`write_buffer`].
 
+pub(crate) mod candidates;
 pub(crate) mod compare;
 pub(crate) mod copy;
 pub(crate) mod device;

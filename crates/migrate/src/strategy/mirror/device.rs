@@ -13,14 +13,24 @@ impl BlockDevice for Mirror {
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        match self.read_from() {
-            Some(target) => Box::pin(async move { target.read(offset, buffer).await }),
-            None => Box::pin(self.shared.source.read(offset, buffer)),
+        let heard = self.hear(Extent::new(offset, Bytes::from(buffer.len())), false);
+        match (self.read_from(), heard) {
+            (None, None) => Box::pin(self.shared.source.read(offset, buffer)),
+            (target, heard) => Box::pin(async move {
+                let _heard = heard;
+                target.as_ref().unwrap_or(&self.shared.source).read(offset, buffer).await
+            }),
         }
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(self.shared.write(mutation, Writer::Guest))
+        match self.hear(mutation.extent(), true) {
+            None => Box::pin(self.shared.write(mutation, Writer::Guest)),
+            Some(heard) => Box::pin(async move {
+                let _heard = heard;
+                self.shared.write(mutation, Writer::Guest).await
+            }),
+        }
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
@@ -56,7 +66,11 @@ impl BlockDevice for JobEntry {
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        self.0.read(offset, buffer)
+        // Not the guest's: nobody is told of it.
+        match self.0.read_from() {
+            Some(target) => Box::pin(async move { target.read(offset, buffer).await }),
+            None => Box::pin(self.0.shared.source.read(offset, buffer)),
+        }
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {

@@ -21,6 +21,7 @@ use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use super::write_buffer::WriteBuffer;
 use crate::control::Control;
+use crate::schedule::{GuestListener, GuestRequest, HeardRequest};
 use crate::{MoveOptions, ProgressMap};
 
 /// A mirror over source and target. Clones are the same mirror: one is the guest's device, one the driver's.
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     /// The progress map has failed: guest writes wait, with their extents locked, for the end of the job.
     has_map_failed: AtomicBool,
     control: Control,
+    /// What hears of guest requests, if a schedule wants to.
+    listener: Option<Arc<dyn GuestListener>>,
 }
 
 /// What has failed below the guest's feet.
@@ -100,8 +103,22 @@ impl Mirror {
             failures: Mutex::default(),
             has_map_failed: AtomicBool::new(false),
             control,
+            listener: None,
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// Has `listener` told of guest requests. Said before anybody else has the mirror.
+    #[must_use]
+    pub(crate) fn heard_by(mut self, listener: Option<Arc<dyn GuestListener>>) -> Self {
+        Arc::get_mut(&mut self.shared).expect("nobody else has it yet").listener = listener;
+        self
+    }
+
+    /// Tells whoever listens of a guest request, until what this gives is dropped.
+    pub(super) fn hear(&self, extent: Extent, is_write: bool) -> Option<HeardRequest> {
+        let listener = self.shared.listener.as_ref()?;
+        Some(HeardRequest::begin(listener, GuestRequest { extent, is_write }))
     }
 }
 

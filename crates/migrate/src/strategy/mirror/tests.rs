@@ -1,8 +1,11 @@
 //! The tracker and the guest's path by themselves.
 
-use block::{BlockDevice, Bytes, ChunkSize, Data, Device, Extent, MemDevice, Mutation};
+use std::sync::Arc;
+
+use block::{BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, Extent, MemDevice, Mutation};
 use env::testing::PausedEnv;
 
+use super::device::JobEntry;
 use super::filter::Mirror;
 use super::map_pages::{CHUNKS_AT_ONCE, Part};
 use super::states::Durability;
@@ -10,6 +13,7 @@ use super::tracker::{CopyState, Mode, Tracker};
 use super::verify_state::Uncompared;
 use crate::control::Control;
 use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES};
+use crate::schedule::{GuestListener, GuestRequest};
 use crate::{MoveOptions, Progress};
 
 const SIZE: Bytes = Bytes::mib(1);
@@ -205,4 +209,36 @@ async fn holes_are_those_of_the_side_that_is_read() {
     assert!(is_hole().await, "the source has nothing there");
     mirror.shared.set_mode(Mode::TargetHolds);
     assert!(!is_hole().await, "reads go to the target, which has data there");
+}
+
+/// Writes down what it is told.
+#[derive(Default)]
+struct Heard(parking_lot::Mutex<Vec<(bool, GuestRequest)>>);
+
+impl GuestListener for Heard {
+    fn begins(&self, request: GuestRequest) {
+        self.0.lock().push((true, request));
+    }
+    fn ended(&self, request: GuestRequest) {
+        self.0.lock().push((false, request));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_schedule_that_listens_is_told_when_guest_requests_begin_and_end() {
+    let tracker = Tracker::new(SIZE, ChunkSize::default(), device("target"), true);
+    let (options, chunk) = (MoveOptions::default(), ChunkSize::default());
+    let control = Control::new(Progress::default(), &options);
+    let heard = Arc::new(Heard::default());
+    let mirror = Mirror::new(PausedEnv::shared(1), device("source"), tracker, chunk, None, &options, control)
+        .heard_by(Some(Arc::clone(&heard) as Arc<dyn GuestListener>));
+    let extent = Extent::new(Bytes::kib(64), Bytes::kib(4));
+    let buffer = || Buffer::unpooled(extent.length.as_usize());
+    mirror.read(extent.offset, buffer()).await.expect("memory answers");
+    mirror.write(Mutation::zeroes(extent, true)).await.expect("memory answers");
+    drop(mirror.read(extent.offset, buffer()));
+    let told = |is_write| [(true, GuestRequest { extent, is_write }), (false, GuestRequest { extent, is_write })];
+    assert_eq!(*heard.0.lock(), [told(false), told(true), told(false)].concat(), "and one was given up");
+    JobEntry(mirror.clone()).read(extent.offset, buffer()).await.expect("memory answers");
+    assert_eq!(heard.0.lock().len(), 6, "the job is not the guest");
 }

@@ -14,8 +14,6 @@ use crate::strategy::mirror::verify_state::VerifyState;
 
 /// So many stretches that cannot be compared now are passed under one lock of the tracker.
 const PASSED_AT_ONCE: u32 = 512;
-/// So many hot chunks are put off under one lock of the tracker.
-const DEFERRED_AT_ONCE: u32 = 1024;
 
 impl Tracker {
     /// Tracks guest writes from now on instead of mirroring them.
@@ -31,28 +29,6 @@ impl Tracker {
     /// What puts copies off, if anything does.
     pub(crate) const fn hot(&mut self) -> Option<&mut HotChunks> {
         self.hot.as_mut()
-    }
-
-    /// The next run of chunks that this pass is to copy, at or after `from`. Hot ones on the way are put off.
-    pub(crate) fn next_to_copy(&mut self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
-        let mut from = from;
-        for _ in 0..DEFERRED_AT_ONCE {
-            let Some(hot) = self.hot.as_ref().filter(|hot| hot.is_on()) else { break };
-            let run = self.next_absent(from, chunks_max)?;
-            match run.clone().find(|index| hot.is_hot(*index)) {
-                None => return Some(run),
-                Some(first) if first > run.start => return Some(run.start..first),
-                Some(first) => {
-                    self.copy_state.set(first, CopyState::Copied);
-                    if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
-                        dirty_bitmap.defer(first);
-                    }
-                    from = first + 1;
-                }
-            }
-        }
-        // One that is hot after so many others is copied: the guest has waited for long enough.
-        self.next_absent(from, chunks_max)
     }
 
     /// Mirrors guest writes from now on: what is dirty is copied once more, under the lock. No copy may be under way;
