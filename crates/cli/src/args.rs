@@ -352,6 +352,10 @@ pub(crate) struct StrategyArgs {
     /// Of strategies that iterate: put off copies of what the guest writes again and again
     #[arg(long)]
     pub(crate) hot_blocks: bool,
+    /// Look for chunks of zeroes in all that is copied, and do not write them to a target that reads zeroes there; what file systems
+    /// could share is read for that
+    #[arg(long)]
+    pub(crate) skip_zero: bool,
     /// Of strategies that iterate: hold the guest for the rest if that is expected to take no longer [default: 200ms]
     #[arg(long, value_name = "TIME")]
     pub(crate) downtime_limit: Option<Span>,

@@ -256,6 +256,7 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
         verify: args.verify.into(),
         strategy: args.how.strategy.into(),
         hot_blocks: args.how.hot_blocks,
+        skip_zero: args.how.skip_zero,
         downtime_limit_ms: args.how.downtime_limit.map(|span| span.0),
         deadline_ms: args.how.deadline.map(|span| span.0),
         on_no_converge: args.how.on_no_converge.map(Into::into),

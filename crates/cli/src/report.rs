@@ -90,6 +90,15 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         if report.bytes_zero > 0 {
             lines.push(("holes", format!("{}, not copied", bytes(report.bytes_zero))));
         }
+        if !report.skipped.is_empty() {
+            let skipped: Vec<_> =
+                report.skipped.iter().map(|(why, count)| format!("{} ({why})", bytes(*count))).collect();
+            lines.push(("skipped", format!("{}, zeroes on both sides", skipped.join(", "))));
+        }
+        if report.bytes_unskipped > 0 {
+            let again = bytes(report.bytes_unskipped);
+            lines.push(("skipped", format!("{again} that was written, or lost with the target, afterwards")));
+        }
         if report.bytes_resumed > 0 {
             lines.push(("resumed", format!("{} were there from before a restart", bytes(report.bytes_resumed))));
         }
@@ -281,6 +290,19 @@ mod tests {
         assert_eq!(
             (off_by(-25.0, 0.15), off_by(-25.0, 15.0)),
             ("right to 50.0 ms".to_owned(), "25 % too short".to_owned())
+        );
+    }
+
+    #[test]
+    fn what_was_skipped_is_said_with_its_reasons() {
+        let skipped = [("hole".to_owned(), 1 << 20), ("zero".to_owned(), 3 << 20)].into_iter().collect();
+        let report = Report { bytes_total: 1, skipped, bytes_unskipped: 2 << 20, ..Report::default() };
+        let words = to_words(&job(JobState::Done, Some(report)));
+        for said in ["1.0 MiB (hole), 3.0 MiB (zero), zeroes on both sides", "2.0 MiB that was written"] {
+            assert!(words.contains(said), "{said}: {words}");
+        }
+        assert!(
+            !to_words(&job(JobState::Done, Some(Report { bytes_total: 1, ..Report::default() }))).contains("skipped")
         );
     }
 

@@ -56,3 +56,32 @@ fn a_move_within_a_file_system_that_shares_blocks_copies_none_and_is_compared_al
         world.terminate();
     }
 }
+
+#[test]
+fn zeroes_that_are_skipped_are_not_shared_and_the_rest_is() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let world = World::new();
+    let xfs = Xfs::new(&world);
+    // Zeroes that were written behind 256 KiB of data in each MiB of the first half.
+    let image = world.image("xfs/disk.img", 32 << 20, 1 << 20);
+    let file = std::fs::OpenOptions::new().write(true).open(&image).expect("opened");
+    let zeroes = vec![0; (1 << 20) - (256 << 10)];
+    (0..16).for_each(|mib| file.write_all_at(&zeroes, (mib << 20) + (256 << 10)).expect("written"));
+    file.sync_all().expect("synced");
+    let expected = std::fs::read(&image).expect("read");
+    world.attach("x", &image);
+    let moved = |name: &str, flags: &[&str]| {
+        let to = xfs.0.join(name);
+        let target = format!("file:{}", to.display());
+        let report = world.json(&[&["move", "x", "--to", &target, "--verify", "full"], flags].concat());
+        assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+        assert!(report["bytes_offloaded"].as_u64() > Some(0), "nothing was shared: {report}");
+        assert!(std::fs::read(&to).expect("read") == expected, "{name} is not what the image was");
+        tool("sync", &["-f", &to.display().to_string()]);
+        let skipped = report["skipped"]["zero"].as_u64().unwrap_or(0);
+        (std::fs::metadata(&to).expect("it is there").blocks() * 512, skipped)
+    };
+    let ((without, nothing), (with, skipped)) = (moved("without.img", &[]), moved("with.img", &["--skip-zero"]));
+    assert_eq!((nothing, skipped), (0, 16 * zeroes.len() as u64));
+    assert!(with + skipped <= without, "{with} bytes are allocated, and {without} without skipping");
+}

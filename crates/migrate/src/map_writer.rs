@@ -75,11 +75,20 @@ impl Shared {
             from = number + 1;
             // The page is filled when it is written, with what is true then.
             let mut page = writer.copied_page(number as usize);
+            let mut skipped = writer.skipped_pages(number as usize);
             let mut next = Some(0);
             while let Some(at) = next {
-                next = self.tracker(|tracker| tracker.fill_copied_page(number, at, &mut page));
+                next = self.tracker(|tracker| {
+                    tracker.fill_skipped_pages(number, at, &mut skipped);
+                    tracker.fill_copied_page(number, at, &mut page)
+                });
             }
-            if let Err(error) = writer.set_copied_page(number as usize, page).await {
+            // Why a chunk was not sent is known before it counts as copied.
+            let written = match writer.set_skipped_pages(number as usize, skipped).await {
+                Ok(()) => writer.set_copied_page(number as usize, page).await,
+                error => error,
+            };
+            if let Err(error) = written {
                 self.tracker(|tracker| tracker.mark_stale_page(number));
                 return Err(error);
             }

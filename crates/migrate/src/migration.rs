@@ -61,13 +61,17 @@ impl Migration {
         if options.strategy == Strategy::Auto {
             tracker.choose(filters::WriteFrequencySketch::new(chunk.count(source.size()), || context.env.random()));
         }
+        if options.skip_zero {
+            tracker.record_skips();
+        }
         if options.strategy == Strategy::MirrorPaper {
             tracker.mirror_by_offsets();
         }
         if let Some(map) = &progress_map {
             let identity = map.identity();
-            if identity.volume != source.size() || identity.chunk != chunk {
-                return Err(Error::new(ErrorKind::Invalid, "the progress map is one of another volume or chunk size"));
+            if identity.volume != source.size() || identity.chunk != chunk || identity.skips != options.skip_zero {
+                let context = "the progress map is one of another volume, of another chunk size or of other options";
+                return Err(Error::new(ErrorKind::Invalid, context));
             }
             tracker.keep_progress(identity.page_chunks);
             if map.is_known() {

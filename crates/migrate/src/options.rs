@@ -197,6 +197,9 @@ pub struct MoveOptions {
     pub strategy: Strategy,
     /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
     pub hot_blocks: bool,
+    /// Chunks that hold zeroes only are looked for in all that is copied, recorded as skipped, and not written to a target that
+    /// reads zeroes there. What is copied is read for that even where the file system could share it.
+    pub skip_zero: bool,
     /// Of strategies that iterate: for how long the guest may be held while the rest is copied, in milliseconds. A last copy
     /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected, and
     /// given up after four times that.
@@ -231,6 +234,7 @@ impl Default for MoveOptions {
             sample_chunks: 256,
             strategy: Strategy::default(),
             hot_blocks: false,
+            skip_zero: false,
             downtime_limit_ms: 200,
             deadline_ms: None,
             on_no_converge: OnNoConverge::default(),
@@ -269,6 +273,9 @@ impl MoveOptions {
             let context =
                 format!("hot blocks are for strategies that copy in iterations, and {} does not", self.strategy);
             return refuse(context);
+        }
+        if self.skip_zero && self.strategy == Strategy::MirrorPaper {
+            return refuse("mirror-paper copies what the paper's copies: it skips no zeroes".to_owned());
         }
         if self.deadline_ms == Some(0) {
             return refuse("a deadline of nothing cannot be kept".to_owned());
@@ -331,6 +338,9 @@ mod tests {
     fn what_belongs_to_iterations_is_refused_for_a_mirror() {
         assert!(MoveOptions::default().check().is_ok());
         assert!(MoveOptions { hot_blocks: true, ..MoveOptions::default() }.check().is_err());
+        assert!(MoveOptions { skip_zero: true, ..MoveOptions::default() }.check().is_ok());
+        let paper = MoveOptions { strategy: Strategy::MirrorPaper, ..MoveOptions::default() };
+        assert!(paper.check().is_ok() && MoveOptions { skip_zero: true, ..paper }.check().is_err());
         assert!(MoveOptions { deadline_ms: Some(1), ..MoveOptions::default() }.check().is_ok());
         assert!(MoveOptions { deadline_ms: Some(0), ..MoveOptions::default() }.check().is_err());
         assert!(MoveOptions { buffer_bytes: Some(8 << 20), ..MoveOptions::default() }.check().is_err());

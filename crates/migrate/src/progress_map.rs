@@ -1,8 +1,12 @@
 //! Which chunks the target has, for a process that comes after a crash of this one.
 //!
-//! Two bitmaps on a small device. *Had*: chunks that were in step and flushed at the target. *Active*: extents of 4 MiB
+//! Bitmaps on a small device. *Had*: chunks that were in step and flushed at the target. *Active*: extents of 4 MiB
 //! in which a mirrored write may be in flight, unflushed, or the source may have changed alone; the bit is there before
 //! such a write is issued. After a crash a chunk counts as copied if its bit is set and its extent is not active.
+//!
+//! *Skipped*, where that is kept: of chunks that are copied, those that were not sent, in a bitmap for each reason. Of other chunks
+//! it says nothing. It is written before the copied bits of the same chunks, and a chunk that is not skipped any more keeps
+//! its extent active until this says so.
 //!
 //! Nothing here is flushed: within one boot the page cache outlives the process. The boot's identity is on record, and
 //! after a reboot everything is absent again. `docs/journal.md` draws the bytes.
@@ -10,6 +14,8 @@
 use std::ops::Range;
 
 use block::{Buffer, Bytes, ChunkSize, Device, Error, ErrorKind, Mutation, Result};
+
+use crate::reduce::skip::SkipReason;
 
 /// The first bytes of the map.
 const MAGIC: [u8; 8] = *b"TRANSHUP";
@@ -36,6 +42,8 @@ pub struct MapIdentity {
     /// How many chunks a page of the copied bits stands for: [`ProgressMap::PAGE_CHUNKS`], or fewer in tests, so that small
     /// volumes have many pages.
     pub page_chunks: u64,
+    /// Whether it says why chunks were not sent, too.
+    pub skips: bool,
 }
 
 /// The map on its device.
@@ -51,6 +59,9 @@ pub struct ProgressMap {
 pub(crate) struct Pages {
     copied: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
     active: Vec<Box<[u8; PAGE_BYTES]>>,
+    /// Which chunks were skipped: a bitmap like the copied bits for each reason, in the order of [`SkipReason::ALL`]. Empty if
+    /// that is not kept.
+    skipped: Vec<Option<Box<[u8; PAGE_BYTES]>>>,
 }
 
 /// What an earlier session of the same job and boot has left on record.
@@ -58,6 +69,8 @@ pub(crate) struct Pages {
 pub(crate) struct Found {
     /// The runs of chunks that it has copied, in order.
     pub(crate) copied: Vec<Range<u64>>,
+    /// Those of them that were skipped, and why.
+    pub(crate) skipped: Vec<(Range<u64>, SkipReason)>,
     /// Pages with copied bits of chunks that do not count, because their extents are active.
     pub(crate) stale_pages: Vec<u64>,
     /// The extents that are active.
@@ -74,6 +87,13 @@ impl ProgressMap {
         Bytes((1 + copied_pages(volume, chunk, page_chunks) + active_pages(volume)) * PAGE_BYTES as u64)
     }
 
+    /// The same of a map that says why chunks were not sent, too.
+    #[must_use]
+    pub fn bytes_needed_with_skips(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> Bytes {
+        let skipped = copied_pages(volume, chunk, page_chunks) * SkipReason::ALL.len() as u64;
+        Self::bytes_needed(volume, chunk, page_chunks) + Bytes(skipped * PAGE_BYTES as u64)
+    }
+
     /// Opens the map of `identity` on `device`: what is there if it is of the same job, boot and volume, otherwise an
     /// empty one.
     ///
@@ -84,7 +104,8 @@ impl ProgressMap {
             let context = format!("a page of the progress map cannot stand for {} chunks", identity.page_chunks);
             return Err(Error::new(ErrorKind::Invalid, context));
         }
-        let needed = Self::bytes_needed(identity.volume, identity.chunk, identity.page_chunks);
+        let needed_of = if identity.skips { Self::bytes_needed_with_skips } else { Self::bytes_needed };
+        let needed = needed_of(identity.volume, identity.chunk, identity.page_chunks);
         if device.size() < needed {
             let context = format!("the progress map {} has {} instead of {needed}", device.name(), device.size());
             return Err(Error::new(ErrorKind::Invalid, context));
@@ -97,9 +118,11 @@ impl ProgressMap {
             device.write(Mutation::zeroes(block::Extent::whole(needed), false)).await?;
             device.write(Mutation::data(Bytes::ZERO, header.freeze())).await?;
         }
+        let copied = copied_pages(identity.volume, identity.chunk, identity.page_chunks) as usize;
         let mut pages = Pages {
-            copied: vec![None; copied_pages(identity.volume, identity.chunk, identity.page_chunks) as usize],
+            copied: vec![None; copied],
             active: vec![Box::new([0; PAGE_BYTES]); active_pages(identity.volume) as usize],
+            skipped: vec![None; if identity.skips { copied * SkipReason::ALL.len() } else { 0 }],
         };
         if known {
             pages.load(&device).await?;
@@ -142,6 +165,7 @@ impl ProgressMap {
                 while let Some(run) = next_run_of_bits(&page[..], index - first..next - first) {
                     let run = first + run.start..first + run.end;
                     index = run.end;
+                    pages.skipped_among(number as usize, first, run.clone(), &mut found.skipped);
                     match found.copied.last_mut() {
                         Some(last) if last.end == run.start => last.end = run.end,
                         _ => found.copied.push(run),
@@ -189,7 +213,7 @@ pub(crate) struct MapWriteGuard<'a> {
 impl MapWriteGuard<'_> {
     /// Page `number` of the copied bits as it is on record.
     pub(crate) fn copied_page(&self, number: usize) -> Box<[u8; PAGE_BYTES]> {
-        self.pages.copied[number].clone().unwrap_or_else(|| Box::new([0; PAGE_BYTES]))
+        self.pages.copied[number].clone().unwrap_or_else(zero_page)
     }
 
     /// Puts page `number` of the copied bits on record, if it is not what is there.
@@ -197,6 +221,25 @@ impl MapWriteGuard<'_> {
         if *page != *self.copied_page(number) {
             self.write(1 + number, &page[..]).await?;
             self.pages.copied[number] = Some(page);
+        }
+        Ok(())
+    }
+
+    /// Page `number` of the bits of what was skipped, for each reason, as it is on record. None if that is not kept.
+    pub(crate) fn skipped_pages(&self, number: usize) -> Vec<Box<[u8; PAGE_BYTES]>> {
+        let page = |reason: usize| self.pages.skipped.get(reason * self.pages.copied.len() + number);
+        (0..SkipReason::ALL.len()).map_while(page).map(|page| page.clone().unwrap_or_else(zero_page)).collect()
+    }
+
+    /// Puts page `number` of the bits of what was skipped on record, where it is not what is there.
+    pub(crate) async fn set_skipped_pages(&mut self, number: usize, pages: Vec<Box<[u8; PAGE_BYTES]>>) -> Result<()> {
+        let known = self.skipped_pages(number);
+        for (reason, (page, known)) in pages.into_iter().zip(known).enumerate() {
+            if page != known {
+                let at = reason * self.pages.copied.len() + number;
+                self.write(1 + self.pages.copied.len() + self.pages.active.len() + at, &page[..]).await?;
+                self.pages.skipped[at] = Some(page);
+            }
         }
         Ok(())
     }
@@ -234,7 +277,8 @@ impl MapWriteGuard<'_> {
 impl Pages {
     async fn load(&mut self, device: &Device) -> Result<()> {
         const STEP_PAGES: usize = 256;
-        let (copied, total) = (self.copied.len(), self.copied.len() + self.active.len());
+        let (copied, active) = (self.copied.len(), self.active.len());
+        let total = copied + active + self.skipped.len();
         for first in (0..total).step_by(STEP_PAGES) {
             let count = STEP_PAGES.min(total - first);
             let buffer = Buffer::unpooled(count * PAGE_BYTES);
@@ -246,7 +290,8 @@ impl Pages {
                 let contents: Box<[u8; PAGE_BYTES]> = Box::new(contents.try_into().expect("a page"));
                 match page.checked_sub(copied) {
                     None => self.copied[page] = Some(contents),
-                    Some(page) => self.active[page] = contents,
+                    Some(page) if page < active => self.active[page] = contents,
+                    Some(page) => self.skipped[page - active] = Some(contents),
                 }
             }
         }
@@ -255,6 +300,18 @@ impl Pages {
 
     fn is_active(&self, number: u64) -> bool {
         bit(&self.active[(number / PAGE_BITS) as usize][..], number % PAGE_BITS)
+    }
+
+    /// Adds those of a `run` of chunks on page `number`, whose first chunk is `first`, that were skipped.
+    fn skipped_among(&self, number: usize, first: u64, run: Range<u64>, found: &mut Vec<(Range<u64>, SkipReason)>) {
+        for (reason, at) in SkipReason::ALL.into_iter().zip((number..).step_by(self.copied.len())) {
+            let Some(Some(page)) = self.skipped.get(at) else { continue };
+            let mut from = run.start - first;
+            while let Some(skipped) = next_run_of_bits(&page[..], from..run.end - first) {
+                from = skipped.end;
+                found.push((first + skipped.start..first + skipped.end, reason));
+            }
+        }
     }
 
     /// The numbers of all extents that are active.
@@ -269,6 +326,10 @@ impl Pages {
         }
         extents
     }
+}
+
+fn zero_page() -> Box<[u8; PAGE_BYTES]> {
+    Box::new([0; PAGE_BYTES])
 }
 
 /// The numbers of the activity log's extents that `extent` touches.
@@ -329,6 +390,8 @@ fn encode_header(identity: &MapIdentity) -> Buffer {
         // Only in tests; the map that everybody else has says nothing here.
         header[60..64].copy_from_slice(&(identity.page_chunks as u32).to_le_bytes());
     }
+    // A map without them is what it has always been.
+    header[64] = u8::from(identity.skips);
     header
 }
 
@@ -345,12 +408,13 @@ mod tests {
 
     fn identity() -> MapIdentity {
         let page_chunks = ProgressMap::PAGE_CHUNKS;
-        MapIdentity { boot: [1; 16], job: [2; 16], volume: Bytes::mib(40), chunk: ChunkSize::default(), page_chunks }
+        let (volume, chunk) = (Bytes::mib(40), ChunkSize::default());
+        MapIdentity { boot: [1; 16], job: [2; 16], volume, chunk, page_chunks, skips: false }
     }
 
     fn device() -> Device {
         let MapIdentity { volume, chunk, .. } = identity();
-        Device::new("map", MemDevice::new(ProgressMap::bytes_needed(volume, chunk, 1)))
+        Device::new("map", MemDevice::new(ProgressMap::bytes_needed_with_skips(volume, chunk, 1)))
     }
 
     async fn found(device: &Device, identity: MapIdentity) -> Found {
@@ -395,7 +459,7 @@ mod tests {
         map.activate(&[1, 3]).await.expect("memory takes it");
         assert_eq!(copied(&device, identity()).await, [(0, 64), (128, 192), (256, 640)]);
         map.lock().await.set_active(&[3], false).await.expect("memory takes it");
-        let expected = Found { copied: vec![0..64, 128..640], stale_pages: vec![0], active: vec![1] };
+        let expected = Found { copied: vec![0..64, 128..640], stale_pages: vec![0], active: vec![1], skipped: vec![] };
         assert_eq!(found(&device, identity()).await, expected);
         map.forget().await.expect("memory takes it");
         let expected = Found { active: vec![1], ..Found::default() };
@@ -414,7 +478,10 @@ mod tests {
             let pages = (64..128_u64).chain(192..256).map(|chunk| chunk / page_chunks);
             let stale_pages = pages.collect::<std::collections::BTreeSet<_>>().into_iter().collect();
             let copied = vec![50..64, 128..192, 256..400];
-            assert_eq!(found(&device, identity).await, Found { copied, stale_pages, active: vec![1, 3, 9] });
+            assert_eq!(
+                found(&device, identity).await,
+                Found { copied, stale_pages, active: vec![1, 3, 9], skipped: vec![] }
+            );
         }
     }
 
@@ -422,6 +489,33 @@ mod tests {
     async fn a_map_says_what_it_has_said_since_there_are_maps() {
         let header = encode_header(&identity());
         assert!(header[60..].iter().all(|byte| *byte == 0), "the programs of before would begin it anew");
+    }
+
+    #[tokio::test]
+    async fn what_was_skipped_survives_the_process_as_far_as_it_is_copied() {
+        for page_chunks in [7, 64, ProgressMap::PAGE_CHUNKS] {
+            let (device, identity) = (device(), MapIdentity { page_chunks, skips: true, ..identity() });
+            let map = ProgressMap::open(device.clone(), identity).await.expect("opens");
+            for chunk in 40..140_u64 {
+                set_copied(&map, chunk, page_chunks).await;
+            }
+            for (chunk, reason) in [(39, 0), (41, 0), (42, 1), (43, 1), (70, 0), (139, 1), (140, 1)] {
+                let mut writer = map.lock().await;
+                let number = (chunk / page_chunks) as usize;
+                let mut pages = writer.skipped_pages(number);
+                set_bit(&mut pages[reason][..], chunk % page_chunks, true);
+                writer.set_skipped_pages(number, pages).await.expect("memory takes it");
+            }
+            map.activate(&[1]).await.expect("memory takes it");
+            let mut found = found(&device, identity).await;
+            found.skipped.sort_by_key(|(run, _)| run.start);
+            let singles = found.skipped.iter().flat_map(|(run, reason)| run.clone().map(|index| (index, *reason)));
+            let expected =
+                [(41, SkipReason::Hole), (42, SkipReason::Zero), (43, SkipReason::Zero), (139, SkipReason::Zero)];
+            assert_eq!(singles.collect::<Vec<_>>(), expected, "pages of {page_chunks}");
+            let without = MapIdentity { skips: false, ..identity };
+            assert_eq!(copied(&device, without).await, [], "it is another map");
+        }
     }
 
     #[tokio::test]

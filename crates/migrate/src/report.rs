@@ -199,6 +199,13 @@ pub struct Report {
     pub bytes_offloaded: u64,
     /// Holes and zeroes, which were not copied as data.
     pub bytes_zero: u64,
+    /// What was skipped and still is: bytes that were not sent and read as zeroes on both sides, by the names of the reasons
+    /// ([`SkipReason`](crate::SkipReason)). Empty if nothing is recorded.
+    #[serde(default)]
+    pub skipped: BTreeMap<String, u64>,
+    /// What was skipped and is not any more: the guest has written there, or the target was lost.
+    #[serde(default)]
+    pub bytes_unskipped: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
     /// Of an asynchronous mirror: the most that was buffered at once.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use api::v1::Report;
 use migrate::Phase;
 
 use crate::fault_event::FaultEvent;
@@ -22,6 +23,20 @@ pub enum Occurrence {
     /// What is said at an end: how a move has ended by [`Status::name`](crate::host::Status::name), that a report says that
     /// something was `resumed`, that the guest was `told` of a failure.
     Told(&'static str),
+}
+
+impl Occurrence {
+    /// What a report says of skipping.
+    pub(crate) fn of_skips(report: &Report) -> impl Iterator<Item = Self> {
+        let is_undisturbed = report.target_losses == 0 && report.sessions == 1;
+        let told = [
+            (report.skipped.contains_key("hole"), "skipped holes"),
+            (report.skipped.contains_key("zero"), "skipped zeroes"),
+            // By the guest, as nothing else has happened.
+            (is_undisturbed && report.bytes_unskipped > 0, "written over what was skipped"),
+        ];
+        told.into_iter().filter_map(|(is_so, word)| is_so.then_some(Self::Told(word)))
+    }
 }
 
 impl fmt::Display for Occurrence {

@@ -31,6 +31,8 @@ const MAP_PAGES_MAX: u64 = 200;
 pub struct Scenario {
     pub(crate) size: Bytes,
     pub(crate) filled: f64,
+    /// In every other stretch of the volume zeroes are written, and no holes.
+    pub(crate) zeroes_written: bool,
     pub(crate) dirty_target: bool,
     pub(crate) alignment: u32,
     pub(crate) timings: [Timing; 2],
@@ -122,6 +124,7 @@ impl Scenario {
         Self {
             size: Bytes::mib(8),
             filled: 0.7,
+            zeroes_written: false,
             dirty_target: false,
             alignment: 1,
             timings: [Timing::FLASH; 2],
@@ -234,6 +237,13 @@ impl Scenario {
         self
     }
 
+    /// Of what holds no data at the start, a half holds zeroes that were written, and the other half is holes.
+    #[must_use]
+    pub const fn zeroes_written(mut self) -> Self {
+        self.zeroes_written = true;
+        self
+    }
+
     /// The target holds something else at the start.
     #[must_use]
     pub const fn dirty_target(mut self, dirty: bool) -> Self {
@@ -291,7 +301,9 @@ impl Scenario {
     #[must_use]
     pub fn map_pages_of(mut self, chunks: u64) -> Self {
         let all = self.size.0.div_ceil(self.setup.options.chunk_bytes);
-        self.setup.map_page_chunks = chunks.max(all.div_ceil(MAP_PAGES_MAX)).min(ProgressMap::PAGE_CHUNKS);
+        // What is skipped takes two pages more for each.
+        let pages_max = if self.setup.options.skip_zero { MAP_PAGES_MAX / 3 } else { MAP_PAGES_MAX };
+        self.setup.map_page_chunks = chunks.max(all.div_ceil(pages_max)).min(ProgressMap::PAGE_CHUNKS);
         self
     }
 
@@ -412,8 +424,8 @@ impl Scenario {
     /// the move only what its API knows counts: verification, bandwidth, the strategy and its limit of downtime. No flush fails.
     #[must_use]
     pub fn between_hosts(mut self) -> Self {
-        let MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, .. } = self.setup.options;
-        let asked = MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, ..MoveOptions::default() };
+        let MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, skip_zero, .. } = self.setup.options;
+        let asked = MoveOptions { verify, bandwidth, strategy, downtime_limit_ms, skip_zero, ..MoveOptions::default() };
         self.setup.options = asked;
         self.setup.is_between_hosts = true;
         self.setup.offloads = false;

@@ -9,6 +9,7 @@ mod hosts;
 mod layers;
 mod nbd;
 mod requirements;
+mod skips;
 mod snapshots;
 mod stores;
 mod strategies;
@@ -181,6 +182,13 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "source and target copy between each other, in part, with errors, and the target fails",
         offload,
     ),
+    scenario("skip-zero", "zeroes and holes are skipped under a guest that writes both and data", skips::quiet),
+    scenario(
+        "skip-zero-trouble",
+        "zeroes are skipped while the target fails and is lost, and the process is killed",
+        skips::trouble,
+    ),
+    scenario("skip-zero-resume", "a long move that skips zeroes is killed, and goes on", skips::resumed),
     scenario("dbt", "a move in passes, under any load", strategies::dbt),
     scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
     scenario("dbt-scattered", "scattered chunks are copied slowly, and no hold shows it", strategies::dbt_scattered),

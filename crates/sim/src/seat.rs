@@ -65,7 +65,8 @@ impl Seat {
             let sector = sector as u64;
             let offset = Bytes(sector * SECTOR_BYTES);
             bytes.resize((size - offset).0.min(SECTOR_BYTES) as usize, 0);
-            if *content != Content::Zero {
+            let is_written_zero = scenario.zeroes_written && (sector / STRETCH_SECTORS).is_multiple_of(2);
+            if *content != Content::Zero || is_written_zero {
                 content.fill(sector, &mut bytes);
                 source.fill(offset, &bytes);
             }
@@ -117,7 +118,7 @@ impl Seat {
         self.journal.set_limits(Limits { end, in_flight: None });
         let page_chunks = scenario.setup.map_page_chunks;
         let copied = if scenario.setup.changes_layers { with_layers(self.size) } else { self.size };
-        let needed = |chunk| ProgressMap::bytes_needed(copied, chunk, page_chunks);
+        let needed = |chunk| ProgressMap::bytes_needed_with_skips(copied, chunk, page_chunks);
         let end = ChunkSize::new(options.chunk_bytes).map(needed);
         self.map.set_limits(Limits { end, in_flight: None });
     }
@@ -154,6 +155,9 @@ impl Seat {
         self.size
     }
 }
+
+/// Where zeroes are written as well as left out, it changes after so many sectors.
+const STRETCH_SECTORS: u64 = 512;
 
 /// What the volume holds before the story begins: runs of data and of holes.
 fn original(scenario: &Scenario, size: Bytes, rng: &Rng) -> Vec<Content> {

@@ -97,6 +97,10 @@ pub struct MoveRequest {
     /// Of strategies that iterate: leave what the guest writes again and again for the last iteration but one.
     #[serde(default)]
     pub hot_blocks: bool,
+    /// Look for chunks that hold zeroes only in all that is copied, record them as skipped, and do not write them to a target that
+    /// reads zeroes there. Not with `mirror-paper`.
+    #[serde(default)]
+    pub skip_zero: bool,
     /// Of strategies that iterate: for how long the guest may be held for the rest, in milliseconds; 200 if nothing is
     /// said.
     #[serde(default)]
@@ -522,6 +526,11 @@ pub struct Report {
     pub bytes_offloaded: u64,
     /// Holes and zeroes, which were not copied as data.
     pub bytes_zero: u64,
+    /// Of moves with `skip_zero`: bytes that were not sent and read as zeroes on both sides at the end, by reason: `hole` (the source
+    /// said so without being read) or `zero` (it was read). More reasons may follow.
+    pub skipped: BTreeMap<String, u64>,
+    /// Of moves with `skip_zero`: what was skipped and was not any more at the end: the guest wrote there, or the target was lost.
+    pub bytes_unskipped: u64,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
     /// Of `mirror-async`: the most that was buffered at once.

@@ -175,12 +175,15 @@ async fn comparison(
 
 async fn open_progress(daemon: &Daemon, volume: &Volume, job: &JobDocument, size: Bytes) -> block::Result<ProgressMap> {
     let (chunk, page_chunks) = (job.record.options.chunk_size()?, daemon.map_page_chunks);
+    let skips = job.record.options.skip_zero;
+    let bytes_needed = if skips { ProgressMap::bytes_needed_with_skips } else { ProgressMap::bytes_needed };
     let path = daemon
         .state
-        .make_progress(&volume.name, ProgressMap::bytes_needed(size, chunk, page_chunks))
+        .make_progress(&volume.name, bytes_needed(size, chunk, page_chunks))
         .map_err(|error| block::Error::new(block::ErrorKind::Io, error.message))?;
     let store = daemon.backends.open_store(&path, &*daemon.env).await?;
-    let identity = MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk, page_chunks };
+    let identity =
+        MapIdentity { boot: daemon.boot, job: *job.uuid.as_bytes(), volume: size, chunk, page_chunks, skips };
     ProgressMap::open(store.device, identity).await
 }
 

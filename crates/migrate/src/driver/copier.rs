@@ -59,7 +59,7 @@ pub(crate) struct Copies {
     bytes: u64,
     /// Nothing more is begun before this, for a retry's or the guest's sake.
     not_before: Moment,
-    /// What the source said of an extent when it was asked last.
+    /// What was said of an extent when it was looked at last: whether it is skipped unread.
     hint: Option<(Extent, bool)>,
     retries: BTreeMap<u64, u8>,
     /// The guest is held: nothing is done for its sake.
@@ -337,14 +337,8 @@ impl Driver {
         let (hint, is_hole) = match known {
             Some(known) => known,
             None => {
-                let pieces = self.source.extents(extent).await;
-                // A source that cannot tell is read.
-                let known = pieces.map_or((extent, false), |pieces| {
-                    let is_hole = pieces[0].state.reads_zero();
-                    let end = pieces.iter().take_while(|piece| piece.state.reads_zero() == is_hole).last();
-                    let end = end.map_or(extent.end(), |piece| piece.extent.end());
-                    (Extent::between(extent.offset, end), is_hole)
-                });
+                let stretch = self.mirror.skip.look(&self.source, extent).await;
+                let known = (Extent::between(extent.offset, stretch.end), stretch.reason.is_some());
                 copies.hint = Some(known);
                 known
             }

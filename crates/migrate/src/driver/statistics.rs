@@ -234,6 +234,8 @@ impl Driver {
             bytes_copied: counts.copied,
             bytes_zero: counts.zero,
             bytes_offloaded: counts.offloaded,
+            skipped: self.mirror.tracker(|tracker| tracker.bytes_skipped()),
+            bytes_unskipped: counts.unskipped,
             bytes_mirrored: counts.mirrored,
             bytes_buffered_max: buffered.1,
             throttled_us: micros(counts.throttled),

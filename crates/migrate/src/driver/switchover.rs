@@ -6,11 +6,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Bytes, Error, ErrorKind};
+use block::{Bytes, Error, ErrorKind, Extent};
 use futures::future::{Either, select};
 use std::pin::pin;
 
 use super::{Driver, TICK};
+use crate::strategy::mirror::skipped::first_not_zero;
 use crate::strategy::mirror::tracker::Mode;
 use crate::{Event, Verify};
 
@@ -328,7 +329,14 @@ impl Driver {
         while next < size {
             let length = (size - next).min(Bytes(DIGEST_BYTES));
             let buffer = self.pool.acquire(length.as_usize()).await;
-            hasher.update(&self.source.read(next, buffer).await?);
+            let data = self.source.read(next, buffer).await?;
+            let extent = Extent::new(next, length);
+            let skipped = self.mirror.tracker(|tracker| tracker.skipped_in(extent));
+            if let Some(at) = first_not_zero(extent, &skipped, &data) {
+                let context = format!("the frozen source holds data at {}, which was skipped", next + Bytes::from(at));
+                return Err(Error::new(ErrorKind::Corrupt, context));
+            }
+            hasher.update(&data);
             next += length;
             crate::pace::yield_now().await;
             if self.env.now() >= next_tick {

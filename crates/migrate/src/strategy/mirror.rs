@@ -33,6 +33,7 @@ pub(crate) mod map_pages;
 pub(crate) mod pieces;
 pub(crate) mod plan;
 pub(crate) mod session;
+pub(crate) mod skipped;
 pub(crate) mod states;
 pub(crate) mod target_stall;
 pub(crate) mod target_work;

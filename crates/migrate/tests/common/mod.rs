@@ -614,7 +614,8 @@ pub async fn map_on(device: &Device, size: u64, boot: u8) -> ProgressMap {
 /// The same, with pages of so many chunks.
 pub async fn map_of_pages(device: &Device, size: u64, boot: u8, page_chunks: u64) -> ProgressMap {
     let chunk = options().chunk_size().expect("the chunk size is valid");
-    let identity = migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk, page_chunks };
+    let identity =
+        migrate::MapIdentity { boot: [boot; 16], job: [1; 16], volume: Bytes(size), chunk, page_chunks, skips: false };
     ProgressMap::open(device.clone(), identity).await.expect("the map opens")
 }
 

@@ -363,6 +363,7 @@ impl Host {
                 migrate::Strategy::MirrorPaper => Strategy::MirrorPaper,
             },
             hot_blocks: options.hot_blocks,
+            skip_zero: options.skip_zero,
             deadline_ms: options.deadline_ms,
             on_no_converge: options.strategy.iterates().then_some(match options.on_no_converge {
                 migrate::OnNoConverge::Abort => OnNoConverge::Abort,
@@ -417,6 +418,7 @@ impl Host {
         if report.as_ref().is_some_and(|report| report.bytes_resumed > 0) {
             self.shared.world.occur(Occurrence::Told("resumed"));
         }
+        report.iter().flat_map(Occurrence::of_skips).for_each(|what| self.shared.world.occur(what));
         if self.holder() == target && report.as_ref().is_some_and(|report| report.equal == Some(false)) {
             let what = "switched although a comparison found a difference";
             self.shared.world.violate(Invariant::EqualAtSwitch, what);

@@ -34,6 +34,9 @@ const SWITCHED: Occurrence = Told("switched");
 const RESUMED: Occurrence = Told("resumed");
 const CANCELLED: Occurrence = Told("cancelled");
 const A_FAILURE: Occurrence = Told("a failure");
+const SKIPPED_HOLES: Occurrence = Told("skipped holes");
+const SKIPPED_ZEROES: Occurrence = Told("skipped zeroes");
+const UNSKIPPED: Occurrence = Told("written over what was skipped");
 
 /// Everything may happen there, and each of its parts is another scenario's.
 const TOGETHER: &str = "parts of other scenarios together; their mistakes are seen there in fewer seeds";
@@ -160,6 +163,13 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         .because("a regression of had-unflushed, which target-errors proves"),
     requirement("offload", &[SWITCHED, Fault("offload-error"), Fault("offload-part"), Fault("crash")])
         .because("what an offload has left is copied by the engine, whose mistakes are proved without it"),
+    requirement("skip-zero", &[SWITCHED, SKIPPED_HOLES, SKIPPED_ZEROES, UNSKIPPED, Fault("offload-part")]),
+    requirement(
+        "skip-zero-trouble",
+        &[SWITCHED, SKIPPED_HOLES, SKIPPED_ZEROES, Comes(TargetLost), Fault("disk-lost"), Fault("crash"), Fault("flush-error")],
+    )
+    .because("a skip that is believed of another target or too long is seen in skip-zero and skip-zero-resume, in fewer seeds"),
+    requirement("skip-zero-resume", &[SWITCHED, RESUMED, SKIPPED_HOLES, SKIPPED_ZEROES, Fault("crash"), Fault("disk-lost")]),
     requirement("dbt", &[SWITCHED, Comes(LastCopy)]),
     requirement("dbt-downtime", &[SWITCHED, Comes(LastCopy)])
         .because("a hold that is not bounded is proved by dbt-slows-down, on a target that makes it long"),

@@ -2,7 +2,7 @@
 //!
 //! The comparison reads without the lock. Equal is equal. If the sides differ and a mirrored write began or ended
 //! meanwhile, that may be why, and it is done again; after three such conflicts, or if nothing can explain the
-//! difference, under the lock, where a difference is one.
+//! difference, under the lock, where a difference is one. A chunk that was skipped must read as zeroes on both sides.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result}
 
 use super::copy::zero_prefix;
 use super::filter::Shared;
+use super::skipped::first_not_zero;
 use super::target_stall::{Asked, AtTarget};
 use super::target_work::TargetWork;
 use crate::Comparison;
@@ -69,8 +70,9 @@ impl Shared {
                 },
                 false => None,
             };
-            let (session, before) =
-                self.tracker(|tracker| (tracker.session().cloned(), tracker.generation(run.clone())));
+            let (session, before, skipped) = self.tracker(|tracker| {
+                (tracker.session().cloned(), tracker.generation(run.clone()), tracker.skipped_in(extent))
+            });
             let Some(session) = session else { return Ok(Compared::NotHad) };
             let (source, target) = match comparison {
                 Some(devices) => (&devices.source, &devices.target),
@@ -85,7 +87,8 @@ impl Shared {
             let failed = |error: Error| error.wrap(format!("comparing {extent}"));
             let a = a.map_err(|error| CompareError::Source(failed(error)))?;
             let b = b?.map_err(|error| CompareError::Target(session.number, failed(error)))?;
-            let difference = first_difference(&a, &b);
+            // What was skipped is equal only as zeroes.
+            let difference = first_difference(&a, &b).or_else(|| first_not_zero(extent, &skipped, &b));
             let after = self.tracker(|tracker| tracker.generation(run.clone()));
             drop(guard);
             let Some(at) = difference else { return Ok(Compared::Equal(effort)) };

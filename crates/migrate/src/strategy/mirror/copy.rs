@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checksum::checksum_of;
+use crate::reduce::skip::SkipReason;
 use crate::stream::FRAME_BYTES;
 use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, ExtentState, Mutation, Result};
 use filters::TokenBucket;
@@ -78,20 +79,29 @@ impl Shared {
             claim.nothing_happened();
             return Ok(Copied::default());
         };
-        claim.written = self.tracker(|tracker| tracker.offload().is_some());
-        if self.offload(extent, &session).await? {
+        let offloads = self.tracker(|tracker| tracker.offload().is_some());
+        claim.written = offloads;
+        // What must be seen to be skipped is read first, and the rest of it is offloaded then.
+        let reads_first = self.skip.needs_data();
+        if !reads_first && self.offload(extent, &session).await? {
             let copied = Copied::offloaded(extent);
-            self.end_copy(claim, &session, copied);
+            self.end_copy(claim, &session, copied, &[]);
             return Ok(copied);
         }
         let source = self.source.read(extent.offset, buffer).await;
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
-        let pieces = self.pieces_of(extent, data);
+        let mut pieces = self.pieces_of(extent, data);
+        let skipped: Vec<_> = pieces.iter().filter_map(|piece| Some((piece.extent, piece.reason?))).collect();
+        let offloaded = match reads_first && offloads {
+            true => self.offload_pieces(&mut pieces, &session).await?,
+            false => Copied::default(),
+        };
         self.tracker(|tracker| tracker.begin_writing(run.clone()));
         claim.written = true;
         let guard = hold.then_some(guard);
-        let copied = self.write_copy(extent, pieces, &session, guard.is_some()).await?;
-        self.end_copy(claim, &session, copied);
+        let mut copied = self.write_copy(extent, pieces, &session, guard.is_some()).await?;
+        copied += offloaded;
+        self.end_copy(claim, &session, copied, &skipped);
         drop(guard);
         Ok(copied)
     }
@@ -99,12 +109,34 @@ impl Shared {
     /// What was read of `extent`, as it is to be written: by runs of chunks that are all zeroes and runs that are not, those with
     /// their checksums. To be asked right after the read.
     pub(in crate::strategy) fn pieces_of(&self, extent: Extent, data: Data) -> Vec<Piece> {
-        let cut = |(piece, is_zero): (Extent, bool)| {
+        let bytes_of = |piece: Extent| {
             let start = (piece.offset - extent.offset).as_usize();
-            let data = (!is_zero).then(|| data.slice(start..start + piece.length.as_usize()));
-            Piece { extent: piece, data: data.map(|data| (checks_of(piece, &data), data)) }
+            start..start + piece.length.as_usize()
         };
-        runs_of(extent, &data, self.chunk.bytes()).into_iter().map(cut).collect()
+        let content_of = |piece: Extent| {
+            let bytes = &data[bytes_of(piece)];
+            let reason = self.skip.judge(bytes);
+            Content { is_zero: reason.is_some() || is_zero(bytes), reason }
+        };
+        let cut = |(piece, content): (Extent, Content)| {
+            let data = (!content.is_zero).then(|| data.slice(bytes_of(piece)));
+            let data = data.map(|data| (checks_of(piece, &data), data));
+            Piece { extent: piece, data, reason: content.reason }
+        };
+        runs_of(extent, self.chunk.bytes(), content_of).into_iter().map(cut).collect()
+    }
+
+    /// Has the layer below copy those of the `pieces` that hold data, and leaves the others. As with [`offload`](Self::offload).
+    async fn offload_pieces(&self, pieces: &mut Vec<Piece>, session: &Session) -> Result<Copied, CopyError> {
+        let (mut copied, mut rest) = (Copied::default(), Vec::new());
+        for piece in pieces.drain(..) {
+            match piece.data.is_some() && self.offload(piece.extent, session).await? {
+                true => copied += Copied::offloaded(piece.extent),
+                false => rest.push(piece),
+            }
+        }
+        *pieces = rest;
+        Ok(copied)
     }
 
     /// Writes what was read of `extent` to the target of `session`, with the extent's lock `held` or not.
@@ -174,10 +206,10 @@ impl Shared {
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else { return Ok(0) };
         // Asked again under the lock: what was a hole a moment ago may have been written since.
-        let zero_end = zero_prefix(&self.source, extent).await.map_err(CopyError::Source)?;
-        let chunks = match zero_end == extent.end() {
+        let confirmed = self.skip.confirm(&self.source, extent).await.map_err(CopyError::Source)?;
+        let chunks = match confirmed.end == extent.end() {
             true => run.end - run.start,
-            false => (zero_end - extent.offset).0 / self.chunk.bytes(),
+            false => (confirmed.end - extent.offset).0 / self.chunk.bytes(),
         };
         let zeroes = run.start..run.start + chunks;
         self.tracker(|tracker| tracker.abort_copy(zeroes.end..run.end, false));
@@ -191,7 +223,10 @@ impl Shared {
         if self.is_left_alone(&session, extent).await? {
             self.tracker(|tracker| {
                 tracker.counts.zero += copied.zero;
-                tracker.end_skip(zeroes, session.number);
+                tracker.end_skip(zeroes.clone(), session.number);
+                if let Some(reason) = confirmed.reason {
+                    tracker.note_skipped(zeroes, reason);
+                }
             });
             claim.done = true;
             return Ok(chunks);
@@ -202,14 +237,16 @@ impl Shared {
         // Every piece has its own time: a target may write zeroes out slowly.
         for extent in extent.split_at_multiples(ZERO_BYTES_MAX) {
             let began = self.env.now();
-            let writes = Box::pin(write_pieces(session.clone(), vec![Piece { extent, data: None }]));
+            let writes =
+                Box::pin(write_pieces(session.clone(), vec![Piece { extent, data: None, reason: confirmed.reason }]));
             let asked = guard.is_some().then_some(Asked::Write { extent, is_forced: false });
             self.finish_for_copy(writes, &session, asked).await?.map_err(failed)?;
             if let (Some(bucket), None) = (&bucket, &guard) {
                 self.pay_for_zeroes(&session, extent, self.env.now().since(began), bucket).await;
             }
         }
-        self.end_copy(claim, &session, copied);
+        let skipped = confirmed.reason.map(|reason| (extent, reason));
+        self.end_copy(claim, &session, copied, skipped.as_slice());
         drop(guard);
         Ok(chunks)
     }
@@ -252,14 +289,23 @@ impl Shared {
         }
     }
 
-    /// All that was claimed was copied.
-    pub(in crate::strategy) fn end_copy(&self, mut claim: Claim<'_>, session: &Session, copied: Copied) {
+    /// All that was claimed was copied, or `skipped`: whole chunks, but for the last one of the volume.
+    pub(in crate::strategy) fn end_copy(
+        &self,
+        mut claim: Claim<'_>,
+        session: &Session,
+        copied: Copied,
+        skipped: &[(Extent, SkipReason)],
+    ) {
         self.tracker(|tracker| {
             tracker.counts.copied += copied.data;
             tracker.counts.zero += copied.zero;
             tracker.counts.offloaded += copied.offloaded;
             tracker.counts.unflushed += copied.data;
             tracker.end_copy(claim.run.clone(), session.number);
+            for (extent, reason) in skipped {
+                tracker.note_skipped(self.chunk.indices_of(*extent), *reason);
+            }
         });
         claim.done = true;
     }
@@ -310,6 +356,15 @@ pub(in crate::strategy) struct Piece {
     extent: Extent,
     /// `None`: zeroes.
     data: Option<(Arc<Checks>, Data)>,
+    /// Why it is skipped, if it is.
+    reason: Option<SkipReason>,
+}
+
+/// What of a chunk decides how it is written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Content {
+    is_zero: bool,
+    reason: Option<SkipReason>,
 }
 
 impl Piece {
@@ -328,15 +383,14 @@ fn checks_of(extent: Extent, data: &[u8]) -> Arc<Checks> {
     Arc::new(Checks::new(extent.split_at_multiples(FRAME_BYTES.into()).map(check).collect()))
 }
 
-/// `extent` cut into runs of chunks that are all zeroes and runs that are not.
-fn runs_of(extent: Extent, data: &[u8], chunk: u64) -> Vec<(Extent, bool)> {
-    let mut runs: Vec<(Extent, bool)> = Vec::new();
+/// `extent` cut into runs of chunks with the same content.
+fn runs_of(extent: Extent, chunk: u64, content_of: impl Fn(Extent) -> Content) -> Vec<(Extent, Content)> {
+    let mut runs: Vec<(Extent, Content)> = Vec::new();
     for piece in extent.split_at_multiples(chunk) {
-        let start = (piece.offset - extent.offset).as_usize();
-        let is_zero = is_zero(&data[start..start + piece.length.as_usize()]);
+        let content = content_of(piece);
         match runs.last_mut() {
-            Some((last, zero)) if *zero == is_zero => last.length += piece.length,
-            _ => runs.push((piece, is_zero)),
+            Some((last, known)) if *known == content => last.length += piece.length,
+            _ => runs.push((piece, content)),
         }
     }
     runs
@@ -390,7 +444,7 @@ async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
 async fn write_pieces(session: Session, pieces: Vec<Piece>) -> Result<()> {
     let target = &session.target;
     let limit = u64::from(target.geometry().transfer_bytes_max);
-    for Piece { extent, data } in pieces {
+    for Piece { extent, data, reason: _ } in pieces {
         let Some((checks, data)) = data else {
             write_zeroes(&session, extent).await?;
             continue;

@@ -21,6 +21,7 @@ use super::target_work::{TargetWork, flush_of, write_parts};
 use super::tracker::{Mode, Session, Tracker, WritePlan};
 use super::write_buffer::WriteBuffer;
 use crate::control::Control;
+use crate::reduce::skip::Skip;
 use crate::schedule::{GuestListener, GuestRequest, HeardRequest};
 use crate::{MoveOptions, ProgressMap};
 
@@ -61,6 +62,8 @@ pub(crate) struct Shared {
     /// The progress map has failed: guest writes wait, with their extents locked, for the end of the job.
     has_map_failed: AtomicBool,
     control: Control,
+    /// Says what need not be sent.
+    pub(crate) skip: Arc<dyn Skip>,
     /// What hears of guest requests, if a schedule wants to.
     listener: Option<Arc<dyn GuestListener>>,
 }
@@ -103,6 +106,7 @@ impl Mirror {
             failures: Mutex::default(),
             has_map_failed: AtomicBool::new(false),
             control,
+            skip: crate::reduce::skip::of(options.skip_zero),
             listener: None,
         };
         Self { shared: Arc::new(shared) }

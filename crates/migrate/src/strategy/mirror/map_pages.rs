@@ -14,6 +14,7 @@ use super::states::{CopyState, Durability};
 use super::tracker::Tracker;
 use super::verify_state::VerifyState;
 use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES, bit, set_bit};
+use crate::reduce::skip::SkipReason;
 
 /// So many chunks are looked at under one lock of the tracker.
 pub(crate) const CHUNKS_AT_ONCE: u64 = 4096;
@@ -54,6 +55,7 @@ impl Tracker {
     /// does not count, because it may have been written since, is taken off the record before its extent is.
     pub(crate) fn adopt_record(&mut self, found: &Found) {
         self.adopt(&found.copied);
+        found.skipped.iter().for_each(|(run, reason)| self.note_skipped(run.clone(), *reason));
         self.stale_pages.extend(&found.stale_pages);
         if let Some(activity) = &mut self.activity {
             activity.extend(found.active.iter().map(|number| (*number, Activity { in_flight: 0, on_record: true })));
@@ -103,6 +105,19 @@ impl Tracker {
             }
         }
         (end < page_end).then_some(end - first)
+    }
+
+    /// The same part of the pages that say what was skipped, one for each reason.
+    pub(crate) fn fill_skipped_pages(&self, number: u64, from: u64, pages: &mut [Box<[u8; PAGE_BYTES]>]) {
+        let Some(map) = &self.skip_map else { return };
+        let first = number * self.page_chunks;
+        let end = (first + self.page_chunks).min(self.copy_state.len()).min(first + from + CHUNKS_AT_ONCE);
+        for index in first + from..end {
+            let known = map.reason(index).filter(|_| self.is_in_step(index));
+            for (page, reason) in pages.iter_mut().zip(SkipReason::ALL) {
+                set_bit(&mut page[..], index - first, known == Some(reason));
+            }
+        }
     }
 
     /// The extents of the activity log, from number `from` on, that need not be there any more: nothing in flight, nothing
@@ -175,9 +190,13 @@ impl Tracker {
                 let next = from.replace_of(&mut self.verify_state, (VerifyState::Equal, VerifyState::Wanted));
                 next.or(Some(Part { step: 2, at: 0 }))
             }
+            2 => {
+                let next = self.forget_skips_from(from.at).map(|at| Part { step: 2, at });
+                next.or(Some(Part { step: 3, at: 0 }))
+            }
             _ => {
                 let at = self.dirty_bitmap.as_mut()?.clear_part(from.at, CHUNKS_AT_ONCE)?;
-                Some(Part { step: 2, at })
+                Some(Part { step: 3, at })
             }
         }
     }

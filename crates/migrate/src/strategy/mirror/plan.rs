@@ -48,6 +48,8 @@ pub(crate) struct Counts {
     /// Of what was copied, what nobody has read here.
     pub(crate) offloaded: u64,
     pub(crate) mirrored: u64,
+    /// What was skipped, and is not any more.
+    pub(crate) unskipped: u64,
     pub(crate) redos: u64,
     /// Mirrored writes that the target failed and the guest did not notice.
     pub(crate) missed: u64,

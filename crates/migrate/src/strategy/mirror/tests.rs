@@ -13,6 +13,7 @@ use super::tracker::{CopyState, Mode, Tracker};
 use super::verify_state::Uncompared;
 use crate::control::Control;
 use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES};
+use crate::reduce::skip::SkipReason;
 use crate::schedule::{GuestListener, GuestRequest};
 use crate::{MoveOptions, Progress};
 
@@ -241,4 +242,34 @@ async fn a_schedule_that_listens_is_told_when_guest_requests_begin_and_end() {
     assert_eq!(*heard.0.lock(), [told(false), told(true), told(false)].concat(), "and one was given up");
     JobEntry(mirror.clone()).read(extent.offset, buffer()).await.expect("memory answers");
     assert_eq!(heard.0.lock().len(), 6, "the job is not the guest");
+}
+
+#[test]
+fn what_was_skipped_is_an_ordinary_chunk_once_it_is_written_or_lost_and_the_record_follows() {
+    let mut tracker = copied();
+    tracker.record_skips();
+    tracker.note_skipped(0..6, SkipReason::Zero);
+    while tracker.take_stale_page(0).is_some() {}
+    let extent = Extent::new(Bytes::kib(64), Bytes::kib(4));
+    assert_eq!(tracker.skipped_in(extent), [extent]);
+    let plan = tracker.plan_write(extent, false);
+    assert!(plan.mirror.is_some() && tracker.skipped_in(extent).is_empty(), "it is mirrored like any other");
+    assert_eq!(tracker.take_stale_page(0), Some(0), "the record says that it is skipped");
+    tracker.finish_write(&plan, false);
+    assert_eq!((tracker.bytes_skipped()["zero"], tracker.counts.unskipped), (5 << 16, 1 << 16));
+    assert!(tracker.forget_copied(2), "it was in step");
+    assert_eq!((tracker.bytes_skipped()["zero"], tracker.copy_state.get(2)), (4 << 16, CopyState::Absent));
+    let _ = tracker.drop_session();
+    tracker.begin_session(device("another target"), true);
+    assert!(tracker.bytes_skipped().is_empty(), "another target has nothing");
+}
+
+#[test]
+fn of_a_skip_that_the_guest_has_disturbed_only_the_rest_counts_and_nothing_behind_it() {
+    let mut tracker = copied();
+    tracker.record_skips();
+    assert!(tracker.forget_copied(0), "it was in step");
+    tracker.note_skipped(0..3, SkipReason::Zero);
+    let chunks = |from: u64, to: u64| Extent::between(Bytes::kib(from * 64), Bytes::kib(to * 64));
+    assert_eq!(tracker.skipped_in(chunks(0, 8)), [chunks(1, 2), chunks(2, 3)]);
 }

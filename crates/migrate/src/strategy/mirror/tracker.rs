@@ -15,6 +15,7 @@ use super::target_stall::TargetStall;
 use super::verify_state::VerifyState;
 use super::write_queue::{Buffered, Queue};
 use crate::progress_map::{ProgressMap, active_of};
+use crate::reduce::skip_map::SkipMap;
 use crate::strategy::auto::Auto;
 use crate::strategy::mirror_paper::offsets::Offsets;
 use crate::strategy::tracking::dirty_bitmap::DirtyBitmap;
@@ -42,6 +43,8 @@ pub(crate) struct Tracker {
     pub(in crate::strategy) auto: Option<Auto>,
     /// How far the copy is, where that is all that is known of it.
     pub(in crate::strategy) offsets: Option<Offsets>,
+    /// What was not sent, and why, where that is recorded.
+    pub(super) skip_map: Option<SkipMap>,
     /// Something has happened to chunks that were, or are, to be compared since the comparison last began.
     pub(super) has_suspects: bool,
     /// From which chunk on a comparison of a volume that is tracked goes on.
@@ -90,6 +93,7 @@ impl Tracker {
             queue: None,
             auto: None,
             offsets: None,
+            skip_map: None,
             has_suspects: false,
             compare_from: 0,
             session: Some(Session::new(1, target, is_fresh)),
@@ -172,6 +176,7 @@ impl Tracker {
             if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
                 dirty_bitmap.clear();
             }
+            self.forget_skips();
         }
         self.compare_from = 0;
         self.sessions += 1;
@@ -207,6 +212,7 @@ impl Tracker {
 
     /// A chunk that was copied must be copied again.
     pub(in crate::strategy) fn lose(&mut self, index: u64) {
+        self.unskip(index);
         if self.go_back(index) {
             return;
         }
@@ -349,6 +355,7 @@ impl Tracker {
     }
 
     pub(in crate::strategy) fn bump_generation(&mut self, index: u64) {
+        self.unskip(index);
         let generation = &mut self.generations[(index % GENERATIONS) as usize];
         *generation = generation.wrapping_add(1);
     }

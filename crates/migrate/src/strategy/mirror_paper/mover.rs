@@ -55,7 +55,7 @@ impl Shared {
         if let Some(error) = failure {
             return Err(error);
         }
-        self.end_copy(claim, &session, copied);
+        self.end_copy(claim, &session, copied, &[]);
         drop(guard);
         Ok(copied)
     }

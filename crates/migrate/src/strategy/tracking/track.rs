@@ -91,6 +91,7 @@ impl Tracker {
         let run = self.dirty_bitmap.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
         self.copy_state.set_range(run.clone(), CopyState::Absent);
         self.mark_stale(run.clone());
+        run.clone().for_each(|index| self.unskip(index));
         Some(run)
     }
 
