@@ -12,10 +12,10 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx paper-esx-real deny docs clean
+.PHONY: help build release install setup test test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx-real deny docs clean
 
 help: ## Show what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
 
 build: ## Build transhume and transhumed (debug)
 	$(CARGO) build --locked
@@ -97,8 +97,9 @@ bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 
 bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and plain TCP (needs root; ONLY=links; twenty minutes)
 	@$(CARGO) xtask bench-wire $(if $(ONLY),--only $(ONLY))
 
-paper-esx: ## Repeat the ESX paper's evaluation in the simulator: HTML with plots, and JSON (SCALE=4; minutes, and half an hour with SCALE=1)
-	@$(CARGO) xtask paper-esx --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+# Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.
+paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx; SCALE=4: minutes, 1: half an hour)
+	@$(CARGO) xtask paper $* --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
 
 paper-esx-real: setup ## Make the evaluation's moves on real files, by the daemon and QEMU (MIB=1024, RUNS=5: half an hour)
 	@$(CARGO) xtask paper-esx-real --mib $(MIB) --runs $(RUNS)

@@ -1,19 +1,17 @@
 //! Checks and chores of the repository: `cargo xtask COMMAND`.
 
-mod bench;
-mod demo;
-mod fixtures;
 mod mutations;
-mod paper_esx;
+mod programs;
 mod runs;
 mod setup;
 mod sim;
 mod tidy;
-mod torture;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use programs::{BENCH, EXPERIMENTS, TORTURE, run_chore};
 
 /// Checks and chores of the repository.
 #[derive(Parser)]
@@ -30,55 +28,61 @@ enum Chore {
     /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
     Setup(setup::Arguments),
     /// Boot a real guest, move its disk while it works, and print the report.
-    Demo(demo::Arguments),
+    Demo(programs::Arguments),
     /// Play migrations in a simulated world and check what must always hold.
-    Sim(sim::Arguments),
+    Sim(programs::Arguments),
     /// Make mistakes in the engine on purpose, and check that the simulator sees each of them.
     Mutations(mutations::Arguments),
     /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
-    Torture(torture::Arguments),
+    Torture(programs::Arguments),
     /// Do the same to two real daemons while a volume moves from one to the other.
-    TortureHosts(torture::hosts::Arguments),
-    /// Repeat the ESX paper's evaluation in the simulator; writes one HTML page with plots, and JSON.
-    PaperEsx(paper_esx::Arguments),
-    /// Make the evaluation's moves on real files, by the daemon, under real loads; writes the same page of what came out.
-    PaperEsxReal(paper_esx::real::Arguments),
+    TortureHosts(programs::Arguments),
+    /// Repeat a paper's evaluation in the simulator (`paper esx`); writes one HTML page with plots, and JSON.
+    Paper(programs::Arguments),
+    /// The same as `paper esx`.
+    PaperEsx(programs::Arguments),
+    /// Make the ESX paper's moves on real files, by the daemon, under real loads; writes the same page of what came out.
+    PaperEsxReal(programs::Arguments),
     /// Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON.
-    BenchLocal(bench::Arguments),
+    BenchLocal(programs::Arguments),
     /// Measure the range lock beside simpler locks at 1, 2, 4 and 8 threads; prints tables and writes JSON.
-    BenchRangeLock(bench::range_lock::Arguments),
+    BenchRangeLock(programs::Arguments),
     /// Measure moves between two hosts in network namespaces against nbdcopy, QEMU and plain TCP (needs root); prints a table
     /// and writes JSON.
-    BenchWire(bench::wire::Arguments),
+    BenchWire(programs::Arguments),
     /// Record state directories, API answers and wire transcripts of a version, which later programs must read.
-    RecordFixtures(fixtures::Arguments),
+    RecordFixtures(programs::Arguments),
     /// Run a command, and keep what came of it in docs/runs, for the table in docs/reliability.md.
     Record(runs::RecordArguments),
     /// Draw the table of recorded runs in docs/reliability.md.
     Runs(runs::Arguments),
     /// One plain TCP stream, as `bench-wire` starts it on both hosts.
     #[command(hide = true)]
-    TcpStream(bench::wire::tcp::Arguments),
+    TcpStream(programs::Arguments),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy => tidy::run(),
         Chore::Setup(arguments) => setup::run(&arguments),
-        Chore::Demo(arguments) => demo::run(arguments),
+        Chore::Demo(arguments) => run_chore(BENCH, "demo", &arguments),
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
-        Chore::Torture(arguments) => torture::run(&arguments),
-        Chore::TortureHosts(arguments) => torture::hosts::torture(&arguments),
-        Chore::PaperEsx(arguments) => paper_esx::run(&arguments),
-        Chore::PaperEsxReal(arguments) => paper_esx::real::run(&arguments),
-        Chore::BenchLocal(arguments) => bench::run(arguments),
-        Chore::BenchRangeLock(arguments) => bench::range_lock::run(&arguments),
-        Chore::BenchWire(arguments) => bench::wire::run(arguments),
-        Chore::RecordFixtures(arguments) => fixtures::run(&arguments),
+        Chore::Torture(arguments) => run_chore(TORTURE, "torture", &arguments),
+        Chore::TortureHosts(arguments) => run_chore(TORTURE, "torture-hosts", &arguments),
+        Chore::Paper(arguments) => run_chore(EXPERIMENTS, "paper", &arguments),
+        Chore::PaperEsx(mut arguments) => {
+            arguments.arguments.insert(0, "esx".to_owned());
+            run_chore(EXPERIMENTS, "paper", &arguments)
+        }
+        Chore::PaperEsxReal(arguments) => run_chore(BENCH, "paper-esx-real", &arguments),
+        Chore::BenchLocal(arguments) => run_chore(BENCH, "bench-local", &arguments),
+        Chore::BenchRangeLock(arguments) => run_chore(BENCH, "bench-range-lock", &arguments),
+        Chore::BenchWire(arguments) => run_chore(BENCH, "bench-wire", &arguments),
+        Chore::RecordFixtures(arguments) => run_chore(BENCH, "record-fixtures", &arguments),
         Chore::Record(arguments) => runs::record(&arguments),
         Chore::Runs(arguments) => runs::run(&arguments),
-        Chore::TcpStream(arguments) => bench::wire::tcp::run(&arguments),
+        Chore::TcpStream(arguments) => run_chore(BENCH, "tcp-stream", &arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

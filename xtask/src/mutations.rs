@@ -103,12 +103,9 @@ fn print_scenarios(mutations: &[Mutation]) -> anyhow::Result<()> {
             proved.entry(scenario).or_default().push(&mutation.name);
         }
     }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let simulator = ["run", "--quiet", "--package", "transhume-sim", "--bin", "transhume-sim", "--", "--unproved"];
-    let listed = Command::new(cargo).args(simulator).stderr(Stdio::inherit()).output().context("running cargo")?;
-    ensure!(listed.status.success(), "the simulator could not list its scenarios");
+    let listed = crate::programs::output(crate::programs::SIMULATOR, &["--unproved"])?;
     let mut silent = Vec::new();
-    for line in String::from_utf8(listed.stdout)?.lines() {
+    for line in listed.lines() {
         let (name, why) = line.split_once('\t').context("a scenario, a tab, and why")?;
         match (proved.get(name), why) {
             (Some(names), _) => println!("{name:<24} {}", names.join(", ")),

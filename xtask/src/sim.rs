@@ -1,50 +1,45 @@
 //! `cargo xtask sim`: plays seeds of the simulator. The arguments are those of the program in `crates/sim`, and `--fresh N`:
 //! N seeds of the day on top, which nobody has played before. They are printed, so that any of them can be played again.
+//! `--experiment NAME` and `--replay FILE` are carried out by the program in `crates/experiments`.
 
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+
+use crate::programs::{self, Arguments, EXPERIMENTS, SIMULATOR};
 
 /// So many seeds has a day.
 const SEEDS_A_DAY: u64 = 1_000_000;
 
-/// What the simulator is asked to do; see `cargo xtask sim --help`.
-#[derive(clap::Args)]
-#[command(disable_help_flag = true)]
-pub(crate) struct Arguments {
-    /// Passed on to the simulator, but for `--fresh N`.
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-/// Builds the simulator and runs it. It is a program of its own, so that no other chore waits for the engine to build.
-pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let (rest, fresh) = without_fresh(&arguments.arguments)?;
-    if rest.iter().any(|argument| argument == "--help" || argument == "-h") {
-        println!("cargo xtask sim --fresh N ... plays N seeds of the day, too; the rest is the simulator's:\n");
+/// Builds the simulator, or the experiments, and runs it.
+pub(crate) fn run(given: &Arguments) -> anyhow::Result<()> {
+    let has = |names: &[&str]| given.arguments.iter().any(|argument| is_one_of(argument, names));
+    if has(&["--experiment", "--replay"]) {
+        return programs::run_chore(EXPERIMENTS, "sim", given);
+    }
+    let (rest, fresh) = without_fresh(&given.arguments)?;
+    if has(&["--help", "-h"]) {
+        println!(
+            "cargo xtask sim --fresh N ... plays N seeds of the day, too. --experiment NAME carries out an experiment of a \
+             paper, --replay FILE --format FORMAT replays a trace (--list names them). The rest is the simulator's:\n"
+        );
     }
     if fresh.is_none() || !rest.is_empty() {
-        simulate(&rest)?;
+        programs::run(SIMULATOR, &rest)?;
+    }
+    if has(&["--list"]) {
+        return programs::run(EXPERIMENTS, &["list".to_owned()]);
     }
     let Some(count) = fresh.filter(|count| *count > 0) else { return Ok(()) };
     let days = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs() / 86_400;
     let seeds = seeds_of_day(days, count);
     println!("seeds of today: cargo xtask sim --seeds {seeds}");
-    simulate(&["--seeds".to_owned(), seeds])
+    programs::run(SIMULATOR, &["--seeds".to_owned(), seeds])
 }
 
-fn simulate(arguments: &[String]) -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .args(["run", "--package", "transhume-sim", "--bin", "transhume-sim", "--"])
-        .args(arguments)
-        .status()
-        .context("running cargo")?;
-    if !status.success() {
-        bail!("the simulator has found something that does not hold, or could not run");
-    }
-    Ok(())
+/// Whether `argument` is one of these options, with its value behind `=` or without.
+fn is_one_of(argument: &str, names: &[&str]) -> bool {
+    names.contains(&argument.split_once('=').map_or(argument, |(name, _)| name))
 }
 
 /// The arguments without `--fresh N`, and the N.

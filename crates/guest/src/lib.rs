@@ -31,6 +31,8 @@ mod event;
 mod initramfs;
 mod load_result;
 pub mod pattern;
+pub mod process;
+pub mod programs;
 mod qemu;
 mod qmp;
 mod spec;

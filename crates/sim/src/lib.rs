@@ -69,7 +69,6 @@ pub mod clock;
 pub mod cover;
 pub mod crash_point;
 pub mod disk;
-pub mod experiment;
 mod failures;
 mod fault_event;
 pub mod faults;

@@ -1,7 +1,6 @@
 //! `transhume-sim`: plays seeds and says what it saw. `cargo xtask sim` runs it.
 
 mod covers;
-mod experiment_cli;
 mod tally;
 
 use std::collections::BTreeMap;
@@ -21,7 +20,6 @@ use transhume_sim::scenarios::{self, NamedScenario, SCENARIOS};
 use transhume_sim::shrink::{Shrunk, shrink};
 use transhume_sim::world::Violation;
 
-use experiment_cli::ExperimentArguments;
 use tally::Totals;
 
 /// One seed of so many is played twice, and must give the same log. An odd number: every other seed plays a swarm.
@@ -76,14 +74,12 @@ struct Arguments {
     /// How many threads play at once; otherwise one a core.
     #[arg(long)]
     jobs: Option<usize>,
-    /// List the scenarios and the experiments.
+    /// List the scenarios.
     #[arg(long)]
     list: bool,
     /// List each scenario, a tab, and why no mistake in crates/sim/mutations names it; nothing if one does.
     #[arg(long, hide = true)]
     unproved: bool,
-    #[command(flatten)]
-    experiment_cli: ExperimentArguments,
 }
 
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
@@ -243,7 +239,6 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if arguments.list {
         SCENARIOS.iter().for_each(|scenario| println!("{:<16} {}", scenario.name, scenario.about));
-        experiment_cli::list();
         return ExitCode::SUCCESS;
     }
     if arguments.unproved {
@@ -255,9 +250,6 @@ fn main() -> ExitCode {
     let clock = RealEnv::new();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = arguments.jobs.unwrap_or(cores).max(1);
-    if let Some(code) = arguments.experiment_cli.play(arguments.seed.unwrap_or(1), jobs, &clock) {
-        return code;
-    }
     let seeds = arguments.seed.map_or(arguments.seeds.clone(), |seed| seed..seed + 1);
     let limit = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
     let is_long = arguments.scenario.is_some()

@@ -1,0 +1,112 @@
+//! `cargo xtask bench-local`: what is promised, measured beside the programs it is compared with, in one run, on the same
+//! files, taking turns. See docs/benchmarks.md for what each row means.
+
+mod adopt;
+mod idle;
+mod isolation;
+mod large;
+mod machine;
+mod memory;
+mod mirror;
+mod nbd;
+mod stall;
+
+use std::path::PathBuf;
+
+use transhume_guest::programs::{build_programs, private_folder};
+
+use crate::groups::{self, Groups};
+use crate::page::{today, write_between};
+
+/// Arguments of `cargo xtask bench-local`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these groups: machine, nbd, idle, isolation, mirror-memory, mirror-disk, stall, adopt, memory, large. May be given again.
+    #[arg(long, value_name = "GROUP")]
+    only: Vec<String>,
+    /// How often each figure is measured; its median is what counts.
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Seconds of load for one figure of the NBD rows.
+    #[arg(long, default_value_t = 3)]
+    seconds: u32,
+    /// Migrations or adoptions whose longest stalls are counted.
+    #[arg(long, default_value_t = 100)]
+    repeats: usize,
+    /// MiB that the mirror rows move.
+    #[arg(long, default_value_t = 2048)]
+    mirror_mib: u64,
+    /// A folder in memory (tmpfs).
+    #[arg(long, default_value = "/dev/shm")]
+    memory_folder: PathBuf,
+    /// A folder on the machine's disk; `target/` unless said otherwise.
+    #[arg(long)]
+    disk_folder: Option<PathBuf>,
+    /// Where the JSON goes.
+    #[arg(long, default_value = "bench-results")]
+    results: PathBuf,
+    /// Put the table into docs/benchmarks.md.
+    #[arg(long)]
+    document: bool,
+}
+
+/// What stands around the results on the page.
+const RESULTS_BEGIN: &str = "<!-- results -->\n";
+const RESULTS_END: &str = "<!-- end of results -->";
+
+/// What a group needs to know.
+struct Bench {
+    runs: usize,
+    seconds: u32,
+    repeats: usize,
+    mirror_bytes: u64,
+    /// A private folder in memory.
+    memory: tempfile::TempDir,
+    /// A private folder on the machine's disk.
+    disk: tempfile::TempDir,
+    /// The release builds.
+    programs: PathBuf,
+}
+
+const GROUPS: &Groups<Bench> = &[
+    ("machine", machine::run),
+    ("nbd", nbd::run),
+    ("idle", idle::run),
+    ("isolation", isolation::run),
+    ("mirror-memory", mirror::run_in_memory),
+    ("mirror-disk", mirror::run_on_disk),
+    ("stall", stall::run),
+    ("adopt", adopt::run),
+    ("memory", memory::run),
+    ("large", large::run),
+];
+
+/// Measures, prints a table and writes JSON.
+pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
+    groups::check(GROUPS, &arguments.only)?;
+    let programs = build_programs()?;
+    let disk_folder = arguments.disk_folder.unwrap_or_else(|| programs.clone());
+    let bench = Bench {
+        runs: arguments.runs.max(1),
+        seconds: arguments.seconds.max(1),
+        repeats: arguments.repeats.max(1),
+        mirror_bytes: arguments.mirror_mib << 20,
+        memory: private_folder(&arguments.memory_folder)?,
+        disk: private_folder(&disk_folder)?,
+        programs,
+    };
+    let measured = groups::measure(GROUPS, &arguments.only, &bench);
+    let table = measured.table();
+    print!("{table}");
+    if arguments.document {
+        write_page(&table)?;
+    }
+    measured.write(&arguments.results, "bench")
+}
+
+/// Replaces the results on the page by these.
+fn write_page(table: &str) -> anyhow::Result<()> {
+    let cores = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
+    let heading = format!("Measured on {} on a virtual machine of {cores} cores, guests emulated.", today()?);
+    write_between(RESULTS_BEGIN, RESULTS_END, &format!("{heading}\n\n{table}"))
+}

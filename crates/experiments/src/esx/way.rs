@@ -1,0 +1,157 @@
+//! How the evaluation's moves are carried out: the paper's systems, with the limits of the paper's, and ours as it is.
+//!
+//! The paper's data mover never has more than 16 copies outstanding (3.1) and pays no regard to the guest. That its copies
+//! are of 64 KiB, and that mirroring asks it for [`TRANSFER_BYTES`] at a time, is what VMware has published of it since;
+//! the second is the window of the paper's mirror (2.4). DBT has passes instead of a window, and 16 copies whatever is
+//! left of one. Snapshotting consolidates with 16 requests outstanding: the paper ran the version that used the data mover.
+//!
+//! DBT aims at a downtime of 5 s, takes total time into account, and forces the last copy if that is "short enough", which
+//! came to more than 28 s (3.2). How much time and how short is not stated: [`OFFLINES_MAX`] and [`FORCED_SECONDS_MAX`]
+//! are assumed.
+
+use migrate::{MoveOptions, OnNoConverge, Strategy};
+
+use super::paper;
+
+/// The size of a copy of the paper's mover.
+const PAPER_COPY_BYTES: u64 = 64 << 10;
+/// 16 of them are outstanding.
+const PAPER_WINDOW_BYTES: u64 = 16 * PAPER_COPY_BYTES;
+/// What mirroring has the mover copy at once. It is divided by the scale as disks are, so that as many of the guest's writes
+/// meet it.
+const TRANSFER_BYTES: u64 = 32 << 20;
+/// But no smaller than this: the mover is idle for a moment between two of them.
+const TRANSFER_BYTES_MIN: u64 = 4 << 20;
+/// Snapshotting always converges (3.4), however long the guest is held at the end.
+const FOR_EVER_MS: u64 = 86_400_000;
+/// A move that tracks may take so many times what the offline copy takes: incremental DBT with 32 outstanding takes nearly
+/// four times what it takes with two.
+const OFFLINES_MAX: f64 = 4.0;
+/// The longest downtime that is forced on a guest.
+const FORCED_SECONDS_MAX: f64 = 45.0;
+/// How fast the offline copy is, in bytes a second: 38 GiB in 176 s.
+const COPY_RATE: f64 = 232e6;
+/// A latency that no guest has: the copy never yields.
+const NEVER_US: u64 = 3_600_000_000;
+
+/// One way to move a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// IO mirroring to the paper's letter: two offsets, one window, and the paper's data mover.
+    PaperMirror,
+    /// Dirty block tracking with the paper's data mover.
+    Dbt,
+    /// The same, not tracking ahead of the copy.
+    IncrementalDbt,
+    /// DBT that forces whatever downtime it takes on the guest. Only where it is asked for.
+    PatientDbt,
+    /// The same, not tracking ahead of the copy.
+    PatientIncrementalDbt,
+    /// Incremental DBT, and putting off copies of hot blocks. Only where it is asked for.
+    HotDbt,
+    /// Snapshotting with the paper's data mover.
+    Snapshot,
+    /// Our mirror with our pace, its defaults.
+    Mirror,
+    /// Our asynchronous mirror, with a buffer as much smaller as the disk. Only where it is asked for.
+    MirrorAsync,
+    /// The strategy that chooses for itself, with our pace. Only where it is asked for.
+    Auto,
+}
+
+impl Way {
+    /// All of them that every figure has.
+    pub(super) const ALL: &[Self] = &[Self::Snapshot, Self::Dbt, Self::IncrementalDbt, Self::PaperMirror, Self::Mirror];
+    /// Those that track dirty blocks, with the paper's data mover.
+    pub(super) const TRACKING: &[Self] = &[Self::Dbt, Self::IncrementalDbt];
+    /// By which factor the paper's time grows from 2 to 32 outstanding.
+    pub(super) const GROWTHS: &[(Self, f64)] = &[
+        (Self::Dbt, paper::GROWTH_DBT),
+        (Self::IncrementalDbt, paper::GROWTH_INCREMENTAL),
+        (Self::Snapshot, paper::GROWTH_SNAPSHOT),
+        (Self::PaperMirror, paper::GROWTH_MIRROR),
+    ];
+    /// By which part the paper's time grows more than the disk.
+    pub(super) const BEYOND_SIZES: &[(Self, f64)] = &[
+        (Self::Dbt, paper::BEYOND_SIZE.dbt),
+        (Self::IncrementalDbt, paper::BEYOND_SIZE.incremental),
+        (Self::Snapshot, paper::BEYOND_SIZE.snapshot),
+        (Self::PaperMirror, paper::BEYOND_SIZE.mirror),
+    ];
+    /// What the guest loses in the paper, beside the mirror's.
+    pub(super) const PENALTIES: &[(Self, f64)] =
+        &[(Self::Dbt, paper::PENALTY_DBT), (Self::Snapshot, paper::PENALTY_SNAPSHOT)];
+
+    /// What it is called in plots and tables.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Dbt => "DBT, the paper's mover",
+            Self::IncrementalDbt => "incremental DBT, the paper's mover",
+            Self::HotDbt => "incremental DBT without hot blocks, the paper's mover",
+            Self::PatientDbt => "DBT that forces any downtime, the paper's mover",
+            Self::PatientIncrementalDbt => "incremental DBT that forces any downtime, the paper's mover",
+            Self::Snapshot => "snapshotting, the paper's mover",
+            Self::PaperMirror => "IO mirroring, the paper's",
+            Self::Mirror => "mirror, ours",
+            Self::MirrorAsync => "asynchronous mirror, ours",
+            Self::Auto => "auto",
+        }
+    }
+
+    /// Its colour in every plot.
+    pub(super) const fn colour(self) -> usize {
+        match self {
+            Self::Dbt | Self::PatientDbt => 1,
+            Self::IncrementalDbt | Self::PatientIncrementalDbt => 2,
+            Self::PaperMirror => 3,
+            Self::Mirror => 0,
+            Self::MirrorAsync => 4,
+            Self::Auto => 5,
+            Self::HotDbt => 6,
+            Self::Snapshot => 7,
+        }
+    }
+
+    /// Whether the guest writes to overlays meanwhile.
+    pub(super) const fn takes_snapshots(self) -> bool {
+        matches!(self, Self::Snapshot)
+    }
+
+    /// What the engine is asked for to move `bytes`, with limits of time `scale` times shorter.
+    pub(super) fn options(self, bytes: u64, scale: u64) -> MoveOptions {
+        let scaled = |seconds: f64| (seconds * 1e3 / scale as f64).max(1.0) as u64;
+        let ours = MoveOptions { quiesce_ms: 5_000, ..MoveOptions::default() };
+        let paper = MoveOptions {
+            window_bytes_max: PAPER_WINDOW_BYTES,
+            copy_bytes_max: PAPER_COPY_BYTES,
+            guest_latency_us: NEVER_US,
+            downtime_limit_ms: scaled(paper::DOWNTIME_LIMIT_SECONDS),
+            on_no_converge: OnNoConverge::Force,
+            forced_downtime_ms_max: scaled(FORCED_SECONDS_MAX),
+            ..ours.clone()
+        };
+        let offline = bytes as f64 * scale as f64 / COPY_RATE;
+        let tracking = MoveOptions { deadline_ms: Some(scaled(offline * OFFLINES_MAX)), ..paper.clone() };
+        let patient = MoveOptions { forced_downtime_ms_max: FOR_EVER_MS, ..tracking.clone() };
+        match self {
+            Self::Dbt => MoveOptions { strategy: Strategy::Dbt, ..tracking },
+            Self::IncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..tracking },
+            Self::PatientDbt => MoveOptions { strategy: Strategy::Dbt, ..patient },
+            Self::PatientIncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..patient },
+            Self::HotDbt => MoveOptions { strategy: Strategy::IncrementalDbt, hot_blocks: true, ..tracking },
+            Self::Snapshot => {
+                MoveOptions { strategy: Strategy::Snapshot, forced_downtime_ms_max: FOR_EVER_MS, ..paper }
+            }
+            Self::PaperMirror => {
+                let window_bytes_max = (TRANSFER_BYTES / scale).max(TRANSFER_BYTES_MIN);
+                MoveOptions { strategy: Strategy::MirrorPaper, window_bytes_max, ..paper }
+            }
+            Self::Mirror => MoveOptions { strategy: Strategy::Mirror, ..ours },
+            Self::Auto => MoveOptions { strategy: Strategy::Auto, ..ours },
+            Self::MirrorAsync => {
+                let buffer = (MoveOptions::BUFFER_BYTES / scale).max(1 << 20);
+                MoveOptions { strategy: Strategy::MirrorAsync, buffer_bytes: Some(buffer), ..ours }
+            }
+        }
+    }
+}

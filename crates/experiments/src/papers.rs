@@ -1,0 +1,36 @@
+//! The papers that are repeated, by name.
+
+use block::Result;
+
+use crate::esx;
+use crate::figure::Evaluation;
+use crate::runs::{EvaluationOptions, Progress};
+
+/// A paper.
+pub struct Paper {
+    /// What `cargo xtask paper` calls it.
+    pub name: &'static str,
+    /// What is repeated.
+    pub about: &'static str,
+    /// The names of its figures.
+    pub figures: fn() -> Vec<&'static str>,
+    /// Carries out its evaluation.
+    pub evaluate: fn(&EvaluationOptions, Progress<'_>) -> Result<Evaluation>,
+    /// Makes the same page of what was measured on real files, where that is done.
+    pub evaluate_real: Option<fn(&str) -> Result<Evaluation>>,
+}
+
+/// All of them.
+pub const PAPERS: &[Paper] = &[Paper {
+    name: "esx",
+    about: "the evaluation of live storage migration in VMware ESX",
+    figures: esx::figure_names,
+    evaluate: esx::evaluate,
+    evaluate_real: Some(esx::evaluate_real),
+}];
+
+/// The paper called `name`.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Paper> {
+    PAPERS.iter().find(|paper| paper.name == name)
+}

@@ -1,0 +1,121 @@
+//! How a paper's evaluation is carried out: its figures name scenes, each scene is played once, several at a time, and every
+//! figure is made of what came of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use block::{Error, ErrorKind, Result};
+
+use crate::figure::Figure;
+
+/// What to carry out.
+#[derive(Clone, Debug)]
+pub struct EvaluationOptions {
+    /// Everything is so many times smaller than the paper's.
+    pub scale: u64,
+    /// Only these figures; all of them if it is empty.
+    pub only: Vec<String>,
+    /// Where all randomness is from.
+    pub seed: u64,
+    /// How many scenes are played at once.
+    pub jobs: usize,
+    /// How whoever reads the report repeats it.
+    pub command: String,
+}
+
+/// Told of every scene that was played.
+pub type Progress<'a> = &'a (dyn Fn(String) + Sync);
+
+/// Something of a paper's that can be played in the world.
+pub(crate) trait Scene: Copy + Ord + Display + Send + Sync {
+    /// What came of it.
+    type Seen: Send;
+
+    /// How long it takes to play, against others.
+    fn weight(&self) -> u64;
+
+    /// Plays it.
+    ///
+    /// # Errors
+    /// Something that must always hold did not.
+    fn play(&self, seed: u64) -> Result<Self::Seen>;
+
+    /// How it ended, for the progress.
+    fn ending(seen: &Self::Seen) -> String;
+}
+
+/// A figure or a table: the scenes that it needs and what it makes of them.
+pub(crate) struct Study<Setup, S: Scene> {
+    pub(crate) id: &'static str,
+    pub(crate) scenes: fn(&Setup) -> Vec<S>,
+    pub(crate) figure: fn(&Setup, &Runs<S>) -> Figure,
+}
+
+/// Plays what the figures asked for need, and makes them.
+///
+/// # Errors
+/// Something that must always hold did not, or there is no figure of a name.
+pub(crate) fn carry_out<Setup, S: Scene>(
+    studies: &[Study<Setup, S>],
+    setup: &Setup,
+    options: &EvaluationOptions,
+    progress: Progress<'_>,
+) -> Result<Vec<Figure>> {
+    if let Some(name) = options.only.iter().find(|name| studies.iter().all(|study| study.id != name.as_str())) {
+        let known: Vec<&str> = studies.iter().map(|study| study.id).collect();
+        return Err(Error::new(ErrorKind::Invalid, format!("there is no `{name}`, only {}", known.join(", "))));
+    }
+    let is_asked_for =
+        |study: &&Study<Setup, S>| options.only.is_empty() || options.only.iter().any(|name| name == study.id);
+    let studies: Vec<&Study<Setup, S>> = studies.iter().filter(is_asked_for).collect();
+    let scenes = studies.iter().flat_map(|study| (study.scenes)(setup)).collect();
+    let runs = Runs::play(scenes, options.seed, options.jobs, progress)?;
+    Ok(studies.iter().map(|study| (study.figure)(setup, &runs)).collect())
+}
+
+/// What came of every scene.
+pub(crate) struct Runs<S: Scene> {
+    seen: BTreeMap<S, S::Seen>,
+}
+
+impl<S: Scene> Runs<S> {
+    /// Plays `scenes` with `seed`, `jobs` at once, and tells `progress` of each.
+    fn play(scenes: BTreeSet<S>, seed: u64, jobs: usize, progress: Progress<'_>) -> Result<Self> {
+        let mut order: Vec<S> = scenes.into_iter().collect();
+        // The longest first, so that nobody waits for one at the end.
+        order.sort_by_key(|scene| (std::cmp::Reverse(scene.weight()), *scene));
+        let (next, seen) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+        let failed: Mutex<Option<Error>> = Mutex::new(None);
+        let lock = "nobody panics while holding this";
+        let worker = || {
+            while let Some(scene) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                match scene.play(seed) {
+                    Ok(what) => {
+                        let mut seen = seen.lock().expect(lock);
+                        progress(format!("{}/{}: {scene}: {}", seen.len() + 1, order.len(), S::ending(&what)));
+                        seen.insert(*scene, what);
+                    }
+                    Err(error) => {
+                        next.store(order.len(), Ordering::Relaxed);
+                        failed.lock().expect(lock).get_or_insert(error);
+                    }
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..jobs.max(1)).for_each(|_| drop(scope.spawn(worker))));
+        match failed.into_inner().expect(lock) {
+            Some(error) => Err(error),
+            None => Ok(Self { seen: seen.into_inner().expect(lock) }),
+        }
+    }
+
+    /// What came of `scene`.
+    ///
+    /// # Panics
+    /// If the figure that asks has not said that it needs it.
+    pub(crate) fn get(&self, scene: &S) -> &S::Seen {
+        self.seen.get(scene).unwrap_or_else(|| panic!("a figure uses {scene} without asking for it"))
+    }
+}

@@ -1,0 +1,56 @@
+//! The programs that tests of the whole run: built by cargo, found beside whoever asks.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+
+/// Builds the programs as they are installed, and gives the folder that they are in.
+///
+/// # Errors
+/// They cannot be built.
+pub fn build_programs() -> anyhow::Result<PathBuf> {
+    build("release")
+}
+
+/// The same with every assertion in them, as tests use them.
+///
+/// # Errors
+/// They cannot be built.
+pub fn build_debug_programs() -> anyhow::Result<PathBuf> {
+    build("dev")
+}
+
+fn build(profile: &str) -> anyhow::Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args(["build", "--locked", "--profile", profile, "--bins"])
+        .args(["--package", "transhume-cli", "--package", "transhume-guest"])
+        .status()
+        .context("running cargo")?;
+    if !status.success() {
+        bail!("building the programs: {status}");
+    }
+    Ok(target_folder()?.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// Where cargo puts what it builds, this program among it.
+///
+/// # Errors
+/// This program was copied to somewhere else.
+pub fn target_folder() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("asking where this program is")?;
+    let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
+    Ok(target.to_owned())
+}
+
+/// A folder in `parent` that is removed at the end.
+///
+/// # Errors
+/// It cannot be created there.
+pub fn private_folder(parent: &Path) -> anyhow::Result<tempfile::TempDir> {
+    tempfile::Builder::new()
+        .prefix("transhume-")
+        .tempdir_in(parent)
+        .with_context(|| format!("creating a folder in {}", parent.display()))
+}

@@ -1,0 +1,49 @@
+//! `transhume-torture`: what `cargo xtask torture` and `cargo xtask torture-hosts` run. It is a program of its own, so that
+//! no other chore of the repository waits for it to build.
+
+mod acts;
+mod alone;
+mod checks;
+mod client;
+mod cycle;
+mod hosts;
+mod party;
+mod plan;
+mod proxy;
+mod stall;
+mod tally;
+mod testbed;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The real daemon under everything that may happen to it.
+#[derive(Parser)]
+#[command(bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    torture: Torture,
+}
+
+#[derive(Subcommand)]
+enum Torture {
+    /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
+    Torture(acts::Arguments),
+    /// Do the same to two real daemons while a volume moves from one to the other.
+    TortureHosts(hosts::Arguments),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().torture {
+        Torture::Torture(arguments) => acts::play_all(&arguments),
+        Torture::TortureHosts(arguments) => hosts::play_all(&arguments),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The machine that is tortured: a daemon, and the places where its volume can be.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use transhume_guest::Daemon;
+
+use crate::plan::Place;
+use transhume_guest::process::output_of;
+
+/// So many lines of a log are told.
+const LOG_LINES_TOLD: usize = 25;
+
+/// Room on a file system for two volumes, each with what its moves leave. An XFS is not made smaller.
+const ROOM_BYTES: u64 = 320 << 20;
+/// More workers than a small machine has processors: with one of them stalled, new connections come to the others.
+const WORKERS: usize = 4;
+/// Room on the small file system beside one volume: too little for two.
+const SMALL_SPARE_BYTES: u64 = 18 << 20;
+const FILLER: &str = "filler";
+const FILLER_PIECE: usize = 64 << 10;
+
+/// The folder of an act, its mounts and its block device.
+pub(crate) struct Testbed {
+    /// The daemon.
+    pub(crate) daemon: Daemon,
+    folder: PathBuf,
+    mounts: Vec<PathBuf>,
+    device: Option<LoopDevice>,
+}
+
+impl Testbed {
+    /// Makes the places for a volume of `bytes` and others, and starts a daemon. Without root there is no place but the machine's
+    /// disk.
+    pub(crate) fn set(programs: &Path, folder: &Path, bytes: u64) -> anyhow::Result<Self> {
+        let mut testbed =
+            Self { daemon: Daemon::new(programs, folder), folder: folder.into(), mounts: Vec::new(), device: None };
+        let config = folder.join("config.toml");
+        std::fs::write(&config, format!("workers = {WORKERS}\n")).context("writing the daemon's configuration")?;
+        testbed.daemon.arguments = vec!["--config".into(), text(&config)];
+        std::fs::create_dir(testbed.directory(Place::Disk)).context("creating a folder")?;
+        if crate::alone::is_root() {
+            testbed.mount(Place::Memory, &["-t", "tmpfs", "-o", &format!("size={ROOM_BYTES}"), "none"])?;
+            testbed.make(Place::Ext4, ROOM_BYTES, &["mkfs.ext4", "-q", "-m", "0"])?;
+            testbed.make(Place::Xfs, ROOM_BYTES, &["mkfs.xfs", "-q"])?;
+            let words = ["mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal"];
+            testbed.make(Place::Small, bytes.next_multiple_of(4096) + SMALL_SPARE_BYTES, &words)?;
+            let image = folder.join("device.img");
+            sized(&image, bytes)?;
+            testbed.device = Some(LoopDevice::over(&image)?);
+        }
+        testbed.daemon.start()?;
+        Ok(testbed)
+    }
+
+    /// The folder with everything in it.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where a volume can be.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let is_there = |place: &Place| match place {
+            Place::Disk => true,
+            Place::Device => self.device.is_some(),
+            Place::Memory | Place::Ext4 | Place::Xfs | Place::Small => !self.mounts.is_empty(),
+        };
+        Place::ALL.into_iter().filter(is_there).collect()
+    }
+
+    fn directory(&self, place: Place) -> PathBuf {
+        self.folder.join(match place {
+            Place::Memory => "memory",
+            Place::Ext4 => "ext4",
+            Place::Xfs => "xfs",
+            Place::Small => "small",
+            Place::Disk | Place::Device => "disk",
+        })
+    }
+
+    /// The file or block device that a volume at `place` is in; `name` is the file's.
+    pub(crate) fn path(&self, place: Place, name: &str) -> PathBuf {
+        match (&self.device, place) {
+            (Some(device), Place::Device) => device.path.clone(),
+            _ => self.directory(place).join(name),
+        }
+    }
+
+    /// All files at all places.
+    pub(crate) fn files(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        for place in Place::ALL.into_iter().filter(|place| *place != Place::Device) {
+            let Ok(entries) = std::fs::read_dir(self.directory(place)) else { continue };
+            for entry in entries {
+                let path = entry.context("listing files")?.path();
+                if !path.ends_with("lost+found") {
+                    files.push(path);
+                }
+            }
+        }
+        Ok(files)
+    }
+
+    /// Fills the small file system to the last block.
+    pub(crate) fn fill(&self) -> anyhow::Result<()> {
+        fill(&self.directory(Place::Small).join(FILLER))
+    }
+
+    /// Gives the small file system its room again.
+    pub(crate) fn empty(&self) {
+        // It is there only if it was filled.
+        let _ = std::fs::remove_file(self.directory(Place::Small).join(FILLER));
+    }
+
+    /// Makes a file system in a file, and mounts it.
+    fn make(&mut self, place: Place, bytes: u64, words: &[&str]) -> anyhow::Result<()> {
+        let image = self.directory(place).with_extension("image");
+        sized(&image, bytes)?;
+        run(words[0], &[&words[1..], &[&text(&image)]].concat())?;
+        self.mount(place, &["-o", "loop", &text(&image)])
+    }
+
+    fn mount(&mut self, place: Place, words: &[&str]) -> anyhow::Result<()> {
+        let directory = self.directory(place);
+        std::fs::create_dir(&directory).context("creating a folder")?;
+        run("mount", &[words, &[&text(&directory)]].concat())?;
+        self.mounts.push(directory);
+        Ok(())
+    }
+
+    /// Ends everything, and copies what would be gone with its mounts into the folder.
+    pub(crate) fn keep(&mut self) -> anyhow::Result<()> {
+        self.daemon.kill();
+        for mount in &self.mounts {
+            let kept = PathBuf::from(format!("{}-files", mount.display()));
+            run("cp", &["-a", "--sparse=always", &text(mount), &text(&kept)])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Testbed {
+    fn drop(&mut self) {
+        self.daemon.kill();
+        for mount in self.mounts.drain(..) {
+            // What is still busy goes with its last user.
+            let _ = run("umount", &["-l", &text(&mount)]);
+        }
+    }
+}
+
+/// A block device over a file, which is gone when nobody has it open any more.
+struct LoopDevice {
+    path: PathBuf,
+    _open: std::fs::File,
+}
+
+impl LoopDevice {
+    fn over(image: &Path) -> anyhow::Result<Self> {
+        let printed = output_of(Path::new("losetup"), &["--find".into(), "--show".into(), text(image)])?;
+        let path = PathBuf::from(printed.trim());
+        let open = std::fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        // Detaching what is in use detaches it when it is closed last.
+        run("losetup", &["--detach", &text(&path)])?;
+        Ok(Self { path, _open: open })
+    }
+}
+
+/// A path as a word.
+pub(crate) fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn sized(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let file = std::fs::File::create(path).with_context(|| format!("creating {}", path.display()))?;
+    file.set_len(bytes).context("sizing a file")
+}
+
+/// Fills the file system of `path` to the last block with a file there.
+pub(crate) fn fill(path: &Path) -> anyhow::Result<()> {
+    let mut file = std::fs::File::options().create(true).append(true).open(path).context("filling")?;
+    let piece = vec![1; FILLER_PIECE];
+    for length in [FILLER_PIECE, 4096] {
+        while file.write_all(&piece[..length]).is_ok() {}
+    }
+    // Blocks that were only promised are taken now.
+    let _ = file.sync_data();
+    Ok(())
+}
+
+/// Runs a program, which must succeed.
+pub(crate) fn run(program: &str, words: &[&str]) -> anyhow::Result<()> {
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    output_of(Path::new(program), &words).map(drop)
+}
+
+/// What BLAKE3 makes of a file.
+pub(crate) fn digest_of(path: &Path) -> anyhow::Result<String> {
+    let printed = output_of(Path::new("b3sum"), &["--no-names".into(), text(path)])?;
+    match printed.trim() {
+        "" => bail!("b3sum printed nothing"),
+        digest => Ok(digest.to_owned()),
+    }
+}
+
+/// The end of what a daemon has logged.
+pub(crate) fn tell_log(daemon: &Daemon) {
+    let log = daemon.log();
+    let lines: Vec<&str> = log.lines().collect();
+    eprintln!("\n{}", lines[lines.len().saturating_sub(LOG_LINES_TOLD)..].join("\n"));
+}

@@ -1,0 +1,53 @@
+//! The chores that take the engine, or real guests: each is a program in a crate of its own, built and run when somebody
+//! asks for it, so that no other chore waits for that.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+/// Plays seeds.
+pub(crate) const SIMULATOR: &str = "transhume-sim";
+/// Repeats papers.
+pub(crate) const EXPERIMENTS: &str = "transhume-experiments";
+/// Measures, shows and records the real programs.
+pub(crate) const BENCH: &str = "transhume-bench";
+/// Kills, cuts and fills the real daemon.
+pub(crate) const TORTURE: &str = "transhume-torture";
+
+/// What is passed on to a program, which explains its own arguments.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub(crate) struct Arguments {
+    /// The program's: `--help` tells them.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) arguments: Vec<String>,
+}
+
+/// Builds `package`, runs its program of the same name with `chore` and `arguments`, and fails as it does.
+pub(crate) fn run_chore(package: &str, chore: &str, arguments: &Arguments) -> anyhow::Result<()> {
+    let words: Vec<String> = [chore.to_owned()].into_iter().chain(arguments.arguments.iter().cloned()).collect();
+    run(package, &words)
+}
+
+/// The same with all of its arguments.
+pub(crate) fn run(package: &str, arguments: &[String]) -> anyhow::Result<()> {
+    let status = cargo(package).args(arguments).status().context("running cargo")?;
+    if !status.success() {
+        bail!("{package}: something does not hold, or could not be done: see above");
+    }
+    Ok(())
+}
+
+/// The same, for what it prints.
+pub(crate) fn output(package: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let printed = cargo(package).args(arguments).stderr(Stdio::inherit()).output().context("running cargo")?;
+    ensure!(printed.status.success(), "{package} {}: {}", arguments.join(" "), printed.status);
+    String::from_utf8(printed.stdout).with_context(|| format!("{package} prints UTF-8"))
+}
+
+fn cargo(package: &str) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["run", "--locked", "--package", package, "--bin", package, "--"]);
+    command
+}
