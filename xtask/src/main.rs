@@ -1,5 +1,6 @@
 //! Checks and chores of the repository: `cargo xtask COMMAND`.
 
+mod modules;
 mod mutations;
 mod programs;
 mod runs;
@@ -23,8 +24,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Check the house rules that no compiler knows: file lengths, left-overs, forbidden calls.
-    Tidy,
+    /// Check the house rules that no compiler knows: file lengths, left-overs, forbidden calls, imports in a circle.
+    Tidy(tidy::Arguments),
     /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
     Setup(setup::Arguments),
     /// Boot a real guest, move its disk while it works, and print the report.
@@ -63,7 +64,7 @@ enum Chore {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
-        Chore::Tidy => tidy::run(),
+        Chore::Tidy(arguments) => tidy::run(&arguments),
         Chore::Setup(arguments) => setup::run(&arguments),
         Chore::Demo(arguments) => run_chore(BENCH, "demo", &arguments),
         Chore::Sim(arguments) => sim::run(&arguments),

@@ -117,14 +117,23 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("torture", &[]),
 ];
 
+/// Arguments of `cargo xtask tidy`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Draw which top-level module of each crate imports which, those below first.
+    #[arg(long)]
+    draw: bool,
+}
+
 /// Checks every rule and lists every breach.
-pub(crate) fn run() -> anyhow::Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let files = tracked_files()?;
     let mut breaches = Vec::new();
     for path in files.iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
         check_source(path, &mut breaches)?;
     }
     check_imports(&mut breaches)?;
+    crate::modules::check(arguments.draw, &mut breaches)?;
     check_links(&files, &mut breaches)?;
     check_patches(&files, &mut breaches)?;
     if let Err(stale) = crate::runs::draw(true) {
