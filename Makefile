@@ -12,7 +12,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx-real deny docs clean
+.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -32,7 +32,15 @@ install: release ## Install both programs and the systemd unit below PREFIX (def
 setup: ## Install what tests, demo and benchmarks need (Debian packages; needs root)
 	@$(CARGO) xtask setup
 
+# What is printed says what is being done from the first second on: a build of everything takes minutes.
+quick: ## Format, clippy, unit tests and 100 seeds: what to run before every commit (90 s at most once it is built)
+	@echo "format" && $(CARGO) fmt --all --check
+	@echo "clippy" && $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@echo "unit tests" && $(CARGO) test --locked --workspace --lib --bins --quiet
+	@echo "seeds 0..100" && $(CARGO) xtask sim --seeds 0..100
+
 test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture
+	@echo "building all there is, with the tests: minutes, if little of it is built"
 	$(CARGO) build --locked --workspace --all-targets
 	$(CARGO) test --locked --workspace --no-fail-fast
 	$(MAKE) sim
@@ -82,7 +90,9 @@ fmt: ## Format the code
 
 # Without root or packages the demo falls back to a guest of its own and says so: a failing setup does not stop it.
 demo: ## Move a running guest's disk and print the report
+	@echo "looking for what the demo needs (make setup installs it)"
 	-@$(CARGO) xtask setup
+	@echo "building the programs and the demo: minutes, if little of it is built"
 	@$(CARGO) xtask demo
 
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
