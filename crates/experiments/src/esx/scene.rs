@@ -103,7 +103,8 @@ impl Scene {
 impl std::fmt::Display for Scene {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let to = if self.to == Place::SlowNfs { ", to NFS" } else { "" };
-        write!(out, "{}, {}, {} GB{to}", self.way.name(), self.load, self.data_gib)
+        let from = if self.from == Place::NothingAhead { ", nothing read ahead" } else { "" };
+        write!(out, "{}, {}, {} GB{from}{to}", self.way.name(), self.load, self.data_gib)
     }
 }
 
