@@ -298,7 +298,7 @@ mod tests {
         let skipped = [("hole".to_owned(), 1 << 20), ("zero".to_owned(), 3 << 20)].into_iter().collect();
         let report = Report { bytes_total: 1, skipped, bytes_unskipped: 2 << 20, ..Report::default() };
         let words = to_words(&job(JobState::Done, Some(report)));
-        for said in ["1.0 MiB (hole), 3.0 MiB (zero), zeroes on both sides", "2.0 MiB that was written"] {
+        for said in ["1 MiB (hole), 3 MiB (zero), zeroes on both sides", "2 MiB that was written"] {
             assert!(words.contains(said), "{said}: {words}");
         }
         assert!(

@@ -193,7 +193,7 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     if let (Some(handle), next) = (handle, next) {
         let (daemon, volume) = (Arc::clone(daemon), Arc::clone(volume));
         let env = Arc::clone(&daemon.env);
-        env.spawn(Box::pin(async move { next.carry_out(daemon, volume, handle, place).await }));
+        env.spawn(Box::pin(next.carry_out(daemon, volume, handle, place)));
     }
     offered?;
     crate::stack::resume_drains(daemon, volume);

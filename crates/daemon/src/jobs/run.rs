@@ -109,7 +109,7 @@ pub(crate) async fn start_migration(
     let Some(job) = &document.job else {
         return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
     };
-    let (slot, below) = volume.copy_face().await?;
+    let (slot, below) = Box::pin(volume.copy_face()).await?;
     // With overlays that a restart has found the slot shows the highest of them.
     let backend = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
     let source = backend.unwrap_or(below);
@@ -130,7 +130,7 @@ pub(crate) async fn start_migration(
         None => None,
     };
     let under_way = under_way(daemon, job);
-    let progress_map = Some(open_progress(daemon, volume, job, source.size()).await?);
+    let progress_map = Some(Box::pin(open_progress(daemon, volume, job, source.size())).await?);
     let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
     let context = MigrationContext {
         env: Arc::clone(&daemon.env),
@@ -157,7 +157,8 @@ pub(crate) async fn start_migration(
         .spawn_worker(&format!("copy-{}", job.id))
         .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
     let span = span_of(volume, job.id);
-    let (control, work) = worker.run(async move { Migration::start(context, options).instrument(span).await }).await?;
+    let (control, work) =
+        worker.run(async move { Box::pin(Migration::start(context, options).instrument(span)).await }).await?;
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
 }
 

@@ -94,6 +94,9 @@ impl NextBase {
     }
 }
 
+/// Joints, and what is to lie below each.
+type Moves = Vec<(Slot, Device)>;
+
 /// A joint of the stack, as a device.
 fn through(joint: &Slot, name: &str) -> Device {
     Device::new(name, joint.lane())
@@ -218,7 +221,7 @@ impl Stack {
     }
 
     /// What it takes to put a migration below all layers; none if there are none and it stands in the slot itself.
-    fn begin_copy(&mut self) -> block::Result<Option<(Slot, Vec<(Slot, Device)>)>> {
+    fn begin_copy(&mut self) -> block::Result<Option<(Slot, Moves)>> {
         if self.joints.is_empty() {
             return Ok(None);
         }
@@ -238,7 +241,7 @@ impl Stack {
     }
 
     /// What it takes to put every joint back over what holds its part now.
-    fn end_copy(&mut self) -> Vec<(Slot, Device)> {
+    fn end_copy(&mut self) -> Moves {
         match self.copy.take() {
             Some(_) => self.joints.iter().cloned().zip(self.open_backend.parts()).collect(),
             None => Vec::new(),
@@ -247,7 +250,7 @@ impl Stack {
 }
 
 /// Changes what lies below some joints, which hold the same bytes before and after.
-async fn repoint(moves: Vec<(Slot, Device)>) {
+async fn repoint(moves: Moves) {
     for (joint, device) in moves {
         joint.quiesce().await.swap(device);
     }
