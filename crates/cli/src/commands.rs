@@ -1,16 +1,15 @@
 //! What each command asks of the daemon.
 
-use std::path::Path;
-
 use api::Client;
 use api::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Decision, Error, ErrorCode, HostAddresses, InviteRequest,
     Job, Monitor, MoveRequest, PairRequest, PlanRequest, ResolveRequest, Result, SetRequest,
 };
-use serde::Serialize;
 
 use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, VolumeCommand};
+use crate::path::{absolute, absolute_backend};
 use crate::rate::Rate;
+use crate::say::print;
 use crate::{layers, report, say, show, watch};
 
 /// Carries out a command, and gives what the program exits with.
@@ -94,17 +93,6 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
         Command::Trust(args) => trust(&client, args, json).await,
         Command::Move(_) | Command::Watch(_) | Command::Copy(_) | Command::Rescue(_) | Command::Version => Ok(()),
     }
-}
-
-/// Prints a value as JSON, or in words.
-pub(crate) fn print(json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
-    let text = match json {
-        true => serde_json::to_string_pretty(value)
-            .map_err(|error| Error::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?,
-        false => words(),
-    };
-    say::line(text.trim_end());
-    Ok(())
 }
 
 async fn version(client: &Client, json: bool) -> Result<()> {
@@ -308,25 +296,6 @@ async fn start_move_of_all(client: &Client, args: &MoveArgs, request: &MoveReque
     let errors: Vec<&Error> = over.iter().filter_map(|job| job.error.as_ref()).collect();
     errors.iter().for_each(|error| say::aside(&format!("transhume: {error}")));
     Ok(errors.first().map_or(0, |error| error.exit_code))
-}
-
-/// The path as the daemon, which runs in another directory, understands it.
-pub(crate) fn absolute(path: impl AsRef<Path>) -> Result<String> {
-    let shown = path.as_ref().display();
-    let absolute = std::path::absolute(path.as_ref())
-        .map_err(|error| Error::new(ErrorCode::Invalid, format!("{shown} is no path: {error}")))?;
-    absolute
-        .into_os_string()
-        .into_string()
-        .map_err(|_| Error::new(ErrorCode::Invalid, format!("{shown} is no text")).with_hint("use a path in UTF-8"))
-}
-
-/// A backend with its path made absolute. The daemon says what is wrong with the rest.
-pub(crate) fn absolute_backend(text: &str) -> Result<String> {
-    match text.strip_prefix("file:") {
-        Some(rest) if !rest.is_empty() && !rest.starts_with(['/', ',']) => Ok(format!("file:{}", absolute(rest)?)),
-        _ => Ok(text.to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use daemon::{CopyReport, CopyRequest, CopyStep};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::args::{CopyArgs, CopyVerifyArg};
-use crate::commands::{absolute_backend, print};
+use crate::path::absolute_backend;
+use crate::say::print;
 use crate::{say, show};
 
 /// What an interrupted program exits with.

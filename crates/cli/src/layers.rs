@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use api::Client;
-use api::v1::{Layer, LayerKind, LayerRequest, LayerState, Result, RevertRequest, SnapshotRequest};
+use api::v1::{Layer, LayerKind, LayerRequest, LayerState, Result, RevertRequest, SnapshotRequest, Volume};
 
 use crate::args::{LayerCommand, LayerKindArg, SnapshotCommand};
-use crate::commands::{absolute, print};
+use crate::path::absolute;
+use crate::say::print;
 use crate::{say, show};
 
 /// How often the removal of a snapshot is looked at.
@@ -20,9 +21,7 @@ pub(crate) async fn snapshot(client: &Client, command: SnapshotCommand, json: bo
         SnapshotCommand::Add(args) => {
             let at = args.at.as_deref().map(absolute).transpose()?;
             let volume = client.add_snapshot(&args.name, &SnapshotRequest { snapshot: args.snapshot, at }).await?;
-            let taken = volume.layers.iter().rev().find(|layer| layer.kind == LayerKind::Overlay);
-            let taken = taken.map_or("", |layer| &layer.name);
-            print(json, &volume, || format!("{}: snapshot {taken} is taken", volume.name))
+            print(json, &volume, || format!("{}: snapshot {} is taken", volume.name, newest_snapshot(&volume)))
         }
         SnapshotCommand::Ls(args) => {
             let layers = snapshots(client, &args.name).await?;
@@ -40,11 +39,14 @@ pub(crate) async fn snapshot(client: &Client, command: SnapshotCommand, json: bo
         SnapshotCommand::Revert(args) => {
             let request = RevertRequest { snapshot: args.snapshot, discard_newer: args.discard_newer };
             let volume = client.revert(&args.name, &request).await?;
-            let snapshot = volume.layers.iter().rev().find(|layer| layer.kind == LayerKind::Overlay);
-            let snapshot = snapshot.map_or("", |layer| &layer.name);
-            print(json, &volume, || format!("{} is as it was at snapshot {snapshot}", args.name))
+            print(json, &volume, || format!("{} is as it was at snapshot {}", args.name, newest_snapshot(&volume)))
         }
     }
+}
+
+fn newest_snapshot(volume: &Volume) -> &str {
+    let newest = volume.layers.iter().rev().find(|layer| layer.kind == LayerKind::Overlay);
+    newest.map_or("", |layer| &layer.name)
 }
 
 async fn snapshots(client: &Client, name: &str) -> Result<Vec<Layer>> {

@@ -5,6 +5,7 @@ mod args;
 mod commands;
 mod copy;
 mod layers;
+mod path;
 mod rate;
 mod report;
 mod say;

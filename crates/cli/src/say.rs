@@ -3,6 +3,9 @@
 
 use std::io::{ErrorKind, Write};
 
+use api::v1::{Error, ErrorCode, Result};
+use serde::Serialize;
+
 /// What a shell says of a program that a closed pipe has ended.
 const PIPE_CLOSED: i32 = 141;
 /// The standard output cannot be written to.
@@ -25,4 +28,15 @@ pub(crate) fn line(text: &str) {
 /// One line on the standard error, if anybody is there.
 pub(crate) fn aside(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+/// Prints a value as JSON, or in words.
+pub(crate) fn print(json: bool, value: &impl Serialize, words: impl FnOnce() -> String) -> Result<()> {
+    let text = match json {
+        true => serde_json::to_string_pretty(value)
+            .map_err(|error| Error::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?,
+        false => words(),
+    };
+    line(text.trim_end());
+    Ok(())
 }

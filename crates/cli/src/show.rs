@@ -199,7 +199,7 @@ fn one_layer(layer: &Layer) -> String {
         }
         LayerKind::Throttle => {
             let iops = layer.iops.map(|iops| format!("{iops} requests/s"));
-            let bandwidth = layer.bytes_per_second.map(|rate| format!("{}/s", bytes(rate)));
+            let bandwidth = layer.bytes_per_second.map(|rate| self::rate(rate as f64));
             format!("at most {}", iops.into_iter().chain(bandwidth).collect::<Vec<_>>().join(" and "))
         }
         LayerKind::Unknown => "of a later daemon".to_owned(),

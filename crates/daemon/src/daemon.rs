@@ -14,7 +14,9 @@ use tokio::sync::Semaphore;
 
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
-use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, SocketOwner, VolumeDocument};
+use crate::document::{
+    AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, SocketOwner, VolumeDocument,
+};
 use crate::foreign::ForeignUse;
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{History, JobHandle};
@@ -25,7 +27,7 @@ use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::remote::{AbortedJobs, PendingNotice};
-use crate::stack::{LayerDocument, open_layer_files};
+use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
 
@@ -376,16 +378,8 @@ impl Daemon {
     pub(crate) async fn remove_volume(&self, volume: &Volume) -> Result<v1::Volume> {
         let _membership = self.membership.lock().await;
         let name = &volume.name;
-        if let Some(job) = volume.job() {
-            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id))
-                .with_hint(format!("wait for it, or `transhume cancel {name}` first")));
-        }
-        let connections = volume.connections();
-        if connections > 0 {
-            let clients = if connections == 1 { "client is" } else { "clients are" };
-            return Err(Error::new(ErrorCode::InUse, format!("{connections} {clients} connected to {name}"))
-                .with_hint("let them disconnect first"));
-        }
+        volume.refuse_moving()?;
+        volume.refuse_connected("let them disconnect first")?;
         // A note that was left of when its file was made would have the next start remove the file of a volume that is no more.
         self.forget_pending_file(name)?;
         let shown = volume.show();

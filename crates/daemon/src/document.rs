@@ -10,15 +10,20 @@
 //! *Idle* has no job; *moving* has one whose `committed` is empty; *finishing* has one whose `committed` says what
 //! became of the source. A restart reads this and goes on from there.
 
+mod layer;
+
 use std::sync::Arc;
 
 use api::v1::MoveRequest;
 use backends::{PreparedTarget, SourceIdentity};
+use env::Env;
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use layer::layers_beside;
+pub use layer::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
+
 use crate::location::{JobTarget, Location};
-use crate::stack::LayerDocument;
 
 /// The layout of this document.
 pub const DOCUMENT_VERSION: u32 = 1;
@@ -348,6 +353,11 @@ impl VolumeDocument {
     pub fn has_holding_layers(&self) -> bool {
         self.layers.iter().any(LayerDocument::may_hold)
     }
+}
+
+/// An identity that nothing else has.
+pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
+    uuid::Builder::from_random_bytes(env::random_id(env)).into_uuid()
 }
 
 /// Puts `new` in the places of the layers with the same identities, and gives those back.

@@ -43,7 +43,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/volumes/{name}", get(volume).delete(detach))
         .route("/v1/volumes/{name}/layers", get(layers).post(add_layer))
         .route("/v1/volumes/{name}/layers/{layer}", delete(remove_layer))
-        .route("/v1/volumes/{name}/snapshots", get(layers).post(add_snapshot))
+        .route("/v1/volumes/{name}/snapshots", post(add_snapshot))
         .route("/v1/volumes/{name}/snapshots/{snapshot}", delete(remove_snapshot))
         .route("/v1/volumes/{name}/revert", post(revert))
         .route("/v1/volumes/{name}/resolve", post(resolve))

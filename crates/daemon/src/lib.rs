@@ -59,12 +59,12 @@ pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Clients, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument,
-    IncomingStage, JobDocument, SocketOwner, VolumeDocument,
+    IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, SocketOwner, ThrottleLayer,
+    VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
-pub use stack::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
 pub use workers::Worker;

@@ -263,6 +263,25 @@ impl Volume {
         })
     }
 
+    /// Refuses what cannot be done while it moves.
+    pub(crate) fn refuse_moving(&self) -> Result<()> {
+        let Some(job) = self.job() else { return Ok(()) };
+        let name = &self.name;
+        Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id))
+            .with_hint(format!("wait for it, or `transhume cancel {name}` first")))
+    }
+
+    /// Refuses what cannot be done while a client is connected; `hint` says what to do.
+    pub(crate) fn refuse_connected(&self, hint: &str) -> Result<()> {
+        let connections = self.connections();
+        if connections == 0 {
+            return Ok(());
+        }
+        let clients = if connections == 1 { "client is" } else { "clients are" };
+        let message = format!("{connections} {clients} connected to {}", self.name);
+        Err(Error::new(ErrorCode::InUse, message).with_hint(hint))
+    }
+
     /// How the API shows it.
     pub(crate) fn show(&self) -> v1::Volume {
         let document = self.document();
@@ -325,8 +344,7 @@ impl Volume {
 
     /// What its requests are passed on by, if another host holds it.
     pub(crate) fn remote_device(&self) -> Option<Arc<RemoteVolumeDevice>> {
-        let live = self.live.lock();
-        live.as_ref().and_then(|live| live.stack.remote_device()).map(Arc::clone)
+        self.with_backend(|open_backend| open_backend.remote_device().map(Arc::clone)).flatten()
     }
 }
 

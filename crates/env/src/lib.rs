@@ -77,6 +77,14 @@ pub trait Env: Send + Sync + 'static {
 /// A shared [`Env`].
 pub type EnvRef = Arc<dyn Env>;
 
+/// A random identity, which nothing else has.
+pub fn random_id(env: &dyn Env) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&env.random().to_le_bytes());
+    bytes[8..].copy_from_slice(&env.random().to_le_bytes());
+    bytes
+}
+
 /// What `work` gives, or `None` if it is not done within `limit`; then it is dropped.
 pub async fn timeout<T>(env: &dyn Env, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     match select(pin!(work), env.sleep(limit)).await {

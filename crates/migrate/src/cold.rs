@@ -9,7 +9,7 @@ use filters::TokenBucket;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 
-use crate::strategy::mirror::copy::is_zero;
+use crate::zeroes::is_zero;
 
 /// The size of a request.
 const PIECE: u64 = 1 << 20;

@@ -30,6 +30,7 @@ mod report;
 mod schedule;
 mod strategy;
 pub mod stream;
+mod zeroes;
 
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};

@@ -47,12 +47,6 @@ const fn known(krate: &'static str, from: &'static str, to: &'static str, reason
 /// All of them. This list only gets shorter: what is new is written without a circle.
 pub(super) const KNOWN: &[Known] = &[
     known("backends", "target", "file", "a target is opened by the backend that its preparation is a part of"),
-    known(
-        "cli",
-        "layers",
-        "commands",
-        "paths and documents are printed by functions that stand beside the other commands",
-    ),
     known("daemon", "adopt", "daemon", "takes the whole daemon where a part of it would do"),
     known("daemon", "adopt", "jobs", "a watch over an adopted disk asks for the moves of its volume"),
     known("daemon", "config", "hosts", "a configuration is checked by the rules for names and addresses of hosts"),
@@ -80,15 +74,7 @@ pub(super) const KNOWN: &[Known] = &[
     known("daemon", "sockets", "document", "who owns a socket is told in the words of the record"),
     known("daemon", "volume", "jobs", "a volume holds the handle of its move"),
     known("daemon", "volume", "remote", "a volume holds its connection to another host"),
-    known(
-        "daemon",
-        "document",
-        "stack",
-        "a volume's record holds the records of its layers, which stand beside the stack",
-    ),
     known("daemon", "stack", "daemon", "takes the whole daemon where a part of it would do"),
-    known("daemon", "stack", "jobs", "identities of layers are drawn by a function of the moves"),
-    known("daemon", "stack", "remote", "a stack stands on a volume at another host as it does on a file"),
     known("daemon", "stack", "volume", "a layer is inserted into the volume that holds the stack"),
     known("guest", "acceleration", "initramfs", "whether a guest can be accelerated is tried with a guest"),
     known("migrate", "context", "strategy", "a migration's context holds the store of its strategy's snapshots"),
@@ -99,8 +85,6 @@ pub(super) const KNOWN: &[Known] = &[
         "migration",
         "where a driver enters, and what a target must be, stand beside the start of a migration",
     ),
-    known("migrate", "reduce", "strategy", "whether bytes are zeroes is asked of the mirror's copier"),
-    known("migrate", "stream", "strategy", "whether bytes are zeroes is asked of the mirror's copier"),
     known("sim", "host", "checks", "what a host has stored is checked where it is stored"),
     known("sim", "inflight_write", "disk", "a write under way is a part of the disk, in a file of its own"),
     known("sim", "scenario", "scenario_dsl", "a scenario is told, and taken from what is told, in one vocabulary"),

@@ -5,16 +5,18 @@ mod error;
 mod host;
 mod job;
 mod layer;
+mod report;
 mod volume;
 
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
 pub use error::{Error, ErrorCode, Result};
 pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};
 pub use job::{
-    Estimate, Iteration, Job, JobState, MoveRequest, OnNoConverge, PathRate, Phase, Plan, PlanRequest, Prediction,
-    Progress, Rates, Report, SetRequest, Strategy, StreamReport, Switchover, Verification, Verify,
+    Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Prediction, Progress, SetRequest, Strategy,
+    Verify,
 };
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
+pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,
     VolumeState,

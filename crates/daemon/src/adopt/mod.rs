@@ -130,10 +130,7 @@ impl Daemon {
                 Error::new(ErrorCode::WrongState, message).with_hint(format!("use `transhume volume detach {name}`"))
             );
         };
-        if let Some(job) = volume.job() {
-            let hint = format!("wait for it, or `transhume cancel {name}` first");
-            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id)).with_hint(hint));
-        }
+        volume.refuse_moving()?;
         crate::daemon::refuse_holding(&document, "transhume release")?;
         let shown = volume.show();
         if volume.slot().is_none() {

@@ -34,7 +34,7 @@ pub(crate) use finish::{cannot_resume, clear_job, complete, end, of_migration, u
 pub(crate) use forecast::Planned;
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
-pub(crate) use start::{of_target, parse_backend, random_uuid, refuse_reserve_above, show, volume_size};
+pub(crate) use start::{of_target, parse_backend, refuse_reserve_above, show, volume_size};
 
 use crate::journal::VolumeJournal;
 use crate::open_backend::OpenBackend;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
 use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest};
 use block::Bytes;
-use env::Env;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
 
@@ -13,13 +12,13 @@ use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::{GroupDocument, JobDocument};
+use crate::document::{GroupDocument, JobDocument, LayerDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::of_wire;
-use crate::stack::{LayerDocument, LayerState, make_layer_files, remove_layer_files, target_layers};
+use crate::stack::{make_layer_files, refuse_draining, remove_layer_files, target_layers};
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -198,11 +197,7 @@ impl Daemon {
         if !document.has_holding_layers() {
             return Ok(());
         }
-        if document.layers.iter().any(|layer| layer.state == LayerState::Draining) {
-            let message = format!("a snapshot of {name} is being removed");
-            return Err(Error::new(ErrorCode::Busy, message)
-                .with_hint(format!("wait for it: `transhume volume snapshot ls {name}` says how far it is")));
-        }
+        refuse_draining(&document)?;
         let refusal = match destination(volume, &request.to)? {
             _ if strategy == Strategy::Snapshot => "a snapshot move has overlays of its own: leave --strategy out",
             Destination::Local(spec) if self.backends.free_space(spec.path()).is_ok_and(|space| space.is_none()) => {
@@ -333,15 +328,6 @@ pub(crate) fn show(volume: &Volume, document: &JobDocument) -> Job {
         report: None,
         error: None,
     }
-}
-
-/// A number that nobody else has.
-pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
-    let [first, second] = [env.random(), env.random()].map(u64::to_le_bytes);
-    let mut bytes = [0; 16];
-    bytes[..8].copy_from_slice(&first);
-    bytes[8..].copy_from_slice(&second);
-    uuid::Builder::from_random_bytes(bytes).into_uuid()
 }
 
 /// Refuses a reserve that cannot be had.

@@ -6,10 +6,10 @@ use std::time::Duration;
 use api::v1::{self, Error, ErrorCode};
 use block::Bytes;
 
-use super::document::{LayerDocument, LayerState, image_of};
 use super::files::remove_layer_files;
 use super::snapshots::{check_changeable, find_snapshot, hold_clients};
 use crate::daemon::Daemon;
+use crate::document::{LayerDocument, LayerState};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
@@ -96,13 +96,12 @@ async fn take_out(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) ->
     let _operation = volume.operation.lock().await;
     let slot = volume.require_up()?;
     let quiesced = hold_clients(daemon, &slot).await?;
-    let taken = volume.with_stack(|stack| {
+    let taken = volume.relayer(&quiesced, |stack| {
         let index = stack.overlays().iter().position(|stacked| stacked.id == id)?;
         assert!(stack.overlays()[index].overlay.is_empty(), "an overlay that holds something is not taken out");
         Some(stack.remove(index))
     });
     taken.flatten().transpose().map_err(|error| of_backend(&error, "the removal of a snapshot"))?;
-    quiesced.swap(volume.with_stack(|stack| stack.guest()).expect("it is up"));
     Ok(())
 }
 
@@ -111,7 +110,7 @@ async fn strike(daemon: &Arc<Daemon>, volume: &Arc<Volume>, layer: &LayerDocumen
     let document = volume.document();
     let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != layer.id));
     stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-    let Some(image) = image_of(&document.backend) else {
+    let Some(image) = document.backend.local_path() else {
         return Err(Error::new(ErrorCode::Internal, "the layers of a volume that is elsewhere were changed"));
     };
     remove_layer_files(&*daemon.backends, std::slice::from_ref(layer), image);

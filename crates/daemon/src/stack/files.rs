@@ -7,7 +7,7 @@ use api::v1::{Error, ErrorCode};
 use block::{Bytes, Device};
 use env::Env;
 
-use super::document::{LayerDocument, LayerKind, OverlayLayer, layers_beside};
+use crate::document::{LayerDocument, LayerKind, OverlayLayer, layers_beside};
 use crate::overlays::OverlayContext;
 use crate::platform::{OverlayBackends, OverlayOpening};
 use crate::problem::{Result, of_state};

@@ -14,7 +14,6 @@
 //!
 //! A layer is on record before the first byte that the backend lacks, and off it after the last one is durable below.
 
-mod document;
 mod drain;
 mod files;
 mod snapshots;
@@ -23,19 +22,18 @@ mod throttle;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use block::{Bytes, Device, Slot};
-use filters::{Overlay, Region, layout};
+use block::{Bytes, Device, Quiesced, Slot};
+use filters::{Overlay, OverlayHeader, Region, layout};
 use uuid::Uuid;
 
-pub(crate) use document::image_of;
-pub use document::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
 pub(crate) use drain::resume_drains;
 pub(crate) use files::{make_layer_files, open_layer_files, remove_layer_files, target_layers};
+pub(crate) use snapshots::refuse_draining;
 
+use crate::document::{LayerDocument, LayerState};
 use crate::open_backend::{BackendOpenOptions, OpenBackend, REGION_ALIGNMENT};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
-use crate::remote::RemoteVolumeDevice;
 
 /// A volume's layers over its backend, while it is up.
 pub(crate) struct Stack {
@@ -62,6 +60,8 @@ pub(crate) struct StackedOverlay {
 /// Where the next overlay would lie.
 pub(crate) struct NextBase {
     base: Device,
+    /// The identity of the overlay below, as headers have it; zeroes if there is none.
+    parent: [u8; 16],
     /// The joint over the backend, which the first overlay brings along.
     lowest_joint: Option<Slot>,
 }
@@ -75,9 +75,9 @@ pub(crate) struct NextOverlay {
 }
 
 impl NextBase {
-    /// The size of the volume.
-    fn size(&self) -> Bytes {
-        self.base.size()
+    /// What the file of overlay `id` says of itself.
+    fn header(&self, id: Uuid) -> OverlayHeader {
+        OverlayHeader::new(self.base.size(), *id.as_bytes(), self.parent)
     }
 
     /// Opens the overlay in `file` over this.
@@ -121,7 +121,7 @@ impl Stack {
         if !layers.iter().any(LayerDocument::may_hold) {
             return Ok(Self::bare(open_backend));
         }
-        let image = image_of(&open_backend.place).map(ToOwned::to_owned);
+        let image = open_backend.place.local_path().map(ToOwned::to_owned);
         let image = image.ok_or_else(|| {
             let message = format!("{} is no file of this host, and the volume has snapshots", open_backend.place);
             Error::new(ErrorCode::BackendUnusable, message)
@@ -132,10 +132,11 @@ impl Stack {
         })?;
         let mut stack = Self::bare(open_backend);
         for (layer, file) in layers.iter().filter(|layer| layer.overlay().is_some()).zip(files) {
-            let next = stack.next().open(layer.id, file, context.boot).await.map_err(|error| {
-                let message = of_backend(&error, "a snapshot").message;
-                Error::new(ErrorCode::BackendUnusable, message).with_hint("put back the snapshot's file as it was")
-            })?;
+            let next =
+                stack.next_at(stack.overlays.len()).open(layer.id, file, context.boot).await.map_err(|error| {
+                    let message = of_backend(&error, "a snapshot").message;
+                    Error::new(ErrorCode::BackendUnusable, message).with_hint("put back the snapshot's file as it was")
+                })?;
             if layer.state == LayerState::Draining {
                 next.stacked.overlay.begin_drain();
             }
@@ -144,16 +145,20 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Where the next overlay would lie.
-    fn next(&self) -> NextBase {
-        match self.overlays.last() {
-            Some(top) => NextBase { base: top.device.clone(), lowest_joint: None },
-            None => {
+    /// Where an overlay in the place of overlay `index` would lie.
+    fn next_at(&self, index: usize) -> NextBase {
+        let below = index.checked_sub(1).map(|lower| &self.overlays[lower]);
+        let over = |joint: &Slot| through(joint, self.open_backend.device.name());
+        let (base, lowest_joint) = match (below, self.joints.first()) {
+            (Some(below), _) => (below.device.clone(), None),
+            (None, Some(joint)) => (over(joint), None),
+            (None, None) => {
                 let joint = Slot::new(self.open_backend.device.clone());
-                let base = through(&joint, self.open_backend.device.name());
-                NextBase { base, lowest_joint: Some(joint) }
+                (over(&joint), Some(joint))
             }
-        }
+        };
+        let parent = below.map_or([0; 16], |below| below.overlay.header().id);
+        NextBase { base, parent, lowest_joint }
     }
 
     /// Lays an overlay on the top. The guest does not see it before it is in the slot.
@@ -165,19 +170,11 @@ impl Stack {
         self.overlays.push(next.stacked);
     }
 
-    /// What overlay `index` lies over.
-    fn below(&self, index: usize) -> Device {
-        match index.checked_sub(1) {
-            Some(lower) => self.overlays[lower].device.clone(),
-            None => through(&self.joints[0], self.open_backend.device.name()),
-        }
-    }
-
     /// Takes overlay `index`, which is empty, from between what lies above and below. The clients are held.
     fn remove(&mut self, index: usize) -> block::Result<()> {
         assert!(self.copy.is_none(), "layers do not change while a migration copies them");
         if let Some(above) = self.overlays.get(index + 1) {
-            above.overlay.rebase(self.below(index))?;
+            above.overlay.rebase(self.next_at(index).base)?;
         }
         self.overlays.remove(index);
         self.joints.remove(index + 1);
@@ -202,11 +199,6 @@ impl Stack {
     /// What holds the volume, with its locks.
     pub(crate) const fn backend(&mut self) -> &mut OpenBackend {
         &mut self.open_backend
-    }
-
-    /// What reaches the volume, if another host holds it.
-    pub(crate) fn remote_device(&self) -> Option<&Arc<RemoteVolumeDevice>> {
-        self.open_backend.remote_device()
     }
 
     /// What holds the volume, if that alone is the volume: no layer holds bytes that it lacks. What offloads a copy, or reads
@@ -275,6 +267,13 @@ impl crate::volume::Volume {
                 Ok((slot, device))
             }
         }
+    }
+
+    /// Changes the layers while the clients are held, and lets them go on with what they make then.
+    fn relayer<T>(&self, quiesced: &Quiesced, change: impl FnOnce(&mut Stack) -> T) -> Option<T> {
+        let (changed, guest) = self.with_stack(|stack| (change(stack), stack.guest()))?;
+        quiesced.swap(guest);
+        Some(changed)
     }
 
     /// The migration below all layers has ended.

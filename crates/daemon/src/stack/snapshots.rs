@@ -15,15 +15,13 @@ use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, RevertRequest, SnapshotRequest};
 use block::{Device, Quiesced, Slot};
-use filters::{Overlay, OverlayHeader};
+use filters::Overlay;
 
-use super::document::{LayerDocument, LayerKind, LayerState, OverlayLayer, image_of};
 use super::files::{free_number, make_layer_files, remove_layer_files};
 use super::{NextBase, NextOverlay, Stack};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
-use crate::document::VolumeDocument;
-use crate::jobs::random_uuid;
+use crate::document::{LayerDocument, LayerKind, LayerState, OverlayLayer, VolumeDocument, random_uuid};
 use crate::problem::{Result, invalid, of_backend};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -33,6 +31,8 @@ const SNAPSHOTS_MAX: usize = 32;
 /// The guest is held for no longer than this in one try, and let go for [`HOLD_REST`] between two.
 const HOLD_MAX: Duration = Duration::from_millis(20);
 const HOLD_REST: Duration = Duration::from_millis(20);
+/// Said to who would revert a volume under a guest.
+const CONNECTED_HINT: &str = "stop the guest first: what it holds in memory is not of the snapshot";
 /// So long the change of a layer is tried under a guest whose requests do not end in time.
 const HOLD_TRIED: Duration = Duration::from_secs(20);
 
@@ -58,15 +58,12 @@ pub(super) async fn hold_clients(daemon: &Daemon, slot: &Slot) -> Result<Quiesce
 /// Refuses what would change the layers of a volume at a time, or of a kind, at which that is not possible.
 pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Result<()> {
     let name = &volume.name;
-    if let Some(job) = volume.job() {
-        return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id))
-            .with_hint(format!("wait for it, or `transhume cancel {name}` first")));
-    }
+    volume.refuse_moving()?;
     if document.read_only {
         let message = format!("{name} is read-only");
         return Err(Error::new(ErrorCode::ReadOnly, message).with_hint("nothing is written that a snapshot would hold"));
     }
-    if image_of(&document.backend).is_none() {
+    if document.backend.local_path().is_none() {
         let message = format!("{} is no file or block device of this host", document.backend);
         return Err(
             Error::new(ErrorCode::WrongState, message).with_hint("take snapshots on the host that holds the volume")
@@ -80,13 +77,16 @@ pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Re
         let message = format!("{name} is a container that grows, and a snapshot has a fixed size");
         return Err(invalid(message, "snapshots need an image in the format raw"));
     }
-    if let Some(layer) = document.layers.iter().find(|layer| layer.state == LayerState::Draining) {
-        let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
-        let message = format!("snapshot {snapshot} of {name} is being removed");
-        return Err(Error::new(ErrorCode::Busy, message)
-            .with_hint(format!("wait for it: `transhume volume snapshot ls {name}` says how far it is")));
-    }
-    Ok(())
+    refuse_draining(document)
+}
+
+/// Refuses what cannot be done while a snapshot is being removed.
+pub(crate) fn refuse_draining(document: &VolumeDocument) -> Result<()> {
+    let mut draining = document.layers.iter().filter(|layer| layer.state == LayerState::Draining);
+    let Some(snapshot) = draining.find_map(LayerDocument::overlay) else { return Ok(()) };
+    let name = &document.name;
+    Err(Error::new(ErrorCode::Busy, format!("snapshot {} of {name} is being removed", snapshot.name))
+        .with_hint(format!("wait for it: `transhume volume snapshot ls {name}` says how far it is")))
 }
 
 /// The place of snapshot `wanted` among the layers of `document`, or of the newest if none is named.
@@ -110,33 +110,17 @@ pub(super) fn find_snapshot<'a>(
     })
 }
 
-/// What a new overlay lies over, as the header of its file says.
-struct Header {
-    header: OverlayHeader,
-    id: uuid::Uuid,
-}
-
 impl Daemon {
-    fn new_header(&self, base: &NextBase, parent: Option<[u8; 16]>) -> Header {
-        let id = random_uuid(&*self.env);
-        Header { header: OverlayHeader::new(base.size(), *id.as_bytes(), parent.unwrap_or_default()), id }
-    }
-
     /// Makes the file of an overlay and opens it over `base`. When this fails the file is removed.
-    async fn make_overlay(
-        &self,
-        base: NextBase,
-        header: &OverlayHeader,
-        layer: &LayerDocument,
-        image: &Path,
-    ) -> Result<NextOverlay> {
+    async fn make_overlay(&self, base: NextBase, layer: &LayerDocument, image: &Path) -> Result<NextOverlay> {
+        let header = base.header(layer.id);
         let (layers, context) = (std::slice::from_ref(layer), self.overlay_context());
         let sizes = [header.delta_bytes()];
         let made = make_layer_files(layers, &sizes, image, &context, self.config.lock_wait()).await;
         let mut files = made.map_err(|error| of_backend(&error, "the snapshot's file"))?;
         let file: Device = files.pop().expect("one was asked for");
         let opened = async {
-            Overlay::create(&file, header).await?;
+            Overlay::create(&file, &header).await?;
             base.open(layer.id, file, self.boot).await
         };
         opened.await.map_err(|error| {
@@ -168,19 +152,17 @@ impl Daemon {
         if directory.as_deref().is_some_and(|directory| !directory.is_absolute()) {
             return Err(invalid("the directory is no absolute path", "write it beginning with a slash"));
         }
-        let image = image_of(&document.backend).expect("checked above").to_owned();
+        let image = document.backend.local_path().expect("checked above").to_owned();
         if directory.is_none() && self.backends.free_space(&image).is_ok_and(|space| space.is_none()) {
             let message = format!("{} is no file, and a snapshot lies beside the image", image.display());
             return Err(invalid(message, "name a directory for it with --at"));
         }
         let number = free_number(&*self.backends, &image, directory.as_deref())?;
-        let (base, parent) = volume
-            .with_stack(|stack| (stack.next(), stack.overlays().last().map(|top| top.overlay.header().id)))
-            .expect("it is up");
-        let Header { header, id } = self.new_header(&base, parent);
+        let base = volume.with_stack(|stack| stack.next_at(taken.len())).expect("it is up");
+        let id = random_uuid(&*self.env);
         let overlay = OverlayLayer { name: snapshot, number, directory, created_unix_ms };
         let layer = LayerDocument { id, kind: LayerKind::Overlay(overlay), state: LayerState::MayHold };
-        let next = self.make_overlay(base, &header, &layer, &image).await?;
+        let next = self.make_overlay(base, &layer, &image).await?;
         let volume_id = random_uuid(&*self.env);
         let stored = volume.journal.update(|document| {
             document.id.get_or_insert(volume_id);
@@ -190,8 +172,7 @@ impl Daemon {
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         match hold_clients(self, &slot).await {
             Ok(quiesced) => {
-                volume.with_stack(|stack| stack.push(next));
-                quiesced.swap(volume.with_stack(|stack| stack.guest()).expect("it is up"));
+                volume.relayer(&quiesced, |stack| stack.push(next)).expect("it is up");
                 Ok(volume.show())
             }
             Err(error) => {
@@ -221,20 +202,24 @@ impl Daemon {
             return Err(Error::new(ErrorCode::InUse, message)
                 .with_hint("--discard-newer throws them away, too, with all that was written since"));
         }
-        refuse_connected(&volume)?;
-        let image = image_of(&document.backend).expect("checked above").to_owned();
+        volume.refuse_connected(CONNECTED_HINT)?;
+        let image = document.backend.local_path().expect("checked above").to_owned();
         let number = free_number(&*self.backends, &image, snapshot.directory.as_deref())?;
-        let (base, parent) = volume.with_stack(|stack| stack.next_at(index)).expect("it is up");
-        let Header { header, id } = self.new_header(&base, parent);
+        let base = volume.with_stack(|stack| stack.next_at(index)).expect("it is up");
+        let id = random_uuid(&*self.env);
         let kind = LayerKind::Overlay(OverlayLayer { number, ..snapshot });
         let layer = LayerDocument { id, kind, state: LayerState::MayHold };
-        let next = self.make_overlay(base, &header, &layer, &image).await?;
-        let quiesced = hold_clients(self, &slot).await?;
+        let next = self.make_overlay(base, &layer, &image).await?;
+        let held = hold_clients(self, &slot).await;
         // Who came meanwhile has been answered nothing yet, or is refused here.
-        if let Err(error) = refuse_connected(&volume) {
-            remove_layer_files(&*self.backends, std::slice::from_ref(&layer), &image);
-            return Err(error);
-        }
+        let quiesced = match held.and_then(|held| volume.refuse_connected(CONNECTED_HINT).map(|()| held)) {
+            Ok(quiesced) => quiesced,
+            Err(error) => {
+                drop(next);
+                remove_layer_files(&*self.backends, std::slice::from_ref(&layer), &image);
+                return Err(error);
+            }
+        };
         let discarded: Vec<LayerDocument> =
             document.layers.iter().filter(|layer| layer.overlay().is_some()).skip(index).cloned().collect();
         let stored = volume.journal.update(|document| {
@@ -249,34 +234,18 @@ impl Daemon {
             volume.set_problem(error.clone());
             return Err(error.with_hint("restart the daemon: it finds which of both states is on record"));
         }
-        volume.with_stack(|stack| {
+        let relayered = volume.relayer(&quiesced, |stack| {
             stack.truncate(index);
             stack.push(next);
         });
-        quiesced.swap(volume.with_stack(|stack| stack.guest()).expect("it is up"));
+        relayered.expect("it is up");
         drop(quiesced);
         remove_layer_files(&*self.backends, &discarded, &image);
         Ok(volume.show())
     }
 }
 
-fn refuse_connected(volume: &Volume) -> Result<()> {
-    let connections = volume.connections();
-    if connections == 0 {
-        return Ok(());
-    }
-    let clients = if connections == 1 { "client is" } else { "clients are" };
-    Err(Error::new(ErrorCode::InUse, format!("{connections} {clients} connected to {}", volume.name))
-        .with_hint("stop the guest first: what it holds in memory is not of the snapshot"))
-}
-
 impl Stack {
-    /// Where an overlay in the place of overlay `index` would lie, and the identity of the one below.
-    fn next_at(&self, index: usize) -> (NextBase, Option<[u8; 16]>) {
-        let parent = index.checked_sub(1).map(|lower| self.overlays()[lower].overlay.header().id);
-        (NextBase { base: self.below(index), lowest_joint: None }, parent)
-    }
-
     /// Takes out overlay `index` and all above. Their joint over the backend stays, for the one that comes.
     fn truncate(&mut self, index: usize) {
         assert!(self.copy.is_none(), "layers do not change while a migration copies them");

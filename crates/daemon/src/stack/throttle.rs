@@ -5,9 +5,8 @@ use std::sync::Arc;
 use api::v1::{self, Error, ErrorCode, LayerRequest};
 use filters::RateLimits;
 
-use super::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer};
 use crate::daemon::Daemon;
-use crate::jobs::random_uuid;
+use crate::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer, random_uuid};
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 

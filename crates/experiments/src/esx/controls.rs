@@ -11,29 +11,29 @@ use crate::figure::Experiment;
 const POINTS: f64 = 0.02;
 
 /// DBT at the heaviest load, where any downtime may be forced on the guest.
-pub(super) struct Patience;
+pub(super) struct UnlimitedDowntime;
 
-impl Patience {
+impl UnlimitedDowntime {
     pub(super) const WHY: &str = "What is left would hold the guest for longer than is forced on it; which limit the paper has is \
          not stated.";
 
-    const fn patient(way: Way) -> Option<Way> {
+    const fn unlimited(way: Way) -> Option<Way> {
         match way {
-            Way::Dbt => Some(Way::PatientDbt),
-            Way::IncrementalDbt => Some(Way::PatientIncrementalDbt),
+            Way::Dbt => Some(Way::DbtUnlimited),
+            Way::IncrementalDbt => Some(Way::IncrementalDbtUnlimited),
             _ => None,
         }
     }
 
     pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
-        let ways = Way::TRACKING.iter().filter_map(|way| Self::patient(*way));
+        let ways = Way::TRACKING.iter().filter_map(|way| Self::unlimited(*way));
         ways.map(|way| setup.under_load(way, setup.load_ends().1)).collect()
     }
 
     /// What came of it; nothing for what is no DBT.
     pub(super) fn of(setup: &Setup, runs: &Runs, way: Way) -> Option<Experiment> {
         let (least, most) = setup.load_ends();
-        let seen = setup.seen(runs, Self::patient(way)?, most);
+        let seen = setup.seen(runs, Self::unlimited(way)?, most);
         let growth = seen.seconds / setup.seen(runs, way, least).seconds;
         let told = if seen.switched {
             format!(

@@ -1,7 +1,7 @@
 //! Figure 4: migration time over outstanding requests, and the offline copy (3.1).
 
 use super::Runs;
-use super::controls::{NothingAhead, Patience};
+use super::controls::{NothingAhead, UnlimitedDowntime};
 use super::grid::{Setup, percent};
 use super::paper;
 use super::scene::Scene;
@@ -13,7 +13,7 @@ pub(super) const ID: &str = "figure-4";
 pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
     let mut scenes = setup.all_loads();
     scenes.extend([setup.offline(Way::PaperMirror), setup.offline(Way::Mirror)]);
-    scenes.extend(Patience::scenes(setup));
+    scenes.extend(UnlimitedDowntime::scenes(setup));
     scenes.extend(NothingAhead::scenes(setup));
     scenes
 }
@@ -50,8 +50,8 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
     for (way, growth) in Way::GROWTHS {
         let ours = growth_of(setup, runs, *way);
         let row = figure.row(format!("growth of time, 2 to 32 outstanding: {}", way.name()), "x", *growth, ours);
-        if let Some(patience) = Patience::of(setup, runs, *way) {
-            row.assumed().explain(Patience::WHY, &patience);
+        if let Some(unlimited) = UnlimitedDowntime::of(setup, runs, *way) {
+            row.assumed().explain(UnlimitedDowntime::WHY, &unlimited);
         } else if way.takes_snapshots() {
             row.assumed();
         }
@@ -88,8 +88,8 @@ fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs, (offline, nothing_ahe
             seen,
             "It depends on when the convergence logic gives in, and the paper does not state its thresholds.",
         );
-        if let Some(patience) = Patience::of(setup, runs, *way) {
-            claim.assumed().explain(Patience::WHY, &patience);
+        if let Some(unlimited) = UnlimitedDowntime::of(setup, runs, *way) {
+            claim.assumed().explain(UnlimitedDowntime::WHY, &unlimited);
         }
     }
     let longer = |load| setup.seen(runs, Way::PaperMirror, load).seconds / offline - 1.0;

@@ -1,7 +1,7 @@
 //! Figure 6: downtime over outstanding requests (3.2).
 
 use super::Runs;
-use super::controls::Patience;
+use super::controls::UnlimitedDowntime;
 use super::grid::Setup;
 use super::paper;
 use super::scene::Scene;
@@ -11,7 +11,7 @@ use crate::figure::{Axis, Figure, Mark};
 pub(super) const ID: &str = "figure-6";
 
 pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
-    setup.all_loads().into_iter().chain(Patience::scenes(setup)).collect()
+    setup.all_loads().into_iter().chain(UnlimitedDowntime::scenes(setup)).collect()
 }
 
 pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
@@ -49,8 +49,8 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         let ours = if seen.switched { seen.downtime } else { f64::NAN };
         let what = format!("downtime with {most} outstanding: {}", way.name());
         let row = figure.words(what, "s", "more than 28 s", ours, ours > paper::FORCED_DOWNTIME_SECONDS);
-        if let Some(patience) = Patience::of(setup, runs, *way) {
-            row.assumed().explain(Patience::WHY, &patience);
+        if let Some(unlimited) = UnlimitedDowntime::of(setup, runs, *way) {
+            row.assumed().explain(UnlimitedDowntime::WHY, &unlimited);
         }
     }
     let snapshots: Vec<f64> = setup.loads.iter().map(|load| setup.seen(runs, Way::Snapshot, *load).downtime).collect();

@@ -44,9 +44,9 @@ pub(super) enum Way {
     /// The same, not tracking ahead of the copy.
     IncrementalDbt,
     /// DBT that forces whatever downtime it takes on the guest. Only where it is asked for.
-    PatientDbt,
+    DbtUnlimited,
     /// The same, not tracking ahead of the copy.
-    PatientIncrementalDbt,
+    IncrementalDbtUnlimited,
     /// Incremental DBT, and putting off copies of hot blocks. Only where it is asked for.
     HotDbt,
     /// Snapshotting with the paper's data mover.
@@ -88,8 +88,8 @@ impl Way {
             Self::Dbt => "DBT, the paper's mover",
             Self::IncrementalDbt => "incremental DBT, the paper's mover",
             Self::HotDbt => "incremental DBT without hot blocks, the paper's mover",
-            Self::PatientDbt => "DBT that forces any downtime, the paper's mover",
-            Self::PatientIncrementalDbt => "incremental DBT that forces any downtime, the paper's mover",
+            Self::DbtUnlimited => "DBT that forces any downtime, the paper's mover",
+            Self::IncrementalDbtUnlimited => "incremental DBT that forces any downtime, the paper's mover",
             Self::Snapshot => "snapshotting, the paper's mover",
             Self::PaperMirror => "IO mirroring, the paper's",
             Self::Mirror => "mirror, ours",
@@ -101,8 +101,8 @@ impl Way {
     /// Its colour in every plot.
     pub(super) const fn colour(self) -> usize {
         match self {
-            Self::Dbt | Self::PatientDbt => 1,
-            Self::IncrementalDbt | Self::PatientIncrementalDbt => 2,
+            Self::Dbt | Self::DbtUnlimited => 1,
+            Self::IncrementalDbt | Self::IncrementalDbtUnlimited => 2,
             Self::PaperMirror => 3,
             Self::Mirror => 0,
             Self::MirrorAsync => 4,
@@ -132,12 +132,12 @@ impl Way {
         };
         let offline = bytes as f64 * scale as f64 / COPY_RATE;
         let tracking = MoveOptions { deadline_ms: Some(scaled(offline * OFFLINES_MAX)), ..paper.clone() };
-        let patient = MoveOptions { forced_downtime_ms_max: FOR_EVER_MS, ..tracking.clone() };
+        let unlimited = MoveOptions { forced_downtime_ms_max: FOR_EVER_MS, ..tracking.clone() };
         match self {
             Self::Dbt => MoveOptions { strategy: Strategy::Dbt, ..tracking },
             Self::IncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..tracking },
-            Self::PatientDbt => MoveOptions { strategy: Strategy::Dbt, ..patient },
-            Self::PatientIncrementalDbt => MoveOptions { strategy: Strategy::IncrementalDbt, ..patient },
+            Self::DbtUnlimited => MoveOptions { strategy: Strategy::Dbt, ..unlimited },
+            Self::IncrementalDbtUnlimited => MoveOptions { strategy: Strategy::IncrementalDbt, ..unlimited },
             Self::HotDbt => MoveOptions { strategy: Strategy::IncrementalDbt, hot_blocks: true, ..tracking },
             Self::Snapshot => {
                 MoveOptions { strategy: Strategy::Snapshot, forced_downtime_ms_max: FOR_EVER_MS, ..paper }

@@ -21,7 +21,7 @@ use block::{Bytes, Device, Extent, Result};
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use crate::strategy::mirror::copy::{is_zero, zero_prefix};
+use crate::zeroes::{is_zero, zero_prefix};
 
 /// Why a chunk was not sent. The names are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -215,9 +215,7 @@ impl Snapshots {
         let number = self.next;
         self.next += 1;
         let base = self.top().unwrap_or_else(|| below.clone());
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&self.env.random().to_le_bytes());
-        id[8..].copy_from_slice(&self.env.random().to_le_bytes());
+        let id = env::random_id(&*self.env);
         let parent = self.stack.last().map_or([0; 16], |snapshot| snapshot.overlay.header().id);
         let header = OverlayHeader::new(base.size(), id, parent);
         let attempt = async {

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use block::{Buffer, BufferPool, Bytes, Device, Error, ErrorKind, Extent, Result};
 
-use super::copy::zero_prefix;
 use super::filter::Shared;
 use super::skipped::first_not_zero;
 use super::target_stall::{Asked, AtTarget};
@@ -150,7 +149,7 @@ impl TargetOfComparison<'_> {
 
 /// Whether a device says, without being read, that it has nothing there.
 async fn reads_zero(device: &Device, extent: Extent) -> bool {
-    zero_prefix(device, extent).await.is_ok_and(|end| end == extent.end())
+    crate::zeroes::zero_prefix(device, extent).await.is_ok_and(|end| end == extent.end())
 }
 
 fn first_difference(a: &[u8], b: &[u8]) -> Option<usize> {

@@ -10,7 +10,8 @@ use std::time::Duration;
 use crate::checksum::checksum_of;
 use crate::reduce::skip::SkipReason;
 use crate::stream::FRAME_BYTES;
-use block::{Buffer, Bytes, Checks, Data, Device, Error, ErrorKind, Extent, ExtentState, Mutation, Result};
+use crate::zeroes;
+use block::{Buffer, Bytes, Checks, Data, Error, ErrorKind, Extent, Mutation, Result};
 use filters::TokenBucket;
 
 use super::filter::Shared;
@@ -116,7 +117,7 @@ impl Shared {
         let content_of = |piece: Extent| {
             let bytes = &data[bytes_of(piece)];
             let reason = self.skip.judge(bytes);
-            Content { is_zero: reason.is_some() || is_zero(bytes), reason }
+            Content { is_zero: reason.is_some() || zeroes::is_zero(bytes), reason }
         };
         let cut = |(piece, content): (Extent, Content)| {
             let data = (!content.is_zero).then(|| data.slice(bytes_of(piece)));
@@ -257,7 +258,7 @@ impl Shared {
             return;
         }
         let target = session.target.clone();
-        let asking = Box::pin(async move { zero_prefix(&target, extent).await });
+        let asking = Box::pin(async move { zeroes::zero_prefix(&target, extent).await });
         if self.finish_target(asking, session.number).await.is_ok_and(|end| end == extent.end()) {
             return;
         }
@@ -396,36 +397,12 @@ fn runs_of(extent: Extent, chunk: u64, content_of: impl Fn(Extent) -> Content) -
     runs
 }
 
-/// Whether all bytes are zero.
-pub(crate) fn is_zero(bytes: &[u8]) -> bool {
-    // By blocks, so that the compiler makes wide comparisons of it and data is told after the first block.
-    bytes.chunks(1024).all(|block| block.iter().fold(0, |bits, byte| bits | byte) == 0)
-}
-
-/// Where the part of `extent` that is known to read as zeroes, from its start, ends.
-pub(crate) async fn zero_prefix(device: &Device, extent: Extent) -> Result<Bytes> {
-    prefix(device, extent, ExtentState::reads_zero).await
-}
-
 /// Where the part of `extent` that needs no zeroes written at the target, from its start, ends.
 async fn left_alone(session: &Session, extent: Extent) -> Result<Bytes> {
     if !session.trusts_zeroes && !session.target.keeps_holes() {
         return Ok(extent.offset);
     }
-    prefix(&session.target, extent, |state| session.believes(state)).await
-}
-
-async fn prefix(device: &Device, extent: Extent, counts: impl Fn(ExtentState) -> bool) -> Result<Bytes> {
-    let mut next = extent.offset;
-    while next < extent.end() {
-        for piece in device.extents(Extent::between(next, extent.end())).await? {
-            if !counts(piece.state) {
-                return Ok(next);
-            }
-            next = piece.extent.end();
-        }
-    }
-    Ok(next)
+    zeroes::prefix(&session.target, extent, |state| session.believes(state)).await
 }
 
 /// Makes `extent` of the target read as zeroes, where it is not known to.

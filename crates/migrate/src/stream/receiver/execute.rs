@@ -6,12 +6,12 @@ use block::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, Result};
 
 use super::session::{Membership, Session};
 use super::{Shared, WORDS_BYTES_MAX};
-use crate::strategy::mirror::copy::is_zero;
 use crate::stream::outbox::Body;
 use crate::stream::protocol::{
     Answer, Ask, CONTROL_BYTES_MAX, Coding, DIGEST_BYTES_MAX, DIGEST_EXTENTS_MAX, EXTENT_PIECES_MAX, Header, Kind,
     PAYLOAD_BYTES_MAX, Status, clip, decode, encode, encode_extents, flag,
 };
+use crate::zeroes::is_zero;
 
 /// A reply, and how many bytes of the connection's allowance it gives back when it has been sent.
 pub(super) struct Reply {

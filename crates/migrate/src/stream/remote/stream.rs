@@ -26,7 +26,6 @@ use super::inflight_window::ConnectionShare;
 use super::rate_limit::Pace;
 use super::send_queue::{Answered, Capacity, ConnectionId, Operation, Request, Taken};
 use super::session::Connected;
-use crate::strategy::mirror::copy::is_zero;
 use crate::stream::BoxTransport;
 use crate::stream::codec::Compressor;
 use crate::stream::compression_choice::{Decider, Meter, Plan};
@@ -34,6 +33,7 @@ use crate::stream::inbox::Inbox;
 use crate::stream::outbox::{Body, Outbox};
 use crate::stream::protocol::{Coding, HEADER_BYTES, Header, Kind, Status, flag};
 use crate::stream::statistics::{OneStream, add};
+use crate::zeroes::is_zero;
 
 /// When so much waits for the transport, no more is taken: a short request that comes now has this before it.
 const OUTBOX_BYTES: usize = 256 << 10;

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::location::Location;
-
 /// A filter that is part of a volume, and what it may hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerDocument {
@@ -109,11 +107,6 @@ pub(crate) fn layers_beside(image: &Path, directory: Option<&Path>) -> PathBuf {
         Some(directory) => directory.join(name),
         None => image.with_file_name(name),
     }
-}
-
-/// The image beside which a volume's layers can lie.
-pub(crate) fn image_of(place: &Location) -> Option<&Path> {
-    place.local_path()
 }
 
 #[cfg(test)]
