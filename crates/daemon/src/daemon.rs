@@ -11,6 +11,7 @@ use env::{EnvRef, Moment};
 use migrate::Journal;
 use parking_lot::RwLock;
 use tokio::sync::Semaphore;
+use uuid::Uuid;
 
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::Config;
@@ -19,7 +20,7 @@ use crate::document::{
 };
 use crate::foreign::ForeignUse;
 use crate::hosts::{HostNetwork, no_hosts};
-use crate::jobs::{History, JobHandle};
+use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
@@ -58,7 +59,7 @@ pub(crate) struct Daemon {
     pub(crate) socket_dir: PathBuf,
     volumes: RwLock<BTreeMap<String, Arc<Volume>>>,
     /// Volumes whose journal cannot be read, and why: nothing else is known of them.
-    unreadable: RwLock<BTreeMap<String, Error>>,
+    pub(crate) unreadable: RwLock<BTreeMap<String, Error>>,
     /// This host among others, if it speaks to any.
     pub(crate) host_network: Option<Arc<HostNetwork>>,
     /// Why it is none, although the configuration says that it is one.
@@ -70,6 +71,8 @@ pub(crate) struct Daemon {
     pub(crate) notices: parking_lot::Mutex<Option<Vec<PendingNotice>>>,
     /// Moves to this host that were undone.
     pub(crate) aborted_jobs: AbortedJobs,
+    /// Moves that switch over together, by their records.
+    pub(crate) groups: parking_lot::Mutex<BTreeMap<Uuid, Arc<Group>>>,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -116,6 +119,7 @@ impl Daemon {
             foreign: parking_lot::Mutex::default(),
             notifiers: parking_lot::Mutex::default(),
             aborted_jobs: AbortedJobs::default(),
+            groups: parking_lot::Mutex::default(),
             layout,
             env,
             config,

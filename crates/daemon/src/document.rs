@@ -41,13 +41,16 @@ pub const DOCUMENT_VERSION_ARBITER: u32 = 4;
 /// The layout of a document that lists layers: a program that does not know them would serve the backend alone.
 pub const DOCUMENT_VERSION_LAYERS: u32 = 5;
 
+/// The layout of a document that the record of a group may know better than: a program that reads none must not serve the volume.
+pub const DOCUMENT_VERSION_GROUPS: u32 = 6;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
     /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed,
     /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host,
-    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked, or [`DOCUMENT_VERSION_LAYERS`] while the volume has
-    /// layers.
+    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked, [`DOCUMENT_VERSION_LAYERS`] while the volume has
+    /// layers, or [`DOCUMENT_VERSION_GROUPS`] while a group's record may know better.
     pub version: u32,
     /// What it is, whatever it is called. It has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -256,6 +259,9 @@ pub struct GroupDocument {
     pub id: u64,
     /// The volumes.
     pub members: Vec<String>,
+    /// The record that says whether all of them are on their targets. Earlier versions had none, and switched each over by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<uuid::Uuid>,
 }
 
 /// What is to be done after the commit.
@@ -310,7 +316,9 @@ impl VolumeDocument {
         let names_files = is_file(&self.backend)
             && job.is_none_or(|job| is_file(&job.target.location()))
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
+        let is_of_group = |job: &JobDocument| job.group.as_ref().is_some_and(|group| group.record.is_some());
         self.version = match job {
+            Some(job) if is_of_group(job) => DOCUMENT_VERSION_GROUPS,
             _ if !self.layers.is_empty() => DOCUMENT_VERSION_LAYERS,
             Some(job) if job.asked => DOCUMENT_VERSION_ARBITER,
             _ if !names_files || self.incoming.is_some() => DOCUMENT_VERSION_PLACES,

@@ -1,7 +1,7 @@
 //! After a start: every volume's journal is read, and what it says is made true again.
 //!
 //! ```text
-//!  journal ──▶ locks, waiting for a dead process's ──▶ stack ──▶ mirror, if a move was under way ──▶ socket
+//!  journal ──▶ group, arbiter ──▶ locks, waiting for a dead process's ──▶ stack ──▶ mirror, if a move was under way ──▶ socket
 //!                                                                  │ commit on record
 //!                                                                  └──▶ finished forward, after the socket is back
 //! ```
@@ -38,6 +38,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     // First all journals, which are the daemon's own files: whoever asks finds every volume.
     let volumes: Vec<Arc<Volume>> =
         join_all(names.iter().map(|name| read_journal(daemon, name))).await.into_iter().flatten().collect();
+    daemon.recover_groups(&volumes).await?;
     let moves = volumes.iter().filter_map(|volume| volume.document().job.as_ref().map(|job| job.id)).collect();
     let (back, is_back) = oneshot::channel();
     // Before any that waited can take one: volumes come back in no order.
@@ -122,7 +123,7 @@ fn recover_volume_aside(
 
 async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
     let _operation = volume.operation.lock().await;
-    match daemon.settle_asked(volume).await {
+    match settle(daemon, volume).await {
         Ok(()) => bring_back_or_say_why(daemon, volume, place).await,
         Err(error) => {
             volume.set_problem(error);
@@ -133,14 +134,20 @@ async fn recover_volume(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Optio
     }
 }
 
-/// Who holds the volume nobody knows here: its guest waits until the arbiter says so.
+/// Has it on record who holds the volume, if its own journal alone does not say that.
+async fn settle(daemon: &Arc<Daemon>, volume: &Arc<Volume>) -> Result<()> {
+    daemon.settle_group(volume).await?;
+    daemon.settle_asked(volume).await
+}
+
+/// Who holds the volume nobody knows here: its guest waits until somebody says so.
 async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
     loop {
         daemon.env.sleep(ARBITER_REST).await;
         let _operation = volume.operation.lock().await;
-        match daemon.settle_asked(volume).await {
+        match settle(daemon, volume).await {
             Ok(()) => return bring_back_or_say_why(daemon, volume, place_of(daemon, volume)).await,
-            Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for the arbiter"),
+            Err(error) => tracing::info!(volume = volume.name, %error, "a volume waits for whoever knows who holds it"),
         }
     }
 }
@@ -283,8 +290,9 @@ impl Next {
                 }
             }
             Self::Drive(target, started) => {
-                let _place = place;
-                jobs::drive(daemon, volume, handle, target, started).await;
+                place.into_iter().for_each(|place| handle.keep_place(place));
+                jobs::drive(daemon, volume, Arc::clone(&handle), target, started).await;
+                handle.give_place_back();
             }
             Self::Complete => jobs::complete(&daemon, &volume, &handle).await,
             Self::Undo(error) => undo(&daemon, &volume, &handle, error).await,

@@ -10,11 +10,13 @@ use std::sync::Arc;
 use api::v1::{Error, ErrorCode};
 use block::{BufferPool, Bytes};
 use env::{EnvRef, RealEnv, RealFiles};
+use migrate::Journal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::daemon::boot_identity;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument};
+use crate::jobs::{GroupRecord, GroupState, record_of};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
 use crate::location::{Location, require_local};
@@ -58,6 +60,30 @@ fn check_held(document: &VolumeDocument) -> Result<()> {
     }
 }
 
+/// What the record of its group says of the volume goes on its own journal.
+async fn settle_group(volume: &Volume, layout: &Layout, backends: &Arc<dyn Backends>, env: &EnvRef) -> Result<()> {
+    let document = volume.document();
+    let is_committed = document.job.as_ref().is_none_or(|job| job.committed.is_some());
+    let Some(record) = record_of(&document).filter(|_| !is_committed) else { return Ok(()) };
+    let path = layout.group_journal(record);
+    let record = match backends.open_store(&path, &**env).await {
+        Ok(store) => Journal::<GroupRecord>::peek(&store.device).await,
+        Err(error) => Err(error),
+    };
+    let unreadable = |why: &str| {
+        let message = format!("whether {} was moved is on record in {}: {why}", volume.name, path.display());
+        Error::new(ErrorCode::JournalUnreadable, message).with_hint("put back a copy of that file")
+    };
+    match record.map_err(|error| unreadable(&error.chain()))? {
+        None => Err(unreadable("it is empty")),
+        Some(record) if record.state == GroupState::Open => Ok(()),
+        Some(_) => {
+            let stored = volume.journal.update(VolumeDocument::commit).await;
+            stored.map_err(|error| of_backend(&error, "the volume's journal"))
+        }
+    }
+}
+
 async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
     let config = Config::default();
@@ -82,6 +108,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
             .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
     })?;
     let volume = Volume::new(name, journal, Arc::clone(&env));
+    settle_group(&volume, &layout, &backends, &env).await?;
     let document = volume.document();
     check_held(&document)?;
     if document.job.as_ref().is_some_and(|job| job.committed.is_none()) {

@@ -14,6 +14,7 @@
 //! STATE/volumes/NAME/progress    which chunks a move has copied, for a restart within this boot
 //! STATE/volumes/.NAME.new        a volume that is being made; removed at the next start
 //! STATE/volumes/.NAME.gone       a volume that is being removed; removed at the next start
+//! STATE/groups/ID/journal        whether volumes that switch over together have (docs/journal.md)
 //! ```
 
 use std::fs::File;
@@ -25,6 +26,7 @@ use api::v1::{Error, ErrorCode};
 use block::Bytes;
 use env::{Env, Files, FilesRef, RealFiles, unless_missing};
 use rustix::fs::{FlockOperation, Mode, flock};
+use uuid::Uuid;
 
 use crate::problem::{Result, invalid, of_state};
 
@@ -62,6 +64,15 @@ impl Layout {
 
     pub(crate) fn volumes(&self) -> PathBuf {
         self.root.join("volumes")
+    }
+
+    pub(crate) fn groups(&self) -> PathBuf {
+        self.root.join("groups")
+    }
+
+    /// The record of the group `id`.
+    pub(crate) fn group_journal(&self, id: Uuid) -> PathBuf {
+        self.groups().join(id.to_string()).join("journal")
     }
 
     pub(crate) fn jobs(&self) -> PathBuf {
@@ -124,6 +135,48 @@ impl Layout {
         self.files.create_directory(path).map_err(|error| of_state(error, format!("creating {}", path.display())))
     }
 
+    /// Begins the directory `name` below `parent`, with a journal of `bytes` zeroes in it, under a name that does not count yet.
+    fn begin(&self, parent: &Path, name: &str, bytes: Bytes) -> Result<PathBuf> {
+        let directory = parent.join(format!(".{name}.new"));
+        self.remove_tree(&directory)?;
+        self.create(&directory)?;
+        let journal = directory.join("journal");
+        // Real zeroes, not an unwritten extent: a store must not need the file system's own journal.
+        let made = self.files.create_zeroed(&journal, bytes.get());
+        made.map_err(|error| of_state(error, format!("creating {}", journal.display())))?;
+        self.sync(&directory)?;
+        Ok(directory)
+    }
+
+    /// Makes what was begun by [`begin`](Self::begin) count.
+    fn finish(&self, parent: &Path, name: &str) -> Result<()> {
+        let new = parent.join(format!(".{name}.new"));
+        let renamed = self.files.rename(&new, &parent.join(name));
+        renamed.map_err(|error| of_state(error, format!("making {} count", new.display())))?;
+        self.sync(parent)
+    }
+
+    /// Removes the directory `name` below `parent`: from here on it does not count, crash or not.
+    fn remove(&self, parent: &Path, name: &str) -> Result<()> {
+        let (directory, gone) = (parent.join(name), parent.join(format!(".{name}.gone")));
+        self.remove_tree(&gone)?;
+        let renamed = self.files.rename(&directory, &gone);
+        renamed.map_err(|error| of_state(error, format!("removing {}", directory.display())))?;
+        self.sync(parent)?;
+        self.remove_tree(&gone)
+    }
+
+    /// Removes what a crash has left half made, or half removed, below `parent`.
+    fn sweep(&self, parent: &Path) -> Result<()> {
+        for entry in self.list(parent)? {
+            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.starts_with('.') && (name.ends_with(".new") || name.ends_with(".gone")) {
+                self.remove_tree(&entry)?;
+            }
+        }
+        Ok(())
+    }
+
     fn sync(&self, directory: &Path) -> Result<()> {
         let synced = self.files.sync_directory(directory);
         synced.map_err(|error| of_state(error, format!("syncing {}", directory.display())))
@@ -168,12 +221,12 @@ impl StateDir {
 
     /// The directory of `layout`, which `lock` keeps others out of; what a crash has left in it is swept away.
     pub(crate) fn over(layout: Layout, lock: Option<File>) -> Result<Self> {
-        for directory in [layout.volumes(), layout.jobs(), layout.retired()] {
+        for directory in [layout.volumes(), layout.groups(), layout.jobs(), layout.retired()] {
             layout.create(&directory)?;
         }
-        let state = Self { layout, _lock: lock };
-        state.sweep()?;
-        Ok(state)
+        layout.sweep(&layout.volumes())?;
+        layout.sweep(&layout.groups())?;
+        Ok(Self { layout, _lock: lock })
     }
 
     /// Keeps daemons out while volumes are rescued, beside others who do the same.
@@ -212,24 +265,12 @@ impl StateDir {
     /// Begins a volume: the directory with a preallocated journal of `journal_bytes` zeroes, under a name that does
     /// not count yet.
     pub(crate) fn begin_volume(&self, name: &str, journal_bytes: Bytes) -> Result<PathBuf> {
-        let directory = self.layout.volumes().join(format!(".{name}.new"));
-        self.layout.remove_tree(&directory)?;
-        self.layout.create(&directory)?;
-        let journal = directory.join("journal");
-        // Real zeroes, not an unwritten extent: a store must not need the file system's own journal.
-        let made = self.layout.files.create_zeroed(&journal, journal_bytes.get());
-        made.map_err(|error| of_state(error, format!("creating {}", journal.display())))?;
-        self.layout.sync(&directory)?;
-        Ok(directory)
+        self.layout.begin(&self.layout.volumes(), name, journal_bytes)
     }
 
     /// Makes the volume begun by [`begin_volume`](Self::begin_volume) count.
     pub(crate) fn finish_volume(&self, name: &str) -> Result<()> {
-        let volumes = self.layout.volumes();
-        let new = volumes.join(format!(".{name}.new"));
-        let renamed = self.layout.files.rename(&new, &self.layout.volume(name));
-        renamed.map_err(|error| of_state(error, format!("making {} count", new.display())))?;
-        self.layout.sync(&volumes)
+        self.layout.finish(&self.layout.volumes(), name)
     }
 
     /// Drops a volume that was begun and does not count yet.
@@ -242,13 +283,31 @@ impl StateDir {
 
     /// Removes a volume: from here on it does not count, crash or not.
     pub(crate) fn remove_volume(&self, name: &str) -> Result<()> {
-        let volumes = self.layout.volumes();
-        let gone = volumes.join(format!(".{name}.gone"));
-        self.layout.remove_tree(&gone)?;
-        let renamed = self.layout.files.rename(&self.layout.volume(name), &gone);
-        renamed.map_err(|error| of_state(error, format!("removing the volume {name}")))?;
-        self.layout.sync(&volumes)?;
-        self.layout.remove_tree(&gone)
+        self.layout.remove(&self.layout.volumes(), name)
+    }
+
+    /// The groups that there are.
+    pub(crate) fn groups(&self) -> Result<Vec<Uuid>> {
+        let entries = self.layout.list(&self.layout.groups())?;
+        let id = |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+        Ok(entries.iter().filter_map(id).collect())
+    }
+
+    /// Begins the record of the group `id`; gives its journal.
+    pub(crate) fn begin_group(&self, id: Uuid, journal_bytes: Bytes) -> Result<PathBuf> {
+        Ok(self.layout.begin(&self.layout.groups(), &id.to_string(), journal_bytes)?.join("journal"))
+    }
+
+    /// Makes the record begun by [`begin_group`](Self::begin_group) count.
+    pub(crate) fn finish_group(&self, id: Uuid) -> Result<()> {
+        self.layout.finish(&self.layout.groups(), &id.to_string())
+    }
+
+    /// Removes the record of the group `id`, which no volume's journal names any more.
+    pub(crate) fn remove_group(&self, id: Uuid) {
+        if let Err(error) = self.layout.remove(&self.layout.groups(), &id.to_string()) {
+            tracing::warn!(%error, "the record of a group that is over stays until the next start");
+        }
     }
 
     /// Makes the file of a progress map of `bytes`.
@@ -262,16 +321,6 @@ impl StateDir {
     /// Removes the progress map, if there is one.
     pub(crate) fn drop_progress(&self, name: &str) {
         self.layout.drop_file(&self.layout.progress(name));
-    }
-
-    fn sweep(&self) -> Result<()> {
-        for entry in self.layout.list(&self.layout.volumes())? {
-            let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.starts_with('.') && (name.ends_with(".new") || name.ends_with(".gone")) {
-                self.layout.remove_tree(&entry)?;
-            }
-        }
-        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Device, Error, IoFuture, Offload, Slot};
 use env::{EnvRef, Moment};
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
 use crate::{MoveOptions, Phase, ProgressMap, Snapshots};
@@ -110,7 +111,8 @@ pub trait JobJournal: Send + Sync {
     /// here what the guest was answered.
     ///
     /// # Errors
-    /// The target is lost; nothing was stored.
+    /// Busy: others that switch over with it are not held, so the guest is let go, and held again later. Any other: the target
+    /// is lost. Nothing was stored.
     fn before_commit(&self) -> IoFuture<'_, ()> {
         block::ready(Ok(()))
     }
@@ -127,6 +129,19 @@ pub trait JobJournal: Send + Sync {
     fn may_commit(&self) -> IoFuture<'_, ()> {
         block::ready(Ok(()))
     }
+
+    /// Whether others switch over with it, in one commit.
+    fn is_of_group(&self) -> bool {
+        false
+    }
+
+    /// Awaited right before the guest is held, if others switch over with it: ends when they are as far.
+    fn turn(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+
+    /// Told that no switchover is under way any more, and that another attempt may follow: the others need not wait for it.
+    fn put_off(&self) {}
 }
 
 /// What a job's record in the journal says of the migration itself; the daemon's document embeds it.

@@ -206,6 +206,10 @@ impl Driver {
         let before = self.machine.phase();
         let actions = self.machine.apply(event);
         let after = self.machine.phase();
+        let is_on_the_way = |phase| matches!(phase, Phase::PreSwitch | Phase::Quiescing | Phase::LastCopy);
+        if is_on_the_way(before) && !is_on_the_way(after) && after != Phase::Committing || after == Phase::PreSwitch {
+            self.journal.put_off();
+        }
         if before != after {
             tracing::info!(from = %before, to = %after, ?event, "the migration goes on");
             self.statistics.enter(self.env.now(), before);

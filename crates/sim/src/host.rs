@@ -207,7 +207,7 @@ impl Host {
             shelf.lose_power();
         }
         let boots = &self.shared.boots;
-        self.shared.daemon_harness.files.lose_power();
+        self.shared.daemon_harness.lose_power();
         if !self.shared.setup.mistakes.trusts_old_maps {
             *boots.lock() += 1;
         }

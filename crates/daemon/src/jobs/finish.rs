@@ -8,7 +8,7 @@ use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::{Retiring, TargetError};
 use block::Bytes;
 
-use super::{JobHandle, convert};
+use super::{JobHandle, convert, record_of};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
@@ -264,6 +264,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     // looks for it afterwards; what is, once no record can name it any more.
     let beside = overlays_beside(volume);
     let Some(id) = volume.document().job.as_ref().map(|job| job.id) else { return };
+    let group = record_of(&volume.document());
     let is_listed = volume.document().job.as_ref().is_some_and(|job| !job.overlays.is_empty());
     let sweep = || {
         if let Some((source, target)) = &beside {
@@ -275,8 +276,12 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     }
     let stored = volume.journal.update(|document| document.job = None);
     match stored.await {
-        Ok(()) if is_listed => sweep(),
-        Ok(()) => {}
+        Ok(()) => {
+            if is_listed {
+                sweep();
+            }
+            group.into_iter().for_each(|group| daemon.leave_group(group, volume));
+        }
         Err(error) => {
             tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
             strike_later(daemon, volume, id);

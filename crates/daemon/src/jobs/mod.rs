@@ -28,10 +28,12 @@ use backends::FileBackend;
 use block::BufferPool;
 use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, of_migration, undo_without_target};
 pub(crate) use forecast::Planned;
+pub use group::record::{GroupRecord, GroupState};
+pub(crate) use group::{Group, record_of};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{of_target, parse_backend, refuse_reserve_above, show, volume_size};
@@ -50,6 +52,8 @@ pub(crate) struct JobHandle {
     over: watch::Sender<bool>,
     /// Becomes true when it shall not begin, or end.
     cancel: watch::Sender<bool>,
+    /// Its place among the running moves, while it has one.
+    place: Mutex<Option<OwnedSemaphorePermit>>,
     /// It was given a deadline.
     pressed: Notify,
     /// Remembers why the daemon itself ends it, for a daemon that comes after this one, too.
@@ -139,6 +143,7 @@ impl JobHandle {
             inner: Mutex::new(inner),
             over: watch::Sender::new(false),
             cancel: watch::Sender::new(false),
+            place: Mutex::default(),
             pressed: Notify::new(),
             journal: Arc::clone(journal),
         }
@@ -165,6 +170,16 @@ impl JobHandle {
     /// What is expected of it.
     pub(crate) fn predicted(&self, prediction: Option<v1::Prediction>) {
         self.inner.lock().job.prediction = prediction;
+    }
+
+    /// It has a place among the running moves.
+    pub(crate) fn keep_place(&self, place: OwnedSemaphorePermit) {
+        *self.place.lock() = Some(place);
+    }
+
+    /// It needs its place no more.
+    pub(crate) fn give_place_back(&self) {
+        drop(self.place.lock().take());
     }
 
     /// Whether it has left the queue.

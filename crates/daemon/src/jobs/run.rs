@@ -56,16 +56,17 @@ pub(crate) async fn run(
         () = job.cancelled() => Err(Ending::Cancelled(None)),
         turn = wait_for_turn(&daemon, &volume, &target, place) => turn.map_err(|error| Ending::Failed(error, None)),
     };
-    let _place = match turn {
-        Ok(place) => place,
+    match turn {
+        Ok(place) => job.keep_place(place),
         Err(ending) => return finish(&daemon, &volume, &job, ending, target).await,
     };
     let prediction = daemon.predict(&volume, &job, &target).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
-        Ok(started) => drive(daemon, volume, job, target, started).await,
+        Ok(started) => drive(daemon, volume, Arc::clone(&job), target, started).await,
         Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
     }
+    job.give_place_back();
 }
 
 /// Waits for a place in the queue, and for the target's host if that is another one. Whoever waits for a host takes nobody's
@@ -141,7 +142,7 @@ pub(crate) async fn start_migration(
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
         under_way,
-        journal: crate::remote::job_journal(daemon, volume, target),
+        journal: daemon.job_journal(volume, crate::remote::job_journal(daemon, volume, target))?,
         progress_map,
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         comparison,

@@ -265,6 +265,19 @@ impl Driver {
         event
     }
 
+    /// How long the guest is held for what the target needs before the commit. Others that switch over with it may copy for as
+    /// long as this might have.
+    pub(super) fn settle_limit(&self) -> Duration {
+        let limit = self.options.commit_limit().min(self.options.stall_limit().unwrap_or(Duration::MAX));
+        match &self.tracking {
+            Some(Tracking { convergence, held_since, forced, .. }) if self.journal.is_of_group() => {
+                let until = *held_since + convergence.hold_limit(*forced);
+                until.since(self.env.now()).max(limit)
+            }
+            _ => limit,
+        }
+    }
+
     /// What is not in step.
     pub(super) fn bytes_left(&self) -> u64 {
         (self.mirror.size - self.mirror.tracker(|tracker| tracker.bytes_in_step())).0

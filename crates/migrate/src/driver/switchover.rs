@@ -58,7 +58,10 @@ impl Driver {
         }
         match (flushed, self.demand()) {
             (_, Some(event)) => event,
-            (Ok(()), None) if self.may_hold() => self.ask_target().await,
+            (Ok(()), None) if self.may_hold() => match self.ask_target().await {
+                Event::Flushed if self.journal.is_of_group() => self.wait_for_others().await,
+                event => event,
+            },
             (Ok(()), None) => Event::Missing,
             (Err(error), None) => {
                 self.error = Some(error);
@@ -84,6 +87,39 @@ impl Driver {
         let is_lost = matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut);
         self.error = Some(error);
         if is_lost { Event::TargetFailed } else { Event::Broken }
+    }
+
+    /// Waits until those that switch over with it are as far. What is not mirrored gets behind meanwhile, and is copied again.
+    async fn wait_for_others(&mut self) -> Event {
+        let journal = Arc::clone(&self.journal);
+        let mut turn = journal.turn();
+        let mut flushed = self.env.now();
+        loop {
+            let is_turn = matches!(select(&mut turn, pin!(self.wait(TICK))).await, Either::Left(_));
+            if is_turn {
+                return self.demand().unwrap_or(Event::Flushed);
+            }
+            self.tick();
+            if let Some(event) = self.demand() {
+                return event;
+            }
+            if self.machine.paused() {
+                // It waits at the beginning of this phase.
+                return Event::Flushed;
+            }
+            if !self.may_hold() {
+                return Event::Missing;
+            }
+            if self.env.now().since(flushed) >= self.options.flush_interval() {
+                // So that little is left to flush once the others are there.
+                let mirror = Arc::clone(&self.mirror);
+                if let Err(error) = self.with_target(async move { mirror.flush_target().await }).await {
+                    self.error = Some(error);
+                    return self.demand().unwrap_or(Event::TargetFailed);
+                }
+                flushed = self.env.now();
+            }
+        }
     }
 
     /// Whether the guest may be held: everything is in step, or what is not can be copied meanwhile.
@@ -133,11 +169,12 @@ impl Driver {
     /// works: there is less to do then the next time.
     pub(super) async fn settle_target(&mut self) -> Event {
         let began = self.env.now();
-        let limit = self.options.commit_limit().min(self.options.stall_limit().unwrap_or(Duration::MAX));
+        let limit = self.settle_limit();
         let settled = env::timeout(&*self.env, limit, self.journal.before_commit()).await;
         self.statistics.switchover.window_us += micros(self.env.now().since(began));
         match settled {
             Some(Ok(())) => self.demand().unwrap_or(Event::Quiesced),
+            Some(Err(error)) if error.kind() == ErrorKind::Busy => self.not_quiesced(),
             Some(Err(error)) => {
                 self.error = Some(error.wrap("making the target durable before the commit"));
                 Event::TargetFailed

@@ -122,9 +122,12 @@ impl Host {
     /// Looks how many moves run: no more than have places.
     pub(super) fn check_running(&self, core: &::daemon::Core) {
         let is_running = |state: JobState| matches!(state, JobState::Running | JobState::Paused);
-        let running = core.jobs().into_iter().filter(|job| is_running(job.state)).count();
+        let jobs = core.jobs().into_iter().filter(|job| is_running(job.state));
+        // Those of a group give their places back when they wait for one another.
+        let (of_group, alone): (Vec<_>, Vec<_>) = jobs.partition(|job| job.group.is_some());
+        let running = of_group.len() + alone.len();
         let limit = self.shared.setup.running_jobs_max;
-        if running > limit {
+        if alone.len() > limit {
             let what = format!("{running} moves run at once, and {limit} may");
             self.shared.world.violate(Invariant::Bounded, what);
         }

@@ -13,6 +13,7 @@
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
 mod fake_arbiter;
+mod group;
 mod layers;
 mod peer_host;
 mod platform;
@@ -39,6 +40,7 @@ use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
+use group::GroupStore;
 pub use peer_host::Outage;
 use peer_host::PeerHost;
 use together::Together;
@@ -61,6 +63,8 @@ pub(super) struct DaemonHarness {
     is_unwanted: Mutex<bool>,
     /// Of the moves of all volumes, which all of them know.
     together: Arc<Mutex<Together>>,
+    /// The record of those that switch over together.
+    groups: Arc<GroupStore>,
     /// The daemon has said, or shown, that it has the volume.
     is_attached: Mutex<bool>,
     /// Which files of layers were beside the target before a move, and in which life of the process.
@@ -90,7 +94,7 @@ impl DaemonHarness {
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
         let peer = is_between_hosts.then(|| PeerHost::new(world, has_arbiter));
-        Self::with(SimFiles::new(world, map), places, peer, Arc::default())
+        Self::with(SimFiles::new(world, map), places, peer, (Arc::default(), GroupStore::new(world)))
     }
 
     /// That of one more volume of the same process.
@@ -99,13 +103,24 @@ impl DaemonHarness {
         files.add_map(names(volume).volume, map);
         // No two files of the world have one number.
         let places = [1, 2].map(|number| Place { exists: true, number: number + 1_000_000 * volume as u64 });
-        Self::with(files, places, None, Arc::clone(&first.together))
+        Self::with(files, places, None, (Arc::clone(&first.together), Arc::clone(&first.groups)))
     }
 
-    fn with(files: SimFiles, places: [Place; 2], peer: Option<PeerHost>, together: Arc<Mutex<Together>>) -> Self {
+    fn with(
+        files: SimFiles,
+        places: [Place; 2],
+        peer: Option<PeerHost>,
+        (together, groups): (Arc<Mutex<Together>>, Arc<GroupStore>),
+    ) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
         let (places, slots, layers_before) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        Self { files, places, slots, peer, is_unwanted, together, is_attached, layers_before }
+        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, layers_before }
+    }
+
+    /// The power of the host is gone.
+    pub(super) fn lose_power(&self) {
+        self.files.lose_power();
+        self.groups.disk.lose_power();
     }
 
     /// The process has died.

@@ -17,6 +17,7 @@ use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
 
+use super::group::GroupStore;
 use super::{Host, Place, Watched, shelf_side_of, side_of};
 use crate::disk::Disk;
 use crate::host::beside::VOLUMES_MAX;
@@ -125,6 +126,10 @@ impl ProcessView {
 impl Backends for ProcessView {
     fn open_store<'a>(&'a self, path: &'a Path, _: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
         Box::pin(async move {
+            if GroupStore::is_of(path) {
+                let device = self.host.open_group(path, &self.process).await;
+                return Ok(StoreFile { device, forget_failed_sync: Box::new(|| ()) });
+            }
             let host = self.host.with_store(path);
             let shared = &host.shared;
             let is_journal = path.ends_with("journal");

@@ -3,17 +3,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ::daemon::VolumeDocument;
 use api::v1::{Job, JobState};
-use env::Moment;
 
 use super::Host;
 use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::Invariant;
-
-/// So long after one of them was undone, or the daemon has begun after that, no other is committed any more: it has been told.
-const TOLD_WITHIN: Duration = Duration::from_secs(1);
 
 /// What is known of a move of all volumes.
 #[derive(Default)]
@@ -24,17 +19,14 @@ pub(super) struct Together {
     is_asked: bool,
     /// Somebody has wished one of them away.
     is_unwanted: bool,
-    /// One of this group was undone, at this moment.
-    aborted: Option<(u64, Moment)>,
-    /// This life of the daemon began.
-    began: Moment,
+    /// One of them was undone.
+    is_undone: bool,
 }
 
 impl Host {
     /// A life of the daemon begins.
     pub(super) fn begin_life(&self) {
-        let mut together = self.shared.daemon_harness.together.lock();
-        (together.began, together.is_asked) = (self.shared.world.now(), false);
+        self.shared.daemon_harness.together.lock().is_asked = false;
     }
 
     /// Whether nobody else is about to ask for the move of this volume.
@@ -90,20 +82,20 @@ impl Host {
 
     /// A move is over, and the volume where it was.
     pub(super) fn note_undone(&self, job: &Job) {
-        if let (Some(group), JobState::Failed | JobState::Cancelled) = (job.group, job.state) {
-            self.shared.world.occur(Occurrence::Told("undone together"));
-            self.shared.daemon_harness.together.lock().aborted.get_or_insert((group, self.shared.world.now()));
+        let (Some(_), JobState::Failed | JobState::Cancelled) = (job.group, job.state) else { return };
+        self.shared.world.occur(Occurrence::Told("undone together"));
+        self.shared.daemon_harness.together.lock().is_undone = true;
+        if self.shared.daemon_harness.groups.is_committed() {
+            let what =
+                format!("{} was left where it was, and those that it belongs together with were moved", self.name());
+            self.shared.world.violate(Invariant::CancelSafe, what);
         }
     }
 
-    /// A move is committed: none that it belongs together with was undone long ago.
-    pub(super) fn check_together(&self, document: &VolumeDocument) {
-        let group = document.job.as_ref().and_then(|job| job.group.as_ref()).map(|group| group.id);
-        let together = self.shared.daemon_harness.together.lock();
-        let Some((_, at)) = together.aborted.filter(|(aborted, _)| Some(*aborted) == group) else { return };
-        if self.shared.world.now() > at.max(together.began) + TOLD_WITHIN {
-            let what =
-                format!("the move of {} is committed, and one that it belongs together with was undone", self.name());
+    /// A group is about to be committed: no move of it was undone.
+    pub(super) fn check_none_undone(&self) {
+        if self.shared.daemon_harness.together.lock().is_undone {
+            let what = "a group is committed, and a move of it was undone";
             self.shared.world.violate(Invariant::CancelSafe, what);
         }
     }

@@ -28,12 +28,17 @@ pub(super) async fn alive(process: &Process) {
     }
 }
 
-/// The document in a slot that is written, and its bytes.
-pub(super) fn document_in(mutation: &Mutation) -> Option<(VolumeDocument, Vec<u8>)> {
+/// What a slot that is written holds.
+pub(super) fn payload_in(mutation: &Mutation) -> Option<Vec<u8>> {
     let MutationKind::Data(data) = mutation.kind() else { return None };
     let length = u32::from_le_bytes(data.get(12..16)?.try_into().ok()?) as usize;
-    let payload = data.get(32..32 + length)?;
-    Some((serde_json::from_slice(payload).ok()?, payload.to_vec()))
+    Some(data.get(32..32 + length)?.to_vec())
+}
+
+/// The document in a slot that is written, and its bytes.
+pub(super) fn document_in(mutation: &Mutation) -> Option<(VolumeDocument, Vec<u8>)> {
+    let payload = payload_in(mutation)?;
+    Some((serde_json::from_slice(&payload).ok()?, payload))
 }
 
 impl Filter for Watched {
@@ -55,9 +60,15 @@ impl Filter for Watched {
             // A commit that an earlier life has begun, and whose store is found on the disk, has been looked at then: the
             // power may have gone since, and each side may have lost what was not flushed.
             if document.epoch > found.max(*shared.epoch.lock()) && document.job.is_some() {
-                self.host.check_commit(1 - holder);
-                self.host.check_together(&document);
-                self.host.check_durable_there();
+                let group = document.job.as_ref().and_then(|job| job.group.as_ref());
+                match group.and_then(|group| group.record) {
+                    // Its sides were compared when the record of the group was stored.
+                    Some(_) => self.host.check_group_committed(),
+                    None => {
+                        self.host.check_commit(1 - holder);
+                        self.host.check_durable_there();
+                    }
+                }
             }
             self.host.check_given_up(&document);
             self.host.check_struck(&document);

@@ -1,8 +1,11 @@
 //! All disks of a machine, moved together.
 //!
-//! Each disk has a job of its own, with its own copy, switchover and report. Together they are asked for, and refused, and
-//! together they are undone: a job that is cancelled or fails takes along those that are not on their targets yet. A disk
-//! that is there already stays there. After a restart the journals say who belongs together.
+//! Each disk has a job of its own, with its own copy and report. Together they are asked for, and refused, they switch over in
+//! one commit ([`switchover`]), and together they are undone: a job that is cancelled or fails takes the others along. After a
+//! restart the journals say who belongs together, and the group's [`record`] whether all of it is on its targets.
+
+pub(crate) mod record;
+mod switchover;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,16 +13,20 @@ use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
 
-use migrate::MoveOptions;
+use migrate::{JobJournal, Journal, MoveOptions};
+use uuid::Uuid;
 
+use self::record::{GroupJournal, GroupRecord};
+pub(crate) use self::switchover::Group;
+use self::switchover::GroupMember;
 use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
 use crate::daemon::Daemon;
-use crate::document::{GroupDocument, JobDocument};
+use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, require_here};
-use crate::problem::{Result, invalid};
+use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 
 impl Daemon {
@@ -93,7 +100,8 @@ impl Daemon {
         }
         let ids = self.history.next_ids(volumes.len() as u64)?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let group = GroupDocument { id: ids.start, members };
+        let record = self.begin_group(volumes, &ready).await?;
+        let group = GroupDocument { id: ids.start, members, record };
         let mut enlisted = Vec::with_capacity(volumes.len());
         for (((volume, ready), open_backend), id) in volumes.iter().zip(ready).zip(open_backend).zip(ids) {
             match self.enlist(peer, volume, ready, (id, Some(group.clone())), open_backend).await {
@@ -102,11 +110,103 @@ impl Daemon {
                     for Enlisted { volume, handle, open_backend, .. } in enlisted {
                         finish(self, &volume, &handle, Ending::Cancelled(None), open_backend).await;
                     }
+                    record.into_iter().for_each(|record| self.drop_group(record));
                     return Err(of_disk(volume, error));
                 }
             }
         }
         Ok(enlisted)
+    }
+
+    /// Puts it on record that `volumes` switch over in one commit. A volume alone, or one whose commit the arbiter decides, has
+    /// a commit of its own.
+    async fn begin_group(&self, volumes: &[Arc<Volume>], ready: &[Ready]) -> Result<Option<Uuid>> {
+        let is_decided = self.hosts.arbiter().is_some() && ready.iter().any(|ready| !ready.target.location().is_file());
+        if volumes.len() < 2 || is_decided {
+            return Ok(None);
+        }
+        let id = random_uuid(&*self.env);
+        let path = self.state.begin_group(id, Journal::<GroupRecord>::bytes_needed())?;
+        let members = volumes.iter().map(|volume| volume.name.clone()).collect();
+        let journal = GroupJournal::create(&path, (id, members), &self.backends, &*self.env).await;
+        let journal = journal.map_err(|error| of_backend(&error, "the record of the group"))?;
+        self.state.finish_group(id)?;
+        self.groups.lock().insert(id, Arc::new(Group::new(journal, |_| true)));
+        Ok(Some(id))
+    }
+
+    /// No journal names the record any more.
+    fn drop_group(&self, record: Uuid) {
+        if self.groups.lock().remove(&record).is_some() {
+            self.state.remove_group(record);
+        }
+    }
+
+    /// The move of `volume`, which was of the group with this record, is over and off its journal.
+    pub(super) fn leave_group(&self, record: Uuid, volume: &Volume) {
+        let group = self.groups.lock().get(&record).cloned();
+        if group.is_some_and(|group| group.note_over(&volume.name)) {
+            self.drop_group(record);
+        }
+    }
+
+    /// The journal of the job of `volume`: `own`, behind what its group has to say if it is of one.
+    ///
+    /// # Errors
+    /// Its group has no record.
+    pub(super) fn job_journal(&self, volume: &Volume, own: Arc<dyn JobJournal>) -> block::Result<Arc<dyn JobJournal>> {
+        let Some(record) = record_of(&volume.document()) else { return Ok(own) };
+        let group = self.groups.lock().get(&record).cloned().ok_or_else(|| {
+            block::Error::new(block::ErrorKind::Internal, format!("the group {record} has no record"))
+        })?;
+        let (name, journal) = (volume.name.clone(), Arc::clone(&volume.journal));
+        Ok(Arc::new(GroupMember { group, name, journal, own, job: volume.job() }))
+    }
+
+    /// After a start: reads the records of the groups that `volumes` are of, and removes those that none is of.
+    pub(crate) async fn recover_groups(&self, volumes: &[Arc<Volume>]) -> Result<()> {
+        for id in self.state.groups()? {
+            let is_member = |volume: &&Arc<Volume>| record_of(&volume.document()) == Some(id);
+            let members: BTreeSet<&str> = volumes.iter().filter(is_member).map(|volume| &*volume.name).collect();
+            if members.is_empty() && self.unreadable.read().is_empty() {
+                self.state.remove_group(id);
+                continue;
+            }
+            let path = self.layout.group_journal(id);
+            match GroupJournal::open(&path, &self.backends, &*self.env).await {
+                Ok(journal) => {
+                    let group = Group::new(journal, |name| members.contains(name));
+                    self.groups.lock().insert(id, Arc::new(group));
+                }
+                Err(error) => {
+                    tracing::error!(group = %id, error = error.chain(), "the record of a group cannot be read")
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// After a start, before anybody is let in: what the record of its group says of `volume` goes on its own journal.
+    ///
+    /// # Errors
+    /// There is no such record, or the journal cannot be stored. Who holds the volume is not known.
+    pub(crate) async fn settle_group(&self, volume: &Volume) -> Result<()> {
+        let document = volume.document();
+        let is_committed = document.job.as_ref().is_none_or(|job| job.committed.is_some());
+        let Some(record) = record_of(&document).filter(|_| !is_committed) else { return Ok(()) };
+        let Some(group) = self.groups.lock().get(&record).cloned() else {
+            let path = self.layout.group_journal(record);
+            let message =
+                format!("whether {} was moved is on record in {}, which cannot be read", volume.name, path.display());
+            return Err(Error::new(ErrorCode::JournalUnreadable, message)
+                .with_hint("put back a copy of that file and restart; the volume's bytes are untouched"));
+        };
+        if group.is_committed() {
+            let stored = volume.journal.update(VolumeDocument::commit).await;
+            stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
+            tracing::info!(volume = volume.name, group = %record, "the volume was switched over with the other disks");
+        }
+        Ok(())
     }
 
     /// What moves of all disks of the machine whose disk `name` is would cost.
@@ -201,6 +301,11 @@ impl Daemon {
     fn has_moved(&self, over: &Job) -> bool {
         self.volume(&over.volume).is_ok_and(|volume| volume.document().backend.to_string() == over.target)
     }
+}
+
+/// The record of the group that the move of a volume is of.
+pub(crate) fn record_of(document: &VolumeDocument) -> Option<Uuid> {
+    document.job.as_ref()?.group.as_ref()?.record
 }
 
 fn failed_with(name: &str, other: &str, cause: Option<&Error>) -> Error {

@@ -1,0 +1,106 @@
+//! The record of moves that switch over together: one journal whose document says whether they have.
+//!
+//! ```text
+//!   begun, open ─▶ the journals of all members name it ─▶ committed ─▶ each member's own commit ─▶ no journal names it ─▶ removed
+//! ```
+//!
+//! Before *committed* is durable the source of every member holds its volume, afterwards the target of every member does,
+//! whatever its own journal says yet. A record that no journal names says nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use block::{Error, ErrorKind};
+use env::Env;
+use migrate::Journal;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::platform::{Backends, StoreFile};
+
+/// The layout of this record.
+const GROUP_VERSION: u32 = 1;
+
+/// What is on record of a group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupRecord {
+    /// The layout.
+    pub version: u32,
+    /// The group, as its members' journals call it.
+    pub id: Uuid,
+    /// The volumes.
+    pub members: Vec<String>,
+    /// Whether their targets hold them.
+    pub state: GroupState,
+}
+
+/// Whether a group has switched over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupState {
+    /// The sources hold the volumes.
+    Open,
+    /// The targets hold the volumes.
+    Committed,
+}
+
+/// The record on its disk.
+pub(crate) struct GroupJournal {
+    journal: Journal<GroupRecord>,
+    forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+    record: GroupRecord,
+}
+
+impl GroupJournal {
+    /// The record at `path`, which holds nothing yet: of the group `id` of `members`, open.
+    pub(crate) async fn create(
+        path: &Path,
+        (id, members): (Uuid, Vec<String>),
+        backends: &Arc<dyn Backends>,
+        env: &dyn Env,
+    ) -> block::Result<Self> {
+        let StoreFile { device, forget_failed_sync } = backends.open_store(path, env).await?;
+        let (journal, _) = Journal::open(device).await?;
+        let record = GroupRecord { version: GROUP_VERSION, id, members, state: GroupState::Open };
+        journal.store(&record).await?;
+        Ok(Self { journal, forget_failed_sync, record })
+    }
+
+    /// The record at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read, or a newer version has written it.
+    pub(crate) async fn open(path: &Path, backends: &Arc<dyn Backends>, env: &dyn Env) -> block::Result<Self> {
+        let StoreFile { device, forget_failed_sync } = backends.open_store(path, env).await?;
+        let (journal, record) = Journal::open(device).await?;
+        let record = check(path, record)?;
+        Ok(Self { journal, forget_failed_sync, record })
+    }
+
+    /// What was last stored.
+    pub(crate) const fn record(&self) -> &GroupRecord {
+        &self.record
+    }
+
+    /// Stores `state`. After an error nobody knows which state counts, until a later store has ended well.
+    pub(super) async fn store(&mut self, state: GroupState) -> block::Result<()> {
+        let record = GroupRecord { state, ..self.record.clone() };
+        if let Err(error) = self.journal.store(&record).await {
+            // The next store goes elsewhere and relies on nothing that this one may have lost.
+            (self.forget_failed_sync)();
+            return Err(error);
+        }
+        self.record = record;
+        Ok(())
+    }
+}
+
+fn check(path: &Path, record: Option<GroupRecord>) -> block::Result<GroupRecord> {
+    let path = path.display();
+    let record = record.ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("the record {path} is empty")))?;
+    if record.version != GROUP_VERSION {
+        let context = format!("the record {path} was written by a newer version: start that one");
+        return Err(Error::new(ErrorKind::Unsupported, context));
+    }
+    Ok(record)
+}

@@ -1,0 +1,125 @@
+//! The record of moves that switch over together, and the checks of what the daemon stores there.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ::daemon::{GroupRecord, GroupState};
+use block::{Bytes, Device, Filter, IoFuture, Mutation};
+use parking_lot::Mutex;
+
+use super::Host;
+use super::watched::{alive, payload_in};
+use crate::disk::{Disk, Timing};
+use crate::host::setup::Role;
+use crate::occurrence::Occurrence;
+use crate::process::Process;
+use crate::world::{Invariant, World};
+
+/// The disk of the record, and what is known of it. A story has one group at most.
+pub(super) struct GroupStore {
+    pub(super) disk: Disk,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    /// The path of the record's directory.
+    id: String,
+    /// All targets are on record as holding their volumes.
+    is_committed: bool,
+}
+
+impl GroupStore {
+    pub(super) fn new(world: &World) -> Arc<Self> {
+        let disk = Disk::new(world, "group", Bytes::mib(1), 512, Timing::FLASH);
+        Arc::new(Self { disk, seen: Mutex::default() })
+    }
+
+    /// Whether the record of `path` is a group's.
+    pub(super) fn is_of(path: &Path) -> bool {
+        path.ancestors().any(|above| above.file_name().is_some_and(|name| name == "groups"))
+    }
+
+    pub(super) fn is_committed(&self) -> bool {
+        self.seen.lock().is_committed
+    }
+}
+
+impl Host {
+    /// The record at `path` as this life of the daemon has it.
+    pub(super) async fn open_group(&self, path: &Path, process: &Process) -> Device {
+        let store = &self.shared.daemon_harness.groups;
+        let name = path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
+        let id = name.trim_start_matches('.').trim_end_matches(".new");
+        {
+            let mut seen = store.seen.lock();
+            if seen.id != id {
+                store.disk.blank();
+                *seen = Seen { id: id.to_owned(), is_committed: false };
+            }
+        }
+        let lower = self.open(&store.disk, Role::Journal, 0).await;
+        let watched =
+            WatchedGroup { lower, host: self.clone(), process: process.clone(), is_opened: Mutex::new(false) };
+        Device::new("group", watched)
+    }
+
+    /// All targets are about to be on record: each has what its source has, and none was given up.
+    fn check_group(&self, record: &GroupRecord) {
+        self.check_none_undone();
+        for volume in self.volumes().iter().filter(|volume| record.members.iter().any(|name| name == volume.name())) {
+            volume.check_commit(volume.holder());
+            volume.check_durable_there();
+        }
+    }
+
+    /// The commit of a volume of a group is about to be stored.
+    pub(super) fn check_group_committed(&self) {
+        if !self.shared.daemon_harness.groups.is_committed() {
+            let what = format!("{} goes to its target, and the record of its group does not say so", self.name());
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+    }
+}
+
+/// The record's disk as one life of the daemon has it.
+struct WatchedGroup {
+    lower: Device,
+    host: Host,
+    process: Process,
+    /// What was found was stored once more: it has been looked at when it was stored first.
+    is_opened: Mutex<bool>,
+}
+
+impl Filter for WatchedGroup {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            alive(&self.process).await;
+            let payload = payload_in(&mutation);
+            let record = payload.and_then(|payload| serde_json::from_slice::<GroupRecord>(&payload).ok());
+            let Some(record) = record else { return self.lower.write(mutation).await };
+            let is_commit = record.state == GroupState::Committed;
+            if is_commit && std::mem::replace(&mut *self.is_opened.lock(), true) {
+                self.host.check_group(&record);
+            }
+            *self.is_opened.lock() = true;
+            let stored = self.lower.write(mutation).await;
+            let word = if stored.is_ok() { "durable" } else { "in doubt" };
+            self.host.shared.world.event(format_args!("group {word}: {:?}", record.state));
+            let occurs = |what| self.host.shared.world.occur(Occurrence::Told(what));
+            match (&stored, is_commit) {
+                (Ok(()), true) => occurs("committed together"),
+                (Err(_), true) => occurs("group in doubt"),
+                _ => {}
+            }
+            if stored.is_ok() {
+                self.host.shared.daemon_harness.groups.seen.lock().is_committed = is_commit;
+            }
+            stored
+        })
+    }
+}
