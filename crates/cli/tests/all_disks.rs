@@ -133,3 +133,74 @@ fn when_one_disk_s_target_is_lost_the_others_are_undone_too_even_after_a_restart
     assert!(message.contains("with that of system"), "{message}");
     assert_undone(&world, &qemu);
 }
+
+/// How many groups have a record.
+fn records(world: &World) -> usize {
+    std::fs::read_dir(world.path("state/groups")).expect("the state directory has one").count()
+}
+
+/// Where each disk is, once nothing moves any more.
+fn backends(world: &World) -> [String; 2] {
+    ["system", "data"].map(|name| backend_of(world, name))
+}
+
+#[test]
+fn all_disks_switch_over_in_one_commit() {
+    let mut world = World::without_daemon();
+    std::fs::write(world.path("config.toml"), "running-jobs-max = 1\n").expect("written");
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    let qemu = with_two_disks(&world);
+    let jobs = begin(&world);
+    // The smaller one is complete long before the other, which gets its place then.
+    let ids: Vec<u64> = jobs.iter().map(|job| job["id"].as_u64().expect("a number")).collect();
+    let start = Instant::now();
+    let phase = |name: &str| {
+        let jobs = world.json(&["jobs"]);
+        let jobs = jobs.as_array().expect("a list").clone();
+        let job = jobs.into_iter().find(|job| job["volume"] == name).expect("it moves");
+        job["progress"]["phase"].as_str().unwrap_or_default().to_owned()
+    };
+    world.run(&["set", "data", "--bandwidth", "100MiB/s"]);
+    while phase("data") != "pre-switch" {
+        assert!(start.elapsed() < HANG, "the first disk is not complete\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(backends(&world).iter().all(|place| !place.contains("new-")), "one has gone before the other");
+    qemu.write_to("vda", 0x31);
+    qemu.write_to("vdb", 0x32);
+    world.run(&["set", "system", "--bandwidth", "100MiB/s"]);
+    for id in ids {
+        assert_eq!(world.wait_for_job(id)["state"], "done");
+    }
+    assert!(backends(&world).iter().all(|place| place.contains("new-")), "one has stayed");
+    assert!(world.log().contains("all disks of the machine are committed"), "{}", world.log());
+    assert_eq!(records(&world), 0, "the group's record was left behind");
+}
+
+#[test]
+fn a_daemon_that_dies_at_the_commit_of_all_disks_has_moved_all_or_none() {
+    let mut world = World::new();
+    let qemu = with_two_disks(&world);
+    let mut cut_short = 0;
+    for round in 0_u64..8 {
+        let arguments = ["move", "system", "--all-disks", "--no-persist", "--delete-source", "--detach"];
+        let to = format!("file:{}", world.text(&format!("new-{round}-{{name}}.img")));
+        let jobs = world.json(&[&arguments[..], &["--to", &to]].concat());
+        let ids: Vec<u64> =
+            jobs.as_array().expect("a list").iter().map(|job| job["id"].as_u64().expect("a number")).collect();
+        std::thread::sleep(Duration::from_millis(20 + 23 * round));
+        world.kill();
+        world.start();
+        cut_short += u32::from(world.json(&["jobs"]) != Value::Array(Vec::new()));
+        let states: Vec<Value> = ids.iter().map(|id| world.wait_for_job(*id)["state"].clone()).collect();
+        assert_eq!(states[0], states[1], "{}", world.log());
+        let moved = backends(&world).map(|place| place.contains(&format!("new-{round}-")));
+        assert_eq!(moved[0], moved[1], "{states:?}\n{}", world.log());
+        qemu.write_to("vda", round as u8);
+        qemu.write_to("vdb", round as u8);
+        assert_eq!(records(&world), 0, "a group's record was left behind");
+    }
+    assert!(cut_short > 0, "no move was cut short");
+}

@@ -50,6 +50,14 @@ impl Ruling {
         }
     }
 
+    /// How many commits the source has taken back.
+    pub(crate) const fn withdrawals(self) -> u32 {
+        match self {
+            Self::Withdrawn(withdrawals) => withdrawals,
+            Self::Open | Self::Committed | Self::Abandoned => 0,
+        }
+    }
+
     /// The words that are kept; none for what is open.
     #[must_use]
     pub fn to_text(self) -> Option<String> {

@@ -399,15 +399,13 @@ impl<'a> ScenarioRunner<'a> {
     /// The journal's disk has these faults for a while.
     fn trouble_store(&self, seat: &Seat, trouble: Faults) {
         let faults = self.scenario.journal_faults;
-        seat.journal.set_faults(trouble);
-        let (journal, world) = (seat.journal.clone(), self.world.clone());
+        let (stores, world) = ([seat.journal.clone(), seat.host.group_disk()], self.world.clone());
+        stores.iter().for_each(|store| store.set_faults(trouble));
         let span = self.rng.up_to(Duration::from_millis(300));
         self.world.spawn(async move {
             world.sleep(span).await;
             // The faults may have ended meanwhile.
-            if journal.is_faulty() {
-                journal.set_faults(faults);
-            }
+            stores.iter().filter(|store| store.is_faulty()).for_each(|store| store.set_faults(faults));
         });
     }
 

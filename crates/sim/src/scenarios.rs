@@ -255,6 +255,11 @@ pub const SCENARIOS: &[NamedScenario] = &[
         volumes::crashed,
     ),
     scenario("volumes-together", "several volumes move as one, and one of them is undone", volumes::together),
+    scenario(
+        "volumes-committed",
+        "several volumes move as one, with trouble around their one commit",
+        volumes::committed,
+    ),
     scenario("volumes-pool", "several volumes with few buffers between them, one of which may hang", volumes::pooled),
     scenario("layers", "snapshots and limits come and go under guests, and move with the volume", layers::quiet),
     scenario(

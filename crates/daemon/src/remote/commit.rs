@@ -14,14 +14,16 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use block::{BlockDevice, ErrorKind, IoFuture};
-use env::EnvRef;
+use env::{Env, EnvRef};
 use migrate::{JobJournal, Phase};
 
 use super::remote_volume_device::RemoteVolumeDevice;
 use crate::arbiter::{Arbiter, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
+use crate::jobs::record_of;
 use crate::journal::VolumeJournal;
+use crate::location::RemoteVolume;
 use crate::open_backend::OpenBackend;
 use crate::platform::Hosts;
 use crate::problem::{Result, of_backend};
@@ -38,9 +40,10 @@ pub(crate) fn job_journal(daemon: &Daemon, volume: &Volume, target: &OpenBackend
     match target.remote_device() {
         Some(remote_device) => Arc::new(TwoPhases {
             env: Arc::clone(&daemon.env),
+            // Of a group the arbiter decides as one.
+            arbiter: daemon.hosts.arbiter().filter(|_| record_of(&volume.document()).is_none()),
             journal,
             remote_device: Arc::clone(remote_device),
-            arbiter: daemon.hosts.arbiter(),
         }),
         None => journal,
     }
@@ -55,32 +58,96 @@ struct TwoPhases {
 }
 
 impl TwoPhases {
-    /// Waits until the arbiter answers, and has it on record that it is going to be asked to decide.
-    async fn announce(&self, arbiter: &dyn Arbiter) -> block::Result<()> {
-        let job = self.remote_device.place().job;
-        let began = self.env.now();
-        let ruling = loop {
-            match arbiter.ruling(job).await {
-                Ok(ruling) => break ruling,
-                Err(error) if self.env.now().since(began) < ARBITER_PATIENCE => {
-                    tracing::info!(%error, "the switchover waits for the arbiter");
-                    self.env.sleep(ARBITER_REST).await;
-                }
-                Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+    fn gone(&self) -> block::Error {
+        gone(&self.remote_device.place().host)
+    }
+}
+
+fn gone(host: &str) -> block::Error {
+    let context = format!("{host} has given up waiting for the volume, as the arbiter has it");
+    block::Error::new(ErrorKind::Fenced, context)
+}
+
+/// Waits until the arbiter answers, and has it on record that it is going to be asked to decide on the move to `remote`. Gives
+/// what it says now.
+async fn announce(
+    env: &dyn Env,
+    arbiter: &dyn Arbiter,
+    remote: &RemoteVolume,
+    journal: &VolumeJournal,
+) -> block::Result<Ruling> {
+    let began = env.now();
+    let ruling = loop {
+        match arbiter.ruling(remote.job).await {
+            Ok(ruling) => break ruling,
+            Err(error) if env.now().since(began) < ARBITER_PATIENCE => {
+                tracing::info!(%error, "the switchover waits for the arbiter");
+                env.sleep(ARBITER_REST).await;
             }
-        };
-        if ruling == Ruling::Abandoned {
-            return Err(self.gone());
+            Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
         }
-        self.journal.update_job(|job| job.asked = true).await
+    };
+    if ruling == Ruling::Abandoned {
+        return Err(gone(&remote.host));
+    }
+    journal.update_job(|job| job.asked = true).await?;
+    Ok(ruling)
+}
+
+/// The arbiter's verdict on a group: the moves of all its volumes have one identity, so there is one verdict on them.
+pub(crate) struct GroupVerdict {
+    env: EnvRef,
+    arbiter: Arc<dyn Arbiter>,
+    remote: RemoteVolume,
+    /// The verdict that a commit would follow.
+    last: parking_lot::Mutex<Ruling>,
+}
+
+impl GroupVerdict {
+    /// Of the moves to where `remote` is one of.
+    pub(crate) fn new(env: &EnvRef, arbiter: Arc<dyn Arbiter>, remote: RemoteVolume) -> Self {
+        Self { env: Arc::clone(env), arbiter, remote, last: parking_lot::Mutex::new(Ruling::Open) }
     }
 
-    fn gone(&self) -> block::Error {
-        let host = &self.remote_device.place().host;
-        block::Error::new(
-            ErrorKind::Fenced,
-            format!("{host} has given up waiting for the volume, as the arbiter has it"),
-        )
+    /// Has it on record in a member's journal that the arbiter is going to be asked.
+    pub(crate) async fn announce(&self, journal: &VolumeJournal) -> block::Result<()> {
+        let ruling = announce(&*self.env, &*self.arbiter, &self.remote, journal).await?;
+        *self.last.lock() = ruling;
+        Ok(())
+    }
+
+    /// Asks for the commit of all.
+    ///
+    /// # Errors
+    /// Fenced: it can never be. Any other: nobody knows whether it counts.
+    pub(crate) async fn commit(&self) -> block::Result<()> {
+        let expected = *self.last.lock();
+        match self.arbiter.decide(self.remote.job, expected, Ruling::Committed).await {
+            Ok(Ruling::Committed) => Ok(()),
+            Ok(_) => Err(gone(&self.remote.host)),
+            Err(error) => Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+        }
+    }
+
+    /// Settles what was asked, against the commit if that is possible still. Gives whether it counts.
+    pub(crate) async fn settle(&self) -> block::Result<bool> {
+        let before = *self.last.lock();
+        let wanted = Ruling::after(before.withdrawals() + 1);
+        let ruling = match self.arbiter.decide(self.remote.job, before, wanted).await {
+            Ok(ruling) => ruling,
+            Err(error) => {
+                // Asked again and again, and the guests' writes wait meanwhile.
+                self.env.sleep(ARBITER_REST).await;
+                return Err(block::Error::new(ErrorKind::TimedOut, error.to_string()));
+            }
+        };
+        *self.last.lock() = ruling;
+        Ok(ruling == Ruling::Committed)
+    }
+
+    /// Both hosts have on record what has become of all: the arbiter need not know any more.
+    pub(crate) async fn forget(&self) {
+        forget(&*self.arbiter, self.remote.job).await;
     }
 }
 
@@ -133,7 +200,10 @@ impl JobJournal for TwoPhases {
         Box::pin(async {
             self.remote_device.prepare(self.journal.document().epoch + 1).await?;
             match &self.arbiter {
-                Some(arbiter) => self.announce(&**arbiter).await,
+                Some(arbiter) => {
+                    let announced = announce(&*self.env, &**arbiter, self.remote_device.place(), &self.journal);
+                    announced.await.map(drop)
+                }
                 None => Ok(()),
             }
         })
@@ -169,7 +239,12 @@ async fn settle(arbiter: &dyn Arbiter, journal: &VolumeJournal) -> Result<bool> 
 
 /// Both hosts have on record what has become of the move `job`: the arbiter need not know any more.
 pub(super) async fn forget_ruling(hosts: &dyn Hosts, job: uuid::Uuid) {
-    let Some(arbiter) = hosts.arbiter() else { return };
+    if let Some(arbiter) = hosts.arbiter() {
+        forget(&*arbiter, job).await;
+    }
+}
+
+async fn forget(arbiter: &dyn Arbiter, job: uuid::Uuid) {
     if let Err(error) = arbiter.forget(job).await {
         tracing::info!(%job, %error, "the verdict on a move that is over stays at the arbiter");
     }

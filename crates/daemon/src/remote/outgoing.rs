@@ -14,7 +14,7 @@ use super::session_authorizer::of_wire;
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument, random_uuid};
 use crate::hosts::HostName;
-use crate::jobs::{JobHandle, volume_size};
+use crate::jobs::{JobHandle, record_of, volume_size};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, RemoteVolume};
 use crate::open_backend::OpenBackend;
@@ -109,8 +109,11 @@ impl Daemon {
                 }
                 let taken = |job: &mut JobDocument| _ = job.committed.as_mut().map(|committed| committed.taken = true);
                 journal.update_job(taken).await?;
-                // The guest does not wait for this.
-                env.spawn(Box::pin(async move { forget_ruling(&*hosts, job).await }));
+                // The verdict on a group is for all its volumes, which may not have been taken yet.
+                if record_of(&document).is_none() {
+                    // The guest does not wait for this.
+                    env.spawn(Box::pin(async move { forget_ruling(&*hosts, job).await }));
+                }
                 Ok(())
             })
         })

@@ -227,6 +227,19 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         "volumes-together",
         &[SWITCHED, CANCELLED, Told("asked together"), Told("undone together"), In(Cancelling, H::Crash), AtOnce(3)],
     ),
+    requirement(
+        "volumes-committed",
+        &[
+            SWITCHED,
+            CANCELLED,
+            RESUMED,
+            Told("committed together"),
+            Told("group in doubt"),
+            Told("undone together"),
+            In(InDoubt, H::Crash),
+            In(Committing, H::Crash),
+        ],
+    ),
     requirement("volumes-pool", &[SWITCHED, AtOnce(2), AtOnce(3), Fault("pool-empty"), Fault("stuck")])
         .because("a volume that hangs seldom has all buffers here; that no export may is proved by nbd-pool-not-shared-out"),
     requirement(

@@ -9,6 +9,7 @@ use super::common::failing;
 use super::nbd::any_wire;
 use super::{common, rate};
 use crate::disk::{Faults, Timing};
+use crate::fault_event::When;
 use crate::guest::Load;
 use crate::rng::Rng;
 use crate::scenario::{FaultEvent, Scenario};
@@ -86,6 +87,31 @@ pub(super) fn together(rng: &Rng) -> Scenario {
         2 => scenario.with(FaultEvent::TargetLost, rng.within(1..=2)).with(FaultEvent::PowerLoss, rng.below(2)),
         _ => scenario.with(FaultEvent::Cancel, 1).dies_at_poll(rng.below(1500)),
     };
+    several(rng, scenario).together()
+}
+
+/// Around the one commit of all: its record fails or is slow, the process dies, the host loses its power, a target is lost.
+pub(super) fn committed(rng: &Rng) -> Scenario {
+    let around =
+        [Phase::PreSwitch, Phase::Quiescing, Phase::Committing, Phase::InDoubt, Phase::Committed, Phase::Switched];
+    let load = Load { requests: rng.pick(&[300, 1500]), ..common(rng).load };
+    let scenario = common(rng).guest(load).with(FaultEvent::Crash, rng.below(2));
+    if rng.chance(0.2) {
+        return several(rng, scenario.dies_at_poll(rng.below(3000))).together();
+    }
+    let mut scenario = scenario;
+    let faults = [
+        FaultEvent::StoreFails,
+        FaultEvent::StoreSlow,
+        FaultEvent::Crash,
+        FaultEvent::PowerLoss,
+        FaultEvent::TargetLost,
+        FaultEvent::Cancel,
+        FaultEvent::Pause,
+    ];
+    for _ in 0..rng.within(1..=4) {
+        scenario = scenario.at(When::In(rng.pick(&around)), rng.pick(&faults));
+    }
     several(rng, scenario).together()
 }
 

@@ -25,8 +25,9 @@ use crate::audit::Peer;
 use crate::daemon::Daemon;
 use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
-use crate::location::{Destination, require_here};
+use crate::location::{Destination, JobTarget, require_here};
 use crate::problem::{Result, invalid, of_backend};
+use crate::remote::GroupVerdict;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -91,8 +92,9 @@ impl Daemon {
         self: &Arc<Self>,
         peer: &Peer,
         volumes: &[Arc<Volume>],
-        ready: Vec<Ready>,
+        mut ready: Vec<Ready>,
     ) -> Result<Vec<Enlisted>> {
+        self.join_moves(&mut ready);
         let mut open_backend = Vec::with_capacity(volumes.len());
         for (volume, ready) in volumes.iter().zip(&ready) {
             let opened = self.open_target(volume, &ready.target, &ready.layers).await;
@@ -100,7 +102,10 @@ impl Daemon {
         }
         let ids = self.history.next_ids(volumes.len() as u64)?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let record = self.begin_group(volumes, &ready).await?;
+        let record = match volumes {
+            [_] => None,
+            _ => Some(self.begin_group(volumes, &ready).await?),
+        };
         let group = GroupDocument { id: ids.start, members, record };
         let mut enlisted = Vec::with_capacity(volumes.len());
         for (((volume, ready), open_backend), id) in volumes.iter().zip(ready).zip(open_backend).zip(ids) {
@@ -118,21 +123,36 @@ impl Daemon {
         Ok(enlisted)
     }
 
-    /// Puts it on record that `volumes` switch over in one commit. A volume alone, or one whose commit the arbiter decides, has
-    /// a commit of its own.
-    async fn begin_group(&self, volumes: &[Arc<Volume>], ready: &[Ready]) -> Result<Option<Uuid>> {
-        let is_decided = self.hosts.arbiter().is_some() && ready.iter().any(|ready| !ready.target.location().is_file());
-        if volumes.len() < 2 || is_decided {
-            return Ok(None);
-        }
+    /// Gives moves that an arbiter decides on one identity: so there is one verdict, which both hosts ask for as for any.
+    fn join_moves(&self, ready: &mut [Ready]) {
+        let mut remotes = ready.iter_mut().filter_map(|ready| match &mut ready.target {
+            JobTarget::Remote(remote) => Some(remote),
+            JobTarget::Local(_) | JobTarget::Foreign(_) => None,
+        });
+        let first = remotes.next().filter(|_| self.hosts.arbiter().is_some()).map(|remote| remote.job);
+        first.into_iter().for_each(|job| remotes.by_ref().for_each(|remote| remote.job = job));
+    }
+
+    /// The arbiter's verdict on moves to these targets, if it decides on them.
+    fn verdict_on<'a>(&self, targets: impl IntoIterator<Item = &'a JobTarget>) -> Option<GroupVerdict> {
+        let remote = targets.into_iter().find_map(|target| match target {
+            JobTarget::Remote(remote) => Some(remote.clone()),
+            JobTarget::Local(_) | JobTarget::Foreign(_) => None,
+        });
+        Some(GroupVerdict::new(&self.env, self.hosts.arbiter()?, remote?))
+    }
+
+    /// Puts it on record that `volumes` switch over in one commit.
+    async fn begin_group(&self, volumes: &[Arc<Volume>], ready: &[Ready]) -> Result<Uuid> {
         let id = random_uuid(&*self.env);
         let path = self.state.begin_group(id, Journal::<GroupRecord>::bytes_needed())?;
         let members = volumes.iter().map(|volume| volume.name.clone()).collect();
         let journal = GroupJournal::create(&path, (id, members), &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| of_backend(&error, "the record of the group"))?;
         self.state.finish_group(id)?;
-        self.groups.lock().insert(id, Arc::new(Group::new(journal, |_| true)));
-        Ok(Some(id))
+        let verdict = self.verdict_on(ready.iter().map(|ready| &ready.target));
+        self.groups.lock().insert(id, Arc::new(Group::new(journal, verdict, |_| true)));
+        Ok(id)
     }
 
     /// No journal names the record any more.
@@ -145,9 +165,9 @@ impl Daemon {
     /// The move of `volume`, which was of the group with this record, is over and off its journal.
     pub(super) fn leave_group(&self, record: Uuid, volume: &Volume) {
         let group = self.groups.lock().get(&record).cloned();
-        if group.is_some_and(|group| group.note_over(&volume.name)) {
-            self.drop_group(record);
-        }
+        let Some(group) = group.filter(|group| group.note_over(&volume.name)) else { return };
+        self.drop_group(record);
+        self.env.spawn(Box::pin(async move { group.forget_verdict().await }));
     }
 
     /// The journal of the job of `volume`: `own`, behind what its group has to say if it is of one.
@@ -175,7 +195,12 @@ impl Daemon {
             let path = self.layout.group_journal(id);
             match GroupJournal::open(&path, &self.backends, &*self.env).await {
                 Ok(journal) => {
-                    let group = Group::new(journal, |name| members.contains(name));
+                    let documents: Vec<_> = volumes.iter().filter(is_member).map(|volume| volume.document()).collect();
+                    let jobs = documents.iter().filter_map(|document| document.job.as_ref());
+                    let verdict = self.verdict_on(jobs.map(|job| &job.target));
+                    // What a journal that cannot be read says nobody knows: it may name the record.
+                    let is_under_way = |name: &str| members.contains(name) || self.is_unreadable(name);
+                    let group = Group::new(journal, verdict, is_under_way);
                     self.groups.lock().insert(id, Arc::new(group));
                 }
                 Err(error) => {

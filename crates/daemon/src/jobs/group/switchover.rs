@@ -30,6 +30,7 @@ use uuid::Uuid;
 use super::record::{GroupJournal, GroupState};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
+use crate::remote::GroupVerdict;
 
 /// How far a member is on its way to the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +54,8 @@ enum Stage {
 /// Moves that switch over together.
 pub(crate) struct Group {
     id: Uuid,
+    /// What the arbiter says, if it decides.
+    verdict: Option<GroupVerdict>,
     /// Locked over a whole change, so that nobody decides on a state that is being stored.
     journal: tokio::sync::Mutex<GroupJournal>,
     state: Mutex<State>,
@@ -99,7 +102,7 @@ enum Asked {
 
 impl Group {
     /// Over its record. Of the `members` of the record those that are not `under_way` are over.
-    pub(super) fn new(journal: GroupJournal, under_way: impl Fn(&str) -> bool) -> Self {
+    pub(super) fn new(journal: GroupJournal, verdict: Option<GroupVerdict>, under_way: impl Fn(&str) -> bool) -> Self {
         let record = journal.record();
         let stage = |name: &String| if under_way(name) { Stage::Away } else { Stage::Over };
         let state = State {
@@ -109,7 +112,7 @@ impl Group {
             is_storing: false,
             why: None,
         };
-        Self { id: record.id, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
+        Self { id: record.id, verdict, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// Whether the targets hold the volumes.
@@ -123,6 +126,13 @@ impl Group {
             *state.stage(member) = Stage::Over;
             state.all(&[Stage::Over])
         })
+    }
+
+    /// The other host's part is over, too: nobody asks the arbiter any more.
+    pub(super) async fn forget_verdict(&self) {
+        if let Some(verdict) = &self.verdict {
+            verdict.forget().await;
+        }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -226,7 +236,14 @@ impl Group {
 
     /// Stores the commit of all. No caller drops this half-way: a migration awaits a store that takes long to its end.
     async fn store_commit(&self) {
-        let stored = self.journal.lock().await.store(GroupState::Committed).await;
+        let stored = async {
+            let mut journal = self.journal.lock().await;
+            if let Some(verdict) = &self.verdict {
+                verdict.commit().await?;
+            }
+            journal.store(GroupState::Committed).await
+        };
+        let stored = stored.await;
         self.change(|state| {
             state.is_storing = false;
             match &stored {
@@ -255,14 +272,20 @@ impl Group {
         if is_committed {
             return Ok(true);
         }
+        let mut counts = false;
         if is_in_doubt {
-            journal.store(GroupState::Open).await?;
+            if let Some(verdict) = &self.verdict {
+                counts = verdict.settle().await?;
+            }
+            journal.store(if counts { GroupState::Committed } else { GroupState::Open }).await?;
         }
         self.change(|state| {
-            state.is_in_doubt = false;
-            *state.stage(member) = Stage::Away;
+            (state.is_in_doubt, state.is_committed) = (false, counts);
+            if !counts {
+                *state.stage(member) = Stage::Away;
+            }
         });
-        Ok(false)
+        Ok(counts)
     }
 }
 
@@ -300,7 +323,13 @@ impl JobJournal for GroupMember {
     }
 
     fn may_commit(&self) -> IoFuture<'_, ()> {
-        self.own.may_commit()
+        Box::pin(async {
+            self.own.may_commit().await?;
+            match &self.group.verdict {
+                Some(verdict) => verdict.announce(&self.journal).await,
+                None => Ok(()),
+            }
+        })
     }
 
     fn is_of_group(&self) -> bool {

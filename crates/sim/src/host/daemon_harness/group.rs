@@ -46,6 +46,11 @@ impl GroupStore {
 }
 
 impl Host {
+    /// The disk of the record of moves that switch over together.
+    pub fn group_disk(&self) -> Disk {
+        self.shared.daemon_harness.groups.disk.clone()
+    }
+
     /// The record at `path` as this life of the daemon has it.
     pub(super) async fn open_group(&self, path: &Path, process: &Process) -> Device {
         let store = &self.shared.daemon_harness.groups;
