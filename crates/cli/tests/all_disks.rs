@@ -2,33 +2,12 @@
 
 mod support;
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use support::pair::{Pair, wait_until};
 use support::qemu::Qemu;
 use support::{HANG, World};
-
-/// A QEMU with two adopted disks, `system` and `data`.
-fn with_two_disks(world: &World) -> Qemu {
-    let system = world.image("web1.img", 12 << 20, 65536);
-    let data = world.image("web1-data.img", 20 << 20, 65536);
-    let node = |number: u32, image: &Path| {
-        let file = format!("driver=file,node-name=file{number},filename={},discard=unmap", image.display());
-        (file, format!("driver=raw,node-name=disk{number},file=file{number}"))
-    };
-    let ((file0, disk0), (file1, disk1)) = (node(0, &system), node(1, &data));
-    let mut arguments = Vec::new();
-    for blockdev in [&file0, &disk0, &file1, &disk1] {
-        arguments.extend(["-blockdev", blockdev]);
-    }
-    arguments.extend(["-device", "virtio-blk-pci,drive=disk0,id=vda", "-device", "virtio-blk-pci,drive=disk1,id=vdb"]);
-    let qemu = Qemu::start(world, &arguments);
-    for (node, name) in [("disk0", "system"), ("disk1", "data")] {
-        world.json(&["adopt", "--qmp", &qemu.text(), "--node", node, "--name", name]);
-    }
-    qemu
-}
 
 fn to(world: &World) -> String {
     format!("file:{}", world.text("new-{name}.img"))
@@ -63,7 +42,7 @@ fn assert_undone(world: &World, qemu: &Qemu) {
 fn all_disks_of_a_machine_move_together_by_any_strategy() {
     for strategy in ["mirror", "snapshot", "incremental-dbt"] {
         let world = World::new();
-        let qemu = with_two_disks(&world);
+        let qemu = Qemu::with_two_disks(&world);
         let to = to(&world);
         let request = ["data", "--all-disks", "--to", &to, "--no-persist", "--strategy", strategy];
         let plans = world.json(&[&["plan"], &request[..]].concat());
@@ -87,7 +66,7 @@ fn all_disks_of_a_machine_move_together_by_any_strategy() {
 #[test]
 fn when_one_disk_cannot_be_moved_none_is_and_nothing_is_left() {
     let world = World::new();
-    let qemu = with_two_disks(&world);
+    let qemu = Qemu::with_two_disks(&world);
     // The second by name: the first is ready by then.
     std::fs::write(world.path("new-system.img"), "somebody's").expect("written");
     let arguments = ["move", "system", "--all-disks", "--to", &to(&world), "--no-persist"];
@@ -105,7 +84,7 @@ fn when_one_disk_cannot_be_moved_none_is_and_nothing_is_left() {
 #[test]
 fn a_cancel_of_one_disk_is_a_cancel_of_all() {
     let world = World::new();
-    let qemu = with_two_disks(&world);
+    let qemu = Qemu::with_two_disks(&world);
     let jobs = begin(&world);
     assert_eq!(world.json(&["cancel", "data"])["state"], "cancelled");
     for job in &jobs {
@@ -118,7 +97,7 @@ fn a_cancel_of_one_disk_is_a_cancel_of_all() {
 #[test]
 fn when_one_disk_s_target_is_lost_the_others_are_undone_too_even_after_a_restart() {
     let mut world = World::new();
-    let qemu = with_two_disks(&world);
+    let qemu = Qemu::with_two_disks(&world);
     // Nobody asks QEMU's monitor meanwhile: it has one client at a time, and the daemon watches it during a move.
     let jobs = begin(&world);
     world.kill();
@@ -150,7 +129,7 @@ fn all_disks_switch_over_in_one_commit() {
     std::fs::write(world.path("config.toml"), "running-jobs-max = 1\n").expect("written");
     world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
     world.start();
-    let qemu = with_two_disks(&world);
+    let qemu = Qemu::with_two_disks(&world);
     let jobs = begin(&world);
     // The smaller one is complete long before the other, which gets its place then.
     let ids: Vec<u64> = jobs.iter().map(|job| job["id"].as_u64().expect("a number")).collect();
@@ -182,7 +161,7 @@ fn all_disks_switch_over_in_one_commit() {
 #[test]
 fn a_daemon_that_dies_at_the_commit_of_all_disks_has_moved_all_or_none() {
     let mut world = World::new();
-    let qemu = with_two_disks(&world);
+    let qemu = Qemu::with_two_disks(&world);
     let mut cut_short = 0;
     for round in 0_u64..8 {
         let arguments = ["move", "system", "--all-disks", "--no-persist", "--delete-source", "--detach"];
@@ -203,4 +182,45 @@ fn a_daemon_that_dies_at_the_commit_of_all_disks_has_moved_all_or_none() {
         assert_eq!(records(&world), 0, "a group's record was left behind");
     }
     assert!(cut_short > 0, "no move was cut short");
+}
+
+#[test]
+fn all_disks_go_to_another_host_in_one_commit() {
+    let pair = Pair::new();
+    let qemu = Qemu::with_two_disks(&pair.a);
+    let jobs = pair.a.json(&[
+        "move",
+        "system",
+        "--all-disks",
+        "--to",
+        "b",
+        "--no-persist",
+        "--bandwidth",
+        "4MiB/s",
+        "--detach",
+    ]);
+    assert_eq!(jobs.as_array().map(Vec::len), Some(2), "{jobs}");
+    let backends = || ["system", "data"].map(|name| backend_of(&pair.a, name));
+    pair.a.json(&["set", "system", "--bandwidth", "0"]);
+    wait_until("the smaller disk is complete", || {
+        let jobs = pair.a.json(&["jobs"]);
+        let job = jobs.as_array().expect("a list").iter().find(|job| job["volume"] == "system").cloned()?;
+        (job["progress"]["phase"] == "pre-switch").then_some(())
+    });
+    assert!(backends().iter().all(|place| !place.starts_with("b:")), "one has gone before the other");
+    // Nobody hears the other host at the commit: both volumes are given up, or none is.
+    pair.network.cut();
+    pair.a.json(&["set", "data", "--bandwidth", "0"]);
+    std::thread::sleep(Duration::from_secs(1));
+    let places = backends().map(|place| place.starts_with("b:"));
+    assert_eq!(places[0], places[1], "one has gone before the other\n{}", pair.a.log());
+    pair.network.mend();
+    for job in jobs.as_array().expect("a list") {
+        let over = pair.a.wait_for_job(job["id"].as_u64().expect("a number"));
+        assert_eq!(over["state"], "done", "{over}");
+    }
+    assert_eq!(backends(), ["b:system", "b:data"]);
+    qemu.write_to("vda", 0x61);
+    qemu.write_to("vdb", 0x62);
+    assert_eq!(records(&pair.a), 0, "the group's record was left behind");
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 use support::load::Load;
 use support::pair::{Pair, TAKES, wait_until};
+use support::qemu::Qemu;
 use support::same;
 use transhume_guest::Etcd;
 
@@ -298,6 +299,63 @@ fn an_arbiter_that_is_away_puts_the_switchover_off_and_costs_the_guest_nothing()
     assert_eq!(over["state"], "done");
     cluster.load.goes_on();
     same(&cluster.pair.arrived("x"), &cluster.load.finish());
+}
+
+/// A QEMU at `a` whose two disks move to `b`, with no answer to the decision.
+fn all_disks_in_doubt(cluster: &ArbiterCluster) -> (Qemu, Vec<u64>) {
+    let qemu = Qemu::with_two_disks(&cluster.pair.a);
+    cluster.roads[0].set(Way::NoAnswers);
+    let jobs = cluster.pair.a.json(&["move", "system", "--all-disks", "--to", "b", "--no-persist", "--detach"]);
+    let ids = jobs.as_array().expect("a list").iter().map(|job| job["id"].as_u64().expect("a number")).collect();
+    wait_until("the commit of both is in doubt", || {
+        let jobs = cluster.pair.a.json(&["jobs"]);
+        let jobs = jobs.as_array().expect("a list");
+        (jobs.len() == 2 && jobs.iter().all(|job| job["progress"]["phase"] == "in-doubt")).then_some(())
+    });
+    (qemu, ids)
+}
+
+fn stages(cluster: &ArbiterCluster) -> Vec<Value> {
+    ["system", "data"].iter().map(|name| cluster.pair.at_b(name)["arrival"]["stage"].clone()).collect()
+}
+
+#[test]
+fn all_disks_of_a_machine_have_one_verdict() {
+    let mut cluster = ArbiterCluster::new(47);
+    let (qemu, ids) = all_disks_in_doubt(&cluster);
+    assert_eq!(keys(&cluster.roads[1]), 1, "there is more than one verdict");
+    cluster.pair.a.kill();
+    cluster.pair.network.cut();
+    wait_until("both are held there", || (stages(&cluster) == ["held", "held"]).then_some(()));
+    cluster.roads[0].set(Way::Open);
+    cluster.pair.network.mend();
+    cluster.pair.a.start();
+    for id in ids {
+        assert_eq!(cluster.pair.a.wait_for_job(id)["state"], "done");
+    }
+    qemu.write_to("vda", 0x41);
+    qemu.write_to("vdb", 0x42);
+    assert_eq!(["system", "data"].map(|name| cluster.pair.at_a(name)["backend"].clone()), ["b:system", "b:data"]);
+}
+
+#[test]
+fn all_disks_in_doubt_that_are_cancelled_end_as_the_arbiter_has_it() {
+    let cluster = ArbiterCluster::new(48);
+    let (qemu, ids) = all_disks_in_doubt(&cluster);
+    let asked = std::thread::scope(|scope| {
+        let cancel = scope.spawn(|| cluster.pair.a.run(&["cancel", "data"]).status.success());
+        std::thread::sleep(Duration::from_millis(500));
+        cluster.roads[0].set(Way::Open);
+        cancel.join().expect("it answers")
+    });
+    // The decision had been made: a cancel comes too late.
+    assert!(!asked, "what was committed was cancelled");
+    for id in ids {
+        assert_eq!(cluster.pair.a.wait_for_job(id)["state"], "done");
+    }
+    qemu.write_to("vda", 0x51);
+    qemu.write_to("vdb", 0x52);
+    assert_eq!(stages(&cluster), ["held", "held"]);
 }
 
 /// How many verdicts are kept.

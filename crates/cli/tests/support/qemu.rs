@@ -48,6 +48,32 @@ impl Qemu {
         Self::start(world, &["-blockdev", &file, "-blockdev", format, "-device", "virtio-blk-pci,drive=disk0,id=vda"])
     }
 
+    /// With two adopted disks, `system` and `data`.
+    pub(crate) fn with_two_disks(world: &World) -> Self {
+        let system = world.image("web1.img", 12 << 20, 65536);
+        let data = world.image("web1-data.img", 20 << 20, 65536);
+        let node = |number: u32, image: &Path| {
+            let file = format!("driver=file,node-name=file{number},filename={},discard=unmap", image.display());
+            (file, format!("driver=raw,node-name=disk{number},file=file{number}"))
+        };
+        let ((file0, disk0), (file1, disk1)) = (node(0, &system), node(1, &data));
+        let mut arguments = Vec::new();
+        for blockdev in [&file0, &disk0, &file1, &disk1] {
+            arguments.extend(["-blockdev", blockdev]);
+        }
+        arguments.extend([
+            "-device",
+            "virtio-blk-pci,drive=disk0,id=vda",
+            "-device",
+            "virtio-blk-pci,drive=disk1,id=vdb",
+        ]);
+        let qemu = Self::start(world, &arguments);
+        for (node, name) in [("disk0", "system"), ("disk1", "data")] {
+            world.json(&["adopt", "--qmp", &qemu.text(), "--node", node, "--name", name]);
+        }
+        qemu
+    }
+
     pub(crate) fn text(&self) -> String {
         self.monitor.display().to_string()
     }

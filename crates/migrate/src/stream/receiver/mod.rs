@@ -107,7 +107,12 @@ struct Shared {
     sessions: Mutex<BTreeMap<Key, Arc<SessionEntry>>>,
 }
 
-type Key = (PeerName, Uuid);
+/// Whose session it is. Moves that an arbiter decides on as one have one job.
+type Key = (PeerName, Uuid, String);
+
+fn key_of(peer: &PeerName, request: &SessionRequest) -> Key {
+    (peer.clone(), request.job, request.volume.clone())
+}
 
 /// Where the session of one job sits. Locked while it is opened or ended.
 #[derive(Default)]
@@ -220,7 +225,7 @@ impl Receiver {
         if !session.is_deserted() {
             return;
         }
-        let key = (peer.clone(), session.request.job);
+        let key = key_of(peer, &session.request);
         if session.is_over() {
             self.shared.forget(&key, &session).await;
             return;
@@ -251,7 +256,7 @@ impl Shared {
 
     /// Finds or opens the session that a connection belongs to, and makes it a part of it.
     async fn admit(&self, peer: &PeerName, opening: &Opening) -> Result<(Arc<Session>, Membership)> {
-        let key = (peer.clone(), opening.request.job);
+        let key = key_of(peer, &opening.request);
         if opening.request.volume.len().max(opening.request.origin.len()) > 255 || opening.generation == 0 {
             return Err(Error::new(ErrorKind::Invalid, "the first frame makes no sense"));
         }
@@ -320,10 +325,6 @@ fn check_successor(old: &Session, opening: &Opening) -> Result<()> {
     if asked.epoch < own.epoch {
         let context = format!("epoch {} is older than {}, which is in use", asked.epoch, own.epoch);
         return Err(Error::new(ErrorKind::Fenced, context));
-    }
-    if asked.volume != own.volume {
-        let context = format!("the job's session is of volume {}, not {}", own.volume, asked.volume);
-        return Err(Error::new(ErrorKind::Invalid, context));
     }
     if opening.sender == old.sender && opening.session <= old.number {
         let context = format!("session {} is not newer than {}", opening.session, old.number);
