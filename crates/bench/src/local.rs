@@ -5,11 +5,13 @@ mod adopt;
 mod idle;
 mod isolation;
 mod large;
+mod layers;
 mod machine;
 mod memory;
 mod mirror;
 mod nbd;
 mod stall;
+mod together;
 
 use std::path::PathBuf;
 
@@ -21,7 +23,7 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, isolation, mirror-memory, mirror-disk, stall, adopt, memory, large. May be given again.
+    /// Only these groups: machine, nbd, idle, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -76,6 +78,8 @@ const GROUPS: &Groups<Bench> = &[
     ("mirror-memory", mirror::run_in_memory),
     ("mirror-disk", mirror::run_on_disk),
     ("stall", stall::run),
+    ("together", together::run),
+    ("layers", layers::run),
     ("adopt", adopt::run),
     ("memory", memory::run),
     ("large", large::run),
