@@ -9,7 +9,7 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error about something that the caller named, with what to do about it.
 pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Error {
-    Error::new(ErrorCode::Invalid, message).with_hint(hint)
+    Error::invalid(message, hint)
 }
 
 /// An error of a backend; `what` says which one, as in "the target".
@@ -85,13 +85,7 @@ pub(crate) fn of_tls(error: &TlsError) -> Error {
 
 /// An error of the operating system about the daemon's own files.
 pub(crate) fn of_state(error: std::io::Error, doing: impl std::fmt::Display) -> Error {
-    let code = match error.kind() {
-        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
-        std::io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
-        std::io::ErrorKind::ReadOnlyFilesystem => ErrorCode::ReadOnly,
-        _ => ErrorCode::Io,
-    };
-    Error::new(code, format!("{doing}: {error}")).with_hint("see to the state directory's file system")
+    Error::of_file(error, doing)
 }
 
 /// No volume of this name.

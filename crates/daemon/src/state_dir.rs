@@ -58,6 +58,10 @@ impl Layout {
         &*self.files
     }
 
+    pub(crate) fn files_shared(&self) -> FilesRef {
+        FilesRef::clone(&self.files)
+    }
+
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -200,11 +204,8 @@ impl Layout {
 
     /// Replaces the file at `path` by `text`, whole or not at all.
     pub(crate) fn write_atomically(&self, path: &Path, text: &str) -> Result<()> {
-        let attempt = |error: std::io::Error| of_state(error, format!("writing {}", path.display()));
-        let new = path.with_extension("new");
-        self.files.write(&new, text.as_bytes()).map_err(attempt)?;
-        self.files.rename(&new, path).map_err(attempt)?;
-        self.sync(path.parent().expect("a file of the state directory has a parent"))
+        let replaced = env::replace_file(&*self.files, path, text.as_bytes());
+        replaced.map_err(|error| of_state(error, format!("writing {}", path.display())))
     }
 }
 

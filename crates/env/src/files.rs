@@ -157,6 +157,20 @@ impl Files for RealFiles {
     }
 }
 
+/// Replaces the file at `path` by `bytes`, whole or not at all, and durably.
+///
+/// # Errors
+/// Whatever the files say: `path` has what it had, or `bytes`.
+///
+/// # Panics
+/// If `path` has no parent.
+pub fn replace_file(files: &dyn Files, path: &Path, bytes: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    files.write(&new, bytes)?;
+    files.rename(&new, path)?;
+    files.sync_directory(path.parent().expect("a file has a directory"))
+}
+
 /// Whatever `outcome` says, but for something that was not there to be removed.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 use futures::future::{Either, select};
 
 pub use calendar::{civil, date, unix_seconds};
-pub use files::{Files, FilesRef, RealFiles, unless_missing};
+pub use files::{Files, FilesRef, RealFiles, replace_file, unless_missing};
 pub use real::RealEnv;
 
 /// A point on the clock of an [`Env`]: the time since that clock began. It never goes back.

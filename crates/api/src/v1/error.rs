@@ -138,6 +138,22 @@ pub struct Error {
 }
 
 impl Error {
+    /// Something that the caller named makes no sense; `hint` says what to do about it.
+    pub fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(ErrorCode::Invalid, message).with_hint(hint)
+    }
+
+    /// An error of the operating system about a file of the daemon's own; `doing` says what was tried.
+    pub fn of_file(error: std::io::Error, doing: impl std::fmt::Display) -> Self {
+        let code = match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => ErrorCode::NoSpace,
+            std::io::ErrorKind::PermissionDenied => ErrorCode::PermissionDenied,
+            std::io::ErrorKind::ReadOnlyFilesystem => ErrorCode::ReadOnly,
+            _ => ErrorCode::Io,
+        };
+        Self::new(code, format!("{doing}: {error}")).with_hint("see to the state directory's file system")
+    }
+
     /// An error of `code` that says `message`.
     #[must_use]
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {

@@ -16,18 +16,19 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::address::Address;
-use super::certificate::Fingerprint;
-use super::connect::connect;
-use super::message::Message;
-use super::name::HostName;
+use super::listener;
 use super::network::HostNetwork;
-use super::sealed::{self, Sealed};
-use super::store::Trusted;
-use super::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected, SERVER_NAME};
-use super::{certificate, listener};
 use crate::problem::Result;
 use crate::rates::{Counted, Meter};
+use hosts::HostName;
+use hosts::address::Address;
+use hosts::certificate;
+use hosts::certificate::Fingerprint;
+use hosts::connect::connect;
+use hosts::message::Message;
+use hosts::sealed::{self, Sealed};
+use hosts::store::Trusted;
+use hosts::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected, SERVER_NAME};
 
 /// Dials one host.
 pub(crate) struct HostDialer {

@@ -20,16 +20,16 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::certificate::{Fingerprint, Validity, ValidityState};
-use super::connect;
-use super::message::{Message, Refusal};
 use super::network::HostNetwork;
-use super::pairing::{self, Channel, EXPORTER_LABEL};
-use super::replay::Replay;
-use super::sealed::{self, Greeting};
-use super::store::Trusted;
-use super::tls::{ALPN_TRUST, ALPN_WIRE};
 use crate::rates::{Counted, Meter};
+use hosts::certificate::{Fingerprint, Validity, ValidityState};
+use hosts::connect;
+use hosts::message::{Message, Refusal};
+use hosts::pairing::{self, Channel, EXPORTER_LABEL};
+use hosts::replay::Replay;
+use hosts::sealed::{self, Greeting};
+use hosts::store::Trusted;
+use hosts::tls::{ALPN_TRUST, ALPN_WIRE};
 
 /// How long a handshake, or any step before a connection is a stream, may take.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);

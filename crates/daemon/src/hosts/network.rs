@@ -15,17 +15,8 @@ use rustls::ServerConfig;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-use super::address::{Address, DEFAULT_PORT};
-use super::certificate::{self, Fingerprint};
 use super::dialer::{self, Dialings, HostDialer, Turns};
-use super::identity::Identity;
-use super::invitation::{Code, Invitations, LIFE, TRIES, Try};
 use super::listener::{self, Counters, HANDSHAKE_LIMIT};
-use super::message::{About, Refusal};
-use super::name::HostName;
-use super::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
-use super::store::{TrustStore, Trusted};
-use super::tls;
 use super::transport::Reception;
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
@@ -36,6 +27,15 @@ use crate::rates::{KernelInterfaces, MigrationTraffic};
 use crate::sockets::listen_tcp;
 use crate::state_dir::Layout;
 use crate::workers::Workers;
+use hosts::HostName;
+use hosts::address::{Address, DEFAULT_PORT};
+use hosts::certificate::{self, Fingerprint};
+use hosts::identity::Identity;
+use hosts::invitation::{Code, Invitations, LIFE, TRIES, Try};
+use hosts::message::{About, Refusal};
+use hosts::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
+use hosts::store::{TrustStore, Trusted};
+use hosts::tls;
 
 /// How long before its end a certificate is complained about.
 const RENEWAL_SECONDS: u64 = 60 * 86_400;
@@ -100,7 +100,7 @@ impl HostNetwork {
         tracing::info!(host = %name, fingerprint = %identity.fingerprint, "this host among others");
         Ok(Arc::new(Self {
             workers: Arc::new(Workers::start_yielding("wire", worker_count)?),
-            store: TrustStore::open(layout.clone())?,
+            store: TrustStore::open(layout.files_shared(), layout.trusted_hosts())?,
             invitations: Invitations::default(),
             counters: Counters::new(),
             carried: MigrationTraffic::new(&env),
@@ -412,8 +412,8 @@ impl Invite for Inviting<'_> {
     fn check(&self, about: &About, taken: &Try) -> Result<(), Refusal> {
         let host = self.host(about, taken).map_err(|_| Refusal::Malformed)?;
         self.network.store.check(&host.name, host.fingerprint).map_err(|conflict| match conflict {
-            super::store::Conflict::OtherFingerprint => Refusal::OtherFingerprint,
-            super::store::Conflict::OtherName(_) => Refusal::OtherName,
+            hosts::store::Conflict::OtherFingerprint => Refusal::OtherFingerprint,
+            hosts::store::Conflict::OtherName(_) => Refusal::OtherName,
         })
     }
 

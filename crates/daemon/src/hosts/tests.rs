@@ -13,14 +13,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::identity::Identity;
+use super::listener;
 use super::network::{HostNetwork, RealHosts};
-use super::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected};
 use super::transport::Reception;
-use super::{HostName, listener};
 use crate::config::HostsConfig;
 use crate::platform::Hosts;
 use crate::state_dir::Layout;
+use hosts::HostName;
+use hosts::identity::Identity;
+use hosts::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected};
 
 const DAY: i64 = 86_400;
 

@@ -73,7 +73,7 @@ impl Records {
         let (device, is_known) = match request.role {
             _ if request.epoch == ASKING_EPOCH => (without_bytes(request.size, request.request_alignment), false),
             Role::Copy => {
-                let (device, is_new) = self.daemon.open_incoming(peer, request).await?;
+                let (device, is_new) = Box::pin(self.daemon.open_incoming(peer, request)).await?;
                 (device, !is_new)
             }
             Role::Forward => (self.daemon.open_forward(peer, request).await?, true),
@@ -147,7 +147,7 @@ impl SessionHandler for SessionAuthorizer {
     fn open(&self, peer: &PeerName, request: &SessionRequest) -> BoxFuture<'_, block::Result<Opened>> {
         let (records, peer, request) = (Arc::clone(&self.records), peer.clone(), request.clone());
         let worker = if request.role == Role::Copy { &self.filling } else { &self.answering };
-        Box::pin(done_on(worker, async move { records.admit(&peer.0, &request).await }))
+        Box::pin(done_on(worker, async move { Box::pin(records.admit(&peer.0, &request)).await }))
     }
 
     fn ask(&self, peer: &PeerName, request: &SessionRequest, ask: Ask) -> BoxFuture<'_, block::Result<Answer>> {

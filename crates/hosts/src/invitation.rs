@@ -18,13 +18,13 @@ use std::time::Duration;
 use env::{Env, Moment};
 use parking_lot::Mutex;
 
-use super::message::Refusal;
-use super::name::HostName;
+use crate::message::Refusal;
+use crate::name::HostName;
 
 /// How long a code is good for.
-pub(crate) const LIFE: Duration = Duration::from_secs(600);
+pub const LIFE: Duration = Duration::from_secs(600);
 /// How often it may be tried.
-pub(crate) const TRIES: u32 = 3;
+pub const TRIES: u32 = 3;
 
 /// No 0, O, 1, I, L or U: what is read aloud comes back right, and spells nothing.
 const LETTERS: &[u8; 30] = b"23456789ABCDEFGHJKMNPQRSTVWXYZ";
@@ -32,7 +32,7 @@ const LENGTH: usize = 8;
 
 /// A code as it is typed: two groups of four. Its case and what stands between do not matter.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Code(String);
+pub struct Code(String);
 
 impl Code {
     fn new(env: &dyn Env) -> Self {
@@ -48,23 +48,24 @@ impl Code {
     }
 
     /// What somebody has typed.
-    pub(crate) fn typed(text: &str) -> Self {
+    pub fn typed(text: &str) -> Self {
         let letters = text.chars().filter(char::is_ascii_alphanumeric).map(|letter| letter.to_ascii_uppercase());
         Self(letters.take(64).collect())
     }
 
     /// Whether it can be a code at all.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         self.0.len() == LENGTH && self.0.bytes().all(|letter| LETTERS.contains(&letter))
     }
 
     /// As a person reads it.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         let (one, other) = self.0.split_at(LENGTH.min(self.0.len()) / 2);
         format!("{one}-{other}")
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// What both sides enter into the exchange.
+    pub fn bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }
@@ -78,21 +79,23 @@ struct Invitation {
 }
 
 /// A try that may go on.
-pub(crate) struct Try {
-    pub(crate) code: Code,
-    pub(crate) tries_left: u32,
+pub struct Try {
+    /// The code that was given out.
+    pub code: Code,
+    /// How often it may be tried after this.
+    pub tries_left: u32,
     /// What the host that joins is to be called here.
-    pub(crate) name: Option<HostName>,
+    pub name: Option<HostName>,
     number: u64,
 }
 
 /// The one invitation that is open, if any.
 #[derive(Default)]
-pub(crate) struct Invitations(Mutex<(u64, Option<Invitation>)>);
+pub struct Invitations(Mutex<(u64, Option<Invitation>)>);
 
 impl Invitations {
     /// Opens one, in the place of any that was.
-    pub(crate) fn open(&self, name: Option<HostName>, env: &dyn Env) -> Code {
+    pub fn open(&self, name: Option<HostName>, env: &dyn Env) -> Code {
         let mut state = self.0.lock();
         let code = Code::new(env);
         state.0 += 1;
@@ -102,7 +105,7 @@ impl Invitations {
     }
 
     /// Takes one try.
-    pub(crate) fn take_try(&self, now: Moment) -> Result<Try, Refusal> {
+    pub fn take_try(&self, now: Moment) -> Result<Try, Refusal> {
         let mut state = self.0.lock();
         let invitation = state.1.as_mut().ok_or(Refusal::NoInvitation)?;
         if now > invitation.until {
@@ -121,7 +124,7 @@ impl Invitations {
     }
 
     /// The code of `used` has brought a host in, and brings no other. Of two that come at once one is late.
-    pub(crate) fn close(&self, used: &Try) -> Result<(), Refusal> {
+    pub fn close(&self, used: &Try) -> Result<(), Refusal> {
         let mut state = self.0.lock();
         match state.1.take_if(|invitation| invitation.number == used.number) {
             Some(_) => Ok(()),

@@ -3,24 +3,26 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::problem::{Result, invalid};
+use api::v1::{Error, Result};
 
 /// The port of the wire and of pairing, unless another is said.
-pub(crate) const DEFAULT_PORT: u16 = 10810;
+pub const DEFAULT_PORT: u16 = 10810;
 
 /// The most addresses that a host has.
-pub(crate) const ADDRESSES_MAX: usize = 32;
+pub const ADDRESSES_MAX: usize = 32;
 
 /// A name or number of a machine, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: u16,
+pub struct Address {
+    /// The name or number.
+    pub host: String,
+    /// The port, never 0.
+    pub port: u16,
 }
 
 impl Address {
     /// Reads `HOST`, `HOST:PORT` or `[IPV6]:PORT`.
-    pub(crate) fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         if let Ok(address) = text.parse::<SocketAddr>() {
             return Ok(address.into());
         }
@@ -36,7 +38,7 @@ impl Address {
             Some(port) if !host.is_empty() && host.len() <= 253 && host.bytes().all(is_name) => {
                 Ok(Self { host: host.to_owned(), port })
             }
-            _ => Err(invalid(
+            _ => Err(Error::invalid(
                 format!("\"{}\" is no address of a host", text.escape_default()),
                 format!("write HOST:PORT, as in 192.0.2.7:{DEFAULT_PORT} or [2001:db8::7]:{DEFAULT_PORT}"),
             )),
@@ -44,9 +46,9 @@ impl Address {
     }
 
     /// Reads several; at most [`ADDRESSES_MAX`].
-    pub(crate) fn parse_all(texts: &[String]) -> Result<Vec<Self>> {
+    pub fn parse_all(texts: &[String]) -> Result<Vec<Self>> {
         if texts.len() > ADDRESSES_MAX {
-            return Err(invalid(
+            return Err(Error::invalid(
                 format!("{} addresses of one host", texts.len()),
                 format!("give it at most {ADDRESSES_MAX}"),
             ));
@@ -55,13 +57,13 @@ impl Address {
     }
 
     /// Its number, if it is one.
-    pub(crate) fn number(&self) -> Option<IpAddr> {
+    pub fn number(&self) -> Option<IpAddr> {
         self.host.parse().ok()
     }
 }
 
 /// Whether all of these are addresses.
-pub(crate) fn check_all(texts: &[String]) -> Result<()> {
+pub fn check_all(texts: &[String]) -> Result<()> {
     Address::parse_all(texts).map(|_| ())
 }
 

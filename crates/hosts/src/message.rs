@@ -22,47 +22,79 @@ const LENGTH_MAX: u16 = 4096;
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
-pub(crate) enum Message {
+pub enum Message {
     /// Without encryption: who dials, and whom it means. Nothing proves it.
-    Claim { from: String, to: String },
+    Claim {
+        /// What the one that dials calls itself.
+        from: String,
+        /// What it calls the other.
+        to: String,
+    },
     /// The connection is a stream from here on.
     Welcome,
     /// It is not, and ends.
-    Refused { why: Refusal },
+    Refused {
+        /// The reason.
+        why: Refusal,
+    },
     /// Pairing, from the joining host: its half of the exchange, in hexadecimal.
-    Begin { version: u32, share: String },
+    Begin {
+        /// The version of pairing that it speaks.
+        version: u32,
+        /// Its half.
+        share: String,
+    },
     /// Pairing, from the inviting host: its half.
-    Answer { share: String },
+    Answer {
+        /// Its half.
+        share: String,
+    },
     /// Pairing: proof of the code for this connection between these two certificates, and what is proved with it.
-    Confirm { proof: String, about: String },
+    Confirm {
+        /// The proof, in hexadecimal.
+        proof: String,
+        /// An [`About`] as JSON, under the proof.
+        about: String,
+    },
     /// Pairing: the other one is trusted from here on, durably.
     Kept,
 }
 
 /// What a host says of itself while it is paired.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct About {
+pub struct About {
     /// What it calls itself.
-    pub(crate) name: String,
+    pub name: String,
     /// Where it is reached; none means: where the other one has seen it, at `port`.
-    pub(crate) addresses: Vec<String>,
-    pub(crate) port: u16,
+    pub addresses: Vec<String>,
+    /// The port that goes with an address without one.
+    pub port: u16,
     /// Its clock.
-    pub(crate) unix_seconds: u64,
+    pub unix_seconds: u64,
 }
 
 /// Why a host refuses another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// It does not trust that certificate.
     NotTrusted,
     /// It takes no streams yet, or no more.
     NotReady,
     /// That certificate was good until then only.
-    Expired { until: u64, now: u64 },
+    Expired {
+        /// The last second, since 1970.
+        until: u64,
+        /// Its clock.
+        now: u64,
+    },
     /// That certificate will be good from then on.
-    NotYet { from: u64, now: u64 },
+    NotYet {
+        /// The first second, since 1970.
+        from: u64,
+        /// Its clock.
+        now: u64,
+    },
     /// It does not take connections without encryption.
     Encrypted,
     /// Another host was meant.
@@ -74,7 +106,10 @@ pub(crate) enum Refusal {
     /// The code was good for a while that is over.
     CodeExpired,
     /// The code is another one.
-    CodeWrong { tries_left: u32 },
+    CodeWrong {
+        /// How often it may still be tried.
+        tries_left: u32,
+    },
     /// The code was tried too often.
     TriesUsedUp,
     /// It trusts a host of that name with another certificate.
@@ -84,7 +119,10 @@ pub(crate) enum Refusal {
     /// It could not store what it should.
     NotKept,
     /// It speaks another version.
-    Version { spoken: u32 },
+    Version {
+        /// The one that it speaks.
+        spoken: u32,
+    },
     /// What it read makes no sense.
     Malformed,
     /// Something that a later version says.
@@ -94,7 +132,7 @@ pub(crate) enum Refusal {
 
 impl Refusal {
     /// The error as a person reads it; `whom` is who refused.
-    pub(crate) fn error(self, whom: &str) -> Error {
+    pub fn error(self, whom: &str) -> Error {
         let (code, message, hint) = self.of_connection(whom);
         Error::new(code, message).with_hint(hint)
     }
@@ -174,7 +212,7 @@ impl Refusal {
                 ErrorCode::VersionMismatch,
                 format!(
                     "{whom} pairs hosts by version {spoken} of that protocol, this one by {}",
-                    super::pairing::VERSION
+                    crate::pairing::VERSION
                 ),
                 "install the same version of transhumed on both".to_owned(),
             ),
@@ -216,7 +254,7 @@ impl Refusal {
 
 impl Message {
     /// Sends it.
-    pub(crate) async fn send(&self, stream: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
+    pub async fn send(&self, stream: &mut (impl AsyncWrite + Unpin)) -> std::io::Result<()> {
         let text = serde_json::to_vec(self).expect("plain data serialises");
         let length = u16::try_from(text.len()).ok().filter(|length| *length <= LENGTH_MAX);
         let length = length.ok_or_else(|| OsError::new(OsErrorKind::InvalidInput, "a message is too long"))?;
@@ -227,7 +265,7 @@ impl Message {
     }
 
     /// Receives one, and not a byte more.
-    pub(crate) async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Self> {
+    pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> std::io::Result<Self> {
         let length = stream.read_u16().await?;
         if length > LENGTH_MAX {
             return Err(OsError::new(OsErrorKind::InvalidData, "a message is longer than any may be"));

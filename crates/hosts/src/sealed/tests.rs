@@ -10,9 +10,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
-use crate::hosts::HostName;
-use crate::hosts::identity::Identity;
-use crate::hosts::tls::{self, ALPN_WIRE, Expected, SERVER_NAME};
+use crate::HostName;
+use crate::identity::Identity;
+use crate::tls::{self, ALPN_WIRE, Expected, SERVER_NAME};
 
 /// Nothing here takes longer, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -4,31 +4,34 @@ use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Result};
 use env::{Env, civil, unix_seconds};
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::certificate::{Fingerprint, Validity};
-use super::name::HostName;
-use crate::problem::{Result, of_state};
+use crate::certificate::{Fingerprint, Validity};
+use crate::name::HostName;
 
 /// How long a certificate is good for. Whoever holds the key for longer than that has renewed it.
 const YEARS: u64 = 10;
 const DAY_SECONDS: u64 = 86_400;
 
 /// A key, its certificate, and what is read from that.
-pub(crate) struct Identity {
-    pub(crate) certificate: CertificateDer<'static>,
-    pub(crate) key: PrivateKeyDer<'static>,
-    pub(crate) fingerprint: Fingerprint,
-    pub(crate) validity: Validity,
+pub struct Identity {
+    /// Its certificate, which it has signed itself.
+    pub certificate: CertificateDer<'static>,
+    /// The private key; whoever has it is this host.
+    pub key: PrivateKeyDer<'static>,
+    /// What others know it by.
+    pub fingerprint: Fingerprint,
+    /// When it is good.
+    pub validity: Validity,
 }
 
 impl Identity {
     /// The identity that `path` holds; if there is none, it is made.
-    pub(crate) fn load_or_make(path: &Path, name: &HostName, env: &dyn Env) -> Result<Self> {
+    pub fn load_or_make(path: &Path, name: &HostName, env: &dyn Env) -> Result<Self> {
         match std::fs::metadata(path) {
             Ok(found) if found.mode() & 0o077 != 0 => {
                 let message =
@@ -39,12 +42,12 @@ impl Identity {
             }
             Ok(_) => Self::load(path),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Self::make(path, name, env),
-            Err(error) => Err(of_state(error, format!("looking at {}", path.display()))),
+            Err(error) => Err(Error::of_file(error, format!("looking at {}", path.display()))),
         }
     }
 
     fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(|error| of_state(error, format!("reading {}", path.display())))?;
+        let text = std::fs::read(path).map_err(|error| Error::of_file(error, format!("reading {}", path.display())))?;
         Self::parse(&text).ok_or_else(|| {
             Error::new(ErrorCode::Io, format!("{} does not hold this host's key and certificate", path.display()))
                 .with_hint("bring it back from a backup, or remove it and pair this host with the others anew")
@@ -59,9 +62,9 @@ impl Identity {
     }
 
     /// Makes a new one in the place of any that is there: whole or not at all, and nobody else may read it at any moment.
-    pub(crate) fn make(path: &Path, name: &HostName, env: &dyn Env) -> Result<Self> {
+    pub fn make(path: &Path, name: &HostName, env: &dyn Env) -> Result<Self> {
         let text = generate(name, unix_seconds(env.wall_clock()))?;
-        let attempt = |error: std::io::Error| of_state(error, format!("writing {}", path.display()));
+        let attempt = |error: std::io::Error| Error::of_file(error, format!("writing {}", path.display()));
         let new = path.with_extension("new");
         env::unless_missing(std::fs::remove_file(&new)).map_err(attempt)?;
         let mut file = std::fs::File::options().write(true).create_new(true).mode(0o600).open(&new).map_err(attempt)?;

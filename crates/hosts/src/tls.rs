@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Result};
 use env::EnvRef;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -16,17 +16,16 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, DigitallySignedStruct, DistinguishedName, OtherError, ServerConfig, SignatureScheme};
 
-use super::certificate::{self, Fingerprint, Validity};
-use super::identity::Identity;
-use crate::problem::Result;
+use crate::certificate::{self, Fingerprint, Validity};
+use crate::identity::Identity;
 
 /// The wire.
-pub(crate) const ALPN_WIRE: &[u8] = b"transhume/1";
+pub const ALPN_WIRE: &[u8] = b"transhume/1";
 /// Pairing.
-pub(crate) const ALPN_TRUST: &[u8] = b"transhume-trust/1";
+pub const ALPN_TRUST: &[u8] = b"transhume-trust/1";
 
 /// The name that clients ask for: it says nothing, but TLS wants one.
-pub(crate) const SERVER_NAME: &str = "transhume";
+pub const SERVER_NAME: &str = "transhume";
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
@@ -40,7 +39,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// How this host takes connections.
-pub(crate) fn server(identity: &Identity, env: &EnvRef) -> Result<Arc<ServerConfig>> {
+pub fn server(identity: &Identity, env: &EnvRef) -> Result<Arc<ServerConfig>> {
     let provider = provider();
     let verifier = Arc::new(AnyHost(Signatures(Arc::clone(&provider))));
     let mut config = ServerConfig::builder_with_details(provider, Arc::new(Clock(Arc::clone(env))))
@@ -59,7 +58,7 @@ pub(crate) fn server(identity: &Identity, env: &EnvRef) -> Result<Arc<ServerConf
 
 /// Who is to answer.
 #[derive(Clone, Debug)]
-pub(crate) enum Expected {
+pub enum Expected {
     /// Whoever has a certificate: a code will tell.
     Anybody,
     /// The host called so, with this certificate.
@@ -67,12 +66,7 @@ pub(crate) enum Expected {
 }
 
 /// How this host makes connections to `expected`, for `protocol`.
-pub(crate) fn client(
-    identity: &Identity,
-    env: &EnvRef,
-    expected: Expected,
-    protocol: &[u8],
-) -> Result<Arc<ClientConfig>> {
+pub fn client(identity: &Identity, env: &EnvRef, expected: Expected, protocol: &[u8]) -> Result<Arc<ClientConfig>> {
     let provider = provider();
     let verifier = Arc::new(Pinned { expected, signatures: Signatures(Arc::clone(&provider)) });
     let mut config = ClientConfig::builder_with_details(provider, Arc::new(Clock(Arc::clone(env))))
@@ -89,7 +83,7 @@ pub(crate) fn client(
 }
 
 /// The reason for which [`Pinned`] has refused, if that is what `error` is about.
-pub(crate) fn rejection(error: &std::io::Error) -> Option<&Error> {
+pub fn rejection(error: &std::io::Error) -> Option<&Error> {
     let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::Other(OtherError(inner)) = error else { return None };
     inner.downcast_ref::<Error>()

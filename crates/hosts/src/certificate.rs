@@ -2,24 +2,22 @@
 
 use std::fmt;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Result};
 use env::date;
 use sha2::{Digest, Sha256};
 
-use crate::problem::Result;
-
 /// The SHA-256 of a certificate: who a host is. Written as `openssl x509 -fingerprint -sha256` writes it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Fingerprint([u8; 32]);
+pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
     /// Of a certificate in DER.
-    pub(crate) fn of(certificate: &[u8]) -> Self {
+    pub fn of(certificate: &[u8]) -> Self {
         Self(Sha256::digest(certificate).into())
     }
 
     /// Reads it, with colons or without.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b':').collect();
         let digits = std::str::from_utf8(&digits).ok().filter(|digits| digits.len() == 64 && digits.is_ascii())?;
         let mut bytes = [0; 32];
@@ -29,7 +27,8 @@ impl Fingerprint {
         Some(Self(bytes))
     }
 
-    pub(crate) const fn bytes(&self) -> &[u8; 32] {
+    /// The digest itself.
+    pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 }
@@ -51,14 +50,16 @@ impl fmt::Debug for Fingerprint {
 
 /// From when until when a certificate is good, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Validity {
-    pub(crate) from: u64,
-    pub(crate) until: u64,
+pub struct Validity {
+    /// From this second since 1970 on,
+    pub from: u64,
+    /// up to this one.
+    pub until: u64,
 }
 
 impl Validity {
     /// Of a certificate in DER.
-    pub(crate) fn of(certificate: &[u8]) -> Option<Self> {
+    pub fn of(certificate: &[u8]) -> Option<Self> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
         let seconds = |time: x509_parser::time::ASN1Time| u64::try_from(time.timestamp()).unwrap_or(0);
         let validity = parsed.validity();
@@ -66,7 +67,7 @@ impl Validity {
     }
 
     /// Whether it is good at `now`, in seconds since 1970.
-    pub(crate) const fn at(&self, now: u64) -> ValidityState {
+    pub const fn at(&self, now: u64) -> ValidityState {
         match now {
             early if early < self.from => ValidityState::NotYet,
             late if late > self.until => ValidityState::Expired,
@@ -77,14 +78,17 @@ impl Validity {
 
 /// How a certificate stands to the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ValidityState {
+pub enum ValidityState {
+    /// It is good now.
     Good,
+    /// It will be.
     NotYet,
+    /// It was.
     Expired,
 }
 
 /// Whether the certificate of `whose` is good at `now`, with what to do if not; `here` says whether it is this host's own.
-pub(crate) fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Result<()> {
+pub fn check(validity: Validity, now: u64, whose: &str, here: bool) -> Result<()> {
     let at = if here { String::new() } else { format!(" on {whose}") };
     let (message, hint) = match validity.at(now) {
         ValidityState::Good => return Ok(()),

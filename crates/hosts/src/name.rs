@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use api::v1::Error;
-
-use crate::problem::{Result, invalid};
+use api::v1::{Error, Result};
 
 /// The name of a host, as it is known here: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,14 +19,14 @@ impl HostName {
         if good && starts_well && name.len() <= 64 {
             return Ok(Self(name.to_owned()));
         }
-        Err(invalid(
+        Err(Error::invalid(
             format!("\"{}\" cannot be the name of a host", name.escape_default()),
             "use up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first",
         ))
     }
 
     /// What this machine is called by its kernel, without the domain.
-    pub(crate) fn of_this_machine() -> Result<Self> {
+    pub fn of_this_machine() -> Result<Self> {
         let system = rustix::system::uname();
         let name = system.nodename().to_string_lossy().into_owned();
         let name = name.split('.').next().unwrap_or_default();

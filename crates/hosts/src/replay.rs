@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Gives what was read before what comes.
-pub(crate) struct Replay<S> {
+pub struct Replay<S> {
     inner: S,
     read: Vec<u8>,
     start: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Replay<S> {
 
 impl<S> Replay<S> {
     /// Over `inner`, of which `read` was read.
-    pub(crate) const fn new(inner: S, read: Vec<u8>) -> Self {
+    pub const fn new(inner: S, read: Vec<u8>) -> Self {
         Self { inner, read, start: 0 }
     }
 }

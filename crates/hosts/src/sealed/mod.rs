@@ -37,7 +37,7 @@ use rustls::server::ServerConnectionData;
 use rustls::{ConnectionTrafficSecrets, ExtractedSecrets};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-pub(crate) use handshake::{Greeting, accept, connect, greeted};
+pub use handshake::{Greeting, accept, connect, greeted};
 use records::{
     CONTENT_BYTES_MAX, Content, HEADER_BYTES, Key, RECORD_BYTES_MAX, RECORD_EXTRA_BYTES, broken, opened_bytes,
     record_bytes,
@@ -119,7 +119,7 @@ impl Outgoing {
 }
 
 /// An encrypted connection over `S`.
-pub(crate) struct Sealed<S> {
+pub struct Sealed<S> {
     inner: S,
     protocol: Option<Vec<u8>>,
     certificate: Option<CertificateDer<'static>>,
@@ -201,17 +201,17 @@ impl<S> Sealed<S> {
     }
 
     /// The connection below.
-    pub(crate) const fn inner(&self) -> &S {
+    pub const fn inner(&self) -> &S {
         &self.inner
     }
 
     /// What both sides speak on it.
-    pub(crate) fn protocol(&self) -> Option<&[u8]> {
+    pub fn protocol(&self) -> Option<&[u8]> {
         self.protocol.as_deref()
     }
 
     /// The certificate that the other side has shown, and has the key of.
-    pub(crate) const fn certificate(&self) -> Option<&CertificateDer<'static>> {
+    pub const fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.certificate.as_ref()
     }
 

@@ -18,35 +18,37 @@
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{Error, ErrorCode, Result};
 use env::Moment;
 use spake2::{Ed25519Group, Identity, Password, Spake2};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::certificate::Fingerprint;
-use super::invitation::{Code, Invitations, Try};
-use super::message::{About, Message, Refusal};
-use crate::problem::Result;
+use crate::certificate::Fingerprint;
+use crate::invitation::{Code, Invitations, Try};
+use crate::message::{About, Message, Refusal};
 
 /// The version of this protocol.
-pub(crate) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// What keying material TLS is asked for.
-pub(crate) const EXPORTER_LABEL: &[u8] = b"EXPORTER-transhume-trust-1";
+pub const EXPORTER_LABEL: &[u8] = b"EXPORTER-transhume-trust-1";
 
 const KEY_CONTEXT: &str = "transhume-trust/1: proof of the code of a pairing";
 
 /// The connection between two certificates.
 #[derive(Clone, Copy)]
-pub(crate) struct Channel {
-    pub(crate) exported: [u8; 32],
-    pub(crate) joining: Fingerprint,
-    pub(crate) inviting: Fingerprint,
+pub struct Channel {
+    /// Keying material of the TLS connection, exported under [`EXPORTER_LABEL`].
+    pub exported: [u8; 32],
+    /// Who has dialled,
+    pub joining: Fingerprint,
+    /// and who has given out the code.
+    pub inviting: Fingerprint,
 }
 
 /// Why a pairing has not come about.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The other side has said so.
     Refused(Refusal),
     /// This side has found a reason, and told the other one.
@@ -65,7 +67,7 @@ impl From<OsError> for Failure {
 
 impl Failure {
     /// The error as a person reads it; `whom` is the other side.
-    pub(crate) fn error(self, whom: &str) -> Error {
+    pub fn error(self, whom: &str) -> Error {
         match self {
             Self::Refused(refusal) => refusal.error(whom),
             Self::NotKept(error) => error,
@@ -158,7 +160,7 @@ const JOINING: &str = "joining";
 const INVITING: &str = "inviting";
 
 /// Joins the host at the other end. `keep` stores it, before the other one stores this one.
-pub(crate) async fn join(
+pub async fn join(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     (channel, code): (Channel, &Code),
     about: &About,
@@ -191,7 +193,7 @@ pub(crate) async fn join(
 }
 
 /// What the inviting side does with a host that joins.
-pub(crate) trait Invite {
+pub trait Invite {
     /// Whether a host that says this of itself may be trusted.
     fn check(&self, about: &About, taken: &Try) -> Result<(), Refusal>;
     /// Stores it.
@@ -199,7 +201,7 @@ pub(crate) trait Invite {
 }
 
 /// Lets the host at the other end join, if it knows the code. Gives what that says of itself.
-pub(crate) async fn invite(
+pub async fn invite(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     (channel, invitations, now): (Channel, &Invitations, Moment),
     about: &About,

@@ -17,15 +17,15 @@ use super::{RateController, Sealed, of_library};
 pub(super) const INCOMING_BYTES_MAX: usize = 64 << 10;
 
 /// What a client has said first.
-pub(crate) struct Greeting {
+pub struct Greeting {
     /// What it would speak, the best first.
-    pub(crate) protocols: Vec<Vec<u8>>,
+    pub protocols: Vec<Vec<u8>>,
     /// All that has come so far.
-    pub(crate) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// Waits for what a client says first. What makes no sense is for whoever answers it to refuse.
-pub(crate) async fn greeted(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Greeting> {
+pub async fn greeted(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Greeting> {
     let mut greeting = Greeting { protocols: Vec::new(), bytes: Vec::new() };
     let mut acceptor = Acceptor::default();
     loop {
@@ -51,7 +51,7 @@ pub(crate) async fn greeted(stream: &mut (impl AsyncRead + Unpin)) -> io::Result
 }
 
 /// Shakes hands as the one who connects, with whoever `config` expects.
-pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
+pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
     mut stream: S,
@@ -67,7 +67,7 @@ pub(crate) async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Shakes hands with a client that has sent `incoming` already.
-pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     config: Arc<ServerConfig>,
     mut stream: S,
     mut incoming: Vec<u8>,

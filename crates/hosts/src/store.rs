@@ -1,31 +1,36 @@
 //! Who is trusted: names, fingerprints and addresses in one small file, replaced whole.
 
-use api::v1::{self, Error, ErrorCode};
+use std::path::PathBuf;
+
+use api::v1::{self, Error, ErrorCode, Result};
+use env::FilesRef;
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::address::Address;
-use super::certificate::Fingerprint;
-use super::name::HostName;
-use crate::problem::{Result, of_state};
-use crate::state_dir::Layout;
+use crate::address::Address;
+use crate::certificate::Fingerprint;
+use crate::name::HostName;
 
 /// The version of the file.
 const VERSION: u32 = 1;
 
 /// A host that is trusted.
 #[derive(Clone, Debug)]
-pub(crate) struct Trusted {
-    pub(crate) name: HostName,
-    pub(crate) fingerprint: Fingerprint,
-    pub(crate) addresses: Vec<Address>,
-    pub(crate) since_unix_ms: u64,
+pub struct Trusted {
+    /// What it is called here.
+    pub name: HostName,
+    /// What it is known by.
+    pub fingerprint: Fingerprint,
+    /// Where it is reached, in the order of trying.
+    pub addresses: Vec<Address>,
+    /// Since when, in milliseconds since 1970.
+    pub since_unix_ms: u64,
 }
 
 impl Trusted {
     /// How the API shows it.
-    pub(crate) fn show(&self) -> v1::TrustedHost {
+    pub fn show(&self) -> v1::TrustedHost {
         v1::TrustedHost {
             name: self.name.to_string(),
             fingerprint: self.fingerprint.to_string(),
@@ -51,8 +56,9 @@ struct Line {
 }
 
 /// The hosts that are trusted.
-pub(crate) struct TrustStore {
-    layout: Layout,
+pub struct TrustStore {
+    files: FilesRef,
+    path: PathBuf,
     hosts: RwLock<Vec<Trusted>>,
     /// Held from reading the list to its being durable.
     change: Mutex<()>,
@@ -61,26 +67,28 @@ pub(crate) struct TrustStore {
 
 impl TrustStore {
     /// Reads the file, if there is one.
-    pub(crate) fn open(layout: Layout) -> Result<Self> {
-        let path = layout.trusted_hosts();
-        let hosts = match layout.files().read(&path) {
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what this program has written.
+    pub fn open(files: FilesRef, path: PathBuf) -> Result<Self> {
+        let hosts = match files.read(&path) {
             Ok(text) => parse(&text).ok_or_else(|| {
                 Error::new(ErrorCode::Io, format!("{} does not say whom this host trusts", path.display()))
                     .with_hint("bring it back from a backup, or remove it and pair this host with the others anew")
             })?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(of_state(error, format!("reading {}", path.display()))),
+            Err(error) => return Err(Error::of_file(error, format!("reading {}", path.display()))),
         };
-        Ok(Self { layout, hosts: RwLock::new(hosts), change: Mutex::new(()), changed: watch::Sender::new(0) })
+        Ok(Self { files, path, hosts: RwLock::new(hosts), change: Mutex::new(()), changed: watch::Sender::new(0) })
     }
 
     /// All of them, by name.
-    pub(crate) fn list(&self) -> Vec<Trusted> {
+    pub fn list(&self) -> Vec<Trusted> {
         self.hosts.read().clone()
     }
 
     /// The one called `name`.
-    pub(crate) fn named(&self, name: &str) -> Result<Trusted> {
+    pub fn named(&self, name: &str) -> Result<Trusted> {
         let found = self.hosts.read().iter().find(|host| host.name.as_str() == name).cloned();
         found.ok_or_else(|| {
             Error::new(ErrorCode::HostUnknown, format!("this host trusts no host called {name}"))
@@ -89,7 +97,7 @@ impl TrustStore {
     }
 
     /// Refuses a host that is trusted no more under the name and with the certificate that it had.
-    pub(crate) fn check_still(&self, host: &Trusted) -> Result<()> {
+    pub fn check_still(&self, host: &Trusted) -> Result<()> {
         match self.named(host.name.as_str())? {
             known if known.fingerprint == host.fingerprint => Ok(()),
             _ => Err(Error::new(ErrorCode::HostIdentity, format!("{} was paired anew meanwhile", host.name))
@@ -98,12 +106,12 @@ impl TrustStore {
     }
 
     /// The one with this certificate.
-    pub(crate) fn with(&self, fingerprint: Fingerprint) -> Option<Trusted> {
+    pub fn with(&self, fingerprint: Fingerprint) -> Option<Trusted> {
         self.hosts.read().iter().find(|host| host.fingerprint == fingerprint).cloned()
     }
 
     /// Whether `host` may be added: it is new, or the same as before.
-    pub(crate) fn check(&self, name: &HostName, fingerprint: Fingerprint) -> Result<(), Conflict> {
+    pub fn check(&self, name: &HostName, fingerprint: Fingerprint) -> Result<(), Conflict> {
         for host in self.hosts.read().iter() {
             match (host.name == *name, host.fingerprint == fingerprint) {
                 (true, false) => return Err(Conflict::OtherFingerprint),
@@ -115,7 +123,7 @@ impl TrustStore {
     }
 
     /// Trusts `host` from now on, also after a crash. One that is there already gets the new addresses.
-    pub(crate) fn add(&self, host: Trusted) -> Result<()> {
+    pub fn add(&self, host: Trusted) -> Result<()> {
         let _change = self.change.lock();
         self.check(&host.name, host.fingerprint).map_err(|conflict| conflict.here(&host.name))?;
         let mut hosts = self.list();
@@ -126,7 +134,7 @@ impl TrustStore {
     }
 
     /// Trusts the host called `name` no more.
-    pub(crate) fn remove(&self, name: &str) -> Result<Trusted> {
+    pub fn remove(&self, name: &str) -> Result<Trusted> {
         let _change = self.change.lock();
         let removed = self.named(name)?;
         self.keep(self.list().into_iter().filter(|host| host.name != removed.name).collect())?;
@@ -134,7 +142,7 @@ impl TrustStore {
     }
 
     /// Gives the host called `name` other addresses.
-    pub(crate) fn move_to(&self, name: &str, addresses: Vec<Address>) -> Result<Trusted> {
+    pub fn move_to(&self, name: &str, addresses: Vec<Address>) -> Result<Trusted> {
         let _change = self.change.lock();
         let mut changed = self.named(name)?;
         changed.addresses = addresses;
@@ -144,7 +152,7 @@ impl TrustStore {
     }
 
     /// Returns when this certificate is trusted no more.
-    pub(crate) async fn distrusted(&self, fingerprint: Fingerprint) {
+    pub async fn distrusted(&self, fingerprint: Fingerprint) {
         let mut changes = self.changed.subscribe();
         while self.with(fingerprint).is_some() {
             if changes.changed().await.is_err() {
@@ -162,7 +170,8 @@ impl TrustStore {
         };
         let document = Document { version: VERSION, hosts: hosts.iter().map(line).collect() };
         let text = serde_json::to_string_pretty(&document).expect("plain data serialises");
-        self.layout.write_atomically(&self.layout.trusted_hosts(), &(text + "\n"))?;
+        env::replace_file(&*self.files, &self.path, (text + "\n").as_bytes())
+            .map_err(|error| Error::of_file(error, format!("writing {}", self.path.display())))?;
         *self.hosts.write() = hosts;
         self.changed.send_modify(|number| *number += 1);
         Ok(())
@@ -171,7 +180,7 @@ impl TrustStore {
 
 /// Why a host cannot be trusted beside those that are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Conflict {
+pub enum Conflict {
     /// Its name has another certificate.
     OtherFingerprint,
     /// Its certificate has another name.
@@ -180,7 +189,7 @@ pub(crate) enum Conflict {
 
 impl Conflict {
     /// The error where that was found; `name` is what the new host is called.
-    pub(crate) fn here(&self, name: &HostName) -> Error {
+    pub fn here(&self, name: &HostName) -> Error {
         match self {
             Self::OtherFingerprint => Error::new(
                 ErrorCode::HostIdentity,
@@ -230,9 +239,9 @@ mod unit {
     #[test]
     fn what_is_trusted_is_kept_and_a_name_never_changes_hands_by_itself() {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let layout = Layout::new(directory.path(), env::RealFiles::shared());
-        std::fs::create_dir(layout.hosts()).expect("made");
-        let store = TrustStore::open(layout.clone()).expect("none yet");
+        let path = directory.path().join("trusted.json");
+        let open = || TrustStore::open(env::RealFiles::shared(), path.clone());
+        let store = open().expect("none yet");
         store.add(host("b", b"1")).expect("new");
         store.add(host("b", b"1")).expect("the same again");
         let error = store.add(host("b", b"2")).expect_err("another certificate under the same name was taken");
@@ -243,7 +252,7 @@ mod unit {
         store.add(host("a", b"3")).expect("new");
         store.move_to("b", Address::parse_all(&["b.example:9".to_owned()]).expect("good")).expect("known");
 
-        let again = TrustStore::open(layout.clone()).expect("readable");
+        let again = open().expect("readable");
         let shown: Vec<String> =
             again.list().iter().map(|host| format!("{} {}", host.name, host.addresses[0])).collect();
         assert_eq!(shown, ["a 192.0.2.7:10810", "b b.example:9"]);
@@ -251,7 +260,7 @@ mod unit {
         assert_eq!(again.named("b").expect_err("it is gone").code, ErrorCode::HostUnknown);
         again.add(host("b", b"2")).expect("after the removal another certificate is fine");
 
-        std::fs::write(layout.trusted_hosts(), "{\"version\": 2, \"hosts\": []}").expect("written");
-        assert!(TrustStore::open(layout).is_err(), "a later version was read");
+        std::fs::write(&path, "{\"version\": 2, \"hosts\": []}").expect("written");
+        assert!(open().is_err(), "a later version was read");
     }
 }

@@ -13,7 +13,7 @@ use futures::stream::FuturesUnordered;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 
-use super::address::Address;
+use crate::address::Address;
 
 /// How long a connection may take to come about.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ const PROBE_DISTANCE: Duration = Duration::from_secs(3);
 const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
 /// Sets up a connection, made or taken.
-pub(crate) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+pub fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     let probes = TcpKeepalive::new().with_time(IDLE).with_interval(PROBE_DISTANCE).with_retries(PROBES);
@@ -41,7 +41,7 @@ pub(crate) fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Connects to `address`, from the address `from` of this machine if one is given.
-pub(crate) async fn connect(address: &Address, from: Option<IpAddr>, env: &dyn Env) -> std::io::Result<TcpStream> {
+pub async fn connect(address: &Address, from: Option<IpAddr>, env: &dyn Env) -> std::io::Result<TcpStream> {
     let attempt = async {
         let mut last = OsError::new(OsErrorKind::NotFound, "the name has no address");
         for remote in lookup_host((&*address.host, address.port)).await? {
