@@ -150,7 +150,7 @@ impl Known {
 
     fn chances(&self, options: &MoveOptions) -> Chances {
         let chunks = (self.volume as f64 / options.chunk_bytes as f64).max(1.0);
-        Chances { chunks, incremental: options.strategy == Strategy::IncrementalDbt }
+        Chances { chunks, incremental: options.strategy.is_incremental() }
     }
 
     /// What one chunk takes in a pass over this part of all chunks, and what the guest does meanwhile.

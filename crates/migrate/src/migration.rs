@@ -48,7 +48,7 @@ impl Migration {
         let mut tracker = Tracker::new(source.size(), chunk, target, context.target_is_fresh);
         tracker.set_offload(context.offload.take());
         if options.strategy.iterates() {
-            tracker.track(options.strategy == Strategy::IncrementalDbt);
+            tracker.track(options.strategy.is_incremental());
             if options.hot_blocks {
                 tracker.note_write_frequency(filters::WriteFrequencySketch::new(chunk.count(source.size()), || {
                     context.env.random()
@@ -58,13 +58,13 @@ impl Migration {
         if options.buffer().is_some() {
             tracker.mirror_asynchronously();
         }
-        if options.strategy == Strategy::Auto {
+        if options.strategy.chooses_by_chunk() {
             tracker.choose(filters::WriteFrequencySketch::new(chunk.count(source.size()), || context.env.random()));
         }
         if options.skip_zero {
             tracker.record_skips();
         }
-        if options.strategy == Strategy::MirrorPaper {
+        if options.strategy.copies_in_order() {
             tracker.mirror_by_offsets();
         }
         if let Some(map) = &progress_map {

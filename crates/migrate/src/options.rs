@@ -108,6 +108,21 @@ impl Strategy {
         }
     }
 
+    /// Whether it copies in order, window by window, and mirrors what lies below: the paper's mirror.
+    pub(crate) const fn copies_in_order(self) -> bool {
+        matches!(self, Self::MirrorPaper)
+    }
+
+    /// Whether it mirrors or tracks, chunk by chunk, as the guest writes.
+    pub(crate) const fn chooses_by_chunk(self) -> bool {
+        matches!(self, Self::Auto)
+    }
+
+    /// Whether a pass that iterates leaves out what is not copied yet: it is copied once, as it is then.
+    pub(crate) const fn is_incremental(self) -> bool {
+        matches!(self, Self::IncrementalDbt)
+    }
+
     /// Whether a write that the target does not answer may be left to the source: chunk by chunk, which the paper's mirror does
     /// not have, nor one that has answered the guest already.
     pub(crate) const fn leaves_chunks(self) -> bool {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use block::Extent;
 
-use crate::{MoveOptions, Strategy};
+use crate::MoveOptions;
 use ascending::Ascending;
 use hot_last::HotLast;
 
@@ -110,7 +110,7 @@ impl Drop for HeardRequest {
 
 /// The order in which a move with `options` copies.
 pub(crate) fn of(options: &MoveOptions) -> Box<dyn Schedule> {
-    match options.hot_blocks || options.strategy == Strategy::Auto {
+    match options.hot_blocks || options.strategy.chooses_by_chunk() {
         true => Box::new(HotLast::new(Ascending)),
         false => Box::new(Ascending),
     }

@@ -94,16 +94,16 @@ async fn announce(
     Ok(ruling)
 }
 
-/// The arbiter's verdict on a group: the moves of all its volumes have one identity, so there is one verdict on them.
-pub(crate) struct GroupVerdict {
+/// The arbiter's ruling on a group: the moves of all its volumes have one identity, so there is one ruling on them.
+pub(crate) struct GroupRuling {
     env: EnvRef,
     arbiter: Arc<dyn Arbiter>,
     remote: RemoteVolume,
-    /// The verdict that a commit would follow.
+    /// The ruling that a commit would follow.
     last: parking_lot::Mutex<Ruling>,
 }
 
-impl GroupVerdict {
+impl GroupRuling {
     /// Of the moves to where `remote` is one of.
     pub(crate) fn new(env: &EnvRef, arbiter: Arc<dyn Arbiter>, remote: RemoteVolume) -> Self {
         Self { env: Arc::clone(env), arbiter, remote, last: parking_lot::Mutex::new(Ruling::Open) }

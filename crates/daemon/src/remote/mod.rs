@@ -72,7 +72,7 @@ use migrate::stream::{Receiver, ReceiverLimits};
 
 pub(crate) use abort_notices::PendingNotice;
 pub(crate) use aborted_jobs::AbortedJobs;
-pub(crate) use commit::{GroupVerdict, job_journal};
+pub(crate) use commit::{GroupRuling, job_journal};
 pub(crate) use fenced_lane::FencedLane;
 pub(crate) use incoming::{Incoming, size_on_record};
 pub(crate) use remote_volume_device::{RemoteDeviceGuard, RemoteVolumeDevice};

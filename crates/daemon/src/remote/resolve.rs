@@ -11,6 +11,7 @@ use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
 use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
+use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
@@ -142,6 +143,7 @@ impl Daemon {
         let source = self.open_backend(volume, &committed.source, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
         let remote_device = volume.remote_device();
+        let group = record_of(&volume.document());
         let stored = volume.journal.update(|document| {
             document.epoch += 1;
             document.backend = committed.source.clone();
@@ -149,6 +151,7 @@ impl Daemon {
             document.job = None;
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        group.into_iter().for_each(|group| self.leave_group(group, volume));
         if let Some(remote_device) = remote_device {
             remote_device.give_back(source.device.clone());
         }

@@ -77,7 +77,7 @@ impl Copies {
             hint: None,
             retries: BTreeMap::new(),
             held,
-            by_window: strategy == Strategy::MirrorPaper,
+            by_window: strategy.copies_in_order(),
         }
     }
 

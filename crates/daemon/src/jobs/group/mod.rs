@@ -27,7 +27,7 @@ use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, require_here};
 use crate::problem::{Result, invalid, of_backend};
-use crate::remote::GroupVerdict;
+use crate::remote::GroupRuling;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -123,7 +123,7 @@ impl Daemon {
         Ok(enlisted)
     }
 
-    /// Gives moves that an arbiter decides on one identity: so there is one verdict, which both hosts ask for as for any.
+    /// Gives moves that an arbiter decides on one identity: so there is one ruling, which both hosts ask for as for any.
     fn join_moves(&self, ready: &mut [Ready]) {
         let mut remotes = ready.iter_mut().filter_map(|ready| match &mut ready.target {
             JobTarget::Remote(remote) => Some(remote),
@@ -133,13 +133,13 @@ impl Daemon {
         first.into_iter().for_each(|job| remotes.by_ref().for_each(|remote| remote.job = job));
     }
 
-    /// The arbiter's verdict on moves to these targets, if it decides on them.
-    fn verdict_on<'a>(&self, targets: impl IntoIterator<Item = &'a JobTarget>) -> Option<GroupVerdict> {
+    /// The arbiter's ruling on moves to these targets, if it decides on them.
+    fn ruling_on<'a>(&self, targets: impl IntoIterator<Item = &'a JobTarget>) -> Option<GroupRuling> {
         let remote = targets.into_iter().find_map(|target| match target {
             JobTarget::Remote(remote) => Some(remote.clone()),
             JobTarget::Local(_) | JobTarget::Foreign(_) => None,
         });
-        Some(GroupVerdict::new(&self.env, self.hosts.arbiter()?, remote?))
+        Some(GroupRuling::new(&self.env, self.hosts.arbiter()?, remote?))
     }
 
     /// Puts it on record that `volumes` switch over in one commit.
@@ -150,8 +150,8 @@ impl Daemon {
         let journal = GroupJournal::create(&path, (id, members), &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| of_backend(&error, "the record of the group"))?;
         self.state.finish_group(id)?;
-        let verdict = self.verdict_on(ready.iter().map(|ready| &ready.target));
-        self.groups.lock().insert(id, Arc::new(Group::new(journal, verdict, |_| true)));
+        let ruling = self.ruling_on(ready.iter().map(|ready| &ready.target));
+        self.groups.lock().insert(id, Arc::new(Group::new(journal, ruling, |_| true)));
         Ok(id)
     }
 
@@ -163,11 +163,11 @@ impl Daemon {
     }
 
     /// The move of `volume`, which was of the group with this record, is over and off its journal.
-    pub(super) fn leave_group(&self, record: Uuid, volume: &Volume) {
+    pub(crate) fn leave_group(&self, record: Uuid, volume: &Volume) {
         let group = self.groups.lock().get(&record).cloned();
         let Some(group) = group.filter(|group| group.note_over(&volume.name)) else { return };
         self.drop_group(record);
-        self.env.spawn(Box::pin(async move { group.forget_verdict().await }));
+        self.env.spawn(Box::pin(async move { group.forget_ruling().await }));
     }
 
     /// The journal of the job of `volume`: `own`, behind what its group has to say if it is of one.
@@ -197,10 +197,10 @@ impl Daemon {
                 Ok(journal) => {
                     let documents: Vec<_> = volumes.iter().filter(is_member).map(|volume| volume.document()).collect();
                     let jobs = documents.iter().filter_map(|document| document.job.as_ref());
-                    let verdict = self.verdict_on(jobs.map(|job| &job.target));
+                    let ruling = self.ruling_on(jobs.map(|job| &job.target));
                     // What a journal that cannot be read says nobody knows: it may name the record.
                     let is_under_way = |name: &str| members.contains(name) || self.is_unreadable(name);
-                    let group = Group::new(journal, verdict, is_under_way);
+                    let group = Group::new(journal, ruling, is_under_way);
                     self.groups.lock().insert(id, Arc::new(group));
                 }
                 Err(error) => {
@@ -273,7 +273,7 @@ impl Daemon {
         for volume in self.members(group.id, &over.volume) {
             let Some(handle) = volume.job() else { continue };
             match over.state {
-                // If it is too late for that, the disk is on its target and stays there.
+                // If it is too late for that, all of them are on their targets.
                 JobState::Cancelled => _ = handle.cancel(),
                 _ => handle.fail(failed_with(&volume.name, &over.volume, over.error.as_ref())),
             }

@@ -30,7 +30,7 @@ use uuid::Uuid;
 use super::record::{GroupJournal, GroupState};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
-use crate::remote::GroupVerdict;
+use crate::remote::GroupRuling;
 
 /// How far a member is on its way to the commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ enum Stage {
 pub(crate) struct Group {
     id: Uuid,
     /// What the arbiter says, if it decides.
-    verdict: Option<GroupVerdict>,
+    ruling: Option<GroupRuling>,
     /// Locked over a whole change, so that nobody decides on a state that is being stored.
     journal: tokio::sync::Mutex<GroupJournal>,
     state: Mutex<State>,
@@ -102,7 +102,7 @@ enum Asked {
 
 impl Group {
     /// Over its record. Of the `members` of the record those that are not `under_way` are over.
-    pub(super) fn new(journal: GroupJournal, verdict: Option<GroupVerdict>, under_way: impl Fn(&str) -> bool) -> Self {
+    pub(super) fn new(journal: GroupJournal, ruling: Option<GroupRuling>, under_way: impl Fn(&str) -> bool) -> Self {
         let record = journal.record();
         let stage = |name: &String| if under_way(name) { Stage::Away } else { Stage::Over };
         let state = State {
@@ -112,7 +112,7 @@ impl Group {
             is_storing: false,
             why: None,
         };
-        Self { id: record.id, verdict, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
+        Self { id: record.id, ruling, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// Whether the targets hold the volumes.
@@ -129,9 +129,9 @@ impl Group {
     }
 
     /// The other host's part is over, too: nobody asks the arbiter any more.
-    pub(super) async fn forget_verdict(&self) {
-        if let Some(verdict) = &self.verdict {
-            verdict.forget().await;
+    pub(super) async fn forget_ruling(&self) {
+        if let Some(ruling) = &self.ruling {
+            ruling.forget().await;
         }
     }
 
@@ -238,8 +238,8 @@ impl Group {
     async fn store_commit(&self) {
         let stored = async {
             let mut journal = self.journal.lock().await;
-            if let Some(verdict) = &self.verdict {
-                verdict.commit().await?;
+            if let Some(ruling) = &self.ruling {
+                ruling.commit().await?;
             }
             journal.store(GroupState::Committed).await
         };
@@ -274,8 +274,8 @@ impl Group {
         }
         let mut counts = false;
         if is_in_doubt {
-            if let Some(verdict) = &self.verdict {
-                counts = verdict.settle().await?;
+            if let Some(ruling) = &self.ruling {
+                counts = ruling.settle().await?;
             }
             journal.store(if counts { GroupState::Committed } else { GroupState::Open }).await?;
         }
@@ -325,8 +325,8 @@ impl JobJournal for GroupMember {
     fn may_commit(&self) -> IoFuture<'_, ()> {
         Box::pin(async {
             self.own.may_commit().await?;
-            match &self.group.verdict {
-                Some(verdict) => verdict.announce(&self.journal).await,
+            match &self.group.ruling {
+                Some(ruling) => ruling.announce(&self.journal).await,
                 None => Ok(()),
             }
         })
