@@ -39,8 +39,8 @@ impl Samples {
         self.sorted().last().copied().unwrap_or(f64::NAN)
     }
 
-    /// The median of the ratios of the pairs that were measured one after the other: what the machine did to both at
-    /// that time cancels out.
+    /// The median of the ratios of pairs that were measured one after the other. What the machine did to both at that
+    /// time cancels out.
     pub(crate) fn paired_ratio(&self, peer: &Self) -> f64 {
         let ratios = self.0.iter().zip(&peer.0).map(|(ours, theirs)| ours / theirs);
         Self(ratios.collect()).median()

@@ -1,10 +1,11 @@
 //! `cargo xtask paper-esx-real`: the evaluation's moves on real files, scaled down, with the daemon and the command line.
 //!
 //! A volume lies in a file on the machine's disk and goes to and fro between two names there, past the page cache. Its
-//! guest is either the load of the benchmarks on the export itself, with up to 32 requests outstanding, or a Linux guest
-//! under QEMU whose disk is adopted: QEMU's NBD client never has more than 16 outstanding, so that is where its rows end.
-//! The ways take turns within every load, and the loads within every run, so that a disk that is slow for a while is slow
-//! for all of them. What was measured goes into one JSON document, of which `transhume-experiments` makes the page.
+//! guest is either the load of the benchmarks on the export itself or a Linux guest under QEMU whose disk is adopted.
+//! The load has up to 32 requests outstanding. QEMU's NBD client never has more than 16, so the rows of the Linux guest
+//! end there. The ways alternate within every load, and the loads within every run. So a disk that is slow for a while
+//! is slow for all of them. What was measured goes into one JSON document, of which `transhume-experiments` makes the
+//! page.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

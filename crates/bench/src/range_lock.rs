@@ -1,6 +1,6 @@
-//! `cargo xtask bench-range-lock`: what a lock on an extent costs, and what it lets run beside each other, at 1, 2, 4 and 8
-//! threads, beside the figures of the PMigrate paper (section 6.2.3, figures 6 and 7, table 9). The program that measures
-//! is crates/block/examples/range_lock.rs.
+//! `cargo xtask bench-range-lock`: what a lock on an extent costs, and which requests it lets run in parallel. It
+//! measures 1, 2, 4 and 8 threads. Beside them it shows the figures of the PMigrate paper (section 6.2.3, figures 6 and
+//! 7, table 9). The program that measures is crates/block/examples/range_lock.rs.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

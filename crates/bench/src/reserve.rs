@@ -1,10 +1,10 @@
 //! Memory that stays at hand while something in memory is measured.
 //!
-//! The host of a virtual machine takes free memory back: two seconds after a file in memory was deleted the guest's kernel
-//! tells of every free run of 128 KiB and more (free page reporting), the host takes it, and whoever touches it next waits
-//! for the host. A copy then took 1 to 12 s, and guests waited 30 to 160 ms at a time, whoever copied. So two files are
-//! written page by page in turn and one of them is deleted: what is free then lies between the pages of the other, in
-//! runs that are too short to be told of.
+//! The host of a virtual machine takes free memory back (free page reporting). Two seconds after a file in memory was
+//! deleted, the guest's kernel reports every free run of 128 KiB and more. The host takes these runs, and whoever
+//! touches one next waits for the host. A copy then took 1 to 12 s, and guests waited 30 to 160 ms at a time, whoever
+//! copied. So two files are written page by page in turn, and one of them is deleted. The free pages then lie between
+//! the pages of the other file, in runs that are too short to be reported.
 
 use std::fs::File;
 use std::io::Write;

@@ -352,15 +352,15 @@ pub(crate) struct StrategyArgs {
     /// Of strategies that iterate: put off copies of what the guest writes again and again
     #[arg(long)]
     pub(crate) hot_blocks: bool,
-    /// Look for chunks of zeroes in all that is copied, and do not write them to a target that reads zeroes there; what file systems
-    /// could share is read for that
+    /// Look for chunks of zeroes in all that is copied, and do not write them to a target that reads zeroes there. What
+    /// file systems could share is read for that
     #[arg(long)]
     pub(crate) skip_zero: bool,
     /// Of strategies that iterate: hold the guest for the rest if that is expected to take no longer [default: 200ms]
     #[arg(long, value_name = "TIME")]
     pub(crate) downtime_limit: Option<Span>,
-    /// Be done so long after the start: network and processors are taken as that needs; strategies that iterate and would not
-    /// be then do what --on-no-converge says
+    /// Be done so long after the start: network and processors are taken as that needs. Strategies that iterate and
+    /// would not be done then do what --on-no-converge says
     #[arg(long, value_name = "TIME")]
     pub(crate) deadline: Option<Span>,
     /// Of strategies that iterate: what to do when what is left gets no smaller [default: mirror]
@@ -375,13 +375,14 @@ pub(crate) struct StrategyArgs {
 pub(crate) struct PlanArgs {
     /// The volume
     pub(crate) name: String,
-    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], HOST[:VOLUME] for another host's daemon, or the export of
-    /// any NBD server, nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH, with nbds instead of nbd for TLS; with --all-disks
-    /// {name} in it is each volume's name, and a path that ends with a slash is a directory
+    /// Where to: file:PATH[,format=raw][,cache=auto|direct|page], HOST[:VOLUME] for another host's daemon, or the
+    /// export of any NBD server. An export is nbd://HOST:PORT/NAME or nbd+unix:///NAME?socket=PATH, with nbds instead
+    /// of nbd for TLS. With --all-disks {name} in it is each volume's name, and a path that ends with a slash is a
+    /// directory
     #[arg(long, value_name = "PLACE")]
     pub(crate) to: String,
-    /// All adopted disks of the VM that this volume is a disk of; if one fails or is cancelled, so are the others that are
-    /// not on their targets yet
+    /// All adopted disks of the VM that this volume is a disk of. If one fails or is cancelled, so are the others that
+    /// are not on their targets yet
     #[arg(long)]
     pub(crate) all_disks: bool,
     /// Copy at most so much: 200MiB/s, 1Gbit/s; what the guest writes does not count

@@ -1,8 +1,9 @@
-//! A third party that both hosts of a move ask who holds the volume, so that doubt resolves itself.
+//! A third party that both hosts of a move ask who holds the volume. It settles a commit in doubt without an operator.
 //!
-//! Without one the source's record alone is the commit point, and a target that has prepared and cannot reach the source
-//! waits for an operator (`transhume resolve`). With one the commit point is a single compare-and-swap there: for each
-//! move it keeps one [`Ruling`], which whoever wants to change it must know.
+//! Without an arbiter the source's record alone is the commit point. A target that has prepared and cannot reach the
+//! source then waits for an operator (`transhume resolve`). With an arbiter the commit point is a single
+//! compare-and-swap there. It keeps one [`Ruling`] for each move, and only a caller that knows the ruling can change
+//! it.
 //!
 //! ```text
 //!    ╭──▶ open ──────────────────────▶ committed     by the source, while its guest is held
@@ -13,9 +14,10 @@
 //!  nothing is kept
 //! ```
 //!
-//! A commit names the verdict that it follows. So one that was asked for long ago, and whose answer nobody has, cannot arrive
-//! after it was taken back. Whoever cannot reach the arbiter does not know, and does nothing that another verdict would forbid:
-//! the source's guest is answered by both sides or by none, a target that has prepared serves nobody.
+//! A commit names the ruling that it follows. So a commit that was asked for long ago, and whose answer nobody has,
+//! cannot arrive after it was taken back. A host that cannot reach the arbiter does not know the ruling, and does
+//! nothing that another ruling would forbid. The source's guest is answered by both sides or by none. A target that has
+//! prepared serves nobody.
 
 pub(crate) mod etcd;
 
@@ -69,7 +71,7 @@ impl Ruling {
         }
     }
 
-    /// The verdict in these words.
+    /// The ruling in these words.
     #[must_use]
     pub fn from_text(text: &str) -> Option<Self> {
         match text {
@@ -89,29 +91,30 @@ impl Ruling {
     }
 }
 
-/// Keeps one verdict for each move.
+/// Keeps one ruling for each move.
 pub trait Arbiter: Send + Sync {
-    /// Makes `wanted` the verdict on the move `job` if that is `expected` now, in one step. Gives what it is then. To ask
-    /// again is harmless.
+    /// Makes `wanted` the ruling on the move `job` if that is `expected` now, in one step. Gives the ruling after that.
+    /// To ask again is harmless.
     ///
     /// # Errors
     /// It cannot be asked: whether that was done nobody knows.
     fn decide(&self, job: Uuid, expected: Ruling, wanted: Ruling) -> BoxFuture<'_, Result<Ruling>>;
 
-    /// The verdict on the move `job`.
+    /// The ruling on the move `job`.
     ///
     /// # Errors
     /// It cannot be asked.
     fn ruling(&self, job: Uuid) -> BoxFuture<'_, Result<Ruling>>;
 
-    /// Forgets the verdict on the move `job`: both hosts have on record what has become of it, and nobody asks any more.
+    /// Forgets the ruling on the move `job`. Both hosts have on record what has become of it, and nobody asks any more.
     ///
     /// # Errors
-    /// It cannot be asked; then the verdict stays, and harms nobody.
+    /// It cannot be asked; then the ruling stays, and harms nobody.
     fn forget(&self, job: Uuid) -> BoxFuture<'_, Result<()>>;
 }
 
-/// Has the move `job` never be committed any more. Gives the verdict: abandoned, or committed if that came first.
+/// Makes sure that the move `job` is never committed any more. Gives the ruling: abandoned, or committed if that came
+/// first.
 pub(crate) async fn abandon(arbiter: &dyn Arbiter, job: Uuid) -> Result<Ruling> {
     let mut ruling = arbiter.ruling(job).await?;
     while !matches!(ruling, Ruling::Committed | Ruling::Abandoned) {

@@ -60,10 +60,10 @@ pub struct HostsConfig {
     pub incoming_volumes_max: usize,
     /// How large they may be together, in GiB; 0 for any size.
     pub incoming_gib_max: u64,
-    /// How many connections a move to another host uses; 0 for one a core up to four, and at least one for each pair of
-    /// addresses.
+    /// How many connections a move to another host uses. With 0 it uses one a core up to four, and at least one for
+    /// each pair of addresses.
     pub streams: u16,
-    /// What makes the payloads of moves to other hosts shorter.
+    /// How the payloads of moves to other hosts are compressed.
     pub compression: CompressionConfig,
     /// The longest rest before a lost host is tried again, in seconds.
     pub resume_interval_seconds: u64,

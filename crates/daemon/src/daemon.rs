@@ -384,7 +384,8 @@ impl Daemon {
         let name = &volume.name;
         volume.refuse_moving()?;
         volume.refuse_connected("let them disconnect first")?;
-        // A note that was left of when its file was made would have the next start remove the file of a volume that is no more.
+        // A pending note may be left from when its file was made. With it the next start would remove the file of a
+        // volume that no longer exists.
         self.forget_pending_file(name)?;
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {

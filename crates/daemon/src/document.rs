@@ -31,11 +31,11 @@ pub const DOCUMENT_VERSION: u32 = 1;
 /// The layout of a document that lists overlays: a program that does not know them must not serve the backend alone.
 pub const DOCUMENT_VERSION_OVERLAYS: u32 = 2;
 
-/// The layout of a document that names a place which is no file of this host: a program that does not know such places must
-/// not take the volume for its own.
+/// The layout of a document that names a place which is no file of this host. A program that does not know such places
+/// must not take the volume for its own.
 pub const DOCUMENT_VERSION_PLACES: u32 = 3;
 
-/// The layout of a document that an arbiter may know better than: a program that asks none must not serve the volume.
+/// The layout of a document that an arbiter may know better than. A program that asks none must not serve the volume.
 pub const DOCUMENT_VERSION_ARBITER: u32 = 4;
 
 /// The layout of a document that lists layers: a program that does not know them would serve the backend alone.
@@ -47,12 +47,13 @@ pub const DOCUMENT_VERSION_GROUPS: u32 = 6;
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
-    /// The layout: [`DOCUMENT_VERSION`], [`DOCUMENT_VERSION_OVERLAYS`] while overlays are listed,
-    /// [`DOCUMENT_VERSION_PLACES`] while a place is named that is no file, or the volume comes from another host,
-    /// [`DOCUMENT_VERSION_ARBITER`] while an arbiter may have been asked, [`DOCUMENT_VERSION_LAYERS`] while the volume has
-    /// layers, or [`DOCUMENT_VERSION_GROUPS`] while a group's record may know better.
+    /// The layout: [`DOCUMENT_VERSION`], or one of the following. [`DOCUMENT_VERSION_OVERLAYS`] applies while overlays
+    /// are listed. [`DOCUMENT_VERSION_PLACES`] applies while a place is named that is no file, or the volume comes from
+    /// another host. [`DOCUMENT_VERSION_ARBITER`] applies while an arbiter may have been asked.
+    /// [`DOCUMENT_VERSION_LAYERS`] applies while the volume has layers. [`DOCUMENT_VERSION_GROUPS`] applies while a
+    /// group's record may know better.
     pub version: u32,
-    /// What it is, whatever it is called. It has one since it had its first layer.
+    /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<uuid::Uuid>,
     /// What the volume is called.
@@ -221,8 +222,8 @@ pub struct JobDocument {
     /// What was expected of it before it began, if that could be told.
     #[serde(default)]
     pub prediction: Option<api::v1::Prediction>,
-    /// Of a move to another host: the arbiter may have been asked to decide, so its verdict may be another than what is
-    /// said here.
+    /// Of a move to another host: the arbiter may have been asked to decide. So its ruling may differ from what is said
+    /// here.
     #[serde(default)]
     pub asked: bool,
     /// How many commits in doubt were taken back at the arbiter.

@@ -1,9 +1,9 @@
 //! Exports of NBD servers that are not ours, as places of volumes.
 //!
-//! Such a server has no lock that keeps others out, no epoch and no fence; nobody there knows of us. So an export is looked
-//! at before it becomes a target (size, alignment, whether it is empty), what is known of it goes into the journal, and from
-//! then on it is the operator's word that nobody else writes to it. `nbd::NbdBackend` says what becomes of requests when
-//! the server is lost.
+//! Such a server has no lock that keeps others out, no epoch and no fence; nobody there knows of us. So an export is
+//! examined before it becomes a target: its size, its alignment, and whether it is empty. What is known of it goes into
+//! the journal. From then on only the operator's word guarantees that nobody else writes to it. `nbd::NbdBackend` says
+//! what becomes of requests when the server is lost.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -150,8 +150,8 @@ impl JobJournal for VolumeJournal {
     }
 
     fn may_commit(&self) -> IoFuture<'_, ()> {
-        // The record names a path. If somebody has deleted or replaced the file there, the bytes are in one without a
-        // name, and the next start of the daemon or of the VM would find nothing, or something else.
+        // The record names a path. If somebody has deleted or replaced the file there, the bytes are in a file without
+        // a name. The next start of the daemon or of the VM would then find nothing, or something else.
         let document = self.document();
         let checked = match document.job.as_ref().map(|job| &job.target) {
             Some(JobTarget::Local(target)) => self.backends.check(target),

@@ -19,8 +19,8 @@ use crate::platform::Backends;
 use crate::problem::Result;
 use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
 
-/// What clients may count on: requests of multiples of this are served, and no finer ones, on whatever backend the volume
-/// is now and will be. A volume whose size is no multiple of it is served through the page cache, byte by byte.
+/// What clients may count on. Requests of multiples of this are served, and no finer ones, on every backend that the
+/// volume has now or later. A volume whose size is no multiple of it is served through the page cache, byte by byte.
 pub(crate) const CLIENT_SECTOR: u32 = 512;
 
 /// Where the parts of a volume with layers begin in the one device that a migration copies: no chunk is of two parts.
@@ -101,7 +101,7 @@ impl OpenBackend {
         }
     }
 
-    /// A volume of another host, which `relay` reaches and which is let go of with this.
+    /// A volume of another host, which `remote_device` reaches. The device is closed when this is dropped.
     pub(crate) fn over_remote(remote_device: Arc<RemoteVolumeDevice>) -> Self {
         let place = Location::Remote(remote_device.place().clone());
         let device = Device::from_arc(&place.to_string(), Arc::clone(&remote_device) as _);
@@ -271,8 +271,8 @@ impl OpenBackend {
     }
 }
 
-/// Takes QEMU's locks. What a dead QEMU has under way keeps its own for a moment; one that lives keeps them for good, and
-/// others wait for the start meanwhile.
+/// Takes QEMU's locks. The requests that a dead QEMU has in flight keep its locks for a moment. A live QEMU keeps them
+/// for good, and others wait for the start meanwhile.
 async fn take_once_free(path: &Path, wait: Duration, env: &dyn Env) -> block::Result<QemuLocks> {
     const INTERVAL: Duration = Duration::from_millis(50);
     const WAIT_MAX: Duration = Duration::from_secs(2);
@@ -288,8 +288,8 @@ async fn take_once_free(path: &Path, wait: Duration, env: &dyn Env) -> block::Re
     }
 }
 
-/// `spec` in the way that suits the file's size: past the page cache whole sectors are reached only, and the clients of a
-/// volume that ends within one could not reach its end.
+/// `spec` in the way that suits the file's size. Past the page cache only whole sectors are reached. If a volume ends
+/// within a sector, its clients could not reach its end.
 pub(crate) fn suited(spec: BackendSpec, backends: &dyn Backends) -> Result<BackendSpec> {
     let is_odd = backends.size(spec.path()).is_ok_and(|size| !size.is_multiple_of(CLIENT_SECTOR.into()));
     match spec.cache {

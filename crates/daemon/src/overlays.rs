@@ -1,11 +1,11 @@
 //! Where the overlays of a snapshot move are, and how a volume is put together from them.
 //!
-//! All lie beside the source, as `.NAME.overlay-N`, for they are the guest's disk with it: what becomes of the target's file
-//! system is none of the guest's business. Their space is reserved when they are made, where the file system can do that.
-//! Which of them count is in the volume's journal: the volume is its backend with these over it, the lowest first. A file
-//! that is not listed counts for nothing and is removed when the job ends.
+//! All lie beside the source, as `.NAME.overlay-N`, because together with it they are the guest's disk. So trouble in
+//! the target's file system does not affect the guest. Their space is reserved when they are made, where the file
+//! system can do that. The volume's journal says which of them count. The volume is its backend with these over it, the
+//! lowest first. A file that is not listed counts for nothing and is removed when the job ends.
 //!
-//! Programs of before have put all but the first beside the target, where they are found.
+//! Earlier versions put all but the first beside the target, where they are found.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -2,7 +2,8 @@
 //!
 //! It serves the backend that the journal names as the authority, on the socket that clients know, under the same
 //! locks. It does nothing else: no move goes on, no API answers. When a move was under way, what is written now reaches
-//! the source only, so the record of what the target has is removed first, and the daemon's next start copies anew.
+//! the source only. So the record of what the target has is removed first, and the daemon copies anew at its next
+//! start.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -142,8 +142,8 @@ fn on_signal(kind: SignalKind) -> Result<tokio::signal::unix::Signal> {
     signal(kind).map_err(|error| of_state(error, "listening to signals"))
 }
 
-/// Goes away so that the next start can take over: nobody is accepted any more, every request in flight is answered,
-/// and those that come after are left in their sockets for their clients to send again.
+/// Shuts down so that the next start can take over. No connection is accepted any more, and every request in flight is
+/// answered. Later requests are left in their sockets for their clients to send again.
 async fn go_down(daemon: &Daemon) {
     tracing::info!("transhumed goes down; clients wait for the next one");
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

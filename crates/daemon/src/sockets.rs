@@ -26,8 +26,8 @@ const BACKLOG: i32 = 128;
 /// How long somebody who may listen on a socket is given to accept.
 const PROBE_LIMIT: Duration = Duration::from_secs(2);
 
-/// A unix socket that we listen on. Its file is removed by [`remove`](Self::remove) only: a daemon that goes away for
-/// an upgrade leaves it, so that clients that reconnect wait instead of giving up.
+/// A unix socket that we listen on. Only [`remove`](Self::remove) removes its file. A daemon that stops for an upgrade
+/// leaves the file, so that clients that reconnect wait instead of giving up.
 pub(crate) struct UnixSocket {
     path: PathBuf,
     inode: u64,
@@ -49,8 +49,8 @@ impl UnixSocket {
 
 /// Listens on the unix socket `path`, readable and writable by its owner only.
 ///
-/// The socket is made beside its place and moved there when it already listens, so a client that reconnects at this
-/// moment meets the old one (refused, tries again) or the new one, never a gap.
+/// The socket is made beside its place, and moved there when it already listens. So a client that reconnects at this
+/// moment meets the old socket or the new one, never a gap. The old one refuses it, and it tries again.
 pub(crate) async fn listen_unix(
     path: &Path,
     owner: Option<SocketOwner>,
@@ -117,8 +117,8 @@ fn bind_and_move(new: &Path, path: &Path, owner: Option<SocketOwner>) -> std::io
     Ok(socket)
 }
 
-/// Gives a new socket to its owner. Whoever may write in its directory may have put a link there by now, which is not
-/// followed: what is changed is what was looked at.
+/// Gives a new socket to its owner. Whoever may write in its directory may have put a link there by now. The link is
+/// not followed: the socket that is changed is the one that was examined.
 fn give(path: &Path, owner: Option<SocketOwner>) -> std::io::Result<()> {
     let socket = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     if FileType::from_raw_mode(rustix::fs::fstat(&socket)?.st_mode) != FileType::Socket {

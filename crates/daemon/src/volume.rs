@@ -106,8 +106,8 @@ impl Volume {
         BackendOpenOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
     }
 
-    /// Builds the stack that is on record over `open_backend`, with the overlays of a snapshot move that was interrupted, and
-    /// gives its slot and its export, which is not offered to anybody yet.
+    /// Builds the stack that is on record over `open_backend`, with the overlays of a snapshot move that was
+    /// interrupted. Gives its slot and its export, which is not offered to anybody yet.
     ///
     /// # Errors
     /// A layer or an overlay without which `open_backend` is not the volume cannot be opened.

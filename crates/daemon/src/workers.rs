@@ -17,8 +17,8 @@ const YIELDING_NICE: i32 = 5;
 /// How late its timers may be, in nanoseconds; the kernel's default is 50 us.
 const TIMER_SLACK: Option<NonZeroU64> = NonZeroU64::new(1000);
 
-/// Where work is done: on a thread with an event loop, which ends when this is dropped, and what runs on it is torn down; or
-/// beside the caller. A thread that gives way may end later: nobody waits for it.
+/// Where work is done: on a thread with an event loop, or beside the caller. The thread ends when this is dropped, and
+/// what runs on it is torn down. A thread that yields may end later: nobody waits for it.
 pub struct Worker(Kind);
 
 enum Kind {
@@ -52,7 +52,7 @@ impl Worker {
         let mut worker = Self::start_with(name, || {
             // Where it is not allowed the copy competes as an equal.
             let _ = set_nice(true);
-            // Its short breaths are to be as short as they are meant.
+            // Its short sleeps must not become longer than requested.
             let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK);
         })?;
         if let Kind::Thread(thread) = &mut worker.0 {

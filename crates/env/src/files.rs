@@ -1,8 +1,8 @@
 //! Small files that outlive the process, and how durable each step is.
 //!
-//! Who keeps a decision in a file relies on two things and nothing else: bytes are durable when [`Files::write`] has given
-//! them back, and names are when [`Files::sync_directory`] has. Names that change without it change in the order in which
-//! that was asked, or not at all.
+//! Code that keeps a decision in a file relies on two things and nothing else. Bytes are durable when [`Files::write`]
+//! has given them back. Names are durable when [`Files::sync_directory`] has returned. Without it, name changes reach
+//! the disk in the order in which they were asked for, or not at all.
 
 use std::fs::File;
 use std::io::{ErrorKind, Result, Write};

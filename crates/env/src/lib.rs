@@ -1,9 +1,9 @@
 //! The one seam between Transhume and the world: time, tasks, randomness, and small durable files.
 //!
-//! Code that waits or draws a random number does it through an [`Env`] that it was given. [`RealEnv`] is the machine;
-//! the simulator has one of its own, whose clock is virtual and whose randomness comes from one seed, and runs the same
-//! code. [`Files`] is the same for the files of the control plane. Other durable bytes go through `block::BlockDevice`, streams
-//! through generic readers and writers, so they need no seam of their own.
+//! Code that waits or draws a random number does it through an [`Env`] that it was given. [`RealEnv`] is the machine.
+//! The simulator has an `Env` of its own, whose clock is virtual and whose randomness comes from one seed. It runs the
+//! same code. [`Files`] is the same for the files of the control plane. Other durable bytes go through
+//! `block::BlockDevice`, streams through generic readers and writers, so they need no seam of their own.
 
 mod calendar;
 mod files;

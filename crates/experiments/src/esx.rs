@@ -1,12 +1,12 @@
 //! The evaluation of the ESX paper, repeated: "The Design and Evolution of Live Storage Migration in VMware ESX".
 //!
-//! Every figure and table is a module that says which moves it needs (`scene::Scene`) and makes of them a
-//! [`Figure`](crate::figure::Figure): plots with the paper's numbers as marks, rows "paper, ours, deviation", and the shapes that must come out.
-//! Each move is played once, by the engine's own strategies, in a world of its own. `docs/paper-esx.md` tells what is
-//! modelled and why some numbers differ.
+//! Every figure and table is a module that says which moves it needs (`scene::Scene`). It makes a
+//! [`Figure`](crate::figure::Figure) of them: plots with the paper's numbers as marks, rows "paper, ours, deviation",
+//! and the shapes that must come out. Each move is played once, by the engine's own strategies, in a world of its own.
+//! `docs/paper-esx.md` tells what is modelled and why some numbers differ.
 //!
-//! A scale divides the sizes of disks and caches and the limits of time. What does not scale (windows, latencies, the
-//! second in which the governor learns) weighs more at larger ones.
+//! A scale divides the sizes of disks and caches and the limits of time. What does not scale weighs more at larger
+//! scales: windows, latencies, the second in which the latency controller learns.
 
 mod chosen;
 mod controls;

@@ -1,7 +1,7 @@
 //! What a paper's evaluation gives: plots, comparisons with the paper's numbers, and shapes that held or not.
 //!
-//! Every result says how it came about (its [`Label`]) and what became of it (its [`Verdict`]). One that did not come out as
-//! in the paper is *explained* only by an experiment that was played in the same run and shows why; a reason that
+//! Every result says how it came about (its [`Label`]) and what became of it (its [`Verdict`]). A result that differs
+//! from the paper's is *explained* only by an experiment that was played in the same run and shows why. A reason that
 //! nobody has tried leaves it *not held*.
 
 use serde::Serialize;

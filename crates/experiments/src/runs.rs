@@ -1,5 +1,5 @@
-//! How a paper's evaluation is carried out: its figures name scenes, each scene is played once, several at a time, and every
-//! figure is made of what came of them.
+//! How a paper's evaluation is carried out. Its figures name scenes. Each scene is played once, several at a time, and
+//! every figure is made of the results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;

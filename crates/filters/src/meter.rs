@@ -4,8 +4,8 @@
 //! [`MeterState`] adds them up when somebody asks. A request costs two looks at the clock and a few additions without a
 //! locked instruction.
 //!
-//! A volume's [`RateLimit`] stands before its meters: a request that waits for it has not begun, so the wait is neither the
-//! guest's latency nor a request in flight.
+//! A volume's [`RateLimit`] stands before its meters. A request that waits for it has not begun. So the wait is neither
+//! the guest's latency nor a request in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -267,8 +267,8 @@ impl Lane {
 /// Counts one connection's requests and how long each takes, on their way into a slot. One thread at a time drives it:
 /// used by two at once it miscounts.
 ///
-/// It makes one layer with its lane, because every request of every guest pays for it, always: one box for the future of
-/// both, and nothing to check in between, where nothing is altered.
+/// It forms one layer with its lane, because every request of every guest pays for it. There is one box for the future
+/// of both, and no check in between, because nothing is altered there.
 pub struct Meter {
     lower: SlotLane,
     lane: Arc<Lane>,

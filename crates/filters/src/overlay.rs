@@ -8,16 +8,16 @@
 //! ```
 //!
 //! The delta is any device, mostly a sparse file; a grain is where it is in the volume, so nothing is allocated and
-//! nothing moves. Zeroes and discards hide the base and give the delta's space back. `docs/overlay.md` draws the bytes
-//! and says why a crash or a power loss at any moment leaves what a disk would have left: each sector of the volume as
-//! some write since the last flush left it.
+//! nothing moves. Zeroes and discards hide the base and give the delta's space back. `docs/overlay.md` draws the bytes.
+//! It says why a crash or a power loss at any moment leaves what a disk would have left. That is: each sector of the
+//! volume is as some write since the last flush left it.
 //!
 //! An overlay is taken away while the guest writes by draining it into its base; `drain.rs` says how, and what is left at
 //! each moment.
 //!
-//! Nothing is flushed that the guest did not ask for, but when the durable map is 16,384 sectors behind. Memory is two
-//! bits a grain and at most 64 MiB with what hangs on it, for the grain grows with the volume; while flushes are
-//! outstanding 8 MiB more.
+//! Nothing is flushed that the guest did not ask for, except when the durable map is 16,384 sectors behind. Memory is
+//! two bits a grain. With what depends on it, it takes at most 64 MiB, because the grain grows with the volume. While
+//! flushes are outstanding it takes 8 MiB more.
 
 mod drain;
 mod format;
@@ -99,9 +99,9 @@ impl Overlay {
         Ok(header)
     }
 
-    /// Opens the overlay on `delta` over `base`, in the machine's boot `boot`: after a crash of the process within that
-    /// boot with all that was answered, after a power loss with all that was flushed and, sector by sector, any part of
-    /// the rest.
+    /// Opens the overlay on `delta` over `base`, in the machine's boot `boot`. After a crash of the process within that
+    /// boot it has all that was answered. After a power loss it has all that was flushed and, sector by sector, any
+    /// part of the rest.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect), and invalid if it does not fit `base`.
@@ -237,9 +237,9 @@ impl Overlay {
         Ok(buffer)
     }
 
-    /// Reads what lies in the delta at least in part. While the delta is read its grains may become zeroes and be written
-    /// again; what the map does not show yet must not be seen, or the next read would show what was there before. So the
-    /// map is looked at again, and after a few changes it is held as it is.
+    /// Reads what lies in the delta at least in part. While the delta is read its grains may become zeroes and be
+    /// written again. What the map does not show yet must not be seen, or the next read would show what was there
+    /// before. So the map is checked again, and after a few changes the grains are locked for the read.
     async fn read_data(&self, extent: Extent, mut buffer: Buffer) -> Result<Buffer> {
         for _ in 0..READS_MAX {
             let runs = self.runs(extent, usize::MAX);

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A crash of the process leaves what was answered and a power loss what was flushed, whatever the states mean. A
-//! policy says what a state is ([`Entry`]), writes the bytes before it sets the state, and never changes bytes
-//! to which the flushed durable map may still point into something that the volume never held.
+//! policy says what a state is ([`Entry`]), and writes the bytes before it sets the state. The flushed durable map may
+//! still point to some bytes. A policy never changes these into something that the volume never held.
 
 mod base;
 mod entry;

@@ -57,8 +57,8 @@ pub struct RateLimits {
 
 /// A limit of a volume's requests that can be changed while they run. Clones are the same limit.
 ///
-/// A request takes its tokens when it arrives and waits until they are paid, so the rate holds over any span longer than
-/// a twentieth of a second. A change lets those go that wait; what they took stays a debt, paid at the new rate.
+/// A request takes its tokens when it arrives and waits until they are paid. So the rate holds over any span longer
+/// than a twentieth of a second. A change lets those go that wait; what they took stays a debt, paid at the new rate.
 #[derive(Clone)]
 pub struct RateLimit {
     shared: Arc<Limit>,

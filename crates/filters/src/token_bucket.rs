@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 const DEBT_SECONDS_MAX: f64 = 10.0;
 
 /// Lets a number of bytes (or anything that is counted) pass per second. A taker may go into debt and then waits until
-/// the debt is paid, so large takes need no large bucket and the rate holds over any span longer than a burst.
+/// the debt is paid. So large takes need no large bucket, and the rate holds over any span longer than a burst.
 pub struct TokenBucket {
     env: EnvRef,
     state: Mutex<State>,

@@ -13,8 +13,8 @@ pub(crate) fn moved(mutation: &Mutation, offset: Bytes) -> Mutation {
     moved.with_fua(mutation.fua)
 }
 
-/// The pieces of a device that counts in smaller units than the one above it: each begins and ends with a unit, and what
-/// is zero only in part is data. The first begins with a unit; `size` is that of the device above.
+/// The pieces of a device that counts in smaller units than the one above it. Each begins and ends with a unit, and
+/// what is zero only in part is data. The first begins with a unit; `size` is that of the device above.
 pub(crate) fn in_units(pieces: Vec<ExtentStatus>, unit: u64, size: Bytes) -> Vec<ExtentStatus> {
     let mut aligned: Vec<ExtentStatus> = Vec::new();
     let mut push = |extent: Extent, state: ExtentState| match aligned.last_mut() {

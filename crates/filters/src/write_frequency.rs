@@ -1,16 +1,16 @@
-//! Which of very many blocks are written often, in little memory: a multi-stage filter with conservative update (Estan
-//! and Varghese, "New Directions in Traffic Measurement and Accounting"; ESX paper, section 2.3.3).
+//! Which of very many blocks are written often, in little memory. It is a multi-stage filter with conservative update
+//! (Estan and Varghese, "New Directions in Traffic Measurement and Accounting"; ESX paper, section 2.3.3).
 //!
 //! There are [`STAGES`] stages of `m` counters, each with a uniform hash function of its own. A write raises the counters
 //! of its block, but only those that are the least of them: the others count somebody else as well. The least of a
 //! block's counters is its count. It never is too low, and too high only where every stage has a collision.
 //!
-//! *Ageing*: once as many writes have been counted as a stage has counters, all counters are halved, a few with every
-//! write that follows, so that nobody waits for it. So a count tells of the last `2 m` writes or so, whatever the load is,
-//! and collisions add no more than [`WriteFrequencySketch::noise`] to it.
+//! *Ageing*: all counters are halved once as many writes have been counted as a stage has counters. Every write that
+//! follows halves a few, so that no write waits for all of them. So a count tells of the last `2 m` writes or so,
+//! whatever the load is, and collisions add no more than [`WriteFrequencySketch::noise`] to it.
 //!
-//! Memory: 2 bytes a counter, one counter a stage for every 8 blocks, at most [`COUNTERS_MAX`] a stage: 32 MiB for a volume
-//! of 64 TiB in chunks of 64 KiB, 64 KiB for one of 4 GiB.
+//! Memory: a counter takes 2 bytes, and a stage has one counter for every 8 blocks, at most [`COUNTERS_MAX`]. That is
+//! 32 MiB for a volume of 64 TiB in chunks of 64 KiB, 64 KiB for one of 4 GiB.
 
 /// How many counters a block has.
 pub const STAGES: usize = 4;

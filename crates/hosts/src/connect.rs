@@ -1,7 +1,7 @@
-//! TCP as the wire wants it: no waiting to fill packets, and a dead peer is noticed.
+//! TCP connections for the wire protocol: packets do not wait to be filled, and a dead peer is noticed.
 //!
-//! The sizes of the sockets' buffers are the kernel's: it fits them to the path, up to `net.ipv4.tcp_wmem` and `tcp_rmem`,
-//! and whoever sets one switches that off.
+//! The kernel chooses the sizes of the sockets' buffers. It fits them to the path, up to `net.ipv4.tcp_wmem` and
+//! `tcp_rmem`. Setting one switches that off.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -26,8 +26,8 @@ const IDLE: Duration = Duration::from_secs(10);
 const PROBES: u32 = 3;
 const PROBE_DISTANCE: Duration = Duration::from_secs(3);
 
-/// How much the kernel holds that is not on its way yet: what is in there can go by no other stream, and small requests wait
-/// behind it.
+/// How much the kernel holds that is not on its way yet. These bytes can go by no other stream, and small requests wait
+/// behind them.
 const UNSENT_BYTES_MAX: u32 = 256 << 10;
 
 /// Sets up a connection, made or taken.
@@ -58,8 +58,8 @@ pub async fn connect(address: &Address, from: Option<IpAddr>, env: &dyn Env) -> 
     Ok(stream)
 }
 
-/// Connects with several attempts on their way at once: on a path that comes back, the kernel's own repetitions, whose distance
-/// doubles, would be late by up to as long as it was away.
+/// Connects with several attempts on their way at once. The kernel doubles the distance between its own repetitions.
+/// When a path comes back, they would be late by up to as long as the path was away.
 async fn connect_at_last(remote: SocketAddr, from: Option<IpAddr>, env: &dyn Env) -> std::io::Result<TcpStream> {
     let mut attempts = FuturesUnordered::new();
     loop {

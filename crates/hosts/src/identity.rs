@@ -61,7 +61,8 @@ impl Identity {
         Some(Self { fingerprint: Fingerprint::of(&certificate), certificate, key, validity })
     }
 
-    /// Makes a new one in the place of any that is there: whole or not at all, and nobody else may read it at any moment.
+    /// Makes a new one in the place of any that is there. The file is replaced whole or not at all, and nobody else may
+    /// read it at any moment.
     pub fn make(path: &Path, name: &HostName, env: &dyn Env) -> Result<Self> {
         let text = generate(name, unix_seconds(env.wall_clock()))?;
         let attempt = |error: std::io::Error| Error::of_file(error, format!("writing {}", path.display()));

@@ -1,5 +1,5 @@
-//! The code that one host gives out and another one is told by a person: short, good once, for a while, and for a few
-//! tries.
+//! The code that one host gives out and a person tells another one. It is short, and good once, for a while, and for a
+//! few tries.
 //!
 //! ```text
 //!   none ──invite──▶ open ──a host has joined──▶ none
@@ -10,8 +10,8 @@
 //!                   spent (it says why until there is a new one)
 //! ```
 //!
-//! The exchange of passwords gives whoever does not know the code nothing to try it on but this host, so what counts is how
-//! often it answers. A try is counted when it begins.
+//! The exchange of passwords gives an attacker who does not know the code nothing to try it on but this host. So what
+//! counts is how often this host answers. A try is counted when it begins.
 
 use std::time::Duration;
 

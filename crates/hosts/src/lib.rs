@@ -7,9 +7,9 @@
 //!    store ─────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A host is whoever has the private key of a certificate whose fingerprint is known: no authority, no names to be looked up.
-//! Keys, nonces and the exchange of passwords take their randomness from the operating system through the libraries that do
-//! them: none of this runs in the simulator, which joins its hosts with links of its own.
+//! A host is whoever has the private key of a certificate whose fingerprint is known: no authority, no names to be
+//! looked up. Keys, nonces and the exchange of passwords take their randomness from the operating system, through the
+//! libraries that implement them. So none of this runs in the simulator, which joins its hosts with links of its own.
 //!
 //! Listeners, dialers and what they carry are the daemon's. `docs/hosts.md` is the page for those who run it.
 

@@ -16,6 +16,9 @@ use env::date;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+/// The version of this protocol.
+pub const VERSION: u32 = 1;
+
 /// The longest message that is read.
 const LENGTH_MAX: u16 = 4096;
 
@@ -210,10 +213,7 @@ impl Refusal {
             ),
             Self::Version { spoken } => (
                 ErrorCode::VersionMismatch,
-                format!(
-                    "{whom} pairs hosts by version {spoken} of that protocol, this one by {}",
-                    crate::pairing::VERSION
-                ),
+                format!("{whom} pairs hosts by version {spoken} of that protocol, this one by {}", VERSION),
                 "install the same version of transhumed on both".to_owned(),
             ),
             _ => (

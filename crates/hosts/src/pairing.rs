@@ -11,10 +11,10 @@
 //!        │ ◀──────────────────────────────────────────────────────────────── kept   │
 //! ```
 //!
-//! A proof is a keyed BLAKE3, with a key from the secret of SPAKE2, over: which side says it, the keying material that TLS
-//! exports, both certificates' fingerprints, both halves, and what is said of oneself. Somebody in between has two
-//! connections with other keying material and other certificates, so proofs that are passed on are wrong; and of the code
-//! each try shows nothing but whether one guess was right.
+//! A proof is a keyed BLAKE3, with a key from the secret of SPAKE2. It covers which side says it, the keying material
+//! that TLS exports, both certificates' fingerprints, both halves, and what is said of oneself. An attacker in between
+//! has two connections with other keying material and other certificates, so proofs that are passed on are wrong. Each
+//! try reveals only whether one guess of the code was right.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 
@@ -25,10 +25,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::certificate::Fingerprint;
 use crate::invitation::{Code, Invitations, Try};
-use crate::message::{About, Message, Refusal};
-
-/// The version of this protocol.
-pub const VERSION: u32 = 1;
+use crate::message::{About, Message, Refusal, VERSION};
 
 /// What keying material TLS is asked for.
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER-transhume-trust-1";

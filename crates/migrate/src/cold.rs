@@ -1,5 +1,5 @@
-//! Copying what nobody uses: no guest, no mirror, no switchover. Holes and zeroes are looked for, many pieces are under way
-//! at once, and what was written is flushed, and read again if that is asked for.
+//! Copying what nobody uses: no guest, no mirror, no switchover. It looks for holes and zeroes, and has many pieces
+//! under way at once. It flushes what it has written, and reads that again if asked to.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

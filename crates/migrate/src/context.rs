@@ -22,8 +22,8 @@ pub struct MigrationContext {
     /// What shall hold it. At least as large as the source; opened for this migration alone.
     pub target: Device,
     /// Whether nobody has written to the target since it was last made durable. Then what it reads as zeroes stays
-    /// zeroes, and is not written. Otherwise it may read zeroes that a failed flush has lost: a block device, what an
-    /// undone move has left, the target of a job that an earlier process began.
+    /// zeroes, and is not written. Otherwise it may read zeroes that a failed flush has lost. Such targets are a block
+    /// device, what an undone move has left, and the target of a job that an earlier process began.
     pub target_is_fresh: bool,
     /// What the job's record says when an earlier session has left it; [`Phase::Preparing`] for a new one. A move that was
     /// being undone ([`Phase::Cancelling`]) is undone: since then nobody has kept track of what the guest wrote.
@@ -82,19 +82,20 @@ pub struct Comparison {
 /// The durable memory of one job. Its document is the only authority on who holds the volume.
 ///
 /// Stores are carried out one after another in the order of the calls. After a store has failed nobody knows whether
-/// the disk has it: the next one must go elsewhere than over the last good one, with a higher sequence, and settles
-/// the matter. [`Journal`](crate::Journal) does that.
+/// the disk has it. The next store settles that: it must have a higher sequence, and must not overwrite the last good
+/// one. [`Journal`](crate::Journal) does that.
 pub trait JobJournal: Send + Sync {
     /// Records durably that the *source* holds the volume and the job is in `phase`.
     fn record(&self, phase: Phase) -> IoFuture<'_, ()>;
 
-    /// Told that the migration ends because of `error`, or of a difference that a comparison found, before that is recorded by
-    /// [`Phase::Cancelling`]: whoever finds that record knows why with it.
+    /// Told that the migration ends because of `error`, or of a difference that a comparison found. The call comes
+    /// before [`Phase::Cancelling`] is recorded, so that whoever finds that record knows the reason, too.
     fn failed(&self, _error: &Error, _is_unequal: bool) {}
 
     /// The commit point: records durably that the *target* holds the volume. The guest is held meanwhile, so this is
-    /// one small durable write and nothing else. An error means in doubt, and that it is asked for again; one of the kind
-    /// fenced means that this can never be: the doubt is settled by [`revert`](Self::revert) then.
+    /// one small durable write and nothing else. An error means that the commit is in doubt and is asked for again. An
+    /// error of the kind fenced means that the commit can never succeed: then [`revert`](Self::revert) settles the
+    /// doubt.
     fn commit(&self) -> IoFuture<'_, ()>;
 
     /// Settles a commit in doubt, against it if that is possible still: records durably that the source holds the volume.
@@ -121,8 +122,9 @@ pub trait JobJournal: Send + Sync {
     fn committed(&self) {}
 
     /// Asked when the target is complete and flushed, right before the guest is held: whether the target can be what the
-    /// volume's record will name. Whoever is to hold it may make itself ready here. An error that it could not be asked
-    /// (disconnected, timed out) means that the target is lost; any other ends the migration with the guest on the source.
+    /// volume's record will name. Whoever is to hold it may make itself ready here. If it could not be asked (the error
+    /// is disconnected or timed out), the target is lost. Any other error ends the migration with the guest on the
+    /// source.
     ///
     /// # Errors
     /// What stands against it, for people.

@@ -65,8 +65,8 @@ impl Control {
         });
     }
 
-    /// Goes on with the same target after that was lost, when what it is thought to have was compared by digests; what differs
-    /// is copied again. The guest goes on on the source meanwhile.
+    /// Goes on with the same target after that was lost. First what the target is thought to have is compared by
+    /// digests, and what differs is copied again. The guest works on the source meanwhile.
     pub fn resume_after_comparing(&self, digests: Arc<dyn Digests>) {
         self.request(|requests| {
             requests.paused = false;

@@ -1,7 +1,7 @@
 //! The driver of a migration: it does what the machine's phase asks for, awaits, and tells the machine what came of it.
 //!
-//! Each phase is one activity that ends with one event. What people wish and what fails below the guest's feet ends
-//! every activity early; copies and comparisons under way are always driven to their end first.
+//! Each phase is one activity that ends with one event. A control request or a failure ends every activity early.
+//! Copies and comparisons under way are always driven to their end first.
 
 mod abort;
 mod auto_passes;

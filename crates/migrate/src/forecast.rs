@@ -1,13 +1,14 @@
 //! What a move will take, from what is known before it begins: time, passes, and for how long the guest is held.
 //!
-//! The guest's writes are taken to go anywhere: of `n` chunks, `k` writes make `n (1 - e^(-k/n))` dirty. A guest that writes
-//! to the same places again and again makes fewer dirty, so the forecast of a strategy that tracks is an upper bound.
+//! The guest's writes are taken to go anywhere: of `n` chunks, `k` writes make `n (1 - e^(-k/n))` dirty. A guest that
+//! writes to the same places again and again makes fewer dirty. So the forecast of a strategy that tracks is an upper
+//! bound.
 //!
-//! Strategies in passes are played through with the engine's own decisions (`strategy::tracking::converge`), on passes whose
-//! lengths come from what was seen of the source before ([`Scattered`]). Whether a pass leaves a little more or a little
-//! less than fits decides whether there is another one, and how it ends, so it is played several times, with copies and
-//! writes somewhat slower and faster than seen: how most of them end is expected and the middle of those, and the ends of all
-//! are the interval.
+//! Strategies in passes are simulated with the engine's own decisions (`strategy::tracking::converge`). The lengths of
+//! the passes come from what was seen of the source before ([`Scattered`]). Whether a pass leaves a little more or a
+//! little less than fits decides whether there is another one, and how it ends. So the simulation is run several times,
+//! with copies and writes somewhat slower and faster than seen. The expected end is how most runs end, and the expected
+//! numbers are the middle of those runs. The interval comes from all runs.
 
 use std::time::Duration;
 
@@ -120,8 +121,9 @@ impl Known {
         self.scattered.map_or(self.writes, |seen| seen[LOOKS - 1].writes.min(self.writes))
     }
 
-    /// Which parts of the chunks are worth a look beforehand ([`crate::scattered`]): what a first pass would leave dirty,
-    /// parts of that, as the passes after it would, and all. Nothing if the guest writes next to nothing.
+    /// Which parts of the chunks are worth a look beforehand ([`crate::scattered`]). They are what a first pass would
+    /// leave dirty, parts of that as later passes would leave them, and all chunks. Nothing if the guest writes next to
+    /// nothing.
     #[must_use]
     pub fn worth_a_look(&self, options: &MoveOptions) -> Option<[f64; LOOKS]> {
         let dense = self.dirty_after_first(options).min(0.9);
@@ -333,9 +335,9 @@ impl Known {
 }
 
 impl Scattered {
-    /// What one chunk takes while the guest is held, in seconds. What the guest has asked the disks for they have time for,
-    /// and a few copies keep them less busy than copies and guest did: it lies between what it takes beside the guest, and what it
-    /// would if each of the guest's requests were a copy instead.
+    /// What one chunk takes while the guest is held, in seconds. The disks then have the time that the guest's requests
+    /// took, but a few copies keep them less busy than copies and guest did. So it lies between what a chunk takes
+    /// beside the guest, and what it would take if each of the guest's requests were a copy.
     fn in_hold(&self) -> f64 {
         let alone = 1.0 / (1.0 / self.chunk_seconds.max(1e-9) + self.reads + self.writes);
         (self.chunk_seconds * alone).sqrt()

@@ -1,12 +1,12 @@
 //! One small document, stored whole and durably, on a device: the memory of a volume and of its job.
 //!
-//! Three slots take turns. A store goes to a slot that does not hold the last good document, as one forced write; a
-//! torn one is told by its checksum and the document before it counts. `docs/journal.md` draws the bytes.
+//! Three slots take turns. A store goes to a slot that does not hold the last good document, as one forced write. The
+//! checksum shows a torn write, and then the document before it counts. `docs/journal.md` draws the bytes.
 //!
 //! After a store that failed nobody knows what the disk will give: the new document or the one before. That is *in
-//! doubt*, and only a later store ends it. It goes to yet another slot with a higher sequence, never over the one in
-//! doubt as if that could now succeed, and never over the last good one. Opening stores what it found once more, so that
-//! nothing is acted upon that a power cut could take back.
+//! doubt*, and only a later store ends it. It goes to a third slot with a higher sequence. It never overwrites the
+//! document in doubt, nor the last good one. Opening stores what it found once more, so that nobody acts upon a
+//! document that a power cut could take back.
 
 use std::marker::PhantomData;
 

@@ -25,9 +25,9 @@
 //! ```
 //!
 //! Up to *committing* the source holds the volume, from *committed* on the target does, and nothing leads back. Between
-//! the two lies *in-doubt*: a failed store may or may not be on the disk, so guest writes and flushes go to both sides
-//! and none is answered by one side alone, until a later store has settled it: the commit again, or its revocation.
-//! Paused is orthogonal: copies and comparisons stop, mirroring goes on, and no switchover begins.
+//! the two lies *in-doubt*: a failed store may or may not be on the disk. So guest writes and flushes go to both sides,
+//! and none is answered by one side alone. A later store settles the doubt: the commit again, or its revocation. Paused
+//! is orthogonal: copies and comparisons stop, mirroring goes on, and no switchover begins.
 //!
 //! A strategy that tracks what the guest writes copies the rest in *last-copy*, while the guest is held. One that mirrors
 //! has nothing left to copy there, and goes from *quiescing* to *committing* at once.

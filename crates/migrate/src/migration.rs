@@ -23,9 +23,9 @@ const POOL_MIN: Bytes = Bytes::mib(4);
 pub struct Migration;
 
 impl Migration {
-    /// Puts the mirror into the guest's path and gives the handle that steers the migration and the work itself, which
-    /// the caller drives to its end (dropping it is what a crash is). Once this has returned every guest write is
-    /// tracked: whoever resumes after a crash serves the volume only then.
+    /// Puts the mirror into the guest's path. Gives the handle that steers the migration, and the work itself, which
+    /// the caller drives to its end. Dropping the work is the same as a crash. Once this has returned every guest write
+    /// is tracked, so whoever resumes after a crash serves the volume only then.
     ///
     /// # Errors
     /// Source and target do not suit each other, the guest's requests do not drain, or the progress map cannot be

@@ -53,22 +53,22 @@ pub enum Strategy {
     /// under any load and has no parameters.
     #[default]
     Mirror,
-    /// Dirty block tracking (2.3): guest writes go to the source, and what was written is copied again, pass after pass;
-    /// the rest is copied while the guest is held.
+    /// Dirty block tracking (2.3): guest writes go to the source, and what was written is copied again, pass after
+    /// pass. The rest is copied while the guest is held.
     Dbt,
     /// The same, and what is written ahead of the copy is not copied twice.
     IncrementalDbt,
-    /// Snapshotting (section 2.2): the guest writes to an overlay while the base is copied; overlays are folded one after
-    /// the other, the last one with the guest held.
+    /// Snapshotting (section 2.2): the guest writes to an overlay while the base is copied. Overlays are folded one
+    /// after the other, the last one with the guest held.
     Snapshot,
-    /// IO mirroring for a target that is far or slow: guest writes are answered by the source, and a bounded buffer is
-    /// written to the target in order. When it is full they wait for room.
+    /// IO mirroring for a target that is far or slow. Guest writes are answered by the source, and a bounded buffer is
+    /// written to the target in order. When the buffer is full guest writes wait for room.
     MirrorAsync,
     /// Every chunk is mirrored or tracked, whichever is expected to cost less; all are mirrored in the end. It converges
     /// under any load and has no parameters.
     Auto,
-    /// IO mirroring with no more than the paper has of it: two offsets, one window between them whose writes wait, and a
-    /// mover of 16 copies of 64 KiB that pays no regard to the guest. It is there to be compared with.
+    /// IO mirroring with no more than the paper describes: two offsets, and one window between them whose writes wait.
+    /// Its mover makes 16 copies of 64 KiB at a time and does not yield to the guest. It exists for comparison.
     MirrorPaper,
 }
 
@@ -123,8 +123,8 @@ impl Strategy {
         matches!(self, Self::IncrementalDbt)
     }
 
-    /// Whether a write that the target does not answer may be left to the source: chunk by chunk, which the paper's mirror does
-    /// not have, nor one that has answered the guest already.
+    /// Whether a write that the target does not answer may be left to the source, chunk by chunk. The paper's mirror
+    /// has no state of single chunks, and the asynchronous mirror has answered the guest already.
     pub(crate) const fn leaves_chunks(self) -> bool {
         !matches!(self, Self::MirrorPaper | Self::MirrorAsync)
     }
@@ -142,8 +142,8 @@ impl std::fmt::Display for Strategy {
     }
 }
 
-/// What becomes of a move that copies in iterations and does not converge: what is left to copy gets no smaller, or the
-/// deadline would pass first.
+/// What becomes of a move that copies in iterations and does not converge. It does not converge if what is left to copy
+/// gets no smaller, or if the deadline would pass first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnNoConverge {
@@ -199,9 +199,9 @@ pub struct MoveOptions {
     /// How long a write to the target may take once the source has answered, before the target counts as lost, in
     /// milliseconds.
     pub target_ms: u64,
-    /// How long a guest waits for a target that answers nothing at all before what it waits for is left to the source, in
-    /// milliseconds; four times that where it cannot be left and the target is lost instead. `None` for as long as the target
-    /// has for an answer.
+    /// How long a guest waits for a target that answers nothing at all, in milliseconds. After that the request is left
+    /// to the source. Where it cannot be left, the guest waits at most three times as long, and then the target is lost. `None`
+    /// for as long as the target has for an answer.
     pub silence_ms: Option<u64>,
     /// How often the target is flushed while it is filled, in milliseconds: what was not flushed is copied again if it is lost.
     /// Between 250 and 5,000; less often where flushes take more than a twentieth of the time.
@@ -212,12 +212,12 @@ pub struct MoveOptions {
     pub strategy: Strategy,
     /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
     pub hot_blocks: bool,
-    /// Chunks that hold zeroes only are looked for in all that is copied, recorded as skipped, and not written to a target that
-    /// reads zeroes there. What is copied is read for that even where the file system could share it.
+    /// All that is copied is searched for chunks that hold only zeroes. They are recorded as skipped, and not written
+    /// to a target that reads zeroes there. For that the copy reads its data even where the file system could share it.
     pub skip_zero: bool,
-    /// Of strategies that iterate: for how long the guest may be held while the rest is copied, in milliseconds. A last copy
-    /// that is not done by then is given up, and the guest goes on. (The ESX paper's is 5 s.) Of snapshots: as expected, and
-    /// given up after four times that.
+    /// Of strategies that iterate: for how long the guest may be held while the rest is copied, in milliseconds. A last
+    /// copy that is not done by then is given up, and the guest goes on. The ESX paper's limit is 5 s. Of snapshots:
+    /// the longest last fold that may be expected. It is given up after four times that.
     pub downtime_limit_ms: u64,
     /// How long after its start the move shall be over, in milliseconds. Of strategies that iterate one that would take longer
     /// does not converge; others take no notice of it, and whoever gives them their rates may. `None` for no limit.

@@ -1,5 +1,5 @@
-//! A short look at how fast a source gives chunks that lie scattered, before anything is copied: reads alone, of what a
-//! pass over dirty chunks would read, beside whatever the guest does.
+//! A short look at how fast a source reads scattered chunks, before anything is copied. It only reads what a pass over
+//! dirty chunks would read, beside whatever the guest does.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -17,8 +17,9 @@ const READING_BYTES_MAX: u64 = 512 << 10;
 /// Fewer reads than this say nothing.
 const READS_MIN: u64 = 8;
 
-/// Reads chunks of `source` in the order of the volume, of which so great a `part` (0 to 1) is dirty as if by chance, for
-/// `limit`. Gives what one of them takes the copy in the mean, in seconds; nothing where that cannot be told.
+/// Reads chunks of `source` for `limit`, in the order of the volume. It reads those that would be dirty if a `part` (0
+/// to 1) of all were, by chance. Gives the mean time that the copy takes for one of them, in seconds; nothing where
+/// that cannot be told.
 ///
 /// # Errors
 /// What reading the source fails with.

@@ -1,11 +1,12 @@
 //! Which chunks the target has, for a process that comes after a crash of this one.
 //!
-//! Bitmaps on a small device. *Had*: chunks that were in step and flushed at the target. *Active*: extents of 4 MiB
-//! in which a mirrored write may be in flight, unflushed, or the source may have changed alone; the bit is there before
-//! such a write is issued. After a crash a chunk counts as copied if its bit is set and its extent is not active.
+//! Bitmaps on a small device. *Had*: chunks that were in step and flushed at the target. *Active*: extents of 4 MiB in
+//! which a mirrored write may be in flight or unflushed, or in which the source alone may have changed. The bit is set
+//! before such a write is issued. After a crash a chunk counts as copied if its bit is set and its extent is not
+//! active.
 //!
 //! *Skipped*, where that is kept: of chunks that are copied, those that were not sent, in a bitmap for each reason. Of other chunks
-//! it says nothing. It is written before the copied bits of the same chunks, and a chunk that is not skipped any more keeps
+//! it says nothing. It is written before the copied bits of the same chunks. A chunk that is not skipped any more keeps
 //! its extent active until this says so.
 //!
 //! Nothing here is flushed: within one boot the page cache outlives the process. The boot's identity is on record, and

@@ -12,9 +12,9 @@
 //! Orders chain: one takes what another chooses and puts a part of it off ([`hot_last`]). `from` is the chunk behind the last
 //! copy, as far as the pass has come. The copier goes on there, and goes back to the start when a schedule finds nothing.
 //!
-//! A schedule that follows the guest has a [`GuestListener`]: it is told when each guest request at the mirror begins and when
-//! it ends, reads included. Without one, a request costs one look at a field. Of a move by snapshots the mirror sees only what
-//! reaches the base.
+//! A schedule that follows the guest has a [`GuestListener`]. It is told when each guest request at the mirror begins
+//! and ends, reads included. Without one, a request costs one look at a field. Of a move by snapshots the mirror sees
+//! only what reaches the base.
 //!
 //! A copy whose data is in hand already has no place here: its first user brings it.
 

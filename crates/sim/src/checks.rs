@@ -14,8 +14,9 @@ use crate::register_history::RegisterHistory;
 use crate::scenario::Expected;
 use crate::world::{Invariant, World};
 
-/// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight (a
-/// commit that is tried again while the guest runs), or if some `may_wait` for whoever decides; otherwise they may not.
+/// Source and target are equal. Sectors that a guest's write is under way to may differ while anything is in flight. An
+/// example is a commit that is tried again while the guest runs. They may also differ if some writes `may_wait` for a
+/// decision. Otherwise they may not.
 pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, history: &RegisterHistory, may_wait: bool) {
     let busy = may_wait || source.in_flight() + target.in_flight() > 0;
     let difference = source.inspect(|source| {
@@ -42,7 +43,7 @@ pub(crate) fn equal_at_switch(world: &World, source: &Disk, target: &Disk, histo
 }
 
 /// Whatever a power loss leaves on `disk`, nothing that the guest has flushed is missing. Bytes that nobody wrote are
-/// excused where corruption is part of the story.
+/// excused where corruption is part of the scenario.
 pub(crate) fn flushed(world: &World, disk: &Disk, history: &RegisterHistory, is_promised: bool) {
     let mut worst = None;
     disk.each_uncertain(|sector, bytes| {
@@ -100,7 +101,7 @@ pub(crate) fn monotonic(world: &World, before: &Progress, now: &Progress) {
     }
 }
 
-/// What the story expects of its own.
+/// What the scenario expects of its own.
 pub(crate) fn as_told(world: &World, expected: &Expected, guest: &GuestReport, status: &Status) {
     let report = if let Status::Switched(Some(report)) = status { Some(report) } else { None };
     if let Some(limit) = expected.wait_max.filter(|limit| guest.longest > *limit) {

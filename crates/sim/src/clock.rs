@@ -28,8 +28,8 @@ pub(crate) async fn sleep(span: Duration) {
     tokio::time::sleep(span * SCALE).await;
 }
 
-/// Runs `main` and all that it spawns on this thread until `main` is done, under a clock that jumps to the next timer
-/// whenever nothing else can run. All IO must be simulated: the clock runs past real file descriptors.
+/// Runs `main` and all that it spawns on this thread until `main` is done. Its clock jumps to the next timer whenever
+/// nothing else can run. All IO must be simulated: the clock runs past real file descriptors.
 ///
 /// # Panics
 /// If the operating system gives no runtime.

@@ -1,7 +1,7 @@
 //! Whether the seeds of a scenario have shown what it is about.
 //!
-//! What must occur is what the scenario names, and what its stories tell: a fault with a probability, something that
-//! happens, something that happens in a phase. What is told in a few seeds only is given more of them.
+//! What must occur is what the scenario names, and what its instances contain. An instance contains faults with a
+//! probability, events, and events in a phase. What only a few seeds contain is given more seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 

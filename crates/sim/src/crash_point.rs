@@ -1,4 +1,4 @@
-//! A fuse that burns a step at every poll of a process's tasks: how a process is killed at one chosen await.
+//! Counts down at every poll of a process's tasks, and so kills the process at one chosen await.
 //!
 //! Everything that a process does happens between two polls of its tasks. Killing it before poll `k`, for every `k` of a
 //! run, is killing it at every await that the run has.
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// Never burns down.
+/// Never reaches zero.
 const ENDLESS: u64 = u64::MAX;
 
 /// Counts polls down to a death.

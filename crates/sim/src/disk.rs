@@ -228,8 +228,8 @@ impl Disk {
         self.state().limits = limits;
     }
 
-    /// From now on it is a violation of one-writer if somebody writes to it who has opened it before, or who opens it
-    /// without being admitted.
+    /// From now on writes are a violation of one-writer if the writer has opened the disk before, or opens it without
+    /// being admitted.
     pub fn revoke(&self, why: &'static str) {
         let mut state = self.state();
         state.fence = Fence { grants: state.grants, closed: true, why, ..state.fence };
@@ -349,7 +349,7 @@ impl Disk {
         self.shared.world.fault("corruption", format_args!("{} at {}", self.shared.name, offset.0));
     }
 
-    /// Puts bytes on it before the story begins.
+    /// Puts bytes on it before the scenario begins.
     pub fn fill(&self, offset: Bytes, bytes: &[u8]) {
         let mutation = Mutation::data(offset, block::Data::copy_of(bytes));
         self.state().medium.apply(mutation.extent(), mutation.kind(), mutation.extent(), true, &self.shared.rng);

@@ -1,8 +1,8 @@
 //! Which failures of disks a guest may be told.
 //!
-//! A request of the guest may fail only if, since it was first asked, a request to the disk that holds the volume has
-//! failed for the same bytes. While it is not decided which one that is, it is either. Disks that are slow, stuck or full of
-//! other data explain nothing.
+//! A request of the guest may fail only if a request to the disk that holds the volume has failed for the same bytes.
+//! That failure must be later than the moment when the request was first asked. While it is not decided which disk that
+//! is, a failure of either counts. Disks that are slow, stuck or full of other data explain nothing.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Failures {
         self.state.lock().judge = Some(Box::new(judge));
     }
 
-    /// The story is over.
+    /// The scenario is over.
     pub(crate) fn close(&self) {
         self.state.lock().judge = None;
     }

@@ -1,4 +1,4 @@
-//! What happens to a story while it is played, and when.
+//! What happens to a scenario while it is played, and when.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ impl FaultEvent {
 /// At which moment something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// At a moment of the story's span that the seed chooses.
+    /// At a moment of the scenario's span that the seed chooses.
     Sometime,
     /// So long after the move was asked for.
     After(Duration),

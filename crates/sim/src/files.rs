@@ -1,9 +1,10 @@
 //! The daemon's small files in the world: what a power loss leaves of them, and a store that is full.
 //!
-//! Names change in the order in which that was asked: a power loss takes back any number of the newest changes that no
-//! sync of their directory has made durable (a journalling file system). Bytes that were written through are durable;
-//! of what was appended any beginning is. Every step burns the world's fuse, so that a process can be killed between any
-//! two of them. What is at `journal` and `progress` is on disks of its own: here are only their names.
+//! Names change in the order in which the changes were asked for. A power loss takes back any number of the newest
+//! changes that no sync of their directory has made durable (a journalling file system). Bytes that were written
+//! through are durable. Of appended bytes any beginning may be durable. Every step counts towards the world's crash
+//! point, so that a process can be killed between any two of them. What is at `journal` and `progress` is on disks of
+//! its own. Only their names are here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Error, ErrorKind, Result};

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Device, Error, ErrorKind, Filter, IoFuture};
 
-/// Nothing is owed.
+/// No flush error is pending.
 const NONE: u64 = u64::MAX;
 
-/// What one process owes. Clones are the same debt.
+/// The flush error that one process has yet to report. Clones share it.
 #[derive(Clone)]
 pub(crate) struct FlushErrorLatch {
     shared: Arc<Shared>,

@@ -356,9 +356,9 @@ impl Guest {
         }
     }
 
-    /// Its number, and since when a flush of the disk may have failed that it may be told of. One whose answer was lost with a
-    /// connection is told to whoever asks next; whether an answer was lost the server cannot know, so that the next connection
-    /// is told of it in any case.
+    /// Its number, and the moment since which failed flushes of the disk may be reported to it. If the answer of a
+    /// failed flush was lost with a connection, whoever asks next gets it. The server cannot know whether an answer was
+    /// lost, so the next connection gets it in any case.
     fn begin_flush(&self) -> (u64, Moment) {
         let mut flushes = self.shared.flushes.lock();
         let now = self.shared.world.now();

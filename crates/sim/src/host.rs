@@ -298,7 +298,7 @@ impl Host {
         self.shared.status.lock().clone()
     }
 
-    /// The story is over: nobody is served any more.
+    /// The scenario is over: nobody is served any more.
     pub(crate) fn close(&self) {
         // What is served leads back to this host.
         let now = std::mem::take(&mut *self.shared.now.lock());

@@ -1,11 +1,12 @@
-//! The world in a box: the real engine, run under a virtual clock against simulated disks and guests, with faults from
-//! one seed and the checkers that hold what must always hold.
+//! A closed world: the real engine runs under a virtual clock against simulated disks and guests. The faults come from
+//! one seed, and checkers verify the invariants.
 //!
 //! # Fault model
 //!
-//! What may fail here, where, how often, and what must survive it. Nothing else fails: a fault that is not listed is not
-//! simulated, and what survives only by luck is not tested. Rates are per request and come from the seed: in a swarm each
-//! is drawn below the one given here, in scenarios named after a fault it is one of a few up to it.
+//! What may fail here, where, how often, and what must survive it. Nothing else fails. A fault that is not listed is
+//! not simulated, and what survives only by luck is not tested. Rates are per request and come from the seed. In a
+//! swarm each is drawn below the rate given here. In a scenario named after a fault it is one of a few rates up to the
+//! one given here.
 //!
 //! | fault | where | how often | what it does | what must survive |
 //! |---|---|---|---|---|
@@ -40,28 +41,32 @@
 //! Not tested between hosts: the first host's daemon dies *and* the other host loses its power before the next
 //! flush. Then writes that were passed on and not flushed are lost, and a guest whose machine runs on is not told.
 //!
-//! A flush that fails in a process that dies before it can say so is known to nobody: what it covered is excused, and no
-//! file system of a real machine does better. One that fails while the guest's connection is cut is told to the next.
+//! If a flush fails in a process that dies before it can say so, nobody knows of it. What it covered is excused,
+//! because no file system of a real machine does better. If a flush fails while the guest's connection is cut, the next
+//! connection is told.
 //!
-//! Reads see the disk as it was at some moment between question and answer; writes land at some moment between, or in
-//! two parts at two moments. Requests that overlap in time may take effect in any order. Discards free whole blocks of
-//! 4096 bytes and leave the rest as it was. Memory is never corrupted.
+//! Reads see the disk as it was at some moment between question and answer. Writes take effect at some moment between,
+//! or in two parts at two moments. Requests that overlap in time may take effect in any order. Discards free whole
+//! blocks of 4096 bytes and leave the rest as it was. Memory is never corrupted.
 //!
-//! A request of the guest may fail only if a request to the disk that holds the volume has failed for the same blocks since
-//! it was asked; while it is in doubt which disk that is, to either. Slowness explains no failure.
+//! A request of the guest may fail only if a request to the disk that holds the volume has failed for the same blocks.
+//! That failure must be later than the moment when the request was asked. While it is in doubt which disk that is, a
+//! failure of either counts. Slowness explains no failure.
 //!
 //! # Parts
 //!
-//! [`world::World`] has the clock, the log and the verdict; [`process::Process`] is what can be killed, at a chosen await
-//! by a [`crash_point::CrashPoint`]; [`disk::Disk`] what outlives it; [`register_history::RegisterHistory`] what the guest may legally read. Randomness
-//! comes from [`rng::Rng`], so that the same seed is the same run to the last event. A [`scenario::Scenario`] says what there
-//! is and what happens, in [`scenario_dsl`] where people tell it; [`shrink`] makes one that fails smaller.
+//! [`world::World`] has the clock, the log and the verdict. [`process::Process`] is what can be killed, at a chosen
+//! await by a [`crash_point::CrashPoint`]. [`disk::Disk`] is what outlives it. [`register_history::RegisterHistory`] is
+//! what the guest may legally read. Randomness comes from [`rng::Rng`], so that the same seed is the same run to the
+//! last event. A [`scenario::Scenario`] says what there is and what happens; [`scenario_dsl`] is the language for it.
+//! [`shrink`] makes a failing scenario smaller.
 //!
 //! # Checkers
 //!
-//! All of them look while the world runs, at the event that could break what they hold; the first violation ends the run.
-//! `docs/reliability.md` says how each one looks. That each can fail is proved by mistakes in hosts and devices
-//! (`tests/mutations.rs`) and in the engine itself (`mutations/*.patch`, made one by one by `cargo xtask mutations`).
+//! All of them check while the world runs, at the event that could break their invariant. The first violation ends the
+//! run. `docs/reliability.md` says how each one checks. Deliberate mistakes prove that each checker can fail. Some are
+//! in hosts and devices (`tests/mutations.rs`), some in the engine itself (`mutations/*.patch`, made one by one by
+//! `cargo xtask mutations`).
 
 pub mod bench;
 mod checks;

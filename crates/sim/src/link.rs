@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Each way of a link is like this by itself (full duplex). A connection has at most [`LinkFigures::window`] bytes
-//! between its writer and its reader, so it never gets more than a window a round trip, and a writer whose reader does
-//! not read waits. Losses, retransmission and slow start are not modelled: a connection is what TCP makes of a link, and
-//! what TCP cannot hide is here.
+//! between its writer and its reader. So it never gets more than a window a round trip, and a writer whose reader does
+//! not read waits. Losses, retransmission and slow start are not modelled. A connection is what TCP makes of a link,
+//! and what TCP cannot hide is here.
 //!
 //! | fault | what it does |
 //! |---|---|
@@ -22,8 +22,8 @@
 //! | [`Link::set_rate`] | it becomes slower or faster |
 //! | [`Link::set_reading`] | one side does not read: what is sent to it fills the window, and then its sender waits |
 //!
-//! Figures for real links: 1 Gbit/s Ethernet carries 117 MB/s of TCP payload and 10 Gbit/s 1,170 (1500-byte frames, 94 %);
-//! within a rack a way takes 50 us, within a city 1 ms, across a continent 30 ms (all assumed).
+//! Figures for real links: 1 Gbit/s Ethernet carries 117 MB/s of TCP payload and 10 Gbit/s 1,170 (1500-byte frames, 94
+//! %). One way takes 50 us within a rack, 1 ms within a city, 30 ms across a continent (all assumed).
 
 mod state;
 mod stream;

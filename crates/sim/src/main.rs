@@ -49,10 +49,10 @@ struct Arguments {
     /// Print every event, the virtual time first.
     #[arg(long)]
     log: bool,
-    /// Leave these parts of the story out, as a failure's report names them.
+    /// Leave these parts of the scenario out, as a failure's report names them.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     without: Vec<String>,
-    /// Kill the process at every await of the story, one after another.
+    /// Kill the process at every await of the scenario, one after another.
     #[arg(long)]
     every_await: bool,
     /// Kill the process at this await.
@@ -68,7 +68,7 @@ struct Arguments {
     /// Stop after so many failures.
     #[arg(long, default_value_t = 1)]
     failures: usize,
-    /// How many stories may be played to make a failing one smaller.
+    /// How many scenarios may be played to make a failing one smaller.
     #[arg(long, value_name = "PLAYS", default_value_t = 300)]
     shrink: u32,
     /// How many threads play at once; otherwise one a core.
@@ -94,7 +94,7 @@ fn parse_scenario(name: &str) -> Result<&'static NamedScenario, String> {
 /// Why a run failed.
 enum Failure {
     Violated(Violation, Vec<String>),
-    /// Something outside the process of the story panicked.
+    /// Something outside the process of the scenario panicked.
     Panicked(String),
     /// Two runs of one seed were not the same.
     Differed,
@@ -125,7 +125,7 @@ impl Player {
             Some(poll) => instance.dying_only_at_poll(poll),
             None => instance,
         };
-        // What has no such part stays as it is: the names come from a report of this very story.
+        // What has no such part stays as it is: the names come from a report of this very scenario.
         self.arguments.without.iter().fold(instance, |instance, name| instance.without(name).unwrap_or(instance))
     }
 
@@ -178,7 +178,7 @@ impl Player {
             let poll = self.arguments.every_await.then_some(poll).or(self.arguments.poll);
             let instance = self.for_seed(scenario, seed, poll);
             match self.play(scenario, &instance, seed) {
-                // The story has fewer awaits than that.
+                // The scenario has fewer awaits than that.
                 Ok(result) if self.arguments.every_await && result.deaths == 0 => return,
                 Ok(_) => {}
                 Err(failure) => self.report(scenario, &instance, (seed, poll), failure),

@@ -1,8 +1,8 @@
-//! What a simulated disk holds: the bytes that reads see, and for every sector that is not yet durable all that a power
-//! loss could leave there.
+//! What a simulated disk holds: the bytes that reads see. For every sector that is not yet durable it also holds all
+//! that a power loss could leave there.
 //!
-//! This cache says what survives and takes no time. The one that says when, over gigabytes and without bytes, is
-//! [`crate::model::PageCache`]: docs/simulator.md says why they are two.
+//! This cache says what survives and takes no time. [`crate::model::PageCache`] says when, over gigabytes and without
+//! bytes. docs/simulator.md says why they are two.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

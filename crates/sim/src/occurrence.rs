@@ -12,7 +12,7 @@ use crate::fault_event::FaultEvent;
 pub enum Occurrence {
     /// A fault of this class, as [`World::fault`](crate::world::World::fault) counts them.
     Fault(&'static str),
-    /// Something that the story has happen, and that met what it is about: a cancel met a move.
+    /// Something that the scenario has happen, and that met what it is about: a cancel met a move.
     Happens(FaultEvent),
     /// The same, because the move was seen in the phase that it waits for.
     In(Phase, FaultEvent),
@@ -20,8 +20,8 @@ pub enum Occurrence {
     Comes(Phase),
     /// So many moves run at once.
     AtOnce(usize),
-    /// What is said at an end: how a move has ended by [`Status::name`](crate::host::Status::name), that a report says that
-    /// something was `resumed`, that the guest was `told` of a failure.
+    /// What is said at an end. A move has ended with this [`Status::name`](crate::host::Status::name). Other values are
+    /// `resumed`, if a report says that something was, and `told`, if the guest was told of a failure.
     Told(&'static str),
 }
 

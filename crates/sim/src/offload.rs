@@ -1,5 +1,5 @@
-//! What copies between two disks without the engine seeing the bytes: a file system that shares blocks, in a world where
-//! anything may go wrong with that.
+//! What copies between two disks without the engine seeing the bytes. It models a file system that shares blocks, in a
+//! world where anything may go wrong with that.
 
 use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, Extent, IoFuture, Mutation, Offload, Result};
 

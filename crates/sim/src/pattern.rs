@@ -7,7 +7,7 @@ use crate::medium::{SECTOR_BYTES, is_zero};
 pub enum Content {
     /// Zeroes.
     Zero,
-    /// What write number so-and-so put there. Number 0 is what was there before the story began.
+    /// What write number so-and-so put there. Number 0 is what was there before the scenario began.
     Written(u64),
 }
 

@@ -1,8 +1,8 @@
 //! Plays loads on devices of the engine, and knows what they may read.
 //!
-//! The guest of stories ([`crate::guest`]) knows every sector of a small volume and all that can become of it; this one
-//! is for volumes of any size: it remembers only the blocks that it has written, and checks every whole block that it
-//! reads against them as a register (the rule is in `knowledge`). No request of it may fail.
+//! The guest of scenarios ([`crate::guest`]) knows every sector of a small volume and all that can become of it. This
+//! one is for volumes of any size. It remembers only the blocks that it has written. It checks every whole block that
+//! it reads against them as a register (the rule is in `knowledge`). No request of it may fail.
 
 mod knowledge;
 

@@ -1,10 +1,10 @@
 //! The joint between a guest and the process that serves its disk: connections come and go, requests stay.
 //!
-//! There are two ways: calls of the process's own device, which cost the least, or NBD over a `Wire`, as guests have
-//! it. A request whose connection has gone without an answer is asked again on the next one, as QEMU does after a
-//! reconnect, in any order. Who keeps what is left of the old connection from undoing that is the host in the first case
-//! ([`Leftover`]), and the NBD server in the second. A guest that speaks NBD may have two connections to one export, each of
-//! which comes and goes by itself; every request takes one of them.
+//! There are two ways. One is calls of the process's own device, which cost the least. The other is NBD over a `Wire`,
+//! as guests have it. A request whose connection has gone without an answer is asked again on the next one, in any
+//! order, as QEMU does after a reconnect. What is left of the old connection must not undo that. In the first case the
+//! host prevents it ([`Leftover`]), in the second the NBD server. A guest that speaks NBD may have two connections to
+//! one export. Each comes and goes by itself, and every request takes one of them.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -210,7 +210,7 @@ impl Port {
         self.shared.second.as_ref().filter(|_| self.shared.rng.chance(0.5)).unwrap_or(self)
     }
 
-    /// The story is over: what was plugged in, which may lead back to here, is let go of.
+    /// The scenario is over: what was plugged in, which may lead back to here, is let go of.
     pub(crate) fn close(&self) {
         let plugged = self.shared.plugged.lock().take();
         drop(plugged);

@@ -37,7 +37,7 @@ struct SimEnv {
     dead: Arc<AtomicBool>,
     tasks_max: usize,
     tasks: Arc<Mutex<Tasks>>,
-    /// The world's fuse kills it, too.
+    /// The world's crash point kills it, too.
     is_fused: bool,
 }
 
@@ -57,7 +57,7 @@ impl Future for Guarded {
             return Poll::Pending;
         }
         if self.is_fused && !self.world.crash_point().burn() {
-            // Whoever waits for the fuse kills the process; until then nothing of it runs.
+            // Whoever waits for the crash point kills the process; until then nothing of it runs.
             self.dead.store(true, Ordering::Relaxed);
             return Poll::Pending;
         }
@@ -81,13 +81,13 @@ impl Process {
         Self::named(world, &format!("process {life}"), true)
     }
 
-    /// Starts life number `life` of another program, `name`, whose polls burn no fuse.
+    /// Starts life number `life` of another program, `name`, whose polls do not count towards the crash point.
     #[must_use]
     pub fn bystander(world: &World, name: &str, life: u32) -> Self {
         Self::named(world, &format!("{name} {life}"), false)
     }
 
-    /// Starts life number `life` of another program, `name`, which is the one that the fuse kills.
+    /// Starts life number `life` of another program, `name`, which is the one that the crash point kills.
     #[must_use]
     pub fn burning(world: &World, name: &str, life: u32) -> Self {
         Self::named(world, &format!("{name} {life}"), true)
@@ -137,8 +137,8 @@ impl Process {
         !self.is_dead()
     }
 
-    /// Runs `task`, which looks at what the process does and is no part of it: it ends with the process, and its polls burn no
-    /// fuse.
+    /// Runs `task`, which observes what the process does and is no part of it. It ends with the process, and its polls
+    /// do not count towards the crash point.
     pub(crate) fn look_on(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.env.spawn_fused(Box::pin(task), false);
     }

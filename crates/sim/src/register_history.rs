@@ -8,13 +8,14 @@
 //!
 //! A write that is asked again after its connection was lost may take effect a second time.
 //!
-//! That is what it means for each sector to behave as one register (a guest may count on no more: writes of several
-//! sectors are not atomic). Writes in flight, and those that failed, may or may not be seen; a discard leaves zeroes or
-//! what was there, but always the same.
+//! That is what it means for each sector to behave as one register. A guest may count on no more, because writes of
+//! several sectors are not atomic. Writes in flight, and those that failed, may or may not be seen. A discard leaves
+//! zeroes or what was there, but always the same.
 //!
-//! A power loss may bring back every version that no flush has put into the past: a version is gone for good only when
-//! a write that replaced it was answered before a successful flush was asked for, or was answered with forced unit
-//! access. After a power loss all that is left is possible again, until it has been read.
+//! A power loss may bring back every version that no flush has put into the past. A version is gone for good only when
+//! a write that replaced it was answered before a successful flush was asked for. A replacing write that was answered
+//! with forced unit access has the same effect. After a power loss all that is left is possible again, until it has
+//! been read.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Randomness from one seed: every part of the world has dice of its own, so that one more throw in one place does not
+//! Randomness from one seed. Every part of the world has a generator of its own. So one more draw in one place does not
 //! change what happens in all others.
 
 use std::ops::RangeInclusive;
@@ -8,13 +8,13 @@ use parking_lot::Mutex;
 use rand::{Rng as _, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A source of random numbers that is named after who throws it.
+/// A source of random numbers that is named after who draws from it.
 pub struct Rng {
     source: Mutex<ChaCha8Rng>,
 }
 
 impl Rng {
-    /// The dice of `label` in the world of `seed`.
+    /// The generator of `label` in the world of `seed`.
     #[must_use]
     pub fn new(seed: u64, label: &str) -> Self {
         // FNV-1a: stable over releases of everything, unlike the standard library's hashers.

@@ -1,8 +1,9 @@
-//! Stories: what a run is made of, in a small vocabulary, and how it is played.
+//! Scenarios: what a run is made of, in a small vocabulary, and how it is played.
 //!
-//! A story says what there is (a volume, a guest, two disks) and what happens to it; the moments and the rest come from
-//! the seed. When all has happened that should, the faults end, and the story must come to a good end within a stated
-//! time: the volume has moved, or a second try moves it; the guest's requests are answered; what it reads is right.
+//! A scenario says what there is (a volume, a guest, two disks) and what happens to it. The moments and the rest come
+//! from the seed. When all events have happened, the faults end, and the scenario must come to a good end within a
+//! stated time. The volume has moved, or a second try moves it. The guest's requests are answered, and what it reads is
+//! right.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::world::{Violation, World};
 /// The progress map's disk has room for so many pages and some more.
 const MAP_PAGES_MAX: u64 = 200;
 
-/// A story.
+/// A scenario.
 #[derive(Clone)]
 pub struct Scenario {
     pub(crate) size: Bytes,
@@ -60,7 +61,7 @@ pub struct Scenario {
     pub(crate) wire: Option<WireFigures>,
 }
 
-/// What a story expects beyond what must always hold.
+/// What a scenario expects beyond what must always hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Expected {
     /// The first try moves the volume.
@@ -79,7 +80,7 @@ pub struct Expected {
     pub hold_max: Option<Duration>,
 }
 
-/// How a story ended.
+/// How a scenario ended.
 #[derive(Clone, Debug)]
 pub struct ScenarioResult {
     /// The seed that repeats it.

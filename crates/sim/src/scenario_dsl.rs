@@ -22,7 +22,7 @@ use crate::guest::{Load, Pattern};
 use crate::scenario::{Expected, Scenario};
 use crate::wire::WireFigures;
 
-/// Something that can be said of a story.
+/// Something that can be said of a scenario.
 pub trait Clause {
     /// Says it.
     fn add_to(self, scenario: &mut Scenario);
@@ -415,7 +415,7 @@ impl Clause for WireClause {
 pub struct ExpectClause(Expected);
 
 impl ExpectClause {
-    /// The first try moves the volume. (What every story that moves one expects is that some try does.)
+    /// The first try moves the volume. (What every scenario that moves one expects is that some try does.)
     #[must_use]
     pub const fn switched(mut self) -> Self {
         self.0.switches = true;

@@ -1,4 +1,4 @@
-//! How a story is played.
+//! How a scenario is played.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -24,7 +24,7 @@ const JOB_LIMIT: Duration = STUCK_MAX.saturating_mul(3);
 const ENDLESS_LIMIT: Duration = Duration::from_secs(5);
 /// So many jobs may end badly after the faults have stopped: the one that they have struck. The next succeeds.
 const TRIES_MAX: u32 = 2;
-/// All that happens is over within the story's span and this.
+/// All that happens is over within the scenario's span and this.
 const CHAOS_LIMIT: Duration = STUCK_MAX.saturating_mul(10);
 /// So long is a phase waited for in which something shall happen.
 const PHASE_LIMIT: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ const RECORD_LIMIT: Duration = Duration::from_secs(5);
 /// So long is a write of the guest waited for at which something shall happen.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Everything that takes part in a story.
+/// Everything that takes part in a scenario.
 pub(crate) struct ScenarioRunner<'a> {
     scenario: &'a Scenario,
     world: World,
@@ -186,7 +186,7 @@ impl<'a> ScenarioRunner<'a> {
         let seat = self.one();
         let mut phases = seat.host.phases();
         let seen = async {
-            // The host lives as long as the story does.
+            // The host lives as long as the scenario does.
             let _ = phases.wait_for(|seen| *seen == Some(phase)).await;
         };
         if self.limited(PHASE_LIMIT, seen).await.is_some() {
@@ -431,7 +431,7 @@ impl<'a> ScenarioRunner<'a> {
         let span = Duration::from_millis(milliseconds.into());
         seat.sides[target].be_silent(span);
         let mut phases = seat.host.phases();
-        // The host lives as long as the story does.
+        // The host lives as long as the scenario does.
         let committed = async { _ = phases.wait_for(|phase| phase.is_some_and(Phase::is_committed)).await };
         if self.limited(span, committed).await.is_some() {
             seat.sides[target].end_silence();

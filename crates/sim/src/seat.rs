@@ -1,4 +1,4 @@
-//! A volume of a story: its guest, its disks, and its host.
+//! A volume of a scenario: its guest, its disks, and its host.
 
 use ::daemon::VolumeDocument;
 use block::{Bytes, ChunkSize};
@@ -45,7 +45,7 @@ impl Drop for Seat {
 }
 
 impl Seat {
-    /// Volume `number` of `story`; all but the first are served by the process of `first`.
+    /// A volume of `scenario`. All but the first are served by the process of `first`.
     pub(crate) fn assemble(scenario: &Scenario, world: &World, rng: &Rng, first: Option<(&Self, usize)>) -> Self {
         let number = first.map_or(0, |(_, number)| number);
         let names = names(number);
@@ -103,8 +103,8 @@ impl Seat {
         Self { size, options, faults, port, journal, map, sides, guest, host, failures }
     }
 
-    /// What is promised of memory and queues: copies and comparisons within their window, guest requests as many as the
-    /// guest has and what is buffered, journal and progress map of a fixed size.
+    /// The limits of memory and queues. Copies and comparisons stay within their window. Guest requests are as many as
+    /// the guest has, with what is buffered. Journal and progress map have a fixed size.
     pub(crate) fn state_limits(&self, scenario: &Scenario) {
         let (options, load) = (&self.options, &scenario.load);
         let window = options.window_bytes_max.min(scenario.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
@@ -160,7 +160,7 @@ impl Seat {
 /// Where zeroes are written as well as left out, it changes after so many sectors.
 const STRETCH_SECTORS: u64 = 512;
 
-/// What the volume holds before the story begins: runs of data and of holes.
+/// What the volume holds before the scenario begins: runs of data and of holes.
 fn original(scenario: &Scenario, size: Bytes, rng: &Rng) -> Vec<Content> {
     let count = size.0.div_ceil(SECTOR_BYTES) as usize;
     let mut contents = Vec::with_capacity(count);

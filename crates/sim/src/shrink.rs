@@ -1,8 +1,8 @@
-//! From a story that fails to a smaller one that fails in the same way.
+//! From a scenario that fails to a smaller one that fails in the same way.
 //!
-//! Every part of a story that can be left out or made smaller has a name. Leaving parts out is tried one after another;
-//! what still breaks the same invariant with the same seed stays out, and so on until nothing more can go. The names
-//! make the story again: `--without NAME,NAME,...`.
+//! Every part of a scenario that can be left out or made smaller has a name. Parts are left out one after another. A
+//! part stays out if the same invariant still breaks with the same seed. This repeats until no more parts can be left
+//! out. The names make the smaller scenario again: `--without NAME,NAME,...`.
 
 use block::Bytes;
 
@@ -15,7 +15,7 @@ use crate::world::Invariant;
 /// A volume is not made smaller than this.
 const SIZE_MIN: Bytes = Bytes::kib(64);
 
-/// A story that fails.
+/// A scenario that fails.
 #[derive(Clone)]
 pub struct Shrunk {
     /// What is left of it.
@@ -24,11 +24,11 @@ pub struct Shrunk {
     pub without: Vec<String>,
     /// How it fails.
     pub result: ScenarioResult,
-    /// How many stories were played to find it.
+    /// How many scenarios were played to find it.
     pub plays: u32,
 }
 
-/// Makes the story of `seed` smaller for as long as it breaks `invariant` and at most `plays_max` stories were played.
+/// Makes the scenario of `seed` smaller for as long as it breaks `invariant` and at most `plays_max` scenarios were played.
 /// `None` if it does not break it in the first place.
 #[must_use]
 pub fn shrink(scenario: &Scenario, seed: u64, invariant: Invariant, plays_max: u32) -> Option<Shrunk> {
@@ -56,7 +56,7 @@ pub fn shrink(scenario: &Scenario, seed: u64, invariant: Invariant, plays_max: u
     }
 }
 
-/// The names of all that may be left out of `story`, the most telling first.
+/// The names of all that may be left out of `scenario`, the most telling first.
 fn names(scenario: &Scenario) -> Vec<String> {
     let mut names: Vec<String> = Vec::new();
     // From the end, so that the numbers of those that stay do not change while this list is worked through.
@@ -99,7 +99,7 @@ fn fault_sets(scenario: &Scenario) -> [crate::disk::Faults; 4] {
 }
 
 impl Scenario {
-    /// The story without the part of this name, or with half of it; `None` if there is no such part, or nothing left of
+    /// The scenario without the part of this name, or with half of it; `None` if there is no such part, or nothing left of
     /// it.
     #[must_use]
     pub fn without(&self, name: &str) -> Option<Self> {
@@ -183,7 +183,7 @@ impl Scenario {
         }
     }
 
-    /// The story in a few lines, for people.
+    /// The scenario in a few lines, for people.
     #[must_use]
     pub fn describe(&self) -> Vec<String> {
         let (load, options) = (&self.load, &self.setup.options);

@@ -11,9 +11,9 @@
 //! death ends them. Requests that a lost connection leaves unanswered are asked again by the [`Port`](crate::port::Port)
 //! on the next one. The server's gate, not this, keeps what is left of the old connection from undoing that.
 //!
-//! A half-open connection is lost without its server learning of it: what the guest's side had on its way vanishes, its
-//! end included. The guest notices after a while, as the keepalive of TCP does. (What a client's kernel still sends after
-//! the client has connected again by another way is not modelled; on unix sockets there is nothing like it.)
+//! A half-open connection is lost without its server learning of it. What the guest's side had on its way vanishes, its
+//! end included. The guest notices after a while, as the keepalive of TCP does. A client's kernel may still send bytes
+//! after the client has connected again by another way. This is not modelled, because unix sockets do not do this.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,7 +80,8 @@ struct Shared {
     connections: Mutex<(u64, u64)>,
 }
 
-/// The guest's end of the wire of that name. The first one's dice are those that there were when there was only one.
+/// The guest's end of the wire of that name. The first wire keeps the name, and so the random numbers, from when there
+/// was only one.
 fn client(world: &World, name: &str, life: u32) -> Process {
     match name {
         "wire" => Process::bystander(world, "qemu", life),

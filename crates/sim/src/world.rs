@@ -135,7 +135,7 @@ impl World {
         self.shared.seed
     }
 
-    /// The dice of `label`.
+    /// The random numbers of `label`.
     #[must_use]
     pub fn rng(&self, label: &str) -> Rng {
         Rng::new(self.shared.seed, label)

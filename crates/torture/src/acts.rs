@@ -1,6 +1,6 @@
 //! `cargo xtask torture`: the real counterpart of the simulator. The real daemon with real clients is killed, cut,
-//! throttled, frozen and filled, at random from a seed, while it moves a volume again and again; after each cycle nothing
-//! may be lost, left behind or untold.
+//! throttled, frozen and filled, at random from a seed. Meanwhile it moves a volume again and again. After each cycle
+//! nothing may be lost, left behind or unreported.
 //!
 //! ```text
 //! act (a seed):  folder, places, daemon, clients ──▶ cycle ──▶ cycle ──▶ ... ──▶ clients finish ──▶ folder removed

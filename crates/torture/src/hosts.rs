@@ -1,5 +1,6 @@
-//! `cargo xtask torture-hosts`: moves between two real daemons in networks of their own, whose links are cut, whose daemons are
-//! killed, stopped and restarted, and whose disks are full, at random from a seed, under a client that knows what it was promised.
+//! `cargo xtask torture-hosts`: moves between two real daemons in networks of their own, at random from a seed. Their
+//! links are cut, their daemons are killed, stopped and restarted, and their disks are full. The client knows what it
+//! was promised.
 //!
 //! ```text
 //! act (a seed):  two hosts, paired ──▶ cycle ──▶ cycle ──▶ ... ──▶ folder removed
@@ -86,7 +87,7 @@ impl InjectedFault {
 /// A blow, and how long after the one before it comes.
 type Timed = (Duration, InjectedFault);
 
-/// The dice of one act.
+/// The random numbers of one act.
 struct Rng(ChaCha12Rng);
 
 impl Rng {

@@ -62,11 +62,11 @@ pub(crate) enum InjectedFault {
     Freeze(Duration),
     /// The client's process is stopped for a while.
     FreezeClient(Duration),
-    /// Every connection is cut in the middle of whatever it carries; the daemon is stopped for so long around it, and
-    /// finds the end of the old connections and the beginning of the new ones at the same time.
+    /// Every connection is cut in the middle of whatever it carries. The daemon is stopped for so long around the cut.
+    /// It then finds the end of the old connections and the beginning of the new ones at the same time.
     Cut(Duration),
-    /// A thread that serves connections stops for a while, and soon after it all connections are cut: what the old ones had
-    /// still in its hands comes long after the new ones have begun.
+    /// A thread that serves connections stops for a while, and soon after it all connections are cut. What the thread
+    /// still held of the old ones comes long after the new ones have begun.
     Stall(usize, Duration),
     /// Connections carry nothing for a while.
     Hold(Duration),
@@ -139,7 +139,7 @@ const SECTOR_BYTES: u64 = 512;
 /// Sectors of a block.
 const SECTORS: u64 = 8;
 
-/// The dice of one act: everything that is drawn follows from its seed.
+/// The random numbers of one act: everything that is drawn follows from its seed.
 pub(crate) struct Rng {
     seed: u64,
     random: ChaCha12Rng,
@@ -148,7 +148,7 @@ pub(crate) struct Rng {
 }
 
 impl Rng {
-    /// The dice of a seed.
+    /// The random numbers of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         Self { seed, random: ChaCha12Rng::seed_from_u64(seed), deck: Vec::new() }
     }

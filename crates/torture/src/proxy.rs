@@ -1,7 +1,7 @@
 //! A proxy between a client and the daemon's socket: connections through it are cut, held and slowed down.
 //!
-//! A cut ends the daemon's side first: whatever the client does after it has noticed comes after everything that the
-//! daemon can still read, as it would with a socket of its own.
+//! A cut ends the daemon's side first. So whatever the client does after it has noticed comes after everything that the
+//! daemon can still read. A socket of its own gives the same order.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;

@@ -25,7 +25,7 @@ struct Felt {
     load_result: LoadResult,
 }
 
-/// The disk of a guest on A goes to B and that of a guest on B to A, both at once, under loads that check every byte.
+/// The disk of a guest on A goes to B while the disk of a guest on B goes to A. The loads check every byte.
 pub(super) fn guests(bench: &WireBench) -> anyhow::Result<Vec<Row>> {
     // Two disks, each in two places.
     let bytes = bench.bytes / 4;

@@ -79,8 +79,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Has the machine give so much memory as the target will take, and gives it back: a virtual machine whose host takes
-    /// away what is free waits up to 3 s for a GiB that it was not using, whoever then writes to it.
+    /// Has the machine give as much memory as the target will take, and gives it back. The host of a virtual machine
+    /// takes free memory away. The machine then waits up to 3 s for each GiB that it did not use, whoever writes to it.
     pub(super) fn warm(&self) -> anyhow::Result<()> {
         let path = self.path("warm");
         let mut file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;

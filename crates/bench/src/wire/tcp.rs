@@ -1,5 +1,5 @@
-//! Plain TCP streams: what the link and the kernel carry when nobody reads or writes a disk and nothing is encrypted, and
-//! what a server sends to its clients at a rate of its own.
+//! Plain TCP streams: what the link and the kernel carry without disks and without encryption. It also measures what a
+//! server sends to its clients at a rate of its own.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! Where an adopted disk stands before anything relies on it: whether its QEMU lives, answers, and goes through us.
 //!
-//! A monitor that does not answer says nothing of QEMU, and one that answers may be another QEMU's: the process that the
-//! disk was adopted from is asked for first.
+//! A monitor that does not answer says nothing of QEMU. One that answers may belong to another QEMU. So this module
+//! first asks for the process that the disk was adopted from.
 
 use std::time::Duration;
 
@@ -94,8 +94,8 @@ impl Daemon {
         }
     }
 
-    /// Before a move goes on after a restart: a VM that was started again while the daemon was away may have its image
-    /// itself, and what it writes there nobody tracks.
+    /// Looks before a move goes on after a restart. A VM that was started again while the daemon was away may have
+    /// opened its image itself. Nobody tracks what it writes there.
     pub(crate) async fn look_before_resuming(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
         let adopted = document.adoption.as_ref().filter(|it| it.direction == AdoptionDirection::Adopted);

@@ -171,8 +171,8 @@ impl Daemon {
         Ok(self.with_stop(shown, stopped_for))
     }
 
-    /// A volume as it is shown to whoever has had it adopted or released: with what that has cost the guest, which the
-    /// audit log keeps.
+    /// A volume as it is shown to the caller that has had it adopted or released. It includes the time that the guest
+    /// was stopped, which the audit log keeps.
     fn with_stop(&self, mut shown: v1::Volume, stopped_for: Option<Duration>) -> v1::Volume {
         let stopped_us = stopped_for.map(|span| u64::try_from(span.as_micros()).unwrap_or(u64::MAX));
         if let Some(stopped_us) = stopped_us {
@@ -202,7 +202,7 @@ impl Daemon {
 }
 
 /// Makes QEMU connect to the export again after a restart. Its NBD client notices that the connection is gone only when
-/// the guest asks for something; an idle guest does not, so a sector is read in its stead.
+/// the guest asks for something. An idle guest asks for nothing, so this function reads a sector instead.
 async fn force_reconnect(volume: &Volume, vm: &monitor::Vm, adoption: &AdoptionDocument) {
     if volume.connections() > 0 {
         return;

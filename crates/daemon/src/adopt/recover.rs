@@ -14,8 +14,8 @@ use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::problem::Result;
 use crate::volume::Volume;
 
-/// Looks where an adopted disk stands and finishes what was begun: an adoption is undone if QEMU does not go through us
-/// yet, a release is finished. Somebody may do either by hand between two tries.
+/// Looks where an adopted disk stands and finishes what was begun. An adoption is undone if QEMU does not go through us
+/// yet. A release is finished. An operator may do either by hand between two tries.
 pub(crate) async fn recover(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
     let start = daemon.env.now();
     let mut is_told = false;

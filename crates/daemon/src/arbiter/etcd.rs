@@ -1,8 +1,8 @@
 //! etcd as the arbiter, through its JSON gateway (`/v3`, etcd 3.4 and later).
 //!
-//! A verdict is a key `/transhume/moves/JOB`, written in one transaction that compares it with what it was. It has no lease: a
-//! verdict that expired while a host is down would be another one for it. The source deletes it when both hosts have it on
-//! record.
+//! A ruling is a key `/transhume/moves/JOB`, written in one transaction that compares it with what it was. It has no
+//! lease. If a ruling expired while a host is down, that host would see another ruling. The source deletes it when both
+//! hosts have it on record.
 
 use std::time::Duration;
 
@@ -92,12 +92,12 @@ impl Arbiter for Etcd {
     }
 }
 
-/// The key of a move's verdict, as the gateway has keys.
+/// The key of a move's ruling, as the gateway has keys.
 fn key(job: Uuid) -> String {
     STANDARD.encode(format!("/transhume/moves/{job}"))
 }
 
-/// The verdict in an answer to a range.
+/// The ruling in an answer to a range.
 fn kept(range: &Value) -> Result<Ruling> {
     let Some(value) = range["kvs"][0]["value"].as_str() else { return Ok(Ruling::Open) };
     let text = STANDARD.decode(value).ok().and_then(|bytes| String::from_utf8(bytes).ok());

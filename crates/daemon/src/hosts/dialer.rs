@@ -1,5 +1,5 @@
-//! Connections to a trusted host: stream k over the k-th pair of a local and a remote address, in turn, so that several
-//! network cards are used; a pair that is dead is replaced by the next one.
+//! Connections to a trusted host. Stream k goes over the k-th pair of a local and a remote address, in turn, so that
+//! several network cards are used. The next pair replaces a dead one.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

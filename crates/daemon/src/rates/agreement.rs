@@ -7,8 +7,8 @@ use api::v1::PathRate;
 use env::Moment;
 use migrate::stream::{EndUsage, LinkCounters, SpareBandwidth, StreamPath, raise_to_reserve};
 
-/// A guest's mirrored writes go over the same streams and are not slowed down to what others leave: so many times of what they
-/// took of late is let through in any case, and this many bytes a second more.
+/// A guest's mirrored writes go over the same streams and are not limited to what others leave. They always get so many
+/// times their recent rate, and this many bytes a second more.
 const MIRRORED_FACTOR: f64 = 1.5;
 const MIRRORED_MIN: f64 = 256.0 * 1024.0;
 

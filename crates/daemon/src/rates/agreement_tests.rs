@@ -167,7 +167,8 @@ fn an_answer_that_comes_late_is_no_traffic() {
     look.streams[0].as_mut().expect("connected").sent = world.links[0].stream;
     look.at = Moment(Duration::from_secs(world.second));
     look.here = world.counters(1, GIGABIT);
-    // It looks a fifth of a second late, at the end of as long a second of its own: what came meanwhile is in all its counts.
+    // The other host reads its counters a fifth of a second late, at the end of an equally long interval of its own.
+    // All its counts include what came meanwhile.
     world.links[0].carried += GIGABIT / 5;
     world.links[0].stream += (GIGABIT as f64 / 5.0 / FRAMES) as u64;
     look.there = world.counters(2, GIGABIT);

@@ -13,9 +13,10 @@
 //! Beside its kernel's counters each host says what its own moves were of that, in either role, and how many they are:
 //! `traffic` counts it in the connections.
 //!
-//! A move takes its part of what others leave of an interface, on both hosts; other moves are none, whatever hosts they are
-//! between. It may always take its reserve, and what it needs for its deadline. What a user allows at most (`--bandwidth`) is the migration's own matter and stays above all of this, and so does
-//! the guest: the migration's latency controller slows the copy down when the guest feels it, whatever it may take here.
+//! A move takes its part of what others leave of an interface, on both hosts. Other moves do not count as others,
+//! whatever hosts they are between. A move may always take its reserve, and what it needs for its deadline. The limit
+//! that a user sets (`--bandwidth`) belongs to the migration and stays above all of this. The guest does, too: the
+//! migration's latency controller slows the copy down when the guest feels it, whatever rate is allowed here.
 //!
 //! | module | what it is |
 //! |---|---|

@@ -26,9 +26,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use uuid::Uuid;
 
-/// A move that carries less than this over an interface, in bytes a second, has no part of it: it is paused, or waits for its
-/// switchover, and would halve what another one gets for as long as its session is open. A move that is held back as far as
-/// that goes carries twice as much, and so is never taken for one that rests.
+/// A move that carries less than this over an interface, in bytes a second, has no part of it. Such a move is paused,
+/// or waits for its switchover. It would halve the rate of another move for as long as its session is open. A move that
+/// is held back as far as possible carries twice as much, and so is never taken for one that rests.
 const ACTIVE_RATE: u64 = 128 << 10;
 
 /// Bytes in either direction.

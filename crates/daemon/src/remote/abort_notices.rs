@@ -1,8 +1,8 @@
-//! Volumes that will not arrive where they were to go, and those that are used from here no more: their hosts are told,
-//! however long that takes.
+//! Notices about volumes that will not arrive at their target, and about those that this host no longer uses. The other
+//! hosts are told, however long that takes.
 //!
-//! What is owed is in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing waits for
-//! it: the volume that was not moved is here and works. One task a host pays all that is owed there.
+//! Pending notices are in `STATE/abandoned.json`, from before a move ends to when the other host has answered. Nothing
+//! waits for them: the volume that was not moved is here and works. One task a host delivers all notices for that host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,7 +109,8 @@ impl Daemon {
         self.deliver_soon(PendingNotice { remote: remote.clone(), released: false }).await;
     }
 
-    /// Tells the host that holds a volume that this host's guest uses it no more: as with a [farewell](Self::notify_abort).
+    /// Tells the host that holds a volume that this host's guest uses it no more: as with
+    /// [`notify_abort`](Self::notify_abort).
     pub(crate) async fn notify_release(self: &Arc<Self>, remote: &RemoteVolume) {
         self.deliver_soon(PendingNotice { remote: remote.clone(), released: true }).await;
     }
@@ -140,7 +141,7 @@ impl Daemon {
         self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
     }
 
-    /// Somebody sees to it that `host` is told all that it is owed.
+    /// Makes sure that one task delivers all pending notices to `host`.
     fn deliver_later(self: &Arc<Self>, host: &str) {
         if !self.notifiers.lock().insert(host.to_owned()) {
             return;

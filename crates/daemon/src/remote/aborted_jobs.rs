@@ -1,7 +1,7 @@
-//! Moves that are undone, so that what is late of them does nothing.
+//! Aborted moves, so that their late messages do nothing.
 //!
-//! A host that undoes a move may have an opening of its session on the way, and what it says afterwards may overtake that on
-//! another connection. Connections end with the daemon's process, so this need not outlive it.
+//! When a host aborts a move, a request to open its session may still be on the way. The abort may overtake that
+//! request on another connection. Connections end with the daemon's process, so this need not outlive it.
 
 use std::collections::VecDeque;
 

@@ -1,5 +1,5 @@
-//! The way of one session into a volume. Another session closes it: what the old one has under way is over before the new
-//! one begins, and what comes of the old one afterwards is refused.
+//! The way of one session into a volume. Another session closes it. What the old session has in flight is over before
+//! the new one begins. Later requests of the old session are refused.
 
 use std::sync::{Arc, Weak};
 

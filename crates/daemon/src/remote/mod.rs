@@ -32,14 +32,15 @@
 //! | given up, not taken | held | the target | the same, and the target answers that it has it |
 //! | given up, taken | held | the target | the source retires its file and passes its guest's requests on |
 //!
-//! Nobody holds the volume twice: the target takes it only when the source asks for the prepared epoch, and the source
-//! asks for it only after its own record says that it does not hold the volume any more. A source that is gone for good
-//! after it has given the volume up leaves nobody; then, and only then, somebody must decide (`resolve`). With an arbiter
-//! that decides: *given up* is its verdict, which the target hears from it when the source is silent.
+//! Nobody holds the volume twice. The target takes it only when the source asks for the prepared epoch. The source asks
+//! only after its own record says that it does not hold the volume any more. If a source is gone for good after it has
+//! given the volume up, nobody holds the volume. Then, and only then, a person must decide (`resolve`). With an
+//! arbiter, the arbiter decides. *Given up* is its ruling, and the target gets it from the arbiter when the source is
+//! silent.
 //!
-//! The source's progress map is the authority on what the target has: a chunk is had there only after a flush that began
-//! after its last write and was answered, which survives the target's crash. What was written since any lost connection
-//! began is sent again. After a reboot of the source the map is not trusted, and the copy begins anew.
+//! The source's progress map is the authority on what the target has. A chunk counts as copied only after a flush that
+//! began after its last write and was answered. Such a chunk survives the target's crash. What was written since any
+//! lost connection began is sent again. After a reboot of the source the map is not trusted, and the copy begins anew.
 //!
 //! | module | what it is |
 //! |---|---|

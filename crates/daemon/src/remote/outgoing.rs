@@ -109,7 +109,7 @@ impl Daemon {
                 }
                 let taken = |job: &mut JobDocument| _ = job.committed.as_mut().map(|committed| committed.taken = true);
                 journal.update_job(taken).await?;
-                // The verdict on a group is for all its volumes, which may not have been taken yet.
+                // The ruling on a group is for all its volumes, which may not have been taken yet.
                 if record_of(&document).is_none() {
                     // The guest does not wait for this.
                     env.spawn(Box::pin(async move { forget_ruling(&*hosts, job).await }));
@@ -128,15 +128,15 @@ impl Daemon {
         };
         StreamOptions {
             compression: hosts.compression.into(),
-            // Who is lost is brought back by the relay, which writes again what was not flushed.
+            // The remote volume device brings a lost host back, and writes again what was not flushed.
             reconnect_limit: Duration::ZERO,
             workers: self.hosts.stream_workers(),
             ..options
         }
     }
 
-    /// Opens the session of a move that has waited in the queue, or that a restart has found there, if it was lost or never
-    /// there: as soon as the other host answers.
+    /// Opens the session of a move that has waited in the queue, or that a restart has found there. It does so only if
+    /// the session was lost or never existed, and as soon as the other host answers.
     ///
     /// # Errors
     /// It answers that it will not have the volume.
@@ -156,8 +156,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// A migration has lost its target on another host: the session is opened again, and the migration goes on with what the
-    /// other host has flushed, or is undone. The guest works on the source meanwhile.
+    /// A migration has lost its target on another host. The session is opened again. The migration goes on with what
+    /// the other host has flushed, or is undone. The guest works on the source meanwhile.
     pub(crate) async fn bring_host_back(
         &self,
         volume: &Volume,

@@ -1,5 +1,5 @@
-//! A volume of another host as a device of this one: first the target that a copy fills, then what the guest's requests
-//! are passed on to.
+//! A volume of another host as a device of this one. First it is the target that a copy fills. Then the guest's
+//! requests are passed on to it.
 //!
 //! ```text
 //!              connect            the link is lost
@@ -16,16 +16,17 @@
 //!   waiting ◀──▶ deciding ──▶ given back      requests go to the old source: somebody has decided that it holds the volume
 //! ```
 //!
-//! *Waiting* leads to *forwarding* when the other host has answered that it holds the volume and that is on record here.
-//! Nothing leads back from there: a relay that has turned never copies again.
+//! *Waiting* leads to *forwarding* when the other host has answered that it holds the volume and that is on record
+//! here. Nothing leads back from there: after `turn` the device never copies again.
 //!
 //! What was passed on and not flushed yet is kept here, [`UNFLUSHED_BYTES_MAX`] at most. A host that loses its power loses
-//! what its disks had not made durable, and this guest, which runs on another machine, would not know. So it is written
-//! again, in the order in which it was carried out, and flushed, when the other host has been booted since, before anything
-//! else reaches it. For that order a write keeps other requests for its bytes back until it is answered and kept.
+//! what its disks had not made durable, and this guest, which runs on another machine, would not know. So if the other
+//! host has been booted since, it is written again, in the order in which it was carried out, and flushed. Nothing else
+//! reaches that host before. To keep that order, a write blocks other requests for its bytes until it is answered and
+//! kept.
 //!
-//! What an earlier life of this daemon has passed on nobody has kept. A new one has the other host flush before its guest
-//! reads anything, so that what has been read stays.
+//! Nobody has kept what an earlier process of this daemon has passed on. A new process has the other host flush before
+//! its guest reads anything. So what has been read stays.
 
 mod requests;
 
@@ -49,7 +50,7 @@ use crate::hosts::HostName;
 use crate::location::RemoteVolume;
 use crate::platform::Hosts;
 
-/// How much is kept that was passed on and not flushed: then the relay flushes by itself.
+/// How much is kept that was passed on and not flushed. Beyond that the device flushes by itself.
 const UNFLUSHED_BYTES_MAX: Bytes = Bytes::mib(32);
 
 /// A forward whose guest asks nothing for so long has one stream: others have the places.
@@ -83,8 +84,8 @@ pub(crate) struct RemoteVolumeDevice {
     kicked: AtomicBool,
     /// The boot of the other host that what is unflushed was written to.
     boot: Mutex<Option<[u8; 16]>>,
-    /// The life of the other host's daemon that is known to hold what it is thought to hold of the copy: it made the place, or it
-    /// was compared.
+    /// The process of the other host's daemon that is known to hold what is recorded of the copy. Either it made the
+    /// place, or its copy was compared.
     trusted: Mutex<Option<[u8; 16]>>,
     /// There was a connection to the other host.
     reached: Arc<AtomicBool>,
@@ -122,7 +123,7 @@ pub(crate) enum Found {
 pub(crate) type NoteTaken = Box<dyn Fn() -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 impl RemoteVolumeDevice {
-    /// A relay without a session, whose sessions are opened as `options` say.
+    /// A device without a session, whose sessions are opened as `options` say.
     pub(crate) fn new(
         env: &EnvRef,
         hosts: &Arc<dyn Hosts>,
@@ -175,8 +176,8 @@ impl RemoteVolumeDevice {
         }
     }
 
-    /// What compares the other host's copy, if it may have changed since it was last known: nobody has kept it there from others
-    /// while that host's daemon was away. `None` too if that host cannot say what it holds.
+    /// What compares the other host's copy, if that may have changed since its content was last known. While that
+    /// host's daemon was away, nobody kept others from the copy. `None` too if that host cannot say what it holds.
     pub(crate) fn unverified(self: &Arc<Self>) -> Option<Arc<dyn Digests>> {
         let session = self.copying()?.session();
         if *self.trusted.lock() == Some(session.instance) {
@@ -302,7 +303,7 @@ impl RemoteVolumeDevice {
         !matches!(*self.state.lock(), State::Down | State::Closed)
     }
 
-    /// Waits until the other host has taken the volume and that is on record; false if the relay was closed before.
+    /// Waits until the other host has taken the volume and that is on record; false if the device was closed before.
     pub(crate) async fn taken(&self) -> bool {
         loop {
             let changed = self.changed.notified();
@@ -332,14 +333,14 @@ impl RemoteVolumeDevice {
         select(pin!(changed), self.env.sleep(span)).await;
     }
 
-    /// How long to rest after an attempt in vain, when the host has been away since `lost`: what is found out late by that is
-    /// a small part of the outage.
+    /// How long to rest after a failed attempt, when the host has been away since `lost`. The delay that this rest adds
+    /// is a small part of the outage.
     pub(crate) fn rest_since(&self, lost: Moment) -> Duration {
         (self.env.now().since(lost) / REST_PART).max(REST_MIN).min(self.rest_max)
     }
 
-    /// Keeps the sessions of a relay that has [turned](Self::turn), until it is closed. It runs on the caller's worker, which
-    /// must outlive every job.
+    /// Keeps the sessions of a device after [`turn`](Self::turn), until it is closed. It runs on the caller's worker,
+    /// which must outlive every job.
     pub(crate) async fn keep(self: Arc<Self>, note_taken: NoteTaken) {
         let mut lost = None;
         loop {
@@ -502,7 +503,7 @@ impl Dialer for Noting {
     }
 }
 
-/// What one life of the other host's daemon holds of the copy.
+/// What one process of the other host's daemon holds of the copy.
 struct Compared {
     remote_device: Arc<RemoteVolumeDevice>,
     instance: [u8; 16],
@@ -542,7 +543,7 @@ impl Drop for Deciding {
     }
 }
 
-/// A relay that is closed when whoever holds the volume lets it go.
+/// A device that is closed when whoever holds the volume lets it go.
 pub(crate) struct RemoteDeviceGuard(pub(crate) Arc<RemoteVolumeDevice>);
 
 impl Drop for RemoteDeviceGuard {

@@ -1,5 +1,5 @@
-//! Who holds a volume that was on its way between two hosts: what both have on record, and a person's decision where
-//! nobody else can make one.
+//! Who holds a volume that was on its way between two hosts. The answer is what both have on record, and a person's
+//! decision where nobody else can make one.
 
 use std::sync::Arc;
 
@@ -123,8 +123,8 @@ impl Daemon {
         }
     }
 
-    /// Has the arbiter, if there is one, take back what it has decided: a host that cannot be asked would take the volume by
-    /// itself as soon as it reaches the arbiter.
+    /// Has the arbiter, if there is one, take its ruling back. Otherwise a host that cannot be asked would take the
+    /// volume by itself as soon as it reaches the arbiter.
     async fn revoke(&self, remote: &RemoteVolume) -> Result<()> {
         let Some(arbiter) = self.hosts.arbiter() else { return Ok(()) };
         let revoked = arbiter.decide(remote.job, Ruling::Committed, Ruling::Abandoned).await;
@@ -296,7 +296,7 @@ impl Daemon {
         }
     }
 
-    /// Has the arbiter, if there is one, refuse any commit of the move from here on. Gives its verdict.
+    /// Has the arbiter, if there is one, refuse any commit of the move from here on. Gives its ruling.
     async fn abandon(&self, incoming: &IncomingDocument) -> Result<Option<Ruling>> {
         match self.hosts.arbiter() {
             Some(arbiter) => arbiter::abandon(&*arbiter, incoming.job).await.map(Some),

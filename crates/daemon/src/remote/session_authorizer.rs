@@ -23,8 +23,9 @@ pub(crate) const ASKING_EPOCH: u64 = 0;
 /// What says that there is something of an earlier session. Which chunks, the source knows.
 const SOMETHING: MapSummary = MapSummary { chunk_bytes: 0, chunks_had: 0, digest: [0; 32] };
 
-/// The daemon as other hosts meet it. What they ask is done beside the streams' own threads: files are made, opened and removed
-/// for it, which takes a disk's time, and guests' requests go through those threads.
+/// What answers the requests of other hosts to this daemon. Their requests are carried out on threads other than the
+/// streams' own. Files are made, opened and removed for them, which takes a disk's time. Guests' requests go through
+/// the streams' threads.
 pub(crate) struct SessionAuthorizer {
     records: Arc<Records>,
     /// Where volumes are made, prepared and removed,
@@ -34,7 +35,7 @@ pub(crate) struct SessionAuthorizer {
 }
 
 impl SessionAuthorizer {
-    /// The gatekeeper of one life of the daemon.
+    /// The authorizer of one process of the daemon.
     ///
     /// # Errors
     /// There are no threads to be had.
@@ -47,7 +48,7 @@ impl SessionAuthorizer {
 /// What the answers are taken from.
 struct Records {
     daemon: Arc<Daemon>,
-    /// This life of the daemon.
+    /// This process of the daemon.
     instance: [u8; 16],
 }
 

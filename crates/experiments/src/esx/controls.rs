@@ -1,5 +1,6 @@
-//! Control experiments: moves that differ from an evaluation's in the one thing that is held to be why a number of ours is
-//! not the paper's. What they show explains it; what they do not show leaves it unexplained.
+//! Control experiments. Each is a move that differs from an evaluation's move in one thing only. That thing is assumed
+//! to be why one of our numbers differs from the paper's. If the experiment shows that, the difference is explained;
+//! otherwise it stays unexplained.
 
 use super::Runs;
 use super::grid::{Setup, percent};

@@ -1,10 +1,11 @@
 //! The moves under Exchange: table 1, table 2 and figure 3.
 //!
-//! What the paper states: the mailbox disk of 350 GB with 2000 mailboxes of Exchange 2010, RAID-0 over 6 disks on the same
-//! CX3-40 with spindles of its own on each side, a load of 22 or 44 tasks a second, times and downtimes of table 1, write
-//! latencies of table 2. Not stated, and chosen: pages of 32 KiB (Exchange 2010's), 40 % reads, 3,000,000 pages that are ever
-//! asked for, by Zipf's law with an exponent of 0.7. The rate of requests was
-//! chosen with DBT's time over mirroring's, 1.53, in mind, which no run at these rates has confirmed.
+//! What the paper states: the mailbox disk has 350 GB with 2000 mailboxes of Exchange 2010. It lies on RAID-0 over 6
+//! disks on the same CX3-40, with spindles of its own on each side. The load is 22 or 44 tasks a second. Table 1 gives
+//! times and downtimes, table 2 write latencies. Not stated, and chosen: pages of 32 KiB (Exchange 2010's), 40 % reads,
+//! and 3,000,000 pages that are ever asked for. Zipf's law with an exponent of 0.7 gives how often each is asked for.
+//! The rate of requests was chosen with 1.53 as the aim, the ratio of DBT's time to mirroring's. No run at these rates
+//! has confirmed that.
 
 use super::load::Load;
 use super::scene::{Place, Scene};

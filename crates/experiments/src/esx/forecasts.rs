@@ -1,9 +1,10 @@
-//! What `plan` says of moves before they begin, against what they took: those of figure 4 ([`loads`]), those of figure 5
-//! ([`sizes`]), and those to a slow volume ([`slow`]).
+//! What `plan` says of moves before they begin, against what they took. The moves are those of figure 4 ([`loads`]), of
+//! figure 5 ([`sizes`]), and those to a slow volume ([`slow`]).
 //!
-//! The forecast is the engine's own (`migrate::Known`), from what a daemon knows beforehand: the rate of a copy without a
-//! guest, what the guest has written for a while, as long as its slowest requests take for a switchover, and what
-//! short looks at chunks of the source show, in a world with a guest and no move.
+//! The forecast is the engine's own (`migrate::Known`). It uses what a daemon knows beforehand. That is the rate of a
+//! copy without a guest, and what the guest has written for a while. A switchover is taken to last as long as the
+//! guest's slowest requests. Short looks at chunks of the source add to that; they are taken in a world with a guest
+//! and no move.
 
 use std::time::Duration;
 

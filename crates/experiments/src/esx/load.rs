@@ -48,8 +48,8 @@ pub(super) const MAIL_DISKS: [MailDisk; 3] = [
 ];
 /// A page of the mail server.
 pub(super) const MAIL_PAGE_BYTES: u64 = 8192;
-/// In figure 3 it writes so many times as often as in figure 2: chosen so that plain tracking takes about as many passes as the
-/// paper's.
+/// In figure 3 it writes so many times as often as in figure 2. With this factor plain tracking takes about as many
+/// passes as the paper's.
 const MAIL_INTENSITY: f64 = 1.3;
 
 /// All disks together, in GB.

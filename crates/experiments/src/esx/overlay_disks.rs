@@ -1,7 +1,7 @@
 //! Where the overlays of a move by snapshots lie.
 //!
-//! The first lies beside the source, "to minimize the time the virtual disk spans two volumes" (2.2), the others beside the
-//! target, each behind the disk on the same array. Two at most exist at once, so two places are enough.
+//! The first lies beside the source, "to minimize the time the virtual disk spans two volumes" (2.2). The others lie
+//! beside the target, each behind the disk on the same array. Two at most exist at once, so two places are enough.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

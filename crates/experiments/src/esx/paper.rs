@@ -28,8 +28,8 @@ pub(super) const PENALTY_DBT: f64 = 0.32;
 pub(super) const PENALTY_SNAPSHOT: f64 = 0.70;
 /// The same for IO mirroring.
 pub(super) const PENALTY_MIRROR: f64 = 0.34;
-/// Reads and writes a second before the move to NFS and after it (figure 10's caption; its text says 200 reads and 95
-/// writes after it, the caption the other way round).
+/// Reads and writes a second before the move to NFS and after it, from figure 10's caption. The paper's text says 200
+/// reads and 95 writes after it, the caption the other way round.
 pub(super) const NFS_IOPS: [[f64; 2]; 2] = [[2600.0, 1100.0], [200.0, 95.0]];
 
 /// See [`BEYOND_SIZE`].

@@ -1,8 +1,8 @@
-//! The page of moves that were made on real files: `cargo xtask paper-esx-real` measures, and here the figures are made of
-//! it, with the same plots and the paper's numbers beside them.
+//! The page of moves that were made on real files. `cargo xtask paper-esx-real` measures. This module makes the figures
+//! of it, with the same plots and the paper's numbers beside them.
 //!
-//! Nothing of the simulator is in those numbers. The paper's are of disks of 38 GB, so only what has no size stands beside
-//! them: growth from the lightest load to the heaviest, parts, and whether something converged.
+//! Nothing of the simulator is in those numbers. The paper's are of disks of 38 GB, so only what does not depend on the
+//! size is compared. That is growth from the lightest load to the heaviest, parts, and whether something converged.
 
 use std::collections::BTreeMap;
 

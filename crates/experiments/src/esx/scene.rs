@@ -85,8 +85,8 @@ impl Scene {
 
     pub(super) fn model(&self, place: Place) -> Box<dyn Model> {
         let array = |figures: ArrayFigures| {
-            // A cache in the same proportion to the volume as the array's is to the paper's, or it would hold much of it,
-            // and no more of it for what is read ahead than in the paper's.
+            // The cache has the same proportion to the volume as the array's cache has to the paper's volume. A larger
+            // one would hold much of the volume. Data read ahead takes no larger part of it than in the paper's.
             let cache = figures.cache / self.scale;
             let read_ahead = figures.read_ahead.min(cache / 4);
             Box::new(Array::new(ArrayFigures { cache, read_ahead, ..figures })) as Box<dyn Model>
@@ -282,8 +282,8 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
     })
 }
 
-/// The longest that the guest was held, at the paper's scale: the last copy of a tracking move grows with the disk, and so
-/// does the last snapshot; what a mirror's guest waits for does not.
+/// The longest that the guest was held, at the paper's scale. The last copy of a tracking move grows with the disk, and
+/// so does the last snapshot. What a mirror's guest waits for does not grow.
 fn downtime(report: &Report, scale: u64) -> f64 {
     let held = report.iterations.iter().filter(|pass| pass.held).map(|pass| pass.seconds);
     report.stall_us_max as f64 / 1e6 + held.fold(0.0, f64::max) * (scale - 1) as f64

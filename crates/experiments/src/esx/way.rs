@@ -1,13 +1,14 @@
 //! How the evaluation's moves are carried out: the paper's systems, with the limits of the paper's, and ours as it is.
 //!
-//! The paper's data mover never has more than 16 copies outstanding (3.1) and pays no regard to the guest. That its copies
-//! are of 64 KiB, and that mirroring asks it for [`TRANSFER_BYTES`] at a time, is what VMware has published of it since;
-//! the second is the window of the paper's mirror (2.4). DBT has passes instead of a window, and 16 copies whatever is
-//! left of one. Snapshotting consolidates with 16 requests outstanding: the paper ran the version that used the data mover.
+//! The paper's data mover never has more than 16 copies outstanding (3.1) and pays no regard to the guest. VMware has
+//! published since that its copies are of 64 KiB, and that mirroring asks it for [`TRANSFER_BYTES`] at a time. The
+//! second is the window of the paper's mirror (2.4). DBT has passes instead of a window, and 16 copies whatever is left
+//! of a pass. Snapshotting consolidates with 16 requests outstanding: the paper ran the version that used the data
+//! mover.
 //!
-//! DBT aims at a downtime of 5 s, takes total time into account, and forces the last copy if that is "short enough", which
-//! came to more than 28 s (3.2). How much time and how short is not stated: [`OFFLINES_MAX`] and [`FORCED_SECONDS_MAX`]
-//! are assumed.
+//! DBT aims at a downtime of 5 s and takes total time into account. It forces the last copy if that is "short enough",
+//! which came to more than 28 s (3.2). The paper does not state how much time it takes and how short is enough.
+//! [`OFFLINES_MAX`] and [`FORCED_SECONDS_MAX`] are assumed.
 
 use migrate::{MoveOptions, OnNoConverge, Strategy};
 
@@ -24,8 +25,8 @@ const TRANSFER_BYTES: u64 = 32 << 20;
 const TRANSFER_BYTES_MIN: u64 = 4 << 20;
 /// Snapshotting always converges (3.4), however long the guest is held at the end.
 const FOR_EVER_MS: u64 = 86_400_000;
-/// A move that tracks may take so many times what the offline copy takes: incremental DBT with 32 outstanding takes nearly
-/// four times what it takes with two.
+/// A move that tracks may take so many times what the offline copy takes. Incremental DBT with 32 outstanding takes
+/// nearly four times what it takes with two.
 const OFFLINES_MAX: f64 = 4.0;
 /// The longest downtime that is forced on a guest.
 const FORCED_SECONDS_MAX: f64 = 45.0;

@@ -1,11 +1,12 @@
 //! An hour of the Firepan paper's guest (section 4.1, figure 5) without a cache: what the storage alone gives it.
 //!
-//! The guest: 4 files of 5 GB, 4 KiB, 80 % reads, `zoned:50/5:30/15:20/80`, 128 requests outstanding. The storage of the
-//! paper: a partition of 50 GB of an NVMe device of 480 GB in a storage node, behind a network that four guests of a host
-//! share. It serves a guest about 8,000 reads a second without a cache, and with four guests 15,000 and with three 20,000
-//! each with one (figures 6 and 8): a host that carries about 40,000 requests a second to its storage explains all three,
-//! since with a hit ratio of 60 % and writes passing through each request costs it 0.52 of one (10,000 / 0.52 * 0.8 =
-//! 15,400 reads). So [`Path`] gives a guest its share of that: one request every 100 us.
+//! The guest: 4 files of 5 GB, 4 KiB, 80 % reads, `zoned:50/5:30/15:20/80`, 128 requests outstanding. The paper's
+//! storage is a partition of 50 GB of an NVMe device of 480 GB in a storage node. It lies behind a network that four
+//! guests of a host share. Without a cache it serves a guest about 8,000 reads a second. With a cache each of four
+//! guests gets 15,000 and each of three 20,000 (figures 6 and 8). A host that carries about 40,000 requests a second to
+//! its storage explains all three. With a hit ratio of 60 % and writes passing through, each request costs the storage
+//! 0.52 of one. That gives 10,000 / 0.52 * 0.8 = 15,400 reads. So [`Path`] gives a guest its share of that: one request
+//! every 100 us.
 //!
 //! No cache, no warming and no migration are here: those are the experiment that this load and these devices are for.
 

@@ -1,22 +1,23 @@
 //! Tables 3.2 and 3.3 of the dissertation: a guest on a hard disk, alone and beside a migration that reads the disk.
 //!
-//! Stated there: the disk, 60 % reads, 32 KiB in sequence or 4 KiB at random, a Windows XP guest with an image of 15 GB,
-//! the migration's speed. Not stated, and taken here: one request outstanding; the guest's way to the disk costs nothing;
-//! its file is the second half of the image, which lies outermost on the disk; the migration never stops. It reads 1 MiB at
-//! a time, as QEMU's block migration asks for, or 512 KiB, as Linux hands that to a SATA disk (`max_sectors_kb`): the
-//! elevator may let the guest in between the halves.
+//! Stated there: the disk, 60 % reads, 32 KiB in sequence or 4 KiB at random. The guest is a Windows XP guest with an
+//! image of 15 GB, and the migration's speed is given. Not stated, and taken here: one request is outstanding, and the
+//! guest's way to the disk costs nothing. The guest's file is the second half of the image, which lies outermost on the
+//! disk. The migration never stops. It reads 1 MiB at a time, as QEMU's block migration asks for, or 512 KiB, as Linux
+//! passes that to a SATA disk (`max_sectors_kb`). With 512 KiB the elevator may let the guest in between the halves.
 //!
-//! Two machines: the bare disk, and the disk below a page cache of 5 GB (8 GB less the guest's 2 and the host's own), as
-//! QEMU's default cache mode has it. In the random rows the guest's file is a tenth larger than the cache and was read
-//! before. Nothing is flushed, and in the two minutes that are played nobody reaches the limit of dirty pages.
+//! Two machines: the bare disk, and the disk below a page cache of 5 GB, as QEMU's default cache mode has it. The 5 GB
+//! are the host's 8 GB less the guest's 2 and the host's own. In the random rows the guest's file is a tenth larger
+//! than the cache and was read before. Nothing is flushed, and in the two minutes that are played nobody reaches the
+//! limit of dirty pages.
 //!
-//! How near that comes. In sequence the bare disk has the paper's figures within 8 % alone and beside the slowest
-//! migration if that reads whole MiB, and within 1 % at 20.8 MB/s if it reads halves: each piece costs the head two ways, and
-//! how often the guest gets in between is not stated. At 40.14 MB/s the paper's 9.29 lies between the two as well.
-//! 1,333 random requests a second are more than this disk's head can do, so without a migration the paper's guest lives
-//! on a cache, which gives anything from 2 to 140 MB/s as the file's size goes from 6 to 5 GB: none was fitted. 0.85 MB/s
-//! beside a migration is nearly what the bare disk gives. That the migration empties the cache is one explanation; the
-//! modelled page cache loses much less.
+//! How close the results are. In sequence the bare disk has the paper's figures within 8 % alone and beside the slowest
+//! migration if that reads whole MiB. It has them within 1 % at 20.8 MB/s if the migration reads halves. Each piece
+//! costs the head two movements, and how often the guest gets in between is not stated. At 40.14 MB/s the paper's 9.29
+//! lies between the two as well. 1,333 random requests a second are more than this disk's head can do. So without a
+//! migration the paper's guest must be served from a cache. A cache gives anything from 2 to 140 MB/s as the file's
+//! size goes from 6 to 5 GB; none was fitted. Beside a migration, 0.85 MB/s is nearly what the bare disk gives. That
+//! the migration empties the cache is one explanation; the modelled page cache loses much less.
 
 use std::time::Duration;
 

@@ -6,9 +6,9 @@
 //!   a flush begins: what is absent now ──▶ base flushed ──▶ delta flushed ──▶ durable map: absent
 //! ```
 //!
-//! Once draining has begun no grain becomes held again: the guest's writes, zeroes and discards go to the base where the
-//! overlay holds nothing, and to the delta where it holds something. Every mutation holds its grains then, so none is
-//! lost in the delta while its grain is copied. Those that began earlier without a lock are waited for.
+//! Once draining has begun no grain becomes held again. The guest's writes, zeroes and discards go to the base where
+//! the overlay holds nothing. They go to the delta where it holds something. Every mutation holds its grains then, so
+//! none is lost in the delta while its grain is copied. Those that began earlier without a lock are waited for.
 //!
 //! What a crash leaves at each moment:
 //!
@@ -21,11 +21,12 @@
 //! | flushed the base | absent | as above; a sector of the durable map that says absent already finds the base durable |
 //! | flushed the durable map | absent | absent: the base is durable as it was when the flush began |
 //!
-//! So the delta's bytes of a drained grain stay; its space goes with the whole delta. A forced write to the base over a grain
-//! that the durable map still holds ends with a whole flush, because a power loss would bring the delta's bytes back.
+//! So the delta's bytes of a drained grain stay; its space goes with the whole delta. A forced write to the base may go
+//! over a grain that the durable map still holds. It then ends with a whole flush, because a power loss would bring the
+//! delta's bytes back.
 //!
-//! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the running
-//! map is struck: who opens the overlay next finds what the durable map says.
+//! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the
+//! running map is invalidated. Whoever opens the overlay next finds what the durable map says.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -48,11 +49,12 @@ impl Overlay {
         self.record.look(|map| map.count(GrainState::Absent) == map.len())
     }
 
-    /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain, and
-    /// gives what it has moved; nothing if nothing is held there. What was moved is durable after the next flush.
+    /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain.
+    /// Gives what it has moved, or nothing if nothing is held there. What was moved is durable after the next flush.
     ///
-    /// Without [`begin_drain`](Self::begin_drain) it is for an overlay that nobody writes to. Once begun it is driven to its
-    /// end, as every operation: if it is dropped midway, the overlay must be opened again before it is used.
+    /// Without [`begin_drain`](Self::begin_drain) it is for an overlay that nobody writes to. Once begun it must be
+    /// driven to its end, as every operation. If it is dropped midway, the overlay must be opened again before it is
+    /// used.
     ///
     /// # Errors
     /// What the delta and the base say. What was to be moved is then still held.

@@ -27,8 +27,8 @@ pub struct OverlayHeader {
 }
 
 impl OverlayHeader {
-    /// The overlay `id` of a volume of `volume` bytes over `parent`, with the smallest grain whose map stays within
-    /// 64 MiB of memory: 4 KiB up to a volume of 1 TiB, 64 KiB at 16 TiB.
+    /// The overlay `id` of a volume of `volume` bytes over `parent`. Its grain is the smallest whose map stays within
+    /// 64 MiB of memory. That is 4 KiB up to a volume of 1 TiB, 64 KiB at 16 TiB.
     ///
     /// # Panics
     /// If the volume is empty or larger than 1 PiB.

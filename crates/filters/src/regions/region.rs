@@ -7,8 +7,8 @@ use block::{
 
 use crate::translate::moved;
 
-/// The bytes of an extent of a device as a device of their own. It begins at a multiple of what the device's requests are
-/// aligned to, and may end anywhere: what lies behind its end within the last unit is kept as it is.
+/// The bytes of an extent of a device as a device of their own. It begins at a multiple of the device's request
+/// alignment, and may end anywhere. What lies behind its end within the last unit is kept as it is.
 #[derive(Debug)]
 pub struct Region {
     lower: Device,

@@ -6,8 +6,8 @@
 //!   a flush begins: what is applied now ──▶ data flushed ──▶ durable map written ──▶ flushed ──▶ the flush is answered
 //! ```
 //!
-//! The durable map never speaks of data that no flush has covered, in whatever order the disk carries its cache out, and
-//! the running one is believed only in the boot that wrote it, where the caches are still those that were written to.
+//! The durable map never names data that no flush has covered, in whatever order the disk carries its cache out. The
+//! running map is trusted only in the boot that wrote it. There the caches are still those that were written to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -65,8 +65,8 @@ pub(crate) struct Record<E> {
 }
 
 impl<E: Entry> Record<E> {
-    /// The record that stands on `device`, over `base` and in the machine's boot `boot`: in the boot that wrote it the running
-    /// map counts, after a reboot the durable one.
+    /// The record that stands on `device`, over `base` and in the machine's boot `boot`. In the boot that wrote it the
+    /// running map counts, after a reboot the durable one.
     pub(crate) async fn open(device: Device, layout: Layout, boot: [u8; 16], base: Arc<Base>) -> Result<Self> {
         let boot_record = layout.encode_boot(boot);
         let found = device.read(Layout::BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
@@ -114,8 +114,8 @@ impl<E: Entry> Record<E> {
         look(&self.live.lock().map)
     }
 
-    /// Whether the durable map says of every grain of `run` what is true now, and goes on saying it when the flush
-    /// under way is done.
+    /// Whether the durable map says of every grain of `run` what is true now, and still says it after the flush under
+    /// way.
     pub(crate) fn is_durable(&self, run: &Range<u64>) -> bool {
         let live = self.live.lock();
         let says_all = E::sectors_of(run).all(|index| {
@@ -259,8 +259,8 @@ impl<E: Entry> Record<E> {
         Ok(())
     }
 
-    /// After a flush of the base that failed: what was drained into it may be lost, while the device and the durable map
-    /// still have what was flushed of it. Whoever opens the store next, in this boot too, goes by the durable map.
+    /// Called after a failed flush of the base. What was drained into it may be lost, while the device and the durable
+    /// map still have what was flushed of it. Whoever opens the store next, in this boot too, goes by the durable map.
     async fn distrust_running_map(&self) {
         if !self.live.lock().has_drained() {
             return;

@@ -1,5 +1,5 @@
-//! Somebody at the other end who has the keys and means no good: whatever comes, in whatever pieces, what is read is what was
-//! sealed as data, in its order, up to the first thing that is wrong.
+//! A malicious peer that has the keys. Whatever arrives, in whatever pieces, only data that was sealed is read, in its
+//! order, up to the first thing that is wrong.
 
 use std::cell::RefCell;
 use std::rc::Rc;

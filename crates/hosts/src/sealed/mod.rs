@@ -1,9 +1,9 @@
 //! A TLS 1.3 connection that carries a stream: the library shakes hands and keeps the secrets, the records are made and
 //! opened here.
 //!
-//! The library copies what is sent once before it encrypts it, and what is received three times: into its own memory, out of
-//! it, and to whom it is for. That is as much work as the encryption. Here bytes are encrypted from where they lie into what the
-//! kernel is given, and decrypted from what the kernel gave into where they are read to.
+//! The library copies what is sent once before it encrypts it. It copies what is received three times: into its own
+//! memory, out of it, and to the receiver. That is as much work as the encryption. Here bytes are encrypted from where
+//! they lie into the buffer for the kernel. They are decrypted from the kernel's buffer into the reader's.
 //!
 //! ```text
 //!   write ──▶ seal ──▶ outgoing ──one write of many records──▶ the connection
@@ -11,8 +11,8 @@
 //!    ▲                   │ in place, when there is less room than the record needs
 //!    └───────────────────╯
 //! ```
-//! Who has sent so much that a key should not be used any more sends `key_update` and goes on with the next one; the other
-//! side may ask for that, too, and is answered before the next data.
+//! A side that has sent as much as one key may cover sends `key_update` and goes on with the next key. The other side
+//! may ask for a new key, too, and is answered before the next data.
 
 #[cfg(test)]
 mod adversary_tests;

@@ -1,5 +1,6 @@
-//! Records of TLS 1.3 (RFC 8446, section 5.2) under the key of one direction. No byte is copied that need not be: they are
-//! sealed from where they lie into what is sent, and opened from what has come into where they are wanted.
+//! Records of TLS 1.3 (RFC 8446, section 5.2) under the key of one direction. No byte is copied without need. Records
+//! are sealed from where their bytes lie into what is sent. They are opened from what has come into where they are
+//! wanted.
 //!
 //! ```text
 //! offset  0      1        3        5                 5 + n      5 + n + 1    ... + padding

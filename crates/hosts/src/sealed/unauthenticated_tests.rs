@@ -1,5 +1,5 @@
-//! Somebody at the other end who has no keys yet: whatever is said in place of a handshake, nobody is let in, nobody waits for what
-//! has ended, and little of it is kept.
+//! A peer that has no keys yet. Whatever it sends in place of a handshake, nobody is let in. Nobody waits for what has
+//! ended, and little of it is kept.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -45,7 +45,7 @@ impl Driver {
         self.mirror.tracker(|tracker| tracker.is_pass_over() || tracker.is_auto_pass_over(self.cursor))
     }
 
-    /// A sweep is over. Says how the move goes on; `None` is with the next pass.
+    /// A pass is over. Says how the move goes on; `None` is with the next pass.
     pub(super) async fn end_auto_pass(&mut self) -> Option<Event> {
         let rate = self.statistics.rate();
         let (verdict, decision) = self.mirror.tracker(|tracker| tracker.decide_auto_pass(rate))?;

@@ -298,8 +298,8 @@ impl Driver {
         }));
     }
 
-    /// Which chunks the schedule has copied next: at most `chunks_max` where every chunk is asked for its heat or a window is held
-    /// as a whole, otherwise as many as `longest`, if they are a hole.
+    /// Which chunks the schedule has copied next. There are at most `chunks_max` where hot chunks are put off or a
+    /// window is held as a whole. Otherwise there are as many as `longest`, if they are a hole.
     async fn next_scheduled(&mut self, chunks_max: u64, longest: u64, by_window: bool) -> Option<Range<u64>> {
         loop {
             let (from, schedule) = (self.cursor, &mut self.schedule);

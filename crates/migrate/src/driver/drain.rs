@@ -1,7 +1,8 @@
 //! Emptying an asynchronous mirror's buffer before the switchover, without one guest write that waits for all of it.
 //!
 //! The driver takes the buffer's room for itself piece by piece, in turn with the guest's writes. So the guest has less
-//! and less of it, and waits for less and less; with the last of it writes are mirrored at once, and what is left lands.
+//! and less room, and each write waits for less. When the last room is taken, writes are mirrored at once, and what is
+//! still buffered is written to the target.
 
 use std::future::Future;
 use std::pin::{Pin, pin};

@@ -1,8 +1,8 @@
 //! How far a move is, when it will be over, and how sure that is: from what its rates did so far.
 //!
-//! Progress is what has come into step, less what the guest has made different again, in equal spans of time. What is
-//! expected follows from the last quarter of the spans; the interval from the slow and the fast ones among all of them, so
-//! a move whose rate has been everything is foretold as everything.
+//! Progress is what has come into step, less what the guest has made different again, in equal spans of time. The
+//! expected time follows from the last quarter of the spans. The interval follows from the slow and the fast ones among
+//! all spans. So a move whose rate has varied much has a wide interval.
 
 use std::time::Duration;
 

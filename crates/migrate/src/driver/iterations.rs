@@ -94,8 +94,9 @@ impl Driver {
         }
     }
 
-    /// Says which chunks count as hot in the pass that begins, from how long it is expected to take and how fast chunks
-    /// were written in the last. In the first pass nothing is hot: its copies are the first ones.
+    /// Says which chunks count as hot in the pass that begins. That follows from how long the pass is expected to take,
+    /// and from how fast chunks were written in the last one. In the first pass nothing is hot: its copies are the
+    /// first ones.
     fn tune_hot_chunks(&mut self, with_all: bool) {
         let now = self.env.now();
         let Some(tracking) = &mut self.tracking else { return };

@@ -1,14 +1,14 @@
 //! A target that was away: what it is thought to have is compared before the copy goes on from there.
 //!
 //! ```text
-//!   had chunks ──4 MiB at a time──▶ the source's digest and the target's ──equal──▶ next
+//!   copied chunks ──4 MiB at a time──▶ the source's digest and the target's ──equal──▶ next
 //!                                                   │ different
 //!                                                   ▼
 //!                                    the same, chunk by chunk ──different──▶ absent: it is copied again
 //! ```
 //!
-//! The guest goes on on the source meanwhile, and nothing is mirrored: a chunk that it writes is absent from then on, whatever
-//! is found here. So nothing is locked, and a difference that a guest's write has made costs nothing.
+//! The guest works on the source meanwhile, and nothing is mirrored. A chunk that it writes is absent from then on,
+//! whatever is found here. So nothing is locked, and a difference that a guest's write has made costs nothing.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -78,7 +78,7 @@ impl Driver {
         }
     }
 
-    /// The next runs of chunks that are thought to be had, each with one digest.
+    /// The next runs of chunks that the target is thought to have, each with one digest.
     fn next_copied(&self, from: &mut u64, chunks_max: u64) -> Vec<Range<u64>> {
         self.mirror.tracker(|tracker| {
             let next = || {
@@ -90,8 +90,8 @@ impl Driver {
         })
     }
 
-    /// What the target has not got is off the record before anybody is told that all was compared: whoever comes after a
-    /// death of this process compares nothing again.
+    /// What the target does not have is taken off the record before anybody is told that all was compared. So after a
+    /// crash of this process nothing is compared again.
     async fn end_resync_verify(&mut self, digests: &dyn Digests) -> Option<Event> {
         if let Err(error) = self.mirror.sync_map().await {
             self.error = Some(error);

@@ -1,5 +1,5 @@
-//! The snapshot strategy's part of the driver: what comes between the copy of the base and the mirror alone, and how a
-//! move with snapshots is undone.
+//! The snapshot strategy's part of the driver. It does what comes between the copy of the base and the mirror alone,
+//! and undoes a move with snapshots.
 
 use std::time::Duration;
 

@@ -117,7 +117,7 @@ impl Statistics {
         self.verification.past_page_cache = past;
     }
 
-    /// How fast copies or comparisons were of late, in bytes a second.
+    /// The recent rate of copies or comparisons, in bytes a second.
     pub(crate) const fn rate(&self) -> u64 {
         self.rate
     }

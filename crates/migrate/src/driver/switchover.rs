@@ -308,8 +308,8 @@ impl Driver {
         }
     }
 
-    /// The target holds the volume: the guest goes there. Without a quiesced slot, because the commit came late, it is
-    /// quiesced now, as often as that takes: both sides are in step, and the target answers.
+    /// The target holds the volume: the guest goes there. The slot is not quiesced yet if the commit came late. Then it
+    /// is quiesced now, in as many attempts as that takes: both sides are in step, and the target answers.
     pub(super) async fn swap(&mut self) -> Event {
         let began = self.env.now();
         let mut pause = QUIESCE_PAUSE;

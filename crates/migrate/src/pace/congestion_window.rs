@@ -1,18 +1,19 @@
 //! A congestion window in bytes at the devices' latency knee.
 //!
-//! Every copy tells how long it took. The shortest of late is what the devices take with nobody waiting; what a copy
-//! takes longer than that, it has waited in a queue, and `window * (1 - shortest / taken)` bytes are in that queue. The
-//! window grows while fewer than a little are queued and shrinks while more than some are (TCP Vegas' rule): more in
-//! flight would add latency for everybody and no bandwidth. At the beginning it doubles until a queue is seen. What a
-//! little is follows from the rate: half a millisecond of it, because the shortest time on a device shared with others
-//! was luck, and a window that trusts it leaves a fast device idle.
+//! Every copy tells how long it took. The shortest recent time is what the devices take without a queue. The time by
+//! which a copy takes longer was spent in a queue. So `window * (1 - shortest / taken)` bytes are in that queue. The
+//! window grows while fewer bytes than one limit are queued, and shrinks while more than a higher one are (TCP Vegas'
+//! rule). More in flight would add latency for everybody and no bandwidth. At the beginning the window doubles until a
+//! queue is seen. The lower limit is what the device takes in half a millisecond. The reason is that the shortest time
+//! on a device shared with others was luck. A window that trusts it leaves a fast device idle.
 //!
-//! On the way to another host there are more places than one that hold bytes: the memory of both ends of a connection, and
-//! processors that read, encrypt, receive and write. Each wants something to do, so as many times as much may be queued.
+//! On the way to another host several places hold bytes. They are the memory of both ends of a connection, and
+//! processors that read, encrypt, receive and write. Each needs work waiting, so the limits for the queue are
+//! multiplied by their number.
 //!
 //! A guest's mirrored write waits behind what is in flight, and a target that does not answer it in time counts as lost.
-//! So a window whose copies take a good part of that time shrinks whatever the knee, also below its usual least, and one
-//! that the target was lost with is halved for the session after it.
+//! So a window whose copies take a good part of that time shrinks whatever the knee is, also below its usual minimum. A
+//! window with which the target was lost is halved for the next session.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
-//! Moments in which the copy gives its processor away.
+//! Pauses in which the copy yields its processor.
 //!
 //! Where both devices answer at once (memory, the page cache) the copy never waits. A guest's worker that wakes on the
-//! copy's processor then waits until the scheduler takes the copy off it, which is up to a tick of 4 ms, whatever the
-//! copy's nice value is. So after every small copy the copy's thread sleeps for some microseconds. It may find the
-//! processor taken: what it was kept waiting it may be busy before it sleeps again, up to a limit, so that it keeps a
-//! part of a machine where everybody wants more than there is.
+//! copy's processor then waits until the scheduler preempts the copy. That takes up to a tick of 4 ms, whatever the
+//! copy's nice value is. So after every small copy the copy's thread sleeps for some microseconds. When it wakes the
+//! processor may be taken. For as long as the copy was kept waiting it may then be busy before it sleeps again, up to a
+//! limit. So it keeps a part of an overloaded machine.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use env::Moment;
 /// So much time of being kept waiting is given back at most.
 const CREDIT_MAX: Duration = Duration::from_millis(1);
 
-/// When to breathe.
+/// When to yield.
 #[derive(Default)]
 pub(crate) struct CpuYield {
     /// When the last one ended.
@@ -39,8 +39,8 @@ impl CpuYield {
 mod tests {
     use super::*;
 
-    /// Which part of a second a copier is busy whose copies take `taken` and whose breaths take `cpu_yield`, and how long it
-    /// is busy without one at most.
+    /// A copier whose copies take `taken_us` and whose yields take `breath_us`. Gives which part of a second it is
+    /// busy, and how long at most without a yield.
     fn drive(taken_us: u64, breath_us: u64) -> (f64, Duration) {
         let (mut cpu_yield, mut now) = (CpuYield::default(), Moment::default());
         let (mut busy, mut stretch, mut longest) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);

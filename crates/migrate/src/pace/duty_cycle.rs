@@ -1,10 +1,10 @@
 //! Rests between copies, so that the copy uses a part of the time and not only a part of the window.
 //!
-//! A device that answers at once (memory, the page cache) has one copy under way at every moment however small the window
-//! is: there the copy costs the guest processor time, and only time without a copy gives it back. For the time that copies
-//! were under way, `busy * (1 / duty - 1)` of rest is owed. Timers are no finer than a millisecond, so what is owed adds up
-//! until it is worth one; every moment without a copy pays, whatever the reason. What a late timer pays too much is
-//! remembered, a little of it.
+//! A device that answers at once (memory, the page cache) has one copy under way at every moment, however small the
+//! window is. There the copy costs the guest processor time, and only time without a copy gives it back. For the time
+//! that copies were under way, `busy * (1 / duty_cycle - 1)` of rest is owed. Timers are no finer than a millisecond, so owed
+//! rest adds up until it is worth one. Every moment without a copy counts as rest, whatever the reason. If a late timer
+//! makes a rest too long, a little of the surplus is remembered.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub(crate) struct DutyCycle {
 }
 
 impl DutyCycle {
-    /// A copy was under way from `began` to `ended`, and copies may use `duty` of the time. Returns how long nothing is
+    /// A copy was under way from `began` to `ended`, and copies may use `duty_cycle` of the time. Returns how long nothing is
     /// to be begun.
     pub(crate) fn record(&mut self, began: Moment, ended: Moment, duty_cycle: f64) -> Duration {
         self.owed = (self.owed - began.since(self.busy_until).as_secs_f64()).max(-CREDIT_MAX.as_secs_f64());
@@ -47,8 +47,8 @@ impl DutyCycle {
 mod tests {
     use super::*;
 
-    /// Which part of a long time a copier is busy whose copies take `taken`, `lanes` of them at once, with timers that
-    /// go off at whole milliseconds; and the longest time without and with a copy.
+    /// A copier whose copies take `taken`, `lanes` of them at once, with timers that go off at whole milliseconds.
+    /// Gives which part of a long time it is busy, and the longest time without and with a copy.
     fn drive(taken: Duration, lanes: u32, duty_cycle: f64) -> (f64, Duration, Duration) {
         let (mut rests, mut now) = (DutyCycle::default(), Moment::default());
         let (mut busy, mut burst) = (Duration::ZERO, Duration::ZERO);

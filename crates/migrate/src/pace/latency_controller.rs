@@ -1,12 +1,13 @@
 //! Yields to the guest: the share of the window that the copy uses falls while the guest's latency is above its limit.
 //!
 //! The share falls by a third at every look and grows by a tenth. Below a quarter the copy also uses only a part of the
-//! time ([`DutyCycle`](super::DutyCycle)), because a window of one copy is always full on a device that answers at once. The share
-//! has a floor, so the migration converges whatever the guest does. Where the guest is slow at the floor look after look,
-//! the copy is not why: what is usual there raises the limit, so that a slow disk does not make the copy crawl. A single
-//! slow look does not raise it. Once the limit has been raised the copy comes back fast, and a look that is a little
-//! above it costs a little of the share only: the 99th percentile of the few requests that a slow disk answers between two
-//! looks is nearly its longest, and one look in five is that much above the usual.
+//! time ([`DutyCycle`](super::DutyCycle)). The reason is a device that answers at once: there a window of one copy is
+//! always full. The share has a floor, so the migration converges whatever the guest does. If the guest is slow at the
+//! floor look after look, the copy is not the cause. Then its usual latency there raises the limit, so that a slow disk
+//! does not make the copy crawl. A single slow look does not raise it. Once the limit has been raised the share grows
+//! back fast. Then a look that is a little above the limit costs only a little of the share. The reason is that a slow
+//! disk answers few requests between two looks. Their 99th percentile is nearly the longest of them, and one look in
+//! five is that much above the usual.
 
 use std::time::Duration;
 
@@ -149,8 +150,8 @@ mod tests {
         assert!(settle(10_000.0, 500.0) > 0.9);
     }
 
-    /// The mean share before a guest whose disk answers 50 requests between two looks, each in 7 ms at the 99th
-    /// percentile and `more` of that when the copy has all of its window.
+    /// The mean share beside a guest whose disk answers 50 requests between two looks. Their 99th percentile is 7 ms,
+    /// and longer by `more` times that when the copy has all of its window.
     fn settle_on_a_slow_disk(more: f64) -> f64 {
         let mut latency_controller = LatencyController::new(Duration::from_micros(2000));
         let (mut shares, mut throw) = (Vec::new(), 1_u64);

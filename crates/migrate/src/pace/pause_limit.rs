@@ -1,14 +1,15 @@
 //! How long the guest is held while its requests in flight end.
 //!
-//! The first attempt is short. One in which they do not end is followed by one twice as long: up to twice the longest request
-//! that the guest's meter has seen of late, because a disk that takes so long by itself needs that, and a guest whose
-//! requests are fast is never held for long. Without a meter, and at most, that is [`HOLD_MAX`].
+//! The first attempt is short. An attempt in which they do not end is followed by one twice as long. The limit is twice
+//! the longest request that the guest's meter has seen recently. A disk that takes so long by itself needs that, and a
+//! guest whose requests are fast is never held for long. Without a meter the limit is [`HOLD_MAX`]. It is above that
+//! only if the least was set higher.
 
 use std::time::Duration;
 
 use crate::GuestWindow;
 
-/// The guest is never held longer for its requests in flight.
+/// The guest is held no longer for its requests in flight, unless the least is set above this.
 pub(crate) const HOLD_MAX: Duration = Duration::from_secs(1);
 /// What the guest's longest request, times this, allows.
 const LATENCY_FACTOR: u32 = 2;

@@ -1,8 +1,8 @@
 //! Skipping: which chunks need not be sent, and why.
 //!
 //! A skipped chunk reads as zeroes at the target. Where the target is known to do so it is left alone; otherwise zeroes that
-//! may unmap are written there. So a skip is never wrong about the target, only about the source, and it is asked about that
-//! while nobody else may change the chunk:
+//! may unmap are written there. So a skip can never be wrong about the target, only about the source. The source is
+//! asked while nobody else may change the chunk:
 //!
 //! ```text
 //!   look     a hint, without a lock, for the size of the next copy

@@ -1,8 +1,8 @@
-//! The strategy that chooses for itself: every chunk is tracked or mirrored, whichever is expected to cost less, and goes
-//! from one to the other at any moment.
+//! The strategy that chooses for itself. Every chunk is tracked or mirrored, whichever is expected to cost less, and
+//! goes from one to the other at any moment.
 //!
-//! It is the mirror's filter, tracker and life of a chunk with one decision more: what becomes of a guest's write to a
-//! chunk that is copied.
+//! It has the mirror's filter, tracker and chunk states. It decides one thing more: what becomes of a guest's write to
+//! a chunk that is copied.
 //!
 //! ```text
 //!   absent: tracked ───────────── copied, under the range lock ─────────────▶ copied: mirrored
@@ -10,12 +10,12 @@
 //!    and the copy is yet to come) ◀── a write that is left to the source ────
 //! ```
 //!
-//! *Leaving* a chunk is what the mirror does with every write while it has no target: its activity is on record, the
-//! chunk is absent and its copied bit stale before the source is written, and the write has its extent alone until it has
-//! ended. So there is no moment between the two modes: a write that was mirrored when its chunk is left has the lock on its
-//! extent until both sides have answered, and a copy of the chunk waits for it. What holds of the mirror (copied means equal;
-//! what is marked copied and not active after a crash was copied) holds of any choice of which writes are left, and a wrong one
-//! costs time and no data.
+//! *Leaving* a chunk is what the mirror does with every write while it has no target. Before the source is written, the
+//! write's activity is on record, the chunk is absent and its copied bit is stale. The write has its extent alone until
+//! it has ended. So there is no moment between the two modes. A write that was mirrored when its chunk is left has the
+//! lock on its extent until both sides have answered. A copy of the chunk waits for that write. Two facts hold of the
+//! mirror: copied means equal, and after a crash what is marked copied and not active was copied. Both hold whichever
+//! writes are left, so a wrong choice costs time and no data.
 //!
 //! Absent chunks are copied in passes over the volume. [`write_policy`] says what is left to the source meanwhile, and when
 //! that ends:
@@ -30,19 +30,19 @@
 //!                                            settled ──▶ every chunk had ──▶ comparison, switchover
 //! ```
 //!
-//! - *Mirroring*: a chunk is left if it is hot: so many more writes to it are expected until the end that copying it once
-//!   more, at the end, is cheaper. Hot chunks that are absent are put off until then. At most a third of the chunks can be hot
-//!   at once, because hot is three times the mean at least.
+//! - *Mirroring*: a chunk is left if it is hot. Hot means that many more writes to it are expected until the end, and
+//!   copying it once more, at the end, is cheaper. Hot chunks that are absent are put off until then. At most a third
+//!   of the chunks can be hot at once, because hot is three times the mean at least.
 //! - *Tracking*: the target makes the guest wait, so every write is left to the source. Now and then a few are mirrored to see
 //!   whether it still does.
 //! - *Settled*: nothing is left any more. What is absent is copied with the mirror on.
 //!
-//! **It converges under any load.** A pass passes each chunk once, so it ends as the copy does. Another one follows only
-//! a pass that has left at most half of what it began with, so there are no more than 2 + log2 of the number of chunks.
-//! Then everything is settled, nobody goes back from there while the target lasts, and that is a mirror, which converges.
-//! The switchover is a mirror's: only what is settled is compared and switched, so nothing is dirty there and the guest is
-//! held for one record; from the pre-switch on flushes go to both sides. A target that was lost and comes back is
-//! another one as far as this goes: it is judged anew.
+//! **It converges under any load.** A pass passes each chunk once, so it ends as the copy does. Another pass follows
+//! only one that has left at most half of what it began with. So there are no more than 2 + log2 of the number of
+//! chunks. Then everything is settled, and stays settled while the target lasts. That is a mirror, which converges. The
+//! switchover is a mirror's: only what is settled is compared and switched. So nothing is dirty there, and the guest is
+//! held for one record. From the pre-switch on flushes go to both sides. A target that was lost and comes back counts
+//! as a new one: its speed is measured again.
 //!
 //! Memory: the counters of [`filters::WriteFrequencySketch`], beside what a mirror has.
 
@@ -161,8 +161,9 @@ impl Tracker {
         Some((verdict, format!("{verdict}: {why}")))
     }
 
-    /// Says again which chunks are hot: `left` is expected until the end of the move, with as many writes to chunks a second
-    /// as there were since `before` of them, `span` ago. Gives how many there were in all.
+    /// Says again which chunks are hot. The move is expected to end after `left`, and the guest to write to as many
+    /// chunks a second as in the last `span`. `before` is how many such writes there were `span` ago. Gives how many
+    /// there were in all.
     pub(crate) fn tune_auto_pass(&mut self, left: Duration, before: u64, span: Duration) -> u64 {
         let chunks = self.chunks();
         let Some(auto) = self.auto.as_mut().filter(|auto| !auto.pass.is_settled()) else { return 0 };

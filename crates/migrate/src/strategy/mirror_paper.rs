@@ -8,14 +8,14 @@
 //! ```
 //!
 //! [`offsets`] decides, [`mover`] copies. Everything else is the mirror's: its filter, its sessions, its comparison, its
-//! switchover. The queue of the window is the range lock's: the mover takes all of the window at once, which waits for the
-//! writes there that are in flight ("as part of the updating operation"), and lets those that came meanwhile go on in their
-//! order when all of it is on the target. So a write is held for as long as the whole window takes, and nothing is ever
-//! copied twice for the guest's sake.
+//! switchover. The queue of the window is the range lock's. The mover locks all of the window at once, which waits for
+//! the writes there that are in flight ("as part of the updating operation"). When all of the window is on the target,
+//! the mover lets the writes that came meanwhile go on in their order. So a write is held for as long as the whole
+//! window takes, and nothing is ever copied twice because of the guest.
 //!
-//! What the paper does not say. It ends the migration when the target fails; here a chunk that is lost takes
-//! everything behind it along, for two offsets have no other way to say it: the copy *goes back* and goes on from there.
-//! So it is after a crash, a lost target and an error that the mirror would have borne with one chunk.
+//! Some of this is not in the paper. The paper ends the migration when the target fails. Here a lost chunk means that
+//! everything behind it is lost, because two offsets cannot say anything else. The copy *goes back* and goes on from
+//! there. The same happens after a crash, after a lost target, and after an error that would cost the mirror one chunk.
 
 pub(crate) mod mover;
 pub(crate) mod offsets;

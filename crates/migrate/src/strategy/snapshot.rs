@@ -7,23 +7,23 @@
 //!   snapshot 1 │ copy the base │ snapshot 2 │ fold 1 │ snapshot 3 │ fold 2 │ ... │ guest held: fold the last │ mirror alone
 //! ```
 //!
-//! Below the overlays stands a mirror that no guest writes to: it copies the base, and an overlay is folded by writing what
-//! it holds to the mirror, which puts it on both sides. So at every moment the guest's disk is *the source with the
-//! overlays that the journal lists*, whatever becomes of the target, and undoing the move is folding what is left into the
-//! source. (The paper folds into the target only, and its snapshots and disks are spread over two volumes when it is
-//! cancelled.) An overlay that the guest writes to is folded while the guest is held, and only then.
+//! Below the overlays is a mirror that no guest writes to. It copies the base. To fold an overlay is to write what it
+//! holds to the mirror, which puts it on both sides. So at every moment the guest's disk is *the source with the
+//! overlays that the journal lists*, whatever becomes of the target. To undo the move, what is left is folded into the
+//! source. The paper folds into the target only. When its move is cancelled, its snapshots and disks are spread over
+//! two volumes. An overlay that the guest writes to is folded while the guest is held, and only then.
 //!
-//! A fold does not write to the mirror as the guest would. When the progress map cannot be written, what the guest writes
-//! to the mirror waits for the end of the job, and the job does not end before its folds have: they would wait for each
-//! other. So the mirror has an entry for the job ([`JobEntry`]) that refuses such a write while it still holds the extent
-//! and before either side has been asked for anything. Nothing of it is left that could land later, over what the guest
-//! has written since; to drop the write of a fold would be no such proof, for a side may have it already. A fold ends
-//! only when every piece that it has begun has ended, and a fold that ended early is done again from its beginning.
+//! A fold does not write to the mirror as the guest would. When the progress map cannot be written, a guest's write to
+//! the mirror waits for the end of the job. The job does not end before its folds have, so both would wait for each
+//! other. So the mirror has an entry for the job ([`JobEntry`]). It refuses such a write while it still holds the
+//! extent and before either side has been asked for anything. So nothing of the write can land later, over what the
+//! guest has written since. To drop the write of a fold would not be enough, because a side may have it already. A fold
+//! ends only when every piece that it has begun has ended. A fold that ended early is done again from its beginning.
 //!
 //! [`JobEntry`]: super::mirror::device::JobEntry
 //!
-//! An overlay is listed durably before the guest can write to it, and struck off durably when all that it holds is
-//! flushed on what lies below; listed or not, an overlay that is empty or folded changes nothing that anybody reads.
+//! An overlay is listed durably before the guest can write to it. It is struck off durably when all that it holds is
+//! flushed on what lies below. Listed or not, an overlay that is empty or folded changes nothing that anybody reads.
 
 mod fold;
 pub(crate) mod rounds;

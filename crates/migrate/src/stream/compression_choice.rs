@@ -1,12 +1,12 @@
-//! Which payloads are made shorter, and how: decided as it goes, from what was measured. Nothing here waits or looks at a
-//! clock.
+//! Which payloads are compressed, and how. Each decision follows from recent measurements. Nothing here waits or reads
+//! a clock.
 //!
-//! A frame of `n` bytes takes `n * wire` to be carried as it is, and `n * cost + n * ratio * wire` compressed, where `wire`
-//! is what the link takes for a byte and `cost` and `ratio` are what a coding took and gave lately. The shorter one wins,
+//! A frame of `n` bytes takes `n * wire` as it is, and `n * cost + n * ratio * wire` compressed. `wire` is what the
+//! link takes for a byte. `cost` and `ratio` are the recent time and ratio of a coding. The shorter time wins,
 //! compression only with a margin. (Compressing and sending overlap, so this is what compression costs at most.)
 //!
-//! Before a frame is compressed a sample of 4 KiB is: that tells data that does not become shorter for a sixtieth of the
-//! price or less. Where the link is so fast that no ratio could pay, there is no sample either.
+//! Before a frame is compressed a sample of 4 KiB is. That finds incompressible data for a sixtieth of the cost or
+//! less. Where the link is so fast that no ratio could pay, there is no sample either.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(super) enum Plan {
     Probe,
 }
 
-/// What a coding takes and gives, lately.
+/// The recent cost and ratio of a coding.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     nanos_per_byte: f64,

@@ -9,8 +9,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 /// How much it holds: many small frames, or the beginning of a large one.
 const CAPACITY: usize = 256 << 10;
 
-/// After a large payload only so much is read ahead of the next: what comes with its header must be copied, while the
-/// rest goes from the socket to where it belongs.
+/// After a large payload only so much is read ahead of the next. What comes with its header must be copied, and the
+/// rest goes from the socket directly to where it belongs.
 const CAUTIOUS_BYTES: usize = 4096;
 
 /// A window of received bytes in fixed memory.

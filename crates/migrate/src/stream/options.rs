@@ -35,9 +35,9 @@ pub struct StreamOptions {
     pub stream_requests_max: usize,
     /// What makes payloads shorter.
     pub compression: Compression,
-    /// A stream that is owed an answer and hears nothing for so long is dead.
+    /// A stream that waits for an answer and hears nothing for so long is closed.
     pub silence_max: Duration,
-    /// Who has sent nothing for so long sends a sign of life. A few of them fit into the other side's limit.
+    /// A stream that has sent nothing for so long sends a sign of life. A few of them fit into the other side's limit.
     pub beat: Duration,
     /// How long connecting, with all that is said before the first request, may take.
     pub dial_max: Duration,
@@ -60,8 +60,8 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    /// The default for a machine of so many cores and so many pairs of addresses: a stream a core up to four, and at least
-    /// one for each pair.
+    /// The default for a machine of so many cores and so many pairs of addresses. It is a stream a core up to four, and
+    /// at least one for each pair.
     #[must_use]
     pub fn for_machine(cores: usize, pairs: usize) -> Self {
         let streams = cores.clamp(1, 4).max(pairs).min(usize::from(STREAMS_MAX)) as u16;
@@ -90,7 +90,7 @@ impl StreamOptions {
     }
 }
 
-/// More streams than this are of no use to anybody.
+/// More streams than this are of no use.
 pub(super) const STREAMS_MAX: u16 = 64;
 
 impl Default for StreamOptions {
@@ -115,7 +115,7 @@ impl Default for StreamOptions {
     }
 }
 
-/// What a receiver bears.
+/// The limits of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverLimits {
     /// Payloads of all sessions together, beside what each has for itself. Who needs more waits, and its connection is not

@@ -1,7 +1,7 @@
 //! How much of a network path a migration may take: what others leave of it (PMigrate, section 3.2).
 //!
-//! Once a second each end says what its interface has carried, and what of that migrations were, whichever hosts these are
-//! between. The rest is the others'; what they leave, less some headroom, is the migrations'.
+//! Once a second each end says what its interface has carried, and how much of it migrations were, between whichever
+//! hosts. The rest is others' traffic. What that leaves, less some headroom, migrations may take.
 //!
 //! ```text
 //!             others are seen                            they rose, or the path is full
@@ -13,8 +13,8 @@
 //! The migrations that use an interface share what others leave of it, in equal parts. They need not know of each other: each is
 //! told by the interface's own host how many they are.
 //!
-//! The headroom is what makes the others visible: on a path that is full nobody can tell what they would take. TCP gives
-//! each connection a share, so whoever comes to a path that we fill still gets enough to be seen.
+//! The headroom makes the others' traffic visible: on a full path nobody can tell what they would take. TCP gives each
+//! connection a share. So others that come to a path that we fill still get enough to be seen.
 
 use std::time::Duration;
 
@@ -23,9 +23,10 @@ pub const INTERVAL: Duration = Duration::from_secs(1);
 
 /// So much of a path is left free beside others, as a part of its capacity.
 const HEADROOM: f64 = 0.06;
-/// Less than this part of the capacity is nobody: acknowledgements, monitoring, and what we know badly of ourselves.
+/// Less than this part of the capacity does not count as others' traffic. It is acknowledgements, monitoring, and
+/// errors in what we know of our own.
 const NOBODY: f64 = 0.03;
-/// So many quiet seconds and we stop leaving headroom.
+/// After so many quiet seconds no headroom is left free any more.
 const QUIET_INTERVALS: u32 = 3;
 /// A path that carries this part of its capacity is full.
 const FULL: f64 = 0.95;
@@ -75,8 +76,8 @@ impl SpareBandwidth {
         Self::default()
     }
 
-    /// Takes what the path's ends have carried, as far as they are known, and what of it was this migration's (payload,
-    /// bytes a second); gives what it may take in the next interval, or `None` for no limit.
+    /// Takes what the path's ends have carried, as far as they are known, and this migration's part of it (payload,
+    /// bytes a second). Gives what it may take in the next interval, or `None` for no limit.
     pub fn step(&mut self, ends: &[EndUsage], own: u64) -> Option<u64> {
         let own = own as f64 * OVERHEAD;
         let Some(tightest) = ends.iter().map(|end| EndCapacity::of(*end)).min_by(|a, b| a.spare.total_cmp(&b.spare))

@@ -1,7 +1,8 @@
-//! A disk as a layer below the process writes to it, which copies by itself: a file system that shares blocks.
+//! A disk as a layer below the process writes to it. Such a layer copies by itself: a file system that shares blocks.
 //!
-//! Such a copy is one call. Whether it may write is settled when it begins, and until its end the disk is open: the call holds
-//! the file, so nobody else gets its lock. If it hangs at the source and is given up, it writes when the source answers.
+//! Such a copy is one call. Whether it may write is decided when it begins. Until its end the disk is open: the call
+//! holds the file, so nobody else gets its lock. If it hangs at the source and is given up, it writes when the source
+//! answers.
 
 use block::{Extent, Mutation, Result};
 

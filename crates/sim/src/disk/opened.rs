@@ -161,8 +161,8 @@ impl Disk {
         let world = &self.shared.world;
         let extent = Extent::new(offset, buffer.len().into());
         let guard = Leaving { disk: self, length: extent.length.0 };
-        // What a read sees was there at some moment of its life: often its first, so that whoever relies on the last
-        // one is found out.
+        // What a read sees was there at some moment while the read was in flight. Often it is the first moment, so that
+        // code that relies on the last one fails.
         let early = self.shared.rng.chance(0.5);
         if early {
             buffer.copy_from_slice(self.state().medium.read(extent));

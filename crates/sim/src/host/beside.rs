@@ -13,10 +13,10 @@ use crate::occurrence::Occurrence;
 use crate::port::Port;
 use crate::world::Invariant;
 
-/// A story has no more volumes.
+/// A scenario has no more volumes.
 pub(crate) const VOLUMES_MAX: usize = 3;
 
-/// What is told apart by the number of its volume: the dice of each have its name.
+/// Names that differ by the number of the volume. Each random number generator has one of these names.
 pub(crate) struct Names {
     pub(crate) volume: &'static str,
     pub(super) host: &'static str,

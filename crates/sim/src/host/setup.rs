@@ -72,7 +72,7 @@ pub struct Setup {
     pub is_between_hosts: bool,
     /// Whether the two hosts have an arbiter.
     pub has_arbiter: bool,
-    /// Whether the world's fuse kills the other host's process, and not this one's.
+    /// Whether the world's crash point kills the other host's process, and not this one's.
     pub neighbour_burns: bool,
     /// Whether somebody takes snapshots, removes them and limits the guest.
     pub changes_layers: bool,

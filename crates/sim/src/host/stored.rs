@@ -18,8 +18,8 @@ impl Host {
         self.shared.now.lock().pools.clone()
     }
 
-    /// Of which sides the guest may be told that they fail: of the one that holds the volume, or of either while nobody knows
-    /// which that is.
+    /// The sides whose failures the guest may be told. That is the side that holds the volume, or either side while
+    /// nobody knows which one holds it.
     pub(crate) fn answerable(&self) -> [bool; 2] {
         let holder = self.holder();
         let in_doubt = |phase| matches!(phase, Phase::Committing | Phase::InDoubt | Phase::Reverting);

@@ -5,17 +5,18 @@
 //!   read  ─▶ cache, or disks ─▶ controller ─▶ link ─▶ done             a stream is read ahead into the cache
 //! ```
 //!
-//! [`ArrayFigures::CX4_120`] stands for the EMC CX4-120 of the ESX paper (section 3), of which the paper states 8 Gbit/s
-//! FC and no spindles. Fitted, and to what: the number of disks and their kind (14 of 15,000 rpm) to the IOPS that
-//! figure 10 begins with (about 2600 reads and 1100 writes a second of 8 KiB with 16 outstanding); the rate at which its
-//! processors write (each keeps a copy of the other's write cache) to the offline copy of 38 GB from one array to another
-//! in 176 s (section 3.1); the rate at which they read to what mirroring costs a guest, about a third (section 5); what is
-//! read ahead of a stream to the share of the disks that a copy of the paper's leaves to 32 outstanding requests
-//! (figures 4 and 8). Write cache: 600 MB a pair of processors (data sheet), of which four fifths may be dirty. Assumed:
-//! 0.15 ms a command.
+//! [`ArrayFigures::CX4_120`] stands for the EMC CX4-120 of the ESX paper (section 3). The paper states 8 Gbit/s FC and
+//! no spindles. Fitted, and to what: the number of disks and their kind (14 of 15,000 rpm) are fitted to the IOPS that
+//! figure 10 begins with. These are about 2600 reads and 1100 writes a second of 8 KiB with 16 outstanding. The rate at
+//! which its processors write (each keeps a copy of the other's write cache) is fitted to section 3.1. There the
+//! offline copy of 38 GB from one array to another takes 176 s. The rate at which they read is fitted to what mirroring
+//! costs a guest, about a third (section 5). A stream's read-ahead is fitted to the share of the disks that the paper's
+//! copy leaves to 32 outstanding requests (figures 4 and 8). Write cache: 600 MB a pair of processors (data sheet), of
+//! which four fifths may be dirty. Assumed: 0.15 ms a command.
 //!
-//! [`ArrayFigures::CX3_40`] stands for one side of the CX3-40 of the Exchange runs: six disks (stated), a rate that lets
-//! 350 GB be mirrored in about 1900 s (table 1), a cache of 2 GB (assumed: a quarter of the data sheet's 8 GB).
+//! [`ArrayFigures::CX3_40`] stands for one side of the CX3-40 of the Exchange runs. It has six disks (stated) and a
+//! rate that lets 350 GB be mirrored in about 1900 s (table 1). Its cache of 2 GB is assumed: a quarter of the data
+//! sheet's 8 GB.
 
 use std::collections::VecDeque;
 use std::time::Duration;

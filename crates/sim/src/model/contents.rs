@@ -1,8 +1,9 @@
 //! What a large volume holds, without storing its bytes.
 //!
-//! Guests of big experiments write blocks of 4 KiB whose 512 words of eight bytes are all alike: such a block is kept as
-//! its word. A volume that nobody has written to is a rule that gives every block its word. Anything else (torn blocks,
-//! small writes) is kept as the bytes that it is, so nothing is lost: this is a volume like any other, only smaller.
+//! Guests of big experiments write blocks of 4 KiB whose 512 words of eight bytes are all alike. Such a block is kept
+//! as its word. A volume that nobody has written to is a rule that gives every block its word. Anything else (torn
+//! blocks, small writes) is kept as the bytes that it is. So nothing is lost: this is a volume like any other, only
+//! smaller.
 
 use block::{Buffer, Bytes, Extent, ExtentState, ExtentStatus, Mutation, MutationKind};
 

@@ -16,8 +16,8 @@ struct Zone {
 const ZONES: u64 = 16;
 
 impl Cylinders {
-    /// A disk of `capacity` bytes whose tracks give `outer` bytes a second outside and `inner` inside, at `revolution_ns`
-    /// a turn and with `heads` tracks a cylinder.
+    /// A disk of `capacity` bytes whose tracks give `outer` bytes a second outside and `inner` inside. A turn takes
+    /// `revolution_ns`, and a cylinder has `heads` tracks.
     pub(super) fn new(capacity: u64, outer: u64, inner: u64, revolution_ns: u64, heads: u64) -> Self {
         let rate_of = |zone: u64| outer - (outer - inner) * zone / (ZONES - 1);
         let rates_sum: u64 = (0..ZONES).map(rate_of).sum();

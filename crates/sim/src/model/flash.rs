@@ -16,10 +16,10 @@
 //! | write buffer | 1 MiB | 64 MiB | assumed |
 //!
 //! A partition gets as many dies as its part of the device, rounded up (Firepan paper, 4.3.1: a small partition cannot use
-//! the device's parallelism). That one gets just its part is assumed, and agrees with the paper: its cache of 10 GB on
-//! 512 gives 9,200 hits and takes 6,000 fills a second, which keep one die busy for 1.2 s of every second. A program delays reads of the same die.
-//! Short writes cost [`FlashFigures::short_write_factor`] as much of the dies as long ones: garbage collection, as an
-//! average and never as an event.
+//! the device's parallelism). That a partition gets exactly its part is assumed, and agrees with the paper. The paper's
+//! cache of 10 GB on 512 gives 9,200 hits and takes 6,000 fills a second. These keep one die busy for 1.2 s of every
+//! second. A program delays reads of the same die. Short writes cost [`FlashFigures::short_write_factor`] times as much
+//! of the dies as long ones. This models garbage collection as an average and never as an event.
 
 use std::time::Duration;
 

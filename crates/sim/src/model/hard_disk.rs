@@ -20,9 +20,9 @@
 //! | cache | 32 MiB, 16 of it dirty | 16 MiB, 8 | data sheets; the dirty part is assumed |
 //! | a command | 0.1 ms | 0.1 ms | assumed: controller and interface |
 //!
-//! A seek over the part x of all cylinders takes `t + b * sqrt(x)`, with `b` such that the average over all pairs of
-//! cylinders is the stated one (the linear part of long seeks is ignored). Ignored as well: track and cylinder skew
-//! (bytes in order never wait for the platter), head switches, defects, thermal recalibration, the time to change from
+//! A seek over the part x of all cylinders takes `t + b * sqrt(x)`. `b` makes the average over all pairs of cylinders
+//! the stated one (the linear part of long seeks is ignored). Track and cylinder skew are ignored as well: bytes in
+//! order never wait for the platter. So are head switches, defects, thermal recalibration, and the time to change from
 //! reading to writing. An idle head reads on into its buffer up to [`HardDiskFigures::read_ahead`] bytes.
 
 use std::collections::{BTreeMap, BTreeSet};

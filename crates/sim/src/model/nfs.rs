@@ -1,9 +1,9 @@
 //! A slow volume on NFS: a network in front of a server whose writes are stable before they are answered.
 //!
-//! [`NfsFigures::ESX_SLOW`] stands for the destination of the ESX paper's figure 10, of which the paper states only what
-//! the 16-outstanding OLTP load reaches on it: about 200 reads and 95 writes a second of 8 KiB, a tenth of the source.
-//! Fitted to that: two disks of 7200 rpm that write through, of which the volume takes the outer part. The rest is
-//! assumed: 1 Gbit/s, 0.3 ms there and back, the server's cache hits nothing.
+//! [`NfsFigures::ESX_SLOW`] stands for the destination of the ESX paper's figure 10. The paper states only what the
+//! 16-outstanding OLTP load reaches on it. That is about 200 reads and 95 writes a second of 8 KiB, a tenth of the
+//! source. Fitted to that: two disks of 7200 rpm that write through, of which the volume takes the outer part. The rest
+//! is assumed: 1 Gbit/s, 0.3 ms there and back, the server's cache hits nothing.
 
 use std::collections::VecDeque;
 use std::time::Duration;

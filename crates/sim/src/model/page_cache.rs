@@ -9,9 +9,10 @@
 //! ```
 //!
 //! The least recently used clean one goes first (second chance; Linux's two lists would keep pages that
-//! were used twice a little longer). Figures of [`PageCacheFigures::of`]: pages of 4 KiB, dirty pages are written back from a tenth of
-//! the cache on and writers wait at a fifth (Linux' `dirty_background_ratio` and `dirty_ratio`), 128 KiB are read ahead
-//! (Linux' default), a page that is there costs 2 us (assumed). Partial pages are not read before they are written.
+//! were used twice a little longer). Figures of [`PageCacheFigures::of`]: pages have 4 KiB. Dirty pages are written
+//! back from a tenth of the cache on, and writers wait at a fifth (Linux' `dirty_background_ratio` and `dirty_ratio`).
+//! The read-ahead is 128 KiB (Linux' default). A page that is in the cache costs 2 us (assumed). Partial pages are not
+//! read before they are written.
 //!
 //! What a power loss leaves of writes that were not flushed is not a matter of time: [`crate::disk`] says it, with the
 //! same rule for every volatile cache between a guest and its platter (any subset of sectors, torn at 512 bytes).

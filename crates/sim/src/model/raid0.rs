@@ -1,7 +1,7 @@
 //! RAID-0: stripes over members, no redundancy and no cache of its own.
 //!
-//! A request is cut at stripe borders; what of it lies on one member is one request there if the stripes follow one
-//! another on that member. It is done when its last part is. The bookkeeping takes no time.
+//! A request is cut at stripe borders. The parts on one member are one request there if the stripes follow one another
+//! on that member. It is done when its last part is. The bookkeeping takes no time.
 
 use env::Moment;
 

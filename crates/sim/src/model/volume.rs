@@ -180,7 +180,7 @@ impl Volume {
         }
     }
 
-    /// Puts `extent` of this volume at the same place of `target`, as a data mover below both does it: the devices are
+    /// Puts `extent` of this volume at the same place of `target`, as a data mover below both does it. The devices are
     /// asked for it, but no buffer holds the bytes. Nobody may write there meanwhile.
     pub async fn copy_to(&self, target: &Self, extent: Extent) {
         self.serve(Request::read(extent.offset.0, extent.length.0)).await;

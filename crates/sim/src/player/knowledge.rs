@@ -1,8 +1,8 @@
 //! What blocks of a large volume may hold: a register each.
 //!
-//! A read may give the value of a write `w` unless `w` was answered before some other write began that was itself
-//! answered before the read began. Versions that no read in flight can see any more are forgotten. A block of which only
-//! a part was written is not checked from then on.
+//! A read may give the value of a write `w` unless another write had replaced it. That means: the other write began
+//! after `w` was answered, and was answered before the read began. Versions that no read in flight can see any more are
+//! forgotten. A block of which only a part was written is not checked from then on.
 
 use std::collections::BTreeSet;
 

@@ -9,7 +9,7 @@ use crate::model::Request;
 use crate::rng::Rng;
 
 /// Machines that begin to boot within a while. Each reads its part of the image in runs of 64 KiB and single blocks of
-/// 4 KiB, half of the requests each, and writes a block for every twenty requests (logs). All read the same image; each
+/// 4 KiB, half of the requests each. It writes a block for every twenty requests (logs). All read the same image; each
 /// writes to an area of 64 MiB of its own behind it. Thinking times between requests are up to twice their mean.
 #[derive(Clone, Debug)]
 pub struct BootStorm {

@@ -1,9 +1,9 @@
 //! A mail server like the ESX paper's Exchange: small writes that come back to the same places by Zipf's law.
 //!
-//! The paper shows that the writes to every disk of its Exchange 2003 are distributed like Zipf's law (figure 2) and says
-//! that more of them fall towards the end of the disk (2.3.4), and that "several hundred megabytes" are hot. It gives no
-//! rates. So the exponent, how many pages are written at all and how many requests a second come are its users' to choose;
-//! see who makes one. Requests come at random times, whatever the disk does: a mail server's users do not wait.
+//! The paper shows that the writes to every disk of its Exchange 2003 are distributed like Zipf's law (figure 2). It
+//! says that more of them fall towards the end of the disk (2.3.4), and that "several hundred megabytes" are hot. It
+//! gives no rates. So the users of this load choose the exponent, how many pages are written at all, and the requests a
+//! second; see the callers. Requests come at random times, whatever the disk does: a mail server's users do not wait.
 
 use std::time::Duration;
 

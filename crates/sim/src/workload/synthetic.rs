@@ -2,10 +2,10 @@
 //! called synthetic wherever it is shown.
 //!
 //! Published are read ratio, IOPS and mean size (dissertation, table 3.5). The rest of the parameters was fitted to the
-//! openings of Financial1 and WebSearch1 that are in public repositories: sizes by direction, the skew over zones of
-//! 1 MiB (Zipf, ranks laid at random), how often a request continues one of the last 32, and gaps between requests by a
-//! gamma law. For Financial2, WebSearch2 and 3 no part of the traces was to be had: sizes were chosen to meet the
-//! published mean, the rest is taken from their namesakes.
+//! openings of Financial1 and WebSearch1 that are in public repositories. These parameters are sizes by direction, and
+//! the skew over zones of 1 MiB (Zipf, ranks laid at random). Two more are how often a request continues one of the
+//! last 32, and gaps between requests by a gamma law. For Financial2, WebSearch2 and 3 no part of the traces was
+//! available. Sizes were chosen to meet the published mean, and the rest is taken from their namesakes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -134,7 +134,7 @@ pub struct Synthetic {
 }
 
 impl Synthetic {
-    /// Zones lie where `dice` say.
+    /// `rng` places the zones.
     #[must_use]
     pub fn new(characteristics: Characteristics, rng: &Rng) -> Self {
         let Characteristics { zones_active, zones, zipf_exponent, .. } = characteristics;
@@ -177,8 +177,8 @@ fn weighted(choices: &[(u64, f64)], rng: &Rng) -> u64 {
     choices.last().map_or(0, |choice| choice.0)
 }
 
-/// A number of the gamma law of `shape` and scale 1 (Marsaglia and Tsang, "A simple method for generating gamma
-/// variables", 2000; below a shape of 1 by their section 6).
+/// A number of the gamma law of `shape` and scale 1. The method is that of Marsaglia and Tsang, "A simple method for
+/// generating gamma variables", 2000. Below a shape of 1 it is the one of their section 6.
 fn gamma(shape: f64, rng: &Rng) -> f64 {
     if shape < 1.0 {
         return gamma(shape + 1.0, rng) * open_fraction(rng).powf(1.0 / shape);

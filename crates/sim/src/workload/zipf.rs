@@ -14,7 +14,7 @@ pub struct Zipf {
 }
 
 impl Zipf {
-    /// Over a volume of `size` bytes in zones of `zone_bytes`; ranks lie where `dice` say.
+    /// Over a volume of `size` bytes in zones of `zone_bytes`; `rng` places the ranks.
     #[must_use]
     pub fn new(size: u64, zone_bytes: u64, length: u64, reads: f64, exponent: f64, rng: &Rng) -> Self {
         let zones = size / zone_bytes;

@@ -1,5 +1,5 @@
-//! Requests on their way through a relay: each waits for a session, goes through it, and is sent again through the next one if
-//! that is lost and the guest must not hear of it.
+//! Requests on their way through a remote volume device. Each waits for a session and goes through it. If that session
+//! is lost and the guest must not notice, the request is sent again through the next one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

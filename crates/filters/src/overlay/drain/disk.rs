@@ -1,5 +1,5 @@
-//! A disk with a write cache in memory, for tests: a power loss keeps of every sector any of what was written since the
-//! last flush, a request takes some turns of the executor, and one that is dropped midway is carried out in part.
+//! A disk with a write cache in memory, for tests. A power loss keeps of every sector any of what was written since the
+//! last flush. A request takes some turns of the executor, and one that is dropped midway is carried out in part.
 
 use block::testing::Random;
 use block::{

@@ -1,8 +1,8 @@
-//! Whether writes are mirrored or left to the source, as a plain structure that awaits nothing and knows no clock.
+//! Whether writes are mirrored or left to the source, as a plain structure that awaits nothing and reads no clock.
 //!
-//! What it goes by is chosen so that being wrong costs little. A target counts as slow when most mirrored writes wait for
-//! it, not when one of them waits for long. Tracking is worth it as long as what is written anew stays behind what is
-//! copied; as soon as it does not, the rest of the pass is mirrored.
+//! Its measures are chosen so that a wrong decision costs little. A target counts as slow when most mirrored writes
+//! wait for it, not when one of them waits for long. Tracking pays as long as less is written anew than is copied. As
+//! soon as it does not, the rest of the pass is mirrored.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,21 +11,23 @@ use block::Bytes;
 
 /// A chunk is hot at so many times the mean of all chunks, at least: so no more than a third of them can be.
 pub(crate) const HOT_MEANS: f64 = 3.0;
-/// What makes a chunk hot in a pass of dirty block tracking, it must be written in one part of so many of the time that is
-/// left: three times as often. A copy out of the volume's order costs a disk more than three writes.
+/// To be hot a chunk must be written three times as often as in a pass of dirty block tracking. The writes that make it
+/// hot there must come in one part of so many of the time that is left. A copy out of the volume's order costs a disk
+/// more than three writes.
 pub(crate) const HOT_PART: u32 = 3;
 /// So many mirrored writes are looked at together.
 const WRITES_LOOKED_AT: u32 = 32;
-/// A target that counts as slow is looked at again after one of so many parts of a pass, and after twice as much each time it
-/// is found slow again: a write cache that was full for a few seconds is empty then, and tracking for longer than that costs more
-/// copies than it spares the guest.
+/// A target that counts as slow is looked at again after one of so many parts of a pass. The distance doubles each time
+/// it is found slow again. A write cache that was full for a few seconds is empty then. To track for longer than that
+/// costs more copies than it spares the guest.
 const LOOK_PART: u64 = 256;
 /// Looking takes mirrored writes, of which a small volume has few.
 const LOOK_CHUNKS_MIN: u64 = 256;
 /// It counts as slow no more when so many looks in a row say so.
 const LOOKS_FAST: u32 = 4;
-/// A write waits for the target if that takes longer than the source by as much as the source takes, and by this. A write
-/// cache that is full now and then makes nobody wait for as long; what tracking spares the guest there costs the copy more.
+/// A write waits for the target if that takes more than twice as long as the source, and longer by more than this. A
+/// write cache that is full now and then does not make a write wait so long. There tracking would cost the copy more
+/// than it spares the guest.
 const WAIT_MIN: Duration = Duration::from_millis(5);
 /// Of fewer copied chunks nothing is concluded,
 const COPIED_MIN: u64 = 64;

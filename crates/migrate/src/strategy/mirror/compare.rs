@@ -1,8 +1,9 @@
 //! Comparing a run of chunks of both sides while the guest writes to them.
 //!
 //! The comparison reads without the lock. Equal is equal. If the sides differ and a mirrored write began or ended
-//! meanwhile, that may be why, and it is done again; after three such conflicts, or if nothing can explain the
-//! difference, under the lock, where a difference is one. A chunk that was skipped must read as zeroes on both sides.
+//! meanwhile, that may be the cause, and the comparison is repeated. After three such conflicts, or if nothing can
+//! explain the difference, it is repeated under the lock. A difference under the lock is real. A chunk that was skipped
+//! must read as zeroes on both sides.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -114,8 +115,8 @@ impl Shared {
     }
 }
 
-/// The target as a comparison reads it: one that hangs is given up with its session, and one that is silent is not waited for
-/// under the lock. What is under way there then keeps its memory.
+/// The target as a comparison reads it. A read that hangs is given up with its session, and under the lock nobody waits
+/// for a silent target. What is under way there then keeps its memory.
 struct TargetOfComparison<'a> {
     shared: &'a Shared,
     target: &'a Device,

@@ -107,8 +107,8 @@ impl Shared {
         Ok(copied)
     }
 
-    /// What was read of `extent`, as it is to be written: by runs of chunks that are all zeroes and runs that are not, those with
-    /// their checksums. To be asked right after the read.
+    /// What was read of `extent`, as it is to be written: in runs of chunks that are all zeroes and runs that are not.
+    /// The latter have their checksums. Call this right after the read.
     pub(in crate::strategy) fn pieces_of(&self, extent: Extent, data: Data) -> Vec<Piece> {
         let bytes_of = |piece: Extent| {
             let start = (piece.offset - extent.offset).as_usize();
@@ -190,9 +190,9 @@ impl Shared {
         Ok(end == extent.end())
     }
 
-    /// Brings the part of a claimed run that the source reads as zeroes without data into step, without reading it; the
-    /// rest of the run is given up again. Gives how many chunks, from the run's start, were done.
-    /// What the target writes out for that is paid for in `bucket`.
+    /// Brings into step, without reading it, the part of a claimed run that the source reads as zeroes without data.
+    /// The rest of the run is released again. Gives how many chunks, from the run's start, were done. What the target
+    /// writes out for that is charged to `bucket`.
     pub(crate) async fn copy_zero_run(
         &self,
         run: Range<u64>,
@@ -273,9 +273,9 @@ impl Shared {
         }
     }
 
-    /// Has the layer below copy all of a claimed `extent`, if it does such things. The lock is held over it, as it is
-    /// while the source is read: that is what it does, and the source is no faster than this. Not done, by half or with an
-    /// error, everything is read and written, and says itself what is wrong.
+    /// Has the layer below copy all of a claimed `extent`, if it does such things. The lock is held meanwhile, as it is
+    /// while the source is read: the layer below reads the source, which is no faster than this. If the copy is not
+    /// done, is done in part or fails, everything is read and written. That then tells what is wrong.
     pub(in crate::strategy) async fn offload(&self, extent: Extent, session: &Session) -> Result<bool, CopyError> {
         let Some(offload) = self.tracker(|tracker| tracker.offload()) else { return Ok(false) };
         let copy = Box::pin(async move { offload.copy(extent).await });

@@ -56,8 +56,8 @@ impl Mirror {
     }
 }
 
-/// The mirror as the job itself writes to it, to fold a snapshot: what the guest's writes wait for the end of the job
-/// for, the job's are refused for, before they have reached either side.
+/// The mirror as the job itself writes to it, to fold a snapshot. Where a guest's write would wait for the end of the
+/// job, the job's write is refused before it has reached either side.
 pub(crate) struct JobEntry(pub(crate) Mirror);
 
 impl BlockDevice for JobEntry {

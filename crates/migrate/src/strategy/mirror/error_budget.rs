@@ -1,19 +1,19 @@
-//! How much of a target's failing is borne before the target counts as lost.
+//! How many failures of a target are tolerated before the target counts as lost.
 //!
-//! A bucket that leaks: every failure fills it by one, every second takes one out, and one that runs over ends the
-//! session. So a path that fails over or a few bad answers cost a chunk each that is copied again, and a target that is
-//! gone costs 32 requests of whoever asks, which a busy guest has asked within milliseconds. Successes do not count:
-//! a target that fails one write in a hundred for good is no place for a volume.
+//! It is a leaky bucket: every failure adds one, every second takes one out, and an overflow ends the session. So a
+//! path that fails over, or a few bad answers, cost a chunk each that is copied again. A target that is gone costs 32
+//! requests, which a busy guest has sent within milliseconds. Successes do not count: a target that keeps failing one
+//! write in a hundred is not fit for a volume.
 
 use block::{Error, ErrorKind};
 use env::Moment;
 
-/// So many failures at once are borne.
+/// So many failures at once are tolerated.
 const FAILURES_MAX: f64 = 32.0;
 /// So many failures are forgotten in a second.
 const FORGOTTEN_PER_SECOND: f64 = 1.0;
 
-/// What a session has left of its patience.
+/// How many failures of a session count now.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ErrorBudget {
     level: f64,
@@ -21,7 +21,7 @@ pub(crate) struct ErrorBudget {
 }
 
 impl ErrorBudget {
-    /// The target has failed a request. Whether that can be borne.
+    /// The target has failed a request. Gives whether that can be tolerated.
     pub(crate) fn bears_failure(&mut self, now: Moment) -> bool {
         let forgotten = now.since(self.at).as_secs_f64() * FORGOTTEN_PER_SECOND;
         self.level = (self.level - forgotten).max(0.0) + 1.0;
@@ -30,8 +30,8 @@ impl ErrorBudget {
     }
 }
 
-/// Whether what a target has answered may be otherwise the next time. No space, no right, no connection and whatever a
-/// program got wrong stay as they are until somebody does something about them.
+/// Whether the same request may succeed the next time. No space, no permission, no connection and program errors stay
+/// as they are until somebody mends them.
 pub(crate) const fn may_pass(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::TimedOut | ErrorKind::Busy)
 }

@@ -45,8 +45,8 @@ pub(crate) struct Shared {
     pub(super) reads_target: AtomicBool,
     /// Guest writes are tracked, and need not have their extents alone.
     tracks: AtomicBool,
-    /// Told of every change of mode or session. Wakes those who wait in the order in which they came: a channel of
-    /// tokio's wakes them in a random one, and a seed would not repeat a run.
+    /// Told of every change of mode or session. Wakes waiters in the order in which they came. A channel of tokio's
+    /// wakes them in a random order, and a seed would not repeat a run.
     changes: Notify,
     /// Writes to a target that was given up while they were under way.
     outliving_writes: Arc<AtomicUsize>,
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     listener: Option<Arc<dyn GuestListener>>,
 }
 
-/// What has failed below the guest's feet.
+/// Failures that the guest does not see: those of the target and of the progress map.
 #[derive(Default)]
 pub(crate) struct Failures {
     pub(crate) target: Option<Error>,
@@ -240,8 +240,8 @@ impl Shared {
         self.announce();
     }
 
-    /// Locks `extent` for a copy or a comparison. None when the progress map has failed: whoever has the extent may be a
-    /// guest write that waits for the end of the job, and the job does not end before this has.
+    /// Locks `extent` for a copy or a comparison. None when the progress map has failed. Then a guest write that waits
+    /// for the end of the job may hold the extent. The job does not end before this call has.
     pub(crate) async fn lock_for_job(&self, extent: Extent) -> Option<RangeGuard> {
         let failed = async {
             loop {
@@ -304,8 +304,8 @@ impl Shared {
             finish.may_differ = false;
             return Err(error);
         }
-        // The session may have ended while the activity log was waited for: its target is nobody's any more, or another
-        // session will copy these chunks again.
+        // The session may have ended during the wait for the activity log. Then its target is not in use any more, or
+        // another session will copy these chunks again.
         let (is_current, mode, began) = {
             let tracker = self.tracker.lock();
             let is_current = plan.mirror.as_ref().is_some_and(|(session, _)| tracker.is_current(session.number));
@@ -334,7 +334,7 @@ impl Shared {
         let (missed, mut target) = match at_target {
             AtTarget::Detached => (true, Err(super::session::given_up())),
             AtTarget::Answered(Ok(())) => (false, Ok(())),
-            // A forced write that fails may be a flush that failed, and is never borne.
+            // A forced write that fails may be a flush that failed, and is never tolerated.
             AtTarget::Answered(Err(error)) => (!force && self.bears_failure(session.number, &error), Err(error)),
         };
         finish.may_differ = source.is_err() || target.is_err();
@@ -381,9 +381,9 @@ impl Shared {
         }
     }
 
-    /// Makes sure of the activity log before a write is issued. If that cannot be, a crash of this process could lose
-    /// what this write changes, so the guest's waits until the driver has ended the job on record or the commit counts
-    /// after all, and the job's own, which the driver waits for, is refused.
+    /// Makes sure of the activity log before a write is issued. If the log cannot be written, a crash of this process
+    /// could lose what this write changes. So a guest's write waits until the driver has ended the job on record, or
+    /// the commit counts after all. The job's own write is refused, because the driver waits for it.
     pub(super) async fn activate(&self, numbers: &[u64], writer: Writer) -> Result<()> {
         let Some(map) = &self.map else { return Ok(()) };
         let Err(error) = map.activate(numbers).await else {
@@ -426,8 +426,8 @@ impl Shared {
         self.settle(&session, source, target, flush).await
     }
 
-    /// What the guest is told, given what both sides have said. `again` asks the target once more: if it was lost while it was
-    /// in doubt who holds the volume, and it turns out to be the target, it is there again.
+    /// What the guest is told, given what both sides have said. `again` asks the target once more. That is for a target
+    /// that was lost while it was in doubt who holds the volume. If the target turns out to hold it, it is there again.
     async fn settle(
         &self,
         session: &Session,

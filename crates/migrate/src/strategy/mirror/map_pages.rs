@@ -1,9 +1,9 @@
 //! What of the tracker's knowledge goes to the progress map: copied bits, and the extents of the activity log.
 //!
-//! The map is brought up to date a page at a time, and the extents that are idle a few at a time, each under the map's
-//! lock: what a page says is true of the moment when it was filled, or its number is among the stale ones again. An extent
-//! is cleared only while no page that it touches is stale. So neither lock is held for longer than a page takes, whatever
-//! the size of the volume.
+//! The map is brought up to date a page at a time, under the map's lock. Idle extents are cleared a few at a time, also
+//! under it. What a page says is true of the moment when it was filled, or its number is among the stale ones again. An
+//! extent is cleared only while no page that it touches is stale. So neither lock is held for longer than a page takes,
+//! whatever the size of the volume.
 
 use std::ops::Range;
 
@@ -29,8 +29,8 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Sets the chunks that are in the first state of each change to the second, one change after the other over the whole
-    /// map, a part of it at a time.
+    /// Sets the chunks that are in the first state of each change to the second state. One change after the other goes
+    /// over the whole map, a part of it at a time.
     fn replace<S: PackedState, const N: usize>(self, map: &mut ChunkMap<S>, changes: [(S, S); N]) -> Option<Self> {
         match self.replace_of(map, changes[self.step]) {
             None if self.step + 1 < N => Some(Self { step: self.step + 1, at: 0 }),
@@ -74,8 +74,8 @@ impl Tracker {
         self.stale_pages.insert(number);
     }
 
-    /// The first page of the progress map at or after `from` that is not up to date; the caller has the map's lock and
-    /// brings it up to date.
+    /// The first page of the progress map at or after `from` that is not up to date. The caller has the map's lock and
+    /// brings the page up to date.
     pub(crate) fn take_stale_page(&mut self, from: u64) -> Option<u64> {
         let number = *self.stale_pages.range(from..).next()?;
         self.stale_pages.remove(&number);
@@ -120,9 +120,9 @@ impl Tracker {
         }
     }
 
-    /// The extents of the activity log, from number `from` on, that need not be there any more: nothing in flight, nothing
-    /// unflushed, and the copied bits say what is. They are forgotten here; the caller has the map's lock and clears them on
-    /// record before anybody else may set them. Gives the number to go on with, too.
+    /// The extents of the activity log, from number `from` on, that need not be there any more. Nothing in them is in
+    /// flight or unflushed, and their copied bits are up to date. They are forgotten here. The caller has the map's
+    /// lock and clears them on record before anybody else may set them. Gives the number to go on with, too.
     pub(crate) fn take_idle(&mut self, from: u64) -> (Vec<u64>, Option<u64>) {
         let extents_max = (CHUNKS_AT_ONCE / self.chunk.count(ACTIVE_EXTENT)).max(1) as usize;
         let Some(activity) = &self.activity else { return (Vec::new(), None) };
@@ -142,8 +142,9 @@ impl Tracker {
         (idle, next)
     }
 
-    /// A flush of the target begins: what was written until now is what it makes durable. Said of a part of the volume at a
-    /// time, all of it before the flush is asked for: what is written meanwhile waits for the next one. Gives where to go on.
+    /// A flush of the target begins: what was written until now is what it makes durable. Each call marks a part of the
+    /// volume, and all parts are marked before the flush is issued. What is written meanwhile waits for the next flush.
+    /// Gives where to go on.
     pub(crate) fn begin_flush(&mut self, from: Part) -> Option<Part> {
         let from_to =
             [(Durability::FlushingAndUnflushed, Durability::Flushing), (Durability::Unflushed, Durability::Flushing)];

@@ -1,8 +1,8 @@
-//! Long zeroes and discards of the guest's, which a target may have to write out: piece by piece, so that nobody waits for
-//! all of them.
+//! Long zeroes and discards of the guest's, which a target may have to write out. They go piece by piece, so that
+//! nobody waits for all of them.
 //!
-//! A piece is a write of its own, with its own lock. When the guest has waited for [`PATIENCE`] the rest goes to the source
-//! alone: its chunks are absent, and copied as holes at the copy's pace.
+//! A piece is a write of its own, with its own lock. When the guest has waited for [`PATIENCE`] the rest goes to the
+//! source alone. The chunks of the rest are absent, and copied as holes at the copy's pace.
 
 use std::time::Duration;
 

@@ -10,9 +10,9 @@ use block::{Device, Error, ErrorKind, ExtentState, Result};
 pub(crate) struct Session {
     pub(crate) number: u64,
     pub(crate) target: Device,
-    /// Whether what the target reads as zeroes may be left alone. Not after a session before this one, of this job or of
-    /// another: a flush may have failed there, and zeroes that it should have made durable read as zeroes until the power
-    /// goes.
+    /// Whether what the target reads as zeroes may be left alone. That is not so if there was a session before this
+    /// one, of this job or of another. A flush may have failed there. Zeroes that it should have made durable read as
+    /// zeroes only until the power fails.
     pub(crate) trusts_zeroes: bool,
     /// Shared by all clones.
     is_over: Arc<AtomicBool>,
@@ -23,8 +23,8 @@ impl Session {
         Self { number, target, trusts_zeroes, is_over: Arc::default() }
     }
 
-    /// Whoever writes to the target piece by piece asks this before every piece. A request that hangs is given up with its
-    /// session and goes on by itself; when it is answered after all, the target may be somebody else's.
+    /// Whoever writes to the target piece by piece asks this before every piece. A request that hangs is given up with
+    /// its session and goes on by itself. When it is answered after all, another session may use the target.
     ///
     /// # Errors
     /// The session is over.

@@ -8,18 +8,18 @@
 //! ```
 //!
 //! While the target is silent its session goes on: a network or a server that was away for half a second has lost nothing.
-//! What it does not answer is *left*: the source answers the guest, and the chunk is absent, to be copied again, as if the
-//! target had failed the write. What the guest writes meanwhile to chunks that the target has is left without being sent. A
-//! copy or a comparison that keeps the guest from an extent is left in the same way, and so is a flush of the guest's: the
-//! target is flushed again before it may hold the volume.
+//! A request that it does not answer is *left*, as if the target had failed the write. The source answers the guest,
+//! and the chunk is absent, to be copied again. What the guest writes meanwhile to chunks that the target has is left
+//! without being sent. A copy or a comparison that keeps the guest from an extent is left in the same way. So is a
+//! flush of the guest's: the target is flushed again before it may hold the volume.
 //!
-//! A write that was left is still under way and may land at any time. It has a *turn* on its extent until it has: no copy
-//! reads the extent before, and a chunk that is absent is mirrored to by nobody, so nothing newer is ever there for it to land on.
-//! A copy looks for turns when it has the extent's lock, which whoever takes one holds, too.
+//! A write that was left is still under way and may land at any time. Until it has landed it has a *turn* on its
+//! extent, and no copy reads the extent before. Nobody mirrors to a chunk that is absent. So it never lands on anything
+//! newer. A copy looks for turns when it has the extent's lock, and whoever takes a turn holds that lock, too.
 //!
-//! While any of them is under way the target is not called silent anew; if it says nothing at all all the same, it is lost. So
-//! is one that stays silent for its time for an answer, or that answers others and not what was left. A slow target answers
-//! something all the time, and is waited for.
+//! While any request that was left is under way the target is not called silent anew. If it answers nothing at all
+//! meanwhile, it is lost. A target is also lost if it stays silent for its time for an answer, or if it answers others
+//! and not what was left. A slow target answers something all the time, and the guest waits for it.
 //!
 //! The paper's mirror cannot leave a chunk, nor can one that has answered the guest already: their target is lost instead.
 

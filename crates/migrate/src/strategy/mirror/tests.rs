@@ -91,8 +91,8 @@ fn large() -> Tracker {
     tracker
 }
 
-/// Walks over the volume, and looks after every step at how many chunks `count` gives: no step changes more of them than
-/// are to be looked at under one lock. Gives how many steps there were.
+/// Walks over the volume, and looks after every step at how many chunks `count` gives. No step changes more of them
+/// than may be looked at under one lock. Gives how many steps there were.
 fn in_parts<T>(
     tracker: &mut Tracker,
     from: T,

@@ -186,9 +186,9 @@ impl Tracker {
         self.session = Some(Session::new(self.sessions, target, empty));
     }
 
-    /// Whether the mirror is kept although the target of `session` has failed a request: it still is the target, the
-    /// source alone answers the guest, and there was not too much of that. What the request was about must be copied
-    /// again.
+    /// Whether the mirror is kept although the target of `session` has failed a request. It is kept if it still is the
+    /// target, the source alone answers the guest, and there were not too many failures. What the request was about
+    /// must be copied again.
     pub(crate) fn bears_failure(&mut self, session: u64, now: Moment) -> bool {
         let is_the_sources = matches!(self.mode, Mode::SourceHolds | Mode::FlushBoth);
         is_the_sources && self.is_current(session) && self.error_budget.bears_failure(now)
@@ -322,8 +322,8 @@ impl Tracker {
             self.differ(plan.extent);
         }
         let Some((session, parts)) = &plan.mirror else { return };
-        // The target that has answered is lost, and with it perhaps what no flush has covered: one that ended while the
-        // source was still under way has left its chunks clean.
+        // If the target that has answered is lost, so may be what no flush has covered. A flush that ended while the
+        // source was still under way has left the chunks clean.
         let may_differ = may_differ || !self.is_current(session.number);
         for part in parts {
             for index in self.chunk.indices_of(*part) {

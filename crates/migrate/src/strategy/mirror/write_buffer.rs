@@ -1,5 +1,5 @@
-//! The asynchronous mirror's two ends: the guest's writes, which wait for room in the buffer and for nothing of the
-//! target, and the landing of what is buffered.
+//! The asynchronous mirror's two ends. The guest's writes wait for room in the buffer, but not for the target. The
+//! other end writes to the target what is buffered.
 
 use std::future::Future;
 use std::pin::pin;
@@ -15,8 +15,8 @@ use super::target_work::write_parts;
 use super::tracker::Tracker;
 use super::write_queue::{BufferPlan, Buffered};
 
-/// So many buffered writes are on their way to the target at once. As many as QEMU's NBD client has outstanding, so a far
-/// target takes no less than from a mirror; with more of them a slow one leaves the copy little.
+/// So many buffered writes are on their way to the target at once. QEMU's NBD client has as many outstanding, so a far
+/// target takes no less than from a mirror. With more of them a slow target leaves the copy little.
 const WRITE_BACK_MAX: usize = 16;
 /// One part of so many of the buffer is the longest write that is buffered, and never more than [`WRITE_BYTES_MAX`]. A
 /// longer one is mirrored at once.

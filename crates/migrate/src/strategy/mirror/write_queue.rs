@@ -1,17 +1,18 @@
 //! The ordered buffer of an asynchronous mirror: what of it the tracker decides, without waiting.
 //!
 //! A guest write to what has been copied goes to the source and is answered; its data waits here for the target. The
-//! life of such a write:
+//! steps of such a write:
 //!
 //! ```text
 //!   room ─▶ extent locked ─▶ source written ─▶ buffered ─▶ answered, lock released
 //!                                                 └──────▶ taken, in order ─▶ written to the target ─▶ landed
 //! ```
 //!
-//! A chunk with a write that has not landed is *pending*. It stays `had`: the target will have it. What that rests on:
+//! A chunk with a write that has not landed is *pending*. It stays copied, because the target will have it. That is
+//! sound for these reasons:
 //!
-//! - Writes are buffered in the order in which the source had them, because the extent is locked until they are, and
-//!   taken in that order; two that overlap are written one after the other.
+//! - Writes are buffered in the order in which the source had them, because the extent is locked until they are. They
+//!   are taken in that order, and two that overlap are written one after the other.
 //! - A chunk whose copy is being written takes buffered writes already: they land after the copy. A chunk that is absent,
 //!   or that a copy is reading, takes none: the copy will have read them.
 //! - A copy of a chunk begins only when nothing of it is pending, so an older write never lands on a newer copy.

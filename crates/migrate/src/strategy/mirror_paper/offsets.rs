@@ -117,9 +117,9 @@ impl Tracker {
         had.iter().filter(|run| run.start > 0).for_each(|run| self.mark_stale(run.clone()));
     }
 
-    /// Which part of a write is to be mirrored, and whether a crash after it could take something for copied that is
-    /// not: then the activity log must have it first. What lies beyond the first offset and may be on record as copied,
-    /// because the copy has gone back, is such a thing.
+    /// Which part of a write is to be mirrored, and whether the activity log must have the write first. That is so if
+    /// after a crash something could count as copied that is not. An example is what lies beyond the first offset and
+    /// may be on record as copied, because the copy has gone back.
     pub(in crate::strategy) fn mirrored_by_offset(&mut self, extent: Extent) -> (Vec<Extent>, bool) {
         let Some(offsets) = self.offsets else { return (Vec::new(), false) };
         let may_be_recorded = extent.offset < offsets.recorded;

@@ -20,7 +20,7 @@ const PIECE_BYTES: u64 = 1 << 20;
 const ZERO_BYTES_MAX: u64 = 256 << 20;
 /// So many pieces are under way at once, small ones included.
 const PIECES_MAX: usize = 16;
-/// How often whoever paces is asked again while nothing ends.
+/// How often `pace` is asked again while no piece ends.
 const LOOK: Duration = Duration::from_millis(50);
 /// An undone move tries again after this; it doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
@@ -86,9 +86,9 @@ impl Fold<'_> {
         Ok(Some(bytes))
     }
 
-    /// Holds the guest, folds the last overlay and lets the guest go on below. Its requests have `drain` to end. If folding
-    /// takes longer than `hold` the guest is let go where it was, at once: what is under way then ends beside it, and the
-    /// overlay is folded again some time. (The record that follows has no such limit.)
+    /// Holds the guest, folds the last overlay and lets the guest go on below. Its requests have `drain` to end. If
+    /// folding takes longer than `hold` the guest goes on at once where it was. What is under way then ends beside the
+    /// guest, and the overlay is folded again later. (The record that follows has no such limit.)
     pub(crate) async fn fold_last(&mut self, drain: Duration, hold: Option<Duration>) -> Result<Last> {
         assert!(self.snapshots.len() == 1, "one overlay is left");
         let Some(quiesced) = env::timeout(&**self.env, drain, self.slot.quiesce()).await else {
@@ -100,8 +100,8 @@ impl Fold<'_> {
         if let Some(prepared) = self.snapshots.prepared.take() {
             self.snapshots.obsolete.push(prepared.number);
         }
-        // A record that failed is in doubt: what the guest wrote to the overlay now could be gone after a crash, and what
-        // it wrote below could be hidden by the overlay. So it is held until a store has settled it.
+        // A record that failed is in doubt. After a crash, what the guest wrote to the overlay now could be gone, and
+        // what it wrote below could be hidden by the overlay. So the guest is held until a store has settled the doubt.
         let mut pause = RETRY_PAUSE;
         while let Err(error) = self.snapshots.strike(1).await {
             tracing::warn!(error = error.chain(), "the guest is held until the record is settled");

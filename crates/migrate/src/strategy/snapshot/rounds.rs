@@ -8,7 +8,8 @@ use block::Bytes;
 const SHRINKS: f64 = 0.9;
 /// So often in a row, and the guest is held for what there is.
 const STUBBORN_MAX: u32 = 2;
-/// So often the guest may be let go because the last fold took longer than expected; then it is held for as long as it may.
+/// So often the guest may be let go because the last fold took longer than expected. After that it is held for as long
+/// as it may.
 const MISSES_MAX: u32 = 3;
 /// The guest is let go after so many times what may be expected.
 pub(crate) const HOLD_LIMITS: u32 = 4;
@@ -43,7 +44,7 @@ pub(crate) enum Decision {
 }
 
 impl Rounds {
-    /// Decides about a snapshot of `bytes`: the guest may be held for `limit`, and for `longest` where snapshots get no
+    /// Decides about a snapshot of `bytes`. The guest may be held for `limit`, and for `longest` where snapshots get no
     /// smaller, unless that `aborts` the move.
     pub(crate) fn decide(&mut self, bytes: u64, limit: Duration, longest: Duration, aborts: bool) -> Decision {
         let expected = match (self.rate, bytes) {

@@ -1,5 +1,5 @@
-//! Whether a copy in passes comes to an end, and what is done if it does not: the decision after every pass (ESX paper,
-//! section 2.5), as a plain structure that awaits nothing.
+//! Whether a copy in passes comes to an end, and what is done if it does not. This is the decision after every pass
+//! (ESX paper, section 2.5), as a plain structure that awaits nothing.
 //!
 //! ```text
 //!                 the rest fits the downtime limit              the target is flushed, and it still fits
@@ -13,12 +13,13 @@
 //!   no convergence: abort, force, or mirror
 //! ```
 //!
-//! The downtime limit is a promise: a last copy that is not done by then is given up, the guest goes on, and so do the
-//! passes. So that this is rare, what is expected of a last copy comes from passes over scattered chunks alone
-//! ([`Rates`]) and is to take no more than a part of the limit.
+//! The downtime limit is kept: a last copy that is not done by then is given up, and the guest and the passes go on. To
+//! make that rare, the expected time of a last copy comes from passes over scattered chunks alone ([`Rates`]). It must
+//! be no more than a part of the limit.
 //!
-//! A burst of writes makes one pass leave more than the one before; so the better of the last two is looked at. Because it
-//! is held against the best of all before, passes end: each pair leaves a tenth less, from the volume down to the limit.
+//! A burst of writes makes one pass leave more than the one before, so the better of the last two counts. It is
+//! compared with the best of all before. So passes end: each pair leaves a tenth less, from the volume down to the
+//! limit.
 
 use std::time::Duration;
 
@@ -143,8 +144,8 @@ impl Convergence {
         if forced { self.forced_max } else { self.limit }
     }
 
-    /// Whether a last copy, which has had so long of its time and has begun so much of what it is to copy, will not be done
-    /// in it: the guest is not held for what it will not be spared.
+    /// Whether a last copy will not be done in its time, from how long it has taken and how much of it has begun. Then
+    /// the guest is not held in vain.
     pub(crate) fn is_in_vain(spent: Duration, limit: Duration, begun: u64, bytes: u64) -> bool {
         let part = spent.as_secs_f64() / limit.as_secs_f64().max(1e-9);
         part >= LOOK_AT && (begun as f64) < bytes as f64 * part / 2.0

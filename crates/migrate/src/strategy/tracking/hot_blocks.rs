@@ -1,27 +1,27 @@
-//! Which dirty chunks are worth putting off (ESX paper, section 2.3.1 to 2.3.5), with a threshold that follows from what is
-//! seen instead of a tunable.
+//! Which dirty chunks are worth putting off (ESX paper, section 2.3.1 to 2.3.5). The threshold follows from what is
+//! measured and is no option.
 //!
-//! A chunk is put off if it is expected to be written [`AGAIN`] in the next pass, once or more: a copy of it now would most
-//! likely be in vain. Of all writes counted, a chunk has the share `count / weight`; the next pass sees `rate * seconds`
-//! writes. Both follow from the last pass. So a uniform load puts nothing off, whatever its rate, until its passes are so long that every
-//! chunk is written anew in each, and a pass that gets shorter puts off less.
+//! A chunk is put off if it is expected to be written [`AGAIN`] in the next pass, once or more. A copy of it now would
+//! most likely be in vain. Of all writes counted, a chunk has the share `count / weight`. The next pass sees
+//! `rate * seconds` writes. Both follow from the last pass. So a uniform load of any rate puts nothing off until its
+//! passes are so long that every chunk is written anew in each. A pass that gets shorter puts off less.
 //!
-//! Putting off what would better have been copied costs nothing but its place: it is copied later and once.
+//! To put off a chunk that should have been copied costs only its place in the order: it is copied later and once.
 
 use std::time::Duration;
 
 use filters::WriteFrequencySketch;
 
 /// How many more writes in a pass make a chunk hot. By chance one with this expectation is spared in four passes of ten,
-/// and nothing is lost by that. Of writes that follow Zipf's law a larger number finds too few to gain anything; with a
-/// smaller one the pass over all that was put off becomes so long that what is not hot is written anew in it.
+/// and nothing is lost by that. If writes follow Zipf's law, a larger number finds too few chunks to gain anything.
+/// With a smaller one the pass over all that was put off becomes so long that what is not hot is written anew in it.
 const AGAIN: f64 = 1.0;
 /// Fewer writes than this say nothing of a chunk.
 const COUNT_MIN: f64 = 4.0;
 /// A count must be so many times what collisions make of it.
 const NOISE_FACTOR: f64 = 3.0;
 
-/// The heat of a volume's chunks and what counts as hot.
+/// How often a volume's chunks are written, and what counts as hot.
 pub(crate) struct HotChunks {
     write_frequency: WriteFrequencySketch,
     /// Counts from here on are hot; `None` while nothing is put off.

@@ -1,13 +1,13 @@
 //! How fast copies are, by the kind of pass that has shown it, and how long a hold takes by that.
 //!
 //! The first pass is a stream: devices read ahead of it, and it is copied in large pieces. What the guest has written
-//! since lies scattered, and a disk that streams 200 MB/s may copy 10 MB/s of that. So a rate speaks for its own kind
-//! only, and until scattered chunks have been copied once no more is expected of them than of the slowest of disks.
+//! since lies scattered, and a disk that streams 200 MB/s may copy 10 MB/s of that. So a rate counts for its own kind
+//! only. Until scattered chunks have been copied once, their expected rate is that of the slowest disks.
 
 use std::time::Duration;
 
-/// What the copy of one scattered chunk takes before any has been seen, in seconds: a movement of a slow disk's head, and
-/// a wait for its platter.
+/// What the copy of one scattered chunk takes before any has been seen, in seconds. It is the seek time and the
+/// rotational delay of a slow disk.
 const CHUNK_UNKNOWN: f64 = 7e-3;
 /// What a flush takes before one has been seen, but no more than this part of the downtime limit.
 const FLUSH_FIRST: Duration = Duration::from_millis(10);

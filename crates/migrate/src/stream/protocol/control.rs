@@ -1,7 +1,7 @@
 //! Messages that are not on the way of bytes: postcard, in payloads of at most 64 KiB.
 //!
-//! Postcard numbers the variants of an enum and the fields of a struct by their order: within one version of the wire,
-//! nothing is put between two others, and nothing is taken away.
+//! Postcard numbers the variants of an enum and the fields of a struct by their order. So within one version of the
+//! wire nothing is inserted between two others, and nothing is removed.
 
 use std::net::IpAddr;
 
@@ -175,8 +175,8 @@ pub struct LinkCounters {
     pub migrations: MigrationCounters,
 }
 
-/// What the streams that fill volumes have carried over an interface, to and from whatever hosts: all of its machine's
-/// migrations, as it counts them itself, read together with the kernel's counters.
+/// What the streams that fill volumes have carried over an interface, to and from whatever hosts. It covers all
+/// migrations of the interface's machine, which counts them itself. It is read together with the kernel's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationCounters {
     /// Bytes that came in, without what the network adds to them.

@@ -54,8 +54,8 @@ pub enum Kind {
     Retire = 7,
     /// A message to whoever holds the volume.
     Control = 8,
-    /// A sign of life: `offset` bytes have come over this connection, and with a `length` of 1 its reader waits for memory
-    /// or for requests to be done, and not for bytes. It is not answered.
+    /// A sign of life: `offset` bytes have come over this connection. A `length` of 1 says that its reader waits for
+    /// memory or for requests to be done, and not for bytes. It is not answered.
     Beat = 9,
     /// End the session; answered when nothing of its other streams is in flight.
     Leave = 10,

@@ -7,9 +7,9 @@
 //!   transport ◀──one writev of all─────────────────────────────────────────────────────── outbox ◀─── in flight
 //! ```
 //!
-//! What is in flight is bounded in requests and bytes, replies that wait for the transport included; at the bound the
-//! connection is not read, so a sender feels its own weight. When it ends, or is told to stop, what is in flight is
-//! finished first.
+//! What is in flight is bounded in requests and bytes, replies that wait for the transport included. At the bound the
+//! connection is not read, which slows its sender down. When the connection ends, or is told to stop, what is in flight
+//! is finished first.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -192,7 +192,7 @@ impl<'a> Engine<'a> {
             return;
         }
         if self.is_busy() || self.is_held() {
-            // The sender cannot be heard while nobody listens. Whether it takes what it is told is looked at below.
+            // The sender cannot be heard while nothing is received. Whether it takes the answers is checked below.
             self.heard = now;
         }
         let silence = now.since(self.heard);
@@ -408,7 +408,7 @@ impl<'a> Engine<'a> {
         }
         let raw = header.length as usize;
         let both = async move {
-            // Both at once: who waits for one while it holds another may wait for somebody who does the same.
+            // Both buffers are taken at once. Two connections that each hold one and wait for another could deadlock.
             let (mut payload, expanded) = pool.acquire_two(raw).await;
             payload.set_len(wire);
             (payload, Some(expanded))

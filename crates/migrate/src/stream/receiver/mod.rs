@@ -9,8 +9,8 @@
 //!                                     its sender leaves, or opens another, or has had no stream for `idle_limit`
 //! ```
 //!
-//! The session before must be over before the volume is opened, and is gone if that fails. So whatever can be known of an
-//! opening without opening anything is asked first: one that is refused for that ends nobody's session.
+//! The earlier session must be over before the volume is opened, and is gone if that fails. So what can be checked
+//! without opening anything is checked first. An opening that is refused by that check ends no session.
 
 mod connection;
 mod execute;
@@ -66,9 +66,9 @@ pub struct Opened {
 
 /// What the receiver asks of whoever holds volumes.
 pub trait SessionHandler: Send + Sync {
-    /// Whether a session may take the place of the one of `peer` and the same job that is in use, as far as that can be told
-    /// at once and without changing anything: what is refused here leaves that one as it is. What is not is asked for by
-    /// [`open`](Self::open) when that one is over, and may be refused even then.
+    /// Whether a session may replace the one in use of `peer` and the same job, as far as that is known without a
+    /// change. A refusal here leaves the session in use as it is. Otherwise [`open`](Self::open) is called when that
+    /// session is over, and may still refuse.
     ///
     /// # Errors
     /// Those of [`open`](Self::open): told to the sender as they are.
@@ -101,7 +101,7 @@ struct Shared {
     limits: ReceiverLimits,
     /// What is received of all sessions beside their shares,
     pool: BufferPool,
-    /// and what is answered. A sender that takes no answers keeps nobody's requests waiting.
+    /// and what is answered. A sender that takes no answers does not delay other senders' requests.
     answers: BufferPool,
     connections: AtomicUsize,
     sessions: Mutex<BTreeMap<Key, Arc<SessionEntry>>>,

@@ -6,8 +6,9 @@
 //!              └──────── end of the connection ───────────────┘
 //! ```
 //! Retiring is telling members to stop and waiting until they are gone. A stream's connection enters only when every
-//! earlier one of that stream is gone, and never when its generation was retired: so whatever a sender repeats after an
-//! answer to a retirement, or after a new connection of the same stream, comes after all that went before.
+//! earlier one of that stream is gone, and never when its generation was retired. A sender repeats requests after an
+//! answer to a retirement, or after a new connection of the same stream. So what it repeats comes after all that went
+//! before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

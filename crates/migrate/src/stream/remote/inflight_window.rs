@@ -1,21 +1,21 @@
 //! How much the streams of one path may have on their way while a guest's writes go over it, too.
 //!
-//! Whatever a connection was given is before every write of the guest's that comes later: in the memory of the TLS library,
-//! in the kernel's, in the queues of the network. Needed there is only what keeps the path busy until the next answer. The
-//! rest waits on the board, where short requests go first.
+//! What a connection was given is ahead of every later write of the guest's. It is in the memory of the TLS library, in
+//! the kernel, in the queues of the network. Only what keeps the path busy until the next answer is needed there. The
+//! rest waits in the send queue, where short requests go first.
 //!
 //! ```text
 //!   queue ──▶ as much as a path carries in the shortest time to an answer, and in QUEUE more ──▶ the network
 //!     short requests first                                 + what the other end is carrying out
 //! ```
 //!
-//! As in BBR the path is a rate and a time. The rate is the highest of late, because a lower one may be nobody's fault but
-//! the sender's; the time is the shortest of late, because a longer one was spent in a queue. What the other end takes to
-//! carry requests out is not spent on the path, and what is carried out there comes on top, so that a slow device gets as
-//! many at once as without this.
+//! As in BBR the path is a rate and a time. The rate is the highest recent one, because a lower one may be the sender's
+//! own. The time is the shortest recent one, because a longer one was spent in a queue. The time in which the other end
+//! carries requests out is not spent on the path. What is carried out there is allowed in addition, so that a slow
+//! device gets as many at once as without this limit.
 //!
-//! On a fast path processors are waited for, and they come round no sooner because the path is fast: more may be under way
-//! there. Where no guest writes there is no limit but each stream's own.
+//! On a fast path requests wait for processors, and a fast path does not make that wait shorter. So more may be under
+//! way there. Where no guest writes there is no limit but each stream's own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,15 @@ use std::time::Duration;
 use env::Moment;
 use parking_lot::Mutex;
 
-/// What is on its way beyond what keeps the path busy takes this long: so long a guest's write waits for it.
+/// What is on its way beyond what keeps the path busy takes this long. A guest's write waits so long for it.
 const QUEUE: Duration = Duration::from_micros(300);
 /// Up to this rate, in bytes a second. Above it it is longer by more than the rate is higher,
 const QUEUE_RATE: f64 = 125e6;
 const QUEUE_POWER: f64 = 1.85;
 /// but no more than so many times.
 const QUEUE_FACTOR_MAX: f64 = 20.0;
-/// On a long path it is this part of the time to an answer, or a rate that has risen would not be found out for long.
+/// On a long path it is this part of the time to an answer. Otherwise a rate that has risen would stay unnoticed for
+/// long.
 const GROWTH: f64 = 0.25;
 /// While nothing is known of the path.
 const BYTES_UNKNOWN: f64 = 512.0 * 1024.0;
@@ -49,7 +50,7 @@ const FRAME: Duration = Duration::from_micros(500);
 /// but is no smaller than this: the work for each frame is the same.
 pub(super) const FRAME_BYTES_MIN: u32 = 32 << 10;
 
-/// What was best of late: in this span and in the one before.
+/// The best recent value: of this span and the one before.
 #[derive(Clone, Copy, Debug, Default)]
 struct Best {
     before: Option<f64>,
@@ -142,7 +143,7 @@ impl InflightWindow {
     }
 }
 
-/// A path's flight, with the path's number.
+/// A path's window, with the path's number.
 pub(super) type NumberedInflightWindow = (usize, Arc<Mutex<InflightWindow>>);
 
 /// What one connection has on its way over a path; nothing any more when it is dropped.
@@ -201,9 +202,10 @@ mod tests {
         Moment(Duration::from_secs_f64(seconds))
     }
 
-    /// A path that carries `rate` bytes a second, one after the other, to a device that takes `took` for each request however
-    /// many it has; answers are there `base` later. Copies always wait to be sent, and a guest writes 8 KiB every 2 ms, if at all.
-    /// Gives which part of the path was used and the longest that a guest's write waited, after the first second of three.
+    /// A path that carries `rate` bytes a second, one after the other. Its device takes `took` for each request,
+    /// however many it has. Answers are there `base` later. Copies always wait to be sent, and a guest writes 8 KiB
+    /// every 2 ms, if at all. Gives which part of the path was used and the longest that a guest's write waited, after
+    /// the first second of three.
     fn drive(rate: f64, base: f64, took: f64, guest: bool) -> (f64, f64) {
         let inflight_window = Arc::new(Mutex::new(InflightWindow::default()));
         let mut share = ConnectionShare::new((0, Arc::clone(&inflight_window)));

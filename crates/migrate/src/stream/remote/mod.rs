@@ -110,8 +110,8 @@ impl Remote {
     /// Opens a session with the other end. Its first stream is there when this returns, the others follow.
     ///
     /// # Errors
-    /// The options make no sense, nobody can be reached, the other side speaks another version, or it refuses: the kind of
-    /// error is the other side's.
+    /// The options make no sense, nobody can be reached, the other side speaks another version, or it refuses. The kind
+    /// of a refusal is the other side's.
     pub async fn connect(
         env: EnvRef,
         dialer: Arc<dyn Dialer>,
@@ -186,7 +186,7 @@ impl Remote {
     }
 
     /// Limits what `stream` carries, in bytes a second; `None` lifts that. Requests of up to 32 KiB do not wait for it, as
-    /// a guest may wait for them, but count. A stream that there is not is nobody's.
+    /// a guest may wait for them, but count. A stream that does not exist is ignored.
     pub fn set_rate(&self, stream: u16, rate: Option<u64>) {
         if let Some(bucket) = self.shared.rates.get(usize::from(stream)) {
             bucket.set_rate(rate);

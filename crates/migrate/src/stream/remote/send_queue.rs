@@ -218,7 +218,7 @@ pub(super) struct SendQueue {
     is_short_of_streams: bool,
 }
 
-/// Operations that fail, and why: answered when the board is not locked any more.
+/// Operations that fail, and why. They are answered after the queue is unlocked.
 #[must_use]
 pub(super) struct Failed {
     operations: Vec<Operation>,
@@ -586,7 +586,7 @@ impl Operation {
     }
 }
 
-/// An operation that is over: answered when the board is not locked any more.
+/// An operation that is over. It is answered after the queue is unlocked.
 #[must_use]
 pub(super) struct Finished(Operation, Result<Answered>, Failed);
 

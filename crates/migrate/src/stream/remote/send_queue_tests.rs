@@ -34,7 +34,7 @@ fn place(session: u64, stream: u16, generation: u32) -> ConnectionId {
     ConnectionId { session, stream, generation }
 }
 
-/// A board with a session whose streams are all up.
+/// A queue with a session whose streams are all up.
 fn live(streams: u16, waits_when_lost: bool) -> SendQueue {
     let mut send_queue = SendQueue::new(waits_when_lost);
     open(&mut send_queue, streams);

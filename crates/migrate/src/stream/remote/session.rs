@@ -17,7 +17,7 @@ use crate::stream::protocol::{
 };
 use crate::stream::statistics::add;
 
-/// A connection that held for so long was a good one: the next is tried soon again.
+/// After a connection that has lasted so long the next one is tried soon again.
 const GOOD: Duration = Duration::from_secs(10);
 
 /// A connection that is ready for requests.
@@ -175,7 +175,7 @@ impl Shared {
             let Err(error) = self.open_session().await else { return };
             tracing::warn!(error = error.chain(), "the other host, which holds the volume, cannot be reached");
             if error.kind() == ErrorKind::Fenced {
-                // It will never be otherwise: somebody has decided who holds the volume.
+                // This is final: it is decided who holds the volume.
                 let failed = self.send_queue.lock().expire(ErrorKind::Fenced, &error.chain());
                 failed.answer();
                 return;

@@ -6,7 +6,7 @@
 //!     └──finish── checksum ◀── into the reader's buffer ◀── inbox ◀──one large read── transport
 //! ```
 //! One task serves a connection in both directions. What is unanswered is bounded in bytes and requests, and what waits
-//! for the transport in bytes, so that a short request has little before it.
+//! for the transport in bytes. So a short request has little ahead of it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -198,8 +198,9 @@ impl Engine {
         &self.shared.counters.streams[usize::from(self.place.stream)]
     }
 
-    /// Whether another stream has died of a silence since this one has heard anything: this one need not be owed anything to
-    /// notice that, or the same work would wait for the silence of one stream after another.
+    /// Whether another stream has failed because of a silence since this one has heard anything. Then this one checks
+    /// for silence even if no answer is due. Otherwise the same work would wait for the silence of one stream after
+    /// another.
     fn is_doubtful(&self) -> bool {
         self.shared.silence.lock().is_some_and(|found| found > self.heard)
     }
@@ -494,8 +495,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The other side is there. That counts only if what this one says gets through: or else one way of the connection
-    /// may be dead, and nobody would ever notice.
+    /// The other side is there. That counts only if it receives what this side sends. Otherwise one direction of the
+    /// connection could be dead without notice.
     fn beat(&mut self, header: &Header) {
         let is_busy = header.length > 0;
         if header.offset > self.known || header.offset >= self.given || is_busy {
