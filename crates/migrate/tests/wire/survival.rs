@@ -455,8 +455,9 @@ async fn what_is_refused_ends_no_session_that_is_in_use() {
     let asking = async {
         pair.env.sleep(Duration::from_millis(10)).await;
         *handler.refusal.lock() = Some(ErrorKind::Fenced);
-        // Before anybody is asked, and by whoever holds the volume.
-        assert_eq!(ask(SessionRequest { volume: "other".to_owned(), ..own.clone() }).await, ErrorKind::Invalid);
+        // By whoever holds the volume: another volume of the same job has a session of its own.
+        assert_eq!(ask(SessionRequest { volume: "other".to_owned(), ..own.clone() }).await, ErrorKind::Fenced);
+        // Before anybody is asked.
         assert_eq!(ask(SessionRequest { epoch: own.epoch - 1, ..own.clone() }).await, ErrorKind::Fenced);
         assert_eq!(
             ask(SessionRequest { epoch: own.epoch + 2, role: Role::Forward, ..own.clone() }).await,

@@ -109,6 +109,13 @@ pub(super) fn committed(rng: &Rng) -> Scenario {
         FaultEvent::Cancel,
         FaultEvent::Pause,
     ];
+    if rng.chance(0.4) {
+        // The record is in doubt when something else happens.
+        let what = rng.pick(&[FaultEvent::Crash, FaultEvent::PowerLoss, FaultEvent::Cancel, FaultEvent::TargetLost]);
+        let fails = [Phase::PreSwitch, Phase::Quiescing, Phase::Committing].map(When::In);
+        scenario = fails.into_iter().fold(scenario, |scenario, when| scenario.at(when, FaultEvent::StoreFails));
+        scenario = scenario.at(When::In(Phase::InDoubt), what);
+    }
     for _ in 0..rng.within(1..=4) {
         scenario = scenario.at(When::In(rng.pick(&around)), rng.pick(&faults));
     }
