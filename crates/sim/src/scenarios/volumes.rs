@@ -114,7 +114,8 @@ pub(super) fn committed(rng: &Rng) -> Scenario {
         let what = rng.pick(&[FaultEvent::Crash, FaultEvent::PowerLoss, FaultEvent::Cancel, FaultEvent::TargetLost]);
         let fails = [Phase::PreSwitch, Phase::Quiescing, Phase::Committing].map(When::In);
         scenario = fails.into_iter().fold(scenario, |scenario, when| scenario.at(when, FaultEvent::StoreFails));
-        scenario = scenario.at(When::In(Phase::InDoubt), what);
+        let after = rng.pick(&[Phase::Reverting, Phase::Cancelling, Phase::TargetLost]);
+        scenario = scenario.at(When::In(Phase::InDoubt), what).at(When::In(after), FaultEvent::Crash);
     }
     for _ in 0..rng.within(1..=4) {
         scenario = scenario.at(When::In(rng.pick(&around)), rng.pick(&faults));

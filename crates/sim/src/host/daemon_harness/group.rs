@@ -69,9 +69,8 @@ impl Host {
         Device::new("group", watched)
     }
 
-    /// All targets are about to be on record: each has what its source has, and none was given up.
+    /// All targets are about to be on record: each has what its source has.
     fn check_group(&self, record: &GroupRecord) {
-        self.check_none_undone();
         for volume in self.volumes().iter().filter(|volume| record.members.iter().any(|name| name == volume.name())) {
             volume.check_commit(volume.holder());
             volume.check_durable_there();
@@ -108,10 +107,13 @@ impl Filter for WatchedGroup {
             let record = payload.and_then(|payload| serde_json::from_slice::<GroupRecord>(&payload).ok());
             let Some(record) = record else { return self.lower.write(mutation).await };
             let is_commit = record.state == GroupState::Committed;
-            if is_commit && std::mem::replace(&mut *self.is_opened.lock(), true) {
+            let is_found = !std::mem::replace(&mut *self.is_opened.lock(), true);
+            if is_commit {
+                self.host.check_none_undone();
+            }
+            if is_commit && !is_found {
                 self.host.check_group(&record);
             }
-            *self.is_opened.lock() = true;
             let stored = self.lower.write(mutation).await;
             let word = if stored.is_ok() { "durable" } else { "in doubt" };
             self.host.shared.world.event(format_args!("group {word}: {:?}", record.state));
