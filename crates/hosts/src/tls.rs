@@ -82,7 +82,7 @@ pub fn client(identity: &Identity, env: &EnvRef, expected: Expected, protocol: &
     Ok(Arc::new(config))
 }
 
-/// The reason for which [`Pinned`] has refused, if that is what `error` is about.
+/// The reason for which `Pinned` has refused, if that is what `error` is about.
 pub fn rejection(error: &std::io::Error) -> Option<&Error> {
     let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::Other(OtherError(inner)) = error else { return None };
