@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::config::Config;
 use crate::daemon::boot_identity;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument};
-use crate::jobs::{GroupRecord, GroupState, record_of};
+use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
 use crate::location::{Location, require_local};
@@ -63,9 +63,7 @@ fn check_held(document: &VolumeDocument) -> Result<()> {
 
 /// What the record of its group says of the volume goes on its own journal.
 async fn settle_group(volume: &Volume, layout: &Layout, backends: &Arc<dyn Backends>, env: &EnvRef) -> Result<()> {
-    let document = volume.document();
-    let is_committed = document.job.as_ref().is_none_or(|job| job.committed.is_some());
-    let Some(record) = record_of(&document).filter(|_| !is_committed) else { return Ok(()) };
+    let Some(record) = undecided_record_of(&volume.document()) else { return Ok(()) };
     let path = layout.group_journal(record);
     let record = match backends.open_store(&path, &**env).await {
         Ok(store) => Journal::<GroupRecord>::peek(&store.device).await,
@@ -78,10 +76,7 @@ async fn settle_group(volume: &Volume, layout: &Layout, backends: &Arc<dyn Backe
     match record.map_err(|error| unreadable(&error.chain()))? {
         None => Err(unreadable("it is empty")),
         Some(record) if record.state == GroupState::Open => Ok(()),
-        Some(_) => {
-            let stored = volume.journal.update(VolumeDocument::commit).await;
-            stored.map_err(|error| of_backend(&error, "the volume's journal"))
-        }
+        Some(_) => commit_with_group(volume).await,
     }
 }
 

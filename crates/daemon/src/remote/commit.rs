@@ -57,15 +57,21 @@ struct TwoPhases {
     arbiter: Option<Arc<dyn Arbiter>>,
 }
 
-impl TwoPhases {
-    fn gone(&self) -> block::Error {
-        gone(&self.remote_device.place().host)
-    }
-}
-
 fn gone(host: &str) -> block::Error {
     let context = format!("{host} has given up waiting for the volume, as the arbiter has it");
     block::Error::new(ErrorKind::Fenced, context)
+}
+
+/// Asks the arbiter to decide that the move to `remote` counts.
+///
+/// # Errors
+/// Fenced: it never can. Any other: nobody knows whether it does.
+async fn ask_to_commit(arbiter: &dyn Arbiter, remote: &RemoteVolume, expected: Ruling) -> block::Result<()> {
+    match arbiter.decide(remote.job, expected, Ruling::Committed).await {
+        Ok(Ruling::Committed) => Ok(()),
+        Ok(_) => Err(gone(&remote.host)),
+        Err(error) => Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
+    }
 }
 
 /// Waits until the arbiter answers, and has it on record that it is going to be asked to decide on the move to `remote`. Gives
@@ -122,11 +128,7 @@ impl GroupRuling {
     /// Fenced: it can never be. Any other: nobody knows whether it counts.
     pub(crate) async fn commit(&self) -> block::Result<()> {
         let expected = *self.last.lock();
-        match self.arbiter.decide(self.remote.job, expected, Ruling::Committed).await {
-            Ok(Ruling::Committed) => Ok(()),
-            Ok(_) => Err(gone(&self.remote.host)),
-            Err(error) => Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
-        }
+        ask_to_commit(&*self.arbiter, &self.remote, expected).await
     }
 
     /// Settles what was asked, against the commit if that is possible still. Gives whether it counts.
@@ -172,12 +174,7 @@ impl JobJournal for TwoPhases {
         Box::pin(async {
             if let Some(arbiter) = &self.arbiter {
                 let expected = Ruling::after(withdrawals(&self.journal.document()));
-                let decided = arbiter.decide(self.remote_device.place().job, expected, Ruling::Committed).await;
-                match decided {
-                    Ok(Ruling::Committed) => {}
-                    Ok(_) => return Err(self.gone()),
-                    Err(error) => return Err(block::Error::new(ErrorKind::TimedOut, error.to_string())),
-                }
+                ask_to_commit(&**arbiter, self.remote_device.place(), expected).await?;
             }
             self.journal.commit().await
         })

@@ -186,8 +186,8 @@ impl Daemon {
     /// After a start: reads the records of the groups that `volumes` are of, and removes those that none is of.
     pub(crate) async fn recover_groups(&self, volumes: &[Arc<Volume>]) -> Result<()> {
         for id in self.state.groups()? {
-            let is_member = |volume: &&Arc<Volume>| record_of(&volume.document()) == Some(id);
-            let members: BTreeSet<&str> = volumes.iter().filter(is_member).map(|volume| &*volume.name).collect();
+            let documents = volumes.iter().map(|volume| volume.document());
+            let members: Vec<_> = documents.filter(|document| record_of(document) == Some(id)).collect();
             if members.is_empty() && self.unreadable.read().is_empty() {
                 self.state.remove_group(id);
                 continue;
@@ -195,11 +195,11 @@ impl Daemon {
             let path = self.layout.group_journal(id);
             match GroupJournal::open(&path, &self.backends, &*self.env).await {
                 Ok(journal) => {
-                    let documents: Vec<_> = volumes.iter().filter(is_member).map(|volume| volume.document()).collect();
-                    let jobs = documents.iter().filter_map(|document| document.job.as_ref());
+                    let jobs = members.iter().filter_map(|document| document.job.as_ref());
                     let ruling = self.ruling_on(jobs.map(|job| &job.target));
                     // What a journal that cannot be read says nobody knows: it may name the record.
-                    let is_under_way = |name: &str| members.contains(name) || self.is_unreadable(name);
+                    let is_member = |name: &str| members.iter().any(|document| document.name == name);
+                    let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name);
                     let group = Group::new(journal, ruling, is_under_way);
                     self.groups.lock().insert(id, Arc::new(group));
                 }
@@ -216,9 +216,7 @@ impl Daemon {
     /// # Errors
     /// There is no such record, or the journal cannot be stored. Who holds the volume is not known.
     pub(crate) async fn settle_group(&self, volume: &Volume) -> Result<()> {
-        let document = volume.document();
-        let is_committed = document.job.as_ref().is_none_or(|job| job.committed.is_some());
-        let Some(record) = record_of(&document).filter(|_| !is_committed) else { return Ok(()) };
+        let Some(record) = undecided_record_of(&volume.document()) else { return Ok(()) };
         let Some(group) = self.groups.lock().get(&record).cloned() else {
             let path = self.layout.group_journal(record);
             let message =
@@ -227,8 +225,7 @@ impl Daemon {
                 .with_hint("put back a copy of that file and restart; the volume's bytes are untouched"));
         };
         if group.is_committed() {
-            let stored = volume.journal.update(VolumeDocument::commit).await;
-            stored.map_err(|error| of_backend(&error, "the volume's journal"))?;
+            commit_with_group(volume).await?;
             tracing::info!(volume = volume.name, group = %record, "the volume was switched over with the other disks");
         }
         Ok(())
@@ -331,6 +328,18 @@ impl Daemon {
 /// The record of the group that the move of a volume is of.
 pub(crate) fn record_of(document: &VolumeDocument) -> Option<Uuid> {
     document.job.as_ref()?.group.as_ref()?.record
+}
+
+/// The same while the volume's own journal does not say that it was moved: the record may know better.
+pub(crate) fn undecided_record_of(document: &VolumeDocument) -> Option<Uuid> {
+    let is_committed = document.job.as_ref().is_some_and(|job| job.committed.is_some());
+    record_of(document).filter(|_| !is_committed)
+}
+
+/// The record says that the group of `volume` is committed: so does the volume's own journal.
+pub(crate) async fn commit_with_group(volume: &Volume) -> Result<()> {
+    let stored = volume.journal.update(VolumeDocument::commit).await;
+    stored.map_err(|error| of_backend(&error, "the volume's journal"))
 }
 
 fn failed_with(name: &str, other: &str, cause: Option<&Error>) -> Error {

@@ -251,8 +251,8 @@ impl Group {
                 Err(error) => {
                     state.is_in_doubt = true;
                     let why = (error.kind(), format!("storing the commit of all disks: {}", error.chain()));
-                    let members: Vec<String> = state.members.keys().cloned().collect();
-                    members.iter().for_each(|member| state.doubt(member, why.clone()));
+                    state.members.values_mut().for_each(|stage| *stage = Stage::InDoubt);
+                    state.why = Some(why);
                 }
             }
         });
