@@ -2,11 +2,13 @@
 //! decision where nobody else can make one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Decision, Error, ErrorCode, JobState, Resolution, ResolveRequest};
 use migrate::stream::{Ask, VolumeStatus};
 
 use super::outgoing::remote_of;
+use super::remote_volume_device::Deciding;
 use super::session_authorizer::of_wire;
 use crate::arbiter::{self, Ruling};
 use crate::daemon::Daemon;
@@ -15,6 +17,10 @@ use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
+
+/// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
+const TURN_LOOK: Duration = Duration::from_millis(10);
 
 /// What the other host has said of a volume, or why it has not.
 type There = Result<VolumeStatus, block::Error>;
@@ -61,10 +67,9 @@ impl Daemon {
         (remote, committed): (&RemoteVolume, &Committed),
         decision: Option<Decision>,
     ) -> Result<Resolution> {
-        // From here on nobody at this host tells the other one to hold it: what is looked at stays so.
-        let deciding = match (decision, volume.remote_device()) {
-            (Some(Decision::GiveBack), Some(remote_device)) => Some(remote_device.decide().await),
-            _ => None,
+        let deciding = match decision {
+            Some(Decision::GiveBack) => self.stop_telling(volume).await?,
+            Some(Decision::Take) | None => None,
         };
         let mut there = self.ask_volume_status(remote).await;
         if deciding.is_some() && there.is_err() {
@@ -120,6 +125,31 @@ impl Daemon {
                 let done = format!("this host holds the volume under epoch {}", volume.document().epoch);
                 Ok(Resolution { done: Some(done), in_doubt: false, ..resolution })
             }
+        }
+    }
+
+    /// Nobody at this host tells the other one to hold the volume until what this gives is dropped: what is looked at
+    /// meanwhile stays so. Nothing if nobody tells it anyway, because the volume is not up.
+    ///
+    /// # Errors
+    /// The move has its commit on record and does not come to pass the guest's requests on.
+    async fn stop_telling(&self, volume: &Volume) -> Result<Option<Deciding>> {
+        let began = self.env.now();
+        // A commit is on record a moment before the guest's requests turn to the other host. Who decides in between would
+        // decide beside the one that is going to tell it.
+        while let Some(is_turned) = volume.with_backend(|backend| backend.remote_device().is_some()) {
+            if is_turned {
+                break;
+            }
+            if self.env.now().since(began) > TURN_LIMIT {
+                let message = format!("the switchover of {} is not over yet", volume.name);
+                return Err(Error::new(ErrorCode::WrongState, message).with_hint("decide again when it is"));
+            }
+            self.env.sleep(TURN_LOOK).await;
+        }
+        match volume.remote_device() {
+            Some(remote_device) => Ok(Some(remote_device.decide().await)),
+            None => Ok(None),
         }
     }
 

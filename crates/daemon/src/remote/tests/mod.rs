@@ -12,7 +12,7 @@ use backends::{BackendSpec, PreparedTarget, TargetOrigin};
 use block::{Buffer, Bytes};
 
 use crate::arbiter::Ruling;
-use crate::document::IncomingStage;
+use crate::document::{IncomingStage, VolumeDocument};
 use fake_arbiter::FakeArbiter;
 use harness::Pair;
 
@@ -40,6 +40,21 @@ async fn a_volume_that_is_taken_while_somebody_gives_it_back_has_one_holder() {
     if let Err(error) = decided {
         assert_eq!(error.code, ErrorCode::WrongState, "{error}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_commit_is_on_record_is_not_given_back_before_its_requests_turn() {
+    let pair = Pair::start().await;
+    let volume = pair.attach().await;
+    pair.a.core().start_move("x", slow("b")).await.expect("it begins");
+    pair.wait("it arrives", || pair.b.daemon().volume("x").is_ok()).await;
+    // On record, and the migration has not come to turn the guest's requests to the other host.
+    volume.journal.update(VolumeDocument::commit).await.expect("stored");
+    pair.between.close();
+    let back = ResolveRequest { decision: Some(Decision::GiveBack) };
+    let deciding = pair.a.core().resolve("x", back);
+    let decided = tokio::time::timeout(Duration::from_millis(100), deciding).await;
+    decided.expect_err("somebody has decided beside the switchover");
 }
 
 #[tokio::test(start_paused = true)]
