@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{self, AttachRequest, Error, ErrorCode};
 use backends::{CacheMode, TargetError};
@@ -31,6 +32,9 @@ use crate::remote::{AbortedJobs, PendingNotice};
 use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::{Volume, parse_export};
+
+/// A volume whose layers are here and whose bytes are at another host is let go once that host has flushed, within this time.
+const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
 
 /// A running daemon.
 pub(crate) struct Daemon {
@@ -148,7 +152,7 @@ impl Daemon {
     ) -> block::Result<OpenBackend> {
         match place {
             Location::Local(spec) => self.backends.open_backend(spec, open_options, &*self.env).await,
-            Location::Remote(remote) => Ok(OpenBackend::over_remote(self.remote_device(volume, remote))),
+            Location::Remote(remote) => OpenBackend::over_remote(self.remote_device(volume, remote)),
             Location::Foreign(export) => {
                 let open_backend =
                     OpenBackend::foreign(export, open_options, self.config.nbd_reconnect_limit(), &self.env)?;
@@ -378,6 +382,20 @@ impl Daemon {
         }
     }
 
+    /// Has the host that holds a volume have all that its layers here have taken: they are opened there next, and what was not
+    /// flushed does not count there.
+    async fn complete_elsewhere(&self, volume: &Volume) -> Result<()> {
+        let document = volume.document();
+        let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else { return Ok(()) };
+        let slot = volume.require_up()?;
+        let flushed = env::timeout(&*self.env, COMPLETE_LIMIT, slot.device().flush()).await;
+        let flushed = flushed.unwrap_or_else(|| Err(block::Error::new(block::ErrorKind::TimedOut, "no answer")));
+        flushed.map_err(|error| {
+            let message = format!("{} must have all that the snapshots of {} hold: {error}", remote.host, volume.name);
+            Error::new(ErrorCode::HostUnreachable, message).with_hint("try again when that host can be reached")
+        })
+    }
+
     /// Withdraws a volume, takes it down and forgets it.
     pub(crate) async fn remove_volume(&self, volume: &Volume) -> Result<v1::Volume> {
         let _membership = self.membership.lock().await;
@@ -390,6 +408,12 @@ impl Daemon {
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {
             self.network.withdraw(&uri).await;
+        }
+        if let Err(error) = self.complete_elsewhere(volume).await {
+            if let (Ok(uri), Some(export)) = (volume.uri(), volume.export()) {
+                self.network.offer(&uri, export, volume.document().clients()).await?;
+            }
+            return Err(error);
         }
         volume.bring_down().await;
         self.volumes.write().remove(name);
@@ -439,6 +463,10 @@ impl Daemon {
 /// was asked for.
 pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result<()> {
     let name = &document.name;
+    if matches!(document.backend, Location::Remote(_)) {
+        // They go on where the volume is.
+        return Ok(());
+    }
     let Some(layer) = document.layers.iter().find(|layer| layer.may_hold()) else { return Ok(()) };
     let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
     let message = format!("{name} has snapshots, so {} alone is not the volume", document.backend);

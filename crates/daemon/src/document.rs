@@ -44,6 +44,10 @@ pub const DOCUMENT_VERSION_LAYERS: u32 = 5;
 /// The layout of a document that the record of a group may know better than: a program that reads none must not serve the volume.
 pub const DOCUMENT_VERSION_GROUPS: u32 = 6;
 
+/// The layout of a document of a volume whose layers are between two hosts. A program that does not know that would serve the
+/// volume without them.
+pub const DOCUMENT_VERSION_CARRIED: u32 = 7;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
@@ -51,7 +55,7 @@ pub struct VolumeDocument {
     /// are listed. [`DOCUMENT_VERSION_PLACES`] applies while a place is named that is no file, or the volume comes from
     /// another host. [`DOCUMENT_VERSION_ARBITER`] applies while an arbiter may have been asked.
     /// [`DOCUMENT_VERSION_LAYERS`] applies while the volume has layers. [`DOCUMENT_VERSION_GROUPS`] applies while a
-    /// group's record may know better.
+    /// group's record may know better. [`DOCUMENT_VERSION_CARRIED`] applies while layers are between two hosts.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,6 +115,9 @@ pub struct IncomingDocument {
     /// that earlier versions have taken have one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclusive: bool,
+    /// The layers that come with it, the lowest first. Until that host lets the volume go only their bytes are here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<LayerDocument>,
 }
 
 /// How far a volume has come that another host moves here.
@@ -317,8 +324,13 @@ impl VolumeDocument {
         let names_files = is_file(&self.backend)
             && job.is_none_or(|job| is_file(&job.target.location()))
             && job.and_then(|job| job.committed.as_ref()).is_none_or(|committed| is_file(&committed.source));
+        let names_layers = |place: &Location| matches!(place, Location::Remote(remote) if remote.layers.is_some());
+        let are_layers_carried = self.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty())
+            || names_layers(&self.backend)
+            || job.is_some_and(|job| names_layers(&job.target.location()));
         let is_of_group = |job: &JobDocument| job.group.as_ref().is_some_and(|group| group.record.is_some());
         self.version = match job {
+            _ if are_layers_carried => DOCUMENT_VERSION_CARRIED,
             Some(job) if is_of_group(job) => DOCUMENT_VERSION_GROUPS,
             _ if !self.layers.is_empty() => DOCUMENT_VERSION_LAYERS,
             Some(job) if job.asked => DOCUMENT_VERSION_ARBITER,
@@ -354,7 +366,22 @@ impl VolumeDocument {
         let Some(committed) = self.job.as_mut().and_then(|job| job.committed.take()) else { return };
         self.backend = committed.source;
         (self.epoch, self.size_limit) = (committed.epoch, committed.size_limit);
-        replace_layers(&mut self.layers, &committed.layers);
+        self.restore_layers(&committed.layers);
+    }
+
+    /// The host that the volume came from has let it go, or is gone: its layers are this host's. The volume is called `id` unless
+    /// it has an identity.
+    pub(crate) fn let_go(&mut self, id: uuid::Uuid) {
+        let Some(incoming) = self.incoming.take() else { return };
+        if !incoming.layers.is_empty() {
+            self.layers = incoming.layers;
+            self.id.get_or_insert(id);
+        }
+    }
+
+    /// The layers are those of the source again.
+    pub(crate) fn restore_layers(&mut self, of_source: &[LayerDocument]) {
+        replace_layers(&mut self.layers, of_source);
     }
 
     /// Whether the backend alone is not the volume, because a layer may hold bytes that it lacks.
@@ -426,6 +453,7 @@ mod tests {
             job: uuid::Uuid::nil(),
             size: 4096,
             request_alignment: 512,
+            layers: None,
         };
         document.job.as_mut().expect("a job").target = JobTarget::Remote(remote);
         assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_PLACES);

@@ -9,7 +9,7 @@ use env::Env;
 use migrate::{JobJournal, Journal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_GROUPS, JobDocument, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_CARRIED, JobDocument, VolumeDocument};
 use crate::location::JobTarget;
 use crate::platform::Backends;
 
@@ -124,7 +124,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_GROUPS).contains(&document.version) {
+    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_CARRIED).contains(&document.version) {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),

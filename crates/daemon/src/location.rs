@@ -13,6 +13,8 @@ use std::path::Path;
 
 use api::v1::Error;
 use backends::{BackendSpec, CacheMode, PreparedTarget, TargetOrigin};
+use block::{Bytes, Extent};
+use migrate::stream::protocol::{PART_ALIGNMENT, SessionLayers};
 use nbd::NbdUri;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +47,20 @@ pub struct RemoteVolume {
     pub size: u64,
     /// What requests are multiples of, in bytes.
     pub request_alignment: u32,
+    /// What makes those bytes the volume, if they are not it by themselves. The guest of the host that the volume came from
+    /// goes through layers of that host, so until that host lets it go the other one keeps no more than the bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<SessionLayers>,
+}
+
+impl RemoteVolume {
+    /// Where its parts lie in its bytes, the base's first.
+    pub(crate) fn parts(&self) -> Vec<Extent> {
+        match &self.layers {
+            Some(layers) if layers.hold_bytes() => filters::layout(&layers.part_sizes(), PART_ALIGNMENT),
+            Some(_) | None => vec![Extent::new(Bytes::ZERO, Bytes(self.size))],
+        }
+    }
 }
 
 /// Where a move goes to: ready, and with what it takes to take that back.
@@ -237,6 +253,7 @@ mod tests {
             job: uuid::Uuid::from_bytes([7; 16]),
             size: 1 << 30,
             request_alignment: 512,
+            layers: None,
         }
     }
 

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks, SourceIdentity};
-use block::{BlockDevice, Bytes, Device};
+use block::{BlockDevice, Bytes, Device, Extent};
 use env::{Env, EnvRef};
-use filters::Regions;
+use filters::{Region, Regions};
+use migrate::stream::protocol::PART_ALIGNMENT;
 use nbd::NbdBackend;
 
 use crate::foreign::ForeignExport;
@@ -22,9 +23,6 @@ use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
 /// What clients may count on. Requests of multiples of this are served, and no finer ones, on every backend that the
 /// volume has now or later. A volume whose size is no multiple of it is served through the page cache, byte by byte.
 pub(crate) const CLIENT_SECTOR: u32 = 512;
-
-/// Where the parts of a volume with layers begin in the one device that a migration copies: no chunk is of two parts.
-pub(crate) const REGION_ALIGNMENT: Bytes = Bytes::mib(1);
 
 /// How a volume's backends are opened.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,6 +63,8 @@ pub struct OpenBackend {
     remote_device: Option<RemoteDeviceGuard>,
     /// The files of the layers over it, the lowest first.
     files: Vec<Device>,
+    /// All of that as one device, if it is regions of one.
+    whole: Option<Device>,
 }
 
 impl BackendOpenOptions {
@@ -98,22 +98,41 @@ impl OpenBackend {
             qemu_locks: None,
             remote_device: None,
             files: Vec::new(),
+            whole: None,
         }
     }
 
-    /// A volume of another host, which `remote_device` reaches. The device is closed when this is dropped.
-    pub(crate) fn over_remote(remote_device: Arc<RemoteVolumeDevice>) -> Self {
+    /// A volume of another host, which `remote_device` reaches, with the bytes of its layers. The device is closed when this
+    /// is dropped.
+    ///
+    /// # Errors
+    /// What is on record of its parts makes no sense.
+    pub(crate) fn over_remote(remote_device: Arc<RemoteVolumeDevice>) -> block::Result<Self> {
         let place = Location::Remote(remote_device.place().clone());
-        let device = Device::from_arc(&place.to_string(), Arc::clone(&remote_device) as _);
-        Self {
+        let whole = Device::from_arc(&place.to_string(), Arc::clone(&remote_device) as _);
+        let parts = remote_device.place().parts();
+        let (device, files, whole) = match &parts[..] {
+            [_] => (whole, Vec::new(), None),
+            parts => {
+                let region = |extent: &Extent| {
+                    let name = format!("{place} {extent}");
+                    Region::new(whole.clone(), *extent).map(|region| Device::new(&name, region))
+                };
+                let mut devices = parts.iter().map(region).collect::<block::Result<Vec<_>>>()?;
+                let files = devices.split_off(1);
+                (devices.remove(0), files, Some(whole))
+            }
+        };
+        Ok(Self {
             place,
             device,
             backend: None,
             export: None,
             qemu_locks: None,
             remote_device: Some(RemoteDeviceGuard(remote_device)),
-            files: Vec::new(),
-        }
+            files,
+            whole,
+        })
     }
 
     /// What reaches it, if it is another host's.
@@ -132,7 +151,7 @@ impl OpenBackend {
         let device = Device::from_arc(&place.nbd, Arc::clone(&export) as _);
         let place = Location::Foreign(place.clone());
         let (backend, qemu_locks, remote_device, files) = (None, None, None, Vec::new());
-        Ok(Self { place, device, backend, export: Some(export), qemu_locks, remote_device, files })
+        Ok(Self { place, device, backend, export: Some(export), qemu_locks, remote_device, files, whole: None })
     }
 
     /// The export of another server, if it is one.
@@ -182,12 +201,23 @@ impl OpenBackend {
             export: None,
             qemu_locks,
             files: Vec::new(),
+            whole: None,
         })
     }
 
     /// The file of one more layer, over the others.
     pub(crate) fn add_file(&mut self, file: Device) {
         self.files.push(file);
+    }
+
+    /// Whether the files of layers are open with it.
+    pub(crate) const fn has_files(&self) -> bool {
+        !self.files.is_empty()
+    }
+
+    /// The files that are open with it, which somebody else keeps from here on.
+    pub(crate) fn take_files(&mut self) -> Vec<Device> {
+        std::mem::take(&mut self.files)
     }
 
     /// The file of layer `index` goes.
@@ -210,11 +240,14 @@ impl OpenBackend {
     /// # Errors
     /// The parts make no device together.
     pub(crate) fn ground(&self) -> block::Result<Device> {
+        if let Some(whole) = &self.whole {
+            return Ok(whole.clone());
+        }
         if self.files.is_empty() {
             return Ok(self.device.clone());
         }
         let name = format!("{} with {} layers", self.place, self.files.len());
-        Ok(Device::new(&name, Regions::new(self.parts(), REGION_ALIGNMENT)?))
+        Ok(Device::new(&name, Regions::new(self.parts(), PART_ALIGNMENT)?))
     }
 
     /// The backend itself.

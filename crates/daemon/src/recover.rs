@@ -172,6 +172,10 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
         return daemon.open_backend_of_incoming(volume).await;
     }
     daemon.look_before_resuming(volume).await?;
+    if document.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty()) {
+        // Its guest comes through the layers at the other host: here are their bytes.
+        return daemon.reopen_incoming(volume).await;
+    }
     let open_backend = daemon.open_backend(volume, &document.backend, &open_options).await;
     let open_backend = open_backend.map_err(|error| daemon.of_open(volume, &error))?;
     if let Some(remote_device) = open_backend.remote_device() {

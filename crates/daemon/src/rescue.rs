@@ -16,7 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
 use crate::daemon::boot_identity;
-use crate::document::{IncomingStage, JobDocument, VolumeDocument};
+use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
 use crate::listeners::Listeners;
@@ -110,6 +110,12 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     if document.job.as_ref().is_some_and(|job| job.committed.is_none()) {
         // Before the first write is taken: from here on the target misses what is written.
         layout.forget_progress(name)?;
+    }
+    if document.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty()) {
+        // Whoever comes here goes through its layers, which the other host knows nothing of from here on.
+        let id = random_uuid(&*env);
+        let stored = volume.journal.update(|document| document.let_go(id));
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
     }
     let open_options = volume.open_options(config.lock_wait());
     let open_backend = match &document.backend {

@@ -133,6 +133,16 @@ impl Volume {
         self.serve(Stack::bare(open_backend), top, pool)
     }
 
+    /// The same for a volume of whose layers only the bytes are here: the host that it came from has the layers.
+    pub(crate) fn bring_up_ground(
+        &self,
+        open_backend: OpenBackend,
+        pool: BufferPool,
+    ) -> block::Result<(Slot, Arc<Export>)> {
+        let top = open_backend.ground()?;
+        Ok(self.serve(Stack::bare(open_backend), top, pool))
+    }
+
     fn serve(&self, mut stack: Stack, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {
         let document = self.document();
         stack.backend().serve_guest();
@@ -170,6 +180,16 @@ impl Volume {
         let geometry = slot.device().geometry();
         quiesced.swap(reject_all("gone", geometry, block::ErrorKind::Disconnected, "the volume was detached"));
         *self.live.lock() = None;
+    }
+
+    /// Takes the stack down, and gives what held the volume, with the files of its layers.
+    pub(crate) async fn take_down(&self) -> Option<OpenBackend> {
+        let slot = self.slot()?;
+        let quiesced = slot.quiesce().await;
+        let live = self.live.lock().take()?;
+        let geometry = slot.device().geometry();
+        quiesced.swap(reject_all("gone", geometry, block::ErrorKind::Disconnected, "the volume is opened again"));
+        Some(live.stack.into_backend())
     }
 
     /// The joint of its stack, while it is up.

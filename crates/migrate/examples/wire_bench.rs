@@ -197,6 +197,7 @@ fn main() {
                 size: VOLUME,
                 request_alignment: 512,
                 origin: "disk".to_owned(),
+                layers: None,
             };
             let senders = workers("sender", streams.into()).into_iter().map(|worker| worker as EnvRef).collect();
             let options = StreamOptions {

@@ -204,7 +204,7 @@ impl Host {
             port.lose_power().await;
             let own = if self.shared.setup.is_between_hosts { &sides[..1] } else { &sides[..] };
             [journal, map].into_iter().chain(own).for_each(Disk::lose_power);
-            shelf.lose_power();
+            shelf.lose_power(|side| !self.shared.setup.is_between_hosts || !self.is_of_peer(side));
         }
         let boots = &self.shared.boots;
         self.shared.daemon_harness.lose_power();

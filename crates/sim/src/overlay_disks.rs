@@ -16,9 +16,9 @@ pub(crate) struct OverlayDisks {
 }
 
 impl OverlayDisks {
-    /// Takes the power from all of them.
-    pub(crate) fn lose_power(&self) {
-        self.disks.lock().values().for_each(Disk::lose_power);
+    /// Takes the power from those that lie beside the sides that `is_meant` names.
+    pub(crate) fn lose_power(&self, is_meant: impl Fn(usize) -> bool) {
+        self.disks.lock().iter().filter(|((side, _), _)| is_meant(*side)).for_each(|(_, disk)| disk.lose_power());
     }
 
     /// Makes an overlay, in the place of any that was there.

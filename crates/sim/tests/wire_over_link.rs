@@ -124,6 +124,7 @@ impl Pair {
             size,
             request_alignment: 512,
             origin: "disk".to_owned(),
+            layers: None,
         };
         let dialer = Arc::clone(self) as Arc<dyn Dialer>;
         Remote::connect(self.client.env(), dialer, request, options).await.expect("the receiver lets it in")

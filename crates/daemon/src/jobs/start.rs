@@ -85,7 +85,9 @@ impl Daemon {
                 require_local(&volume.document().backend, "it cannot go to another host from there")?;
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
                 let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
-                return Ok(Ready { request, options, target: JobTarget::Remote(target), layers: Vec::new() });
+                let document = volume.document();
+                let layers = document.layers.iter().filter(|layer| layer.overlay().is_some()).cloned().collect();
+                return Ok(Ready { request, options, target: JobTarget::Remote(target), layers });
             }
             Destination::Foreign(uri) => {
                 let target = self.make_foreign_ready(volume, &uri, request.overwrite, &options).await?;
@@ -194,6 +196,11 @@ impl Daemon {
     pub(super) fn check_layers(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
         let document = volume.document();
         let name = &volume.name;
+        if let Some(incoming) = document.incoming.as_ref().filter(|incoming| !incoming.layers.is_empty()) {
+            let message = format!("{name} has snapshots, and its guest goes through them at {}", incoming.host);
+            let hint = format!("let that host go of it first: `transhume volume detach {}` there", incoming.origin);
+            return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
+        }
         if !document.has_holding_layers() {
             return Ok(());
         }
@@ -203,8 +210,7 @@ impl Daemon {
             Destination::Local(spec) if self.backends.free_space(spec.path()).is_ok_and(|space| space.is_none()) => {
                 "a block device has no place beside it for snapshots: move it to a file"
             }
-            Destination::Local(_) => return Ok(()),
-            Destination::Host { .. } => "snapshots do not go to other hosts yet: move it to a file of this host",
+            Destination::Local(_) | Destination::Host { .. } => return Ok(()),
             Destination::Foreign(_) => "an export of another server holds no snapshots: move it to a file",
         };
         let message = format!("{name} has snapshots, which would not come along");

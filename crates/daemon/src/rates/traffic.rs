@@ -276,6 +276,7 @@ mod tests {
             size: Bytes::mib(1),
             request_alignment: 512,
             origin: "x".to_owned(),
+            layers: None,
         }
     }
 

@@ -68,6 +68,7 @@ impl Daemon {
             size: Bytes(remote.size),
             request_alignment: remote.request_alignment,
             origin: remote.job.to_string(),
+            layers: remote.layers.clone(),
         };
         Remote::connect(Arc::clone(&self.env), dialer, request, options).await
     }

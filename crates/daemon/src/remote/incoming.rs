@@ -1,11 +1,14 @@
 //! Volumes that other hosts move here: made, filled, prepared, taken, or removed again.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, TargetRequest};
+use backends::{BackendSpec, PreparedTarget, TargetRequest};
 use block::{Bytes, Device};
+use filters::layout;
 use migrate::Journal;
+use migrate::stream::protocol::PART_ALIGNMENT;
 use migrate::stream::{SessionRequest, VolumeStatus};
 
 use super::fenced_lane::FencedLane;
@@ -13,25 +16,33 @@ use super::pending_files::PendingFile;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
-use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, VolumeDocument};
+use crate::document::{
+    DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid,
+};
 use crate::jobs::of_target;
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
+use crate::stack::{SNAPSHOTS_MAX, free_number, layers_of, make_layer_files, remove_layer_files};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 
 /// What is held of a volume that another host fills.
 pub(crate) struct Incoming {
     pub(crate) open_backend: OpenBackend,
+    /// What is filled: the backend and the files of layers as one device.
+    ground: Device,
     /// The way of the session that fills it.
     fenced_lane: Option<FencedLane>,
 }
 
 impl Incoming {
-    pub(crate) const fn new(open_backend: OpenBackend) -> Self {
-        Self { open_backend, fenced_lane: None }
+    /// # Errors
+    /// The files of the layers make no device with the backend.
+    pub(crate) fn new(open_backend: OpenBackend) -> block::Result<Self> {
+        let ground = open_backend.ground()?;
+        Ok(Self { open_backend, ground, fenced_lane: None })
     }
 }
 
@@ -76,7 +87,7 @@ impl Daemon {
             // Whoever fills it has given up what was not flushed, and writes it again.
             backend.forget_failed_sync();
         }
-        let (fenced_lane, device) = FencedLane::open(incoming.open_backend.device.clone());
+        let (fenced_lane, device) = FencedLane::open(incoming.ground.clone());
         incoming.fenced_lane = Some(fenced_lane);
         Ok((device, is_new))
     }
@@ -141,10 +152,11 @@ impl Daemon {
         (spec, noted): (BackendSpec, Option<&PendingFile>),
     ) -> Result<Arc<Volume>> {
         let name = &request.volume;
+        let parts = parts_of(request)?;
         let target = TargetRequest {
             spec: &spec,
             source: None,
-            size: request.size,
+            size: parts[0],
             guest_alignment: request.request_alignment,
             overwrite: false,
         };
@@ -152,6 +164,13 @@ impl Daemon {
         if let Some(noted) = noted {
             self.note_made_file(noted, &target);
         }
+        let layers = match self.make_incoming_layers(request, &parts[1..], spec.path()).await {
+            Ok(layers) => layers,
+            Err(error) => {
+                self.discard_incoming(&target, &[]);
+                return Err(error);
+            }
+        };
         let document = VolumeDocument {
             version: DOCUMENT_VERSION,
             name: name.clone(),
@@ -174,6 +193,7 @@ impl Daemon {
                 target: target.clone(),
                 stage: IncomingStage::Filling,
                 exclusive: false,
+                layers: layers.clone(),
             }),
             id: None,
             layers: Vec::new(),
@@ -186,11 +206,31 @@ impl Daemon {
             }
             Err(error) => {
                 self.state.abandon_volume(name);
-                if let Err(error) = self.backends.discard(&target) {
-                    tracing::warn!(%error, "what a volume that did not arrive left could not be removed");
-                }
+                self.discard_incoming(&target, &layers);
                 Err(error)
             }
+        }
+    }
+
+    /// Makes the files of the layers that come with a volume, beside `image`. When this fails none is left.
+    async fn make_incoming_layers(
+        &self,
+        request: &SessionRequest,
+        sizes: &[Bytes],
+        image: &Path,
+    ) -> Result<Vec<LayerDocument>> {
+        let Some(carried) = &request.layers else { return Ok(Vec::new()) };
+        let layers = layers_of(carried, free_number(&*self.backends, image, None)?);
+        let made = make_layer_files(&layers, sizes, image, &self.overlay_context(), self.config.lock_wait()).await;
+        made.map_err(|error| of_backend(&error, "a snapshot's file"))?;
+        Ok(layers)
+    }
+
+    /// Removes what was made for a volume that does not arrive.
+    fn discard_incoming(&self, target: &PreparedTarget, layers: &[LayerDocument]) {
+        remove_layer_files(&*self.backends, layers, target.spec.path());
+        if let Err(error) = self.backends.discard(target) {
+            tracing::warn!(%error, "what a volume that did not arrive left could not be removed");
         }
     }
 
@@ -213,13 +253,21 @@ impl Daemon {
         let open_backend = match &document.incoming {
             Some(incoming) => {
                 let target = JobTarget::Local(incoming.target.clone());
-                self.open_prepared(volume, &target, &[], &open_options.for_target()).await
+                self.open_prepared(volume, &target, &incoming.layers, &open_options.for_target()).await
             }
             None => self.open_backend(volume, &document.backend, &open_options.for_target()).await,
         };
-        let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
-        *volume.incoming.lock() = Some(Incoming::new(open_backend));
+        let incoming = open_backend.and_then(Incoming::new).map_err(|error| of_backend(&error, "the backend"))?;
+        *volume.incoming.lock() = Some(incoming);
         Ok(())
+    }
+
+    /// Brings up a volume that is held here for a guest of the host that has its layers.
+    pub(crate) async fn reopen_incoming(&self, volume: &Volume) -> Result<()> {
+        self.open_backend_of_incoming(volume).await?;
+        let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
+        let up = volume.bring_up_ground(open_backend, self.pool.clone());
+        up.map(drop).map_err(|error| of_backend(&error, "the volume's backend"))
     }
 
     /// Where a volume of that name is put: in the first directory that the configuration gives.
@@ -260,7 +308,7 @@ impl Daemon {
         }
         // Nothing of the copy lands from here on.
         close_lane(volume).await;
-        let device = volume.incoming.lock().as_ref().map(|incoming| incoming.open_backend.device.clone());
+        let device = volume.incoming.lock().as_ref().map(|incoming| incoming.ground.clone());
         let Some(device) = device else { return volume.require_up().map(drop) };
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
         device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
@@ -273,7 +321,8 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        drop(volume.bring_up_bare(open_backend, self.pool.clone()));
+        let up = volume.bring_up_ground(open_backend, self.pool.clone());
+        drop(up.map_err(|error| of_backend(&error, "the volume's backend"))?);
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
         Ok(())
@@ -285,14 +334,34 @@ impl Daemon {
         if let Some(before) = before {
             before.close().await;
         }
-        let stored = volume.journal.update(|document| document.incoming = None);
+        let id = random_uuid(&*self.env);
+        let stored = volume.journal.update(|document| document.let_go(id));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
+        if let Err(error) = self.build_layers(volume).await {
+            volume.set_problem(error.clone());
+            return Err(error);
+        }
         self.open_export(volume).await
+    }
+
+    /// Puts the layers of a volume over its bytes, which its host has let go. Nobody uses it.
+    async fn build_layers(&self, volume: &Arc<Volume>) -> Result<()> {
+        if volume.document().layers.is_empty() {
+            return Ok(());
+        }
+        let Some(open_backend) = volume.take_down().await else { return volume.require_up().map(drop) };
+        let open_options = volume.open_options(self.config.lock_wait());
+        volume.bring_up(open_backend, self.pool.clone(), &self.overlay_context(), &open_options).await.map(drop)
     }
 
     /// Somebody has decided that a volume which is held here for another host's guest may be used here.
     pub(super) async fn open_to_others(&self, volume: &Arc<Volume>) -> Result<()> {
+        let comes_with_layers = volume.document().incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty());
+        if comes_with_layers {
+            // Its guest went through layers at the other host, which know nothing of what is written here: it cannot come back.
+            return self.release_incoming(volume).await;
+        }
         set_exclusive(volume, false).await?;
         self.open_export(volume).await
     }
@@ -330,6 +399,7 @@ impl Daemon {
         }
         close_lane(volume).await;
         drop(volume.incoming.lock().take());
+        remove_layer_files(&*self.backends, &incoming.layers, incoming.target.spec.path());
         self.backends.discard(&incoming.target).map_err(|error| of_target(&error))?;
         self.remove_volume(volume).await?;
         let what = serde_json::json!({ "host": incoming.host, "job": incoming.job });
@@ -373,6 +443,20 @@ impl Daemon {
         *volume.forward.lock() = Some(fenced_lane);
         Ok(device)
     }
+}
+
+/// The size of each part of a volume that is to come, the backend's first.
+fn parts_of(request: &SessionRequest) -> Result<Vec<Bytes>> {
+    let Some(layers) = request.layers.as_ref().filter(|layers| layers.hold_bytes()) else {
+        return Ok(vec![request.size]);
+    };
+    let sizes = layers.part_sizes();
+    let end = layout(&sizes, PART_ALIGNMENT).last().map_or(Bytes::ZERO, |last| last.end());
+    if sizes.len() > SNAPSHOTS_MAX + 1 || end != request.size {
+        let message = format!("{} comes as {} parts of {end}, not {}", request.volume, sizes.len(), request.size);
+        return Err(invalid(message, "this is a defect of the other host"));
+    }
+    Ok(sizes)
 }
 
 /// What is on record of a volume that `host` moves here by the job of `request`.

@@ -18,7 +18,8 @@ use crate::jobs::{JobHandle, record_of, volume_size};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, RemoteVolume};
 use crate::open_backend::OpenBackend;
-use crate::problem::{Result, invalid};
+use crate::problem::{Result, invalid, of_backend};
+use crate::stack::carried;
 use crate::volume::Volume;
 
 impl Daemon {
@@ -51,13 +52,23 @@ impl Daemon {
             return refuse("nothing is overwritten on another host", "leave --overwrite out");
         }
         let geometry = volume.require_up()?.device().geometry();
-        Ok(RemoteVolume {
+        let document = volume.document();
+        let parts = volume.with_backend(|open_backend| open_backend.parts()).unwrap_or_default();
+        let target = RemoteVolume {
             host,
             volume: name,
             job: random_uuid(&*self.env),
             size: size.get(),
             request_alignment: geometry.request_alignment,
-        })
+            layers: carried(&document.layers, &parts),
+        };
+        if !document.has_holding_layers() {
+            return Ok(target);
+        }
+        // What is copied is what lies below all layers.
+        let ground = volume.with_backend(|open_backend| open_backend.ground()).expect("it is up");
+        let geometry = ground.map_err(|error| of_backend(&error, "the volume"))?.geometry();
+        Ok(RemoteVolume { size: geometry.size.get(), request_alignment: geometry.request_alignment, ..target })
     }
 
     /// Why the other host would refuse a volume now.

@@ -435,6 +435,8 @@ impl RemoteVolumeDevice {
             size: Bytes(self.place.size),
             request_alignment: self.place.request_alignment,
             origin: self.origin.clone(),
+            // Its guest goes through the layers here.
+            layers: self.place.layers.clone().filter(|_| role == Role::Copy),
         }
     }
 

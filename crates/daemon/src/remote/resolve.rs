@@ -15,7 +15,9 @@ use crate::daemon::Daemon;
 use crate::document::{Committed, IncomingDocument, IncomingStage, VolumeDocument};
 use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
+use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, of_backend};
+use crate::stack::open_layer_files;
 use crate::volume::Volume;
 
 /// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
@@ -170,20 +172,22 @@ impl Daemon {
     /// This host holds the volume again, which it had given up.
     async fn give_back(self: &Arc<Self>, volume: &Arc<Volume>, committed: &Committed) -> Result<()> {
         let open_options = volume.open_options(self.config.lock_wait());
-        let source = self.open_backend(volume, &committed.source, &open_options).await;
+        let source = self.open_source(volume, committed, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
+        let ground = source.ground().map_err(|error| of_backend(&error, "the old source"))?;
         let remote_device = volume.remote_device();
         let group = record_of(&volume.document());
         let stored = volume.journal.update(|document| {
             document.epoch += 1;
             document.backend = committed.source.clone();
             document.size_limit = committed.size_limit;
+            document.restore_layers(&committed.layers);
             document.job = None;
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         group.into_iter().for_each(|group| self.leave_group(group, volume));
         if let Some(remote_device) = remote_device {
-            remote_device.give_back(source.device.clone());
+            remote_device.give_back(ground);
         }
         drop(volume.replace_backend(source));
         if let Some(job) = volume.job() {
@@ -192,6 +196,22 @@ impl Daemon {
             crate::jobs::end(self, volume, &job, JobState::Failed, None, Some(error)).await;
         }
         Ok(())
+    }
+
+    /// What held the volume before it was given up, with the files of its layers.
+    async fn open_source(
+        &self,
+        volume: &Volume,
+        committed: &Committed,
+        open_options: &BackendOpenOptions,
+    ) -> block::Result<OpenBackend> {
+        let mut source = self.open_backend(volume, &committed.source, open_options).await?;
+        if let Some(image) = committed.source.local_path() {
+            let context = self.overlay_context();
+            let files = open_layer_files(&committed.layers, image, &context, open_options.lock_wait).await?;
+            files.into_iter().for_each(|file| source.add_file(file));
+        }
+        Ok(source)
     }
 
     /// A volume that comes from another host.
@@ -208,6 +228,7 @@ impl Daemon {
             job: incoming.job,
             size: incoming.size,
             request_alignment: incoming.request_alignment,
+            layers: None,
         };
         let there = self.ask_volume_status(&remote).await;
         let resolution = begin(volume, &volume.document(), host, &there);

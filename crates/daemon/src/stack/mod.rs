@@ -14,6 +14,7 @@
 //!
 //! A layer is on record before the first byte that the backend lacks, and off it after the last one is durable below.
 
+mod carried;
 mod drain;
 mod files;
 mod snapshots;
@@ -24,14 +25,16 @@ use std::sync::Arc;
 use api::v1::{Error, ErrorCode};
 use block::{Bytes, Device, Quiesced, Slot};
 use filters::{Overlay, OverlayHeader, Region, layout};
+use migrate::stream::protocol::PART_ALIGNMENT;
 use uuid::Uuid;
 
 pub(crate) use drain::resume_drains;
-pub(crate) use files::{make_layer_files, open_layer_files, remove_layer_files, target_layers};
-pub(crate) use snapshots::refuse_draining;
+pub(crate) use carried::{carried, layers_of};
+pub(crate) use files::{free_number, make_layer_files, open_layer_files, remove_layer_files, target_layers};
+pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};
-use crate::open_backend::{BackendOpenOptions, OpenBackend, REGION_ALIGNMENT};
+use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
 
@@ -121,16 +124,22 @@ impl Stack {
         if !layers.iter().any(LayerDocument::may_hold) {
             return Ok(Self::bare(open_backend));
         }
-        let image = open_backend.place.local_path().map(ToOwned::to_owned);
-        let image = image.ok_or_else(|| {
-            let message = format!("{} is no file of this host, and the volume has snapshots", open_backend.place);
-            Error::new(ErrorCode::BackendUnusable, message)
-        })?;
-        let files = open_layer_files(layers, &image, context, open_options.lock_wait).await.map_err(|error| {
-            Error::new(ErrorCode::BackendUnusable, of_backend(&error, "a snapshot's file").message)
-                .with_hint("the volume is its backend with the snapshots over it: put back what is missing")
-        })?;
         let mut stack = Self::bare(open_backend);
+        let files = match stack.open_backend.take_files() {
+            // Those of another host come with it, and so do those of a volume that has come from one.
+            files if !files.is_empty() => files,
+            _ => {
+                let place = &stack.open_backend.place;
+                let image = place.local_path().ok_or_else(|| {
+                    let message = format!("{place} is no file of this host, and the volume has snapshots");
+                    Error::new(ErrorCode::BackendUnusable, message)
+                })?;
+                open_layer_files(layers, image, context, open_options.lock_wait).await.map_err(|error| {
+                    Error::new(ErrorCode::BackendUnusable, of_backend(&error, "a snapshot's file").message)
+                        .with_hint("the volume is its backend with the snapshots over it: put back what is missing")
+                })?
+            }
+        };
         for (layer, file) in layers.iter().filter(|layer| layer.overlay().is_some()).zip(files) {
             let next =
                 stack.next_at(stack.overlays.len()).open(layer.id, file, context.boot).await.map_err(|error| {
@@ -204,7 +213,12 @@ impl Stack {
     /// What holds the volume, if that alone is the volume: no layer holds bytes that it lacks. What offloads a copy, or reads
     /// past the page cache, takes this.
     pub(crate) fn bypass(&self) -> Option<&OpenBackend> {
-        self.overlays.is_empty().then_some(&self.open_backend)
+        (self.overlays.is_empty() && !self.open_backend.has_files()).then_some(&self.open_backend)
+    }
+
+    /// Takes it apart: what held the volume, with the files of its layers.
+    pub(crate) fn into_backend(self) -> OpenBackend {
+        self.open_backend
     }
 
     /// Puts `open_backend` in the place of what held the volume, and gives that back.
@@ -224,7 +238,7 @@ impl Stack {
         let parts = self.open_backend.parts();
         let sizes: Vec<Bytes> = parts.iter().map(Device::size).collect();
         let mut moves = Vec::new();
-        for (joint, extent) in self.joints.iter().zip(layout(&sizes, REGION_ALIGNMENT)) {
+        for (joint, extent) in self.joints.iter().zip(layout(&sizes, PART_ALIGNMENT)) {
             let region = Region::new(through(&copy, "the ground of a copy"), extent)?;
             moves.push((joint.clone(), Device::new("a region of a copy", region)));
         }

@@ -27,7 +27,7 @@ use crate::state_dir::check_name;
 use crate::volume::Volume;
 
 /// So many snapshots a volume has at most: a read goes through all of them.
-const SNAPSHOTS_MAX: usize = 32;
+pub(crate) const SNAPSHOTS_MAX: usize = 32;
 /// The guest is held for no longer than this in one try, and let go for [`HOLD_REST`] between two.
 const HOLD_MAX: Duration = Duration::from_millis(20);
 const HOLD_REST: Duration = Duration::from_millis(20);

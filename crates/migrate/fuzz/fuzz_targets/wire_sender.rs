@@ -63,6 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
         size: Bytes::mib(1),
         request_alignment: 512,
         origin: "disk".to_owned(),
+        layers: None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime").block_on(async {

@@ -323,6 +323,7 @@ impl Pair {
             size: self.handler.device.size(),
             request_alignment: 512,
             origin: "vm-disk".to_owned(),
+            layers: None,
         }
     }
 

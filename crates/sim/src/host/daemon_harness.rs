@@ -185,6 +185,9 @@ impl Host {
             env.spawn(Box::pin(async move { volume.see_to_moves(&process, &core).await }));
         }
         if self.shared.setup.changes_layers {
+            if self.shared.setup.is_between_hosts {
+                self.take_first_snapshot(&core).await;
+            }
             for volume in self.volumes() {
                 let (process, core) = (process.clone(), core.clone());
                 env.spawn(Box::pin(async move { volume.change_layers(&process, &core).await }));

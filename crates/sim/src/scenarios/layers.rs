@@ -1,5 +1,7 @@
 //! Volumes whose layers come and go while their guests work, and which move with them.
 
+use std::time::Duration;
+
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
@@ -47,6 +49,24 @@ pub(super) fn crashed(rng: &Rng) -> Scenario {
 /// The process dies at one of its awaits.
 pub(super) fn dying(rng: &Rng) -> Scenario {
     layered(rng).dies_at_poll(rng.below(3000)).with(FaultEvent::FilesFail, rng.below(2))
+}
+
+/// The volume goes to another host with what it has; its guest goes through the layers at the first one. Either daemon is
+/// killed, the link is cut, or the other host has no power. Not both of the last and a death here: see `hosts.rs`.
+pub(super) fn to_other_host(rng: &Rng) -> Scenario {
+    let scenario = layered(rng)
+        .between_hosts()
+        .within(Duration::from_millis(rng.pick(&[60, 200, 600])))
+        .with(FaultEvent::PeerTrouble, rng.below(3))
+        .with(FaultEvent::Cancel, rng.below(2));
+    if rng.chance(0.4) {
+        return scenario.with(FaultEvent::PeerPowerLoss, rng.within(1..=3));
+    }
+    let phase = rng.pick(&[Phase::Copying, Phase::PreSwitch, Phase::Committing, Phase::Switched, Phase::Done]);
+    scenario
+        .with(FaultEvent::Crash, rng.below(3))
+        .with(FaultEvent::PeerCrash, rng.below(4))
+        .at(crate::fault_event::When::In(phase), FaultEvent::Crash)
 }
 
 /// The disks fail, and moves are undone.

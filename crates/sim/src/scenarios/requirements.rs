@@ -251,6 +251,19 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         &[SWITCHED, Fault("crash"), Fault("power-loss"), Told("snapshot"), Told("removal"), Told("draining")],
     ),
     requirement("layers-dying", &[SWITCHED, Fault("crash"), Told("snapshot"), Told("removal")]),
+    requirement(
+        "layers-hosts",
+        &[
+            SWITCHED,
+            CANCELLED,
+            RESUMED,
+            Told("layers there"),
+            Told("removal"),
+            Fault("crash"),
+            Fault("neighbour-crash"),
+            Fault("neighbour-power-loss"),
+        ],
+    ),
     requirement("layers-errors", &[SWITCHED, CANCELLED, Fault("write-error"), Told("snapshot"), Told("draining")]),
     requirement(
         "swarm",

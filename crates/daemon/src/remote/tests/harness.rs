@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use api::v1::{AttachRequest, Error, ErrorCode, JobState, MoveRequest};
 use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
-use block::{Bytes, Data, Device, MemDevice, Mutation};
+use block::{Buffer, Bytes, Data, Device, MemDevice, Mutation};
 use env::testing::PausedEnv;
 use env::{Env, EnvRef, Moment, RealFiles, Task};
 use futures::future::BoxFuture;
@@ -127,6 +127,13 @@ impl Pair {
         self.wait("it is given up", || self.a.document("x").backend.local_path().is_none()).await;
     }
 
+    /// What a client of the volume reads at `machine`.
+    pub(super) async fn contents(machine: &Machine, name: &str) -> Vec<u8> {
+        let slot = machine.volume(name).slot().expect("it is up");
+        let size = slot.device().size().as_usize();
+        slot.device().read(Bytes(0), Buffer::unpooled(size)).await.expect("read").to_vec()
+    }
+
     /// Waits until `is`.
     pub(super) async fn wait(&self, what: &str, is: impl Fn() -> bool) {
         for _ in 0..600_000 {
@@ -172,7 +179,8 @@ impl Machine {
             network: Arc::clone(&self.clients) as _,
             hosts: Arc::new(hosts),
             spawner: Arc::new(Beside(Arc::clone(&self.env) as _, self.has_threads)),
-            boot: [7; 16],
+            // Two machines.
+            boot: [7 + self.own as u8; 16],
             map_page_chunks: migrate::ProgressMap::PAGE_CHUNKS,
         };
         let config = Config {
@@ -396,29 +404,45 @@ impl Backends for Disks {
 impl OverlayBackends for Disks {
     fn make_overlay<'a>(
         &'a self,
-        _: &'a Path,
-        _: u32,
-        _: Bytes,
+        beside: &'a Path,
+        number: u32,
+        length: Bytes,
         _: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
-        Box::pin(async { Err(block::Error::new(block::ErrorKind::Unsupported, "no overlays here")) })
+        self.make(&overlay(beside, number), length);
+        Box::pin(async move { Ok(self.device(&overlay(beside, number).display().to_string())) })
     }
 
-    fn open_overlay<'a>(&'a self, _: &'a Path, _: u32, _: OverlayOpening<'a>) -> BoxFuture<'a, block::Result<Device>> {
-        Box::pin(async { Err(block::Error::new(block::ErrorKind::NotFound, "no overlays here")) })
+    fn open_overlay<'a>(
+        &'a self,
+        beside: &'a Path,
+        number: u32,
+        _: OverlayOpening<'a>,
+    ) -> BoxFuture<'a, block::Result<Device>> {
+        let file = self.file(&overlay(beside, number)).map_err(|error| block::Error::from_os(error, "opening"));
+        Box::pin(async move { file.map(|file| file.device) })
     }
 
-    fn remove_overlay(&self, _: &Path, _: u32) -> std::io::Result<()> {
+    fn remove_overlay(&self, beside: &Path, number: u32) -> std::io::Result<()> {
+        self.files.lock().remove(&overlay(beside, number));
         Ok(())
     }
 
-    fn overlays(&self, _: &Path) -> std::io::Result<Vec<u32>> {
-        Ok(Vec::new())
+    fn overlays(&self, beside: &Path) -> std::io::Result<Vec<u32>> {
+        let files = self.files.lock();
+        Ok((1..100).filter(|number| files.contains_key(&overlay(beside, *number))).collect())
     }
 
     fn free_space(&self, _: &Path) -> std::io::Result<Option<FreeSpace>> {
-        Ok(None)
+        Ok(Some(FreeSpace { file_system: 1, free: Bytes::gib(1) }))
     }
+}
+
+/// The name of an overlay's file.
+fn overlay(beside: &Path, number: u32) -> PathBuf {
+    let mut name = beside.as_os_str().to_owned();
+    name.push(format!(".overlay-{number}"));
+    name.into()
 }
 
 /// Where clients may come.

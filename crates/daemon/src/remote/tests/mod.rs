@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use api::v1::{Decision, ErrorCode, MoveRequest, PlanRequest, ResolveRequest};
+use api::v1::{Decision, ErrorCode, JobState, MoveRequest, PlanRequest, ResolveRequest, SnapshotRequest};
 use backends::{BackendSpec, PreparedTarget, TargetOrigin};
-use block::{Buffer, Bytes};
+use block::{Buffer, Bytes, Data, Mutation};
 
 use crate::arbiter::Ruling;
 use crate::document::{IncomingStage, VolumeDocument};
@@ -122,6 +122,31 @@ async fn a_volume_whose_first_host_is_gone_is_opened_by_a_person_and_closed_to_o
     assert!(there.is_used_from_afar());
     assert!(!pair.b.clients.may_come_to("x"), "two may write to it");
     pair.b.core().detach("x").await.expect_err("its guest is back");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_layers_of_a_volume_have_taken_is_there_when_its_host_lets_it_go() {
+    let pair = Pair::start().await;
+    let here = pair.attach().await;
+    pair.a.core().add_snapshot("x", SnapshotRequest::default()).await.expect("taken");
+    pair.a.begin_move("x", "b").await;
+    pair.a.core().job_over("x").await;
+    assert_eq!(pair.a.core().jobs().remove(0).state, JobState::Done);
+    assert_eq!(pair.b.document("x").layers, [], "until then only their bytes are there");
+    // Nobody flushes: the other machine has been booted at another time, and believes nothing that was not.
+    let data = Data::copy_of(&[9; 64 << 10]);
+    here.slot().expect("it is up").device().write(Mutation::data(Bytes::kib(64), data)).await.expect("written");
+    let after = Pair::contents(&pair.a, "x").await;
+    pair.between.close();
+    pair.between.cut();
+    let error = pair.a.core().detach("x").await.expect_err("the other host would miss what was not flushed");
+    assert_eq!(error.code, ErrorCode::HostUnreachable, "{error}");
+    assert!(pair.a.clients.may_come_to("x"), "it is not served any more");
+    pair.between.mend();
+    pair.a.core().detach("x").await.expect("nobody is connected there");
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    assert_eq!(pair.b.document("x").layers.len(), 1);
+    assert!(Pair::contents(&pair.b, "x").await == after, "the guest's disk is another");
 }
 
 #[tokio::test(start_paused = true)]

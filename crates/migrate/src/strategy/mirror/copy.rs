@@ -20,7 +20,7 @@ use super::target_work::TargetWork;
 use super::tracker::Session;
 
 /// Zeroes are written in pieces of this size, so that a target that must write them out is not held for long.
-const ZERO_BYTES_MAX: u64 = 4 << 20;
+pub(super) const ZERO_BYTES_MAX: u64 = 4 << 20;
 
 /// Zeroes that the target takes faster than this, in bytes a second, it does not write out.
 const UNMAP_RATE_MIN: f64 = 1e9;
@@ -406,7 +406,7 @@ async fn left_alone(session: &Session, extent: Extent) -> Result<Bytes> {
 }
 
 /// Makes `extent` of the target read as zeroes, where it is not known to.
-async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
+pub(super) async fn write_zeroes(session: &Session, extent: Extent) -> Result<()> {
     for piece in extent.split_at_multiples(ZERO_BYTES_MAX) {
         session.require()?;
         let from = left_alone(session, piece).await?;

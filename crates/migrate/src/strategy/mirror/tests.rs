@@ -1,16 +1,23 @@
 //! The tracker and the guest's path by themselves.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use block::{BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, Extent, MemDevice, Mutation};
+use block::{
+    BlockDevice, Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, Filter, IoFuture, MemDevice, Mutation,
+};
 use env::testing::PausedEnv;
+use parking_lot::Mutex;
 
+use super::copy::{ZERO_BYTES_MAX, write_zeroes};
 use super::device::JobEntry;
 use super::filter::Mirror;
 use super::map_pages::{CHUNKS_AT_ONCE, Part};
+use super::session::Session;
 use super::states::Durability;
 use super::tracker::{CopyState, Mode, Tracker};
 use super::verify_state::Uncompared;
+use super::write_queue::BufferPlan;
 use crate::control::Control;
 use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES};
 use crate::reduce::skip::SkipReason;
@@ -59,6 +66,26 @@ fn a_write_that_ends_after_its_target_is_lost_may_be_lost_there_although_a_flush
 }
 
 #[test]
+fn a_buffered_write_keeps_its_extent_of_the_activity_log_over_a_flush_of_the_target() {
+    let mut tracker = copied();
+    tracker.mirror_asynchronously();
+    while tracker.take_stale_page(0).is_some() {}
+    let extent = Extent::new(Bytes::kib(64), Bytes::kib(4));
+    let BufferPlan::Buffer(plan) = tracker.plan_buffered(extent, true) else { panic!("it is buffered") };
+    tracker.activated(&plan.activate);
+    let data = Data::copy_of(&[7; 4096]);
+    assert!(tracker.buffer(&Mutation::data(extent.offset, data.clone()), &data), "the guest may be answered");
+    tracker.finish_write(&plan, false);
+    // The target has not been written yet: this flush makes nothing of it durable.
+    flush(&mut tracker);
+    assert_eq!(tracker.take_idle(0), (Vec::new(), None), "a crash would forget what the target has yet to get");
+    let landed = tracker.take_buffered().expect("it waits");
+    tracker.end_buffered(&landed, false);
+    flush(&mut tracker);
+    assert_eq!(tracker.take_idle(0).0, plan.activate);
+}
+
+#[test]
 fn a_chunk_that_is_left_to_the_source_is_no_longer_the_targets_on_record() {
     let mut tracker = copied();
     while tracker.take_stale_page(0).is_some() {}
@@ -79,6 +106,38 @@ fn what_was_proved_of_one_target_is_not_proved_of_another() {
     let _ = tracker.drop_session();
     tracker.begin_session(device("another target"), true);
     assert_eq!((tracker.bytes_proved(), tracker.uncompared(false)), (Bytes::ZERO, 4));
+}
+
+/// A target whose session ends while its first write is under way.
+struct GivenUp {
+    lower: Device,
+    session: Mutex<Option<Session>>,
+    writes: AtomicU64,
+}
+
+impl Filter for GivenUp {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.session.lock().iter().for_each(Session::end);
+        Box::pin(self.lower.write(mutation))
+    }
+}
+
+#[tokio::test]
+async fn a_copy_that_was_given_up_with_its_session_writes_no_further_piece() {
+    let extent = Extent::new(Bytes::ZERO, Bytes(2 * ZERO_BYTES_MAX));
+    let lower = Device::new("memory", MemDevice::new(extent.length));
+    let target = Arc::new(GivenUp { lower, session: Mutex::default(), writes: AtomicU64::new(0) });
+    let session = Session::new(1, Device::from_arc("target", Arc::clone(&target) as _), false);
+    *target.session.lock() = Some(session.clone());
+    let written = write_zeroes(&session, extent).await;
+    assert_eq!(written.expect_err("its session is over").kind(), ErrorKind::Disconnected);
+    assert_eq!(target.writes.load(Ordering::Relaxed), 1, "another session may use the target by now");
+    target.session.lock().take();
 }
 
 /// A tracker of 16 TiB, all copied, of which every thousandth chunk was written since the last flush.

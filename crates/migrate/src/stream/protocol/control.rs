@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{CONTROL_BYTES_MAX, Malformed};
+use super::{CONTROL_BYTES_MAX, Malformed, SessionLayers};
 
 /// What a session is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -39,6 +39,9 @@ pub struct SessionRequest {
     pub request_alignment: u32,
     /// What the asking end calls the volume; at most 255 bytes.
     pub origin: String,
+    /// What makes the bytes of a copy a volume, if they are not it by themselves. It follows the rest of an [`Opening`].
+    #[serde(skip)]
+    pub layers: Option<SessionLayers>,
 }
 
 mod bytes {
@@ -70,6 +73,39 @@ pub struct Opening {
     pub joins: bool,
     /// What the session is about, the same in all of its streams.
     pub request: SessionRequest,
+}
+
+impl Opening {
+    /// The message as bytes.
+    ///
+    /// # Errors
+    /// It is longer than a control message may be.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, Malformed> {
+        let mut bytes = encode(self)?;
+        if let Some(layers) = &self.request.layers {
+            bytes.extend(encode(layers)?);
+        }
+        match bytes.len() <= CONTROL_BYTES_MAX as usize {
+            true => Ok(bytes),
+            false => Err(Malformed("a control message is too long")),
+        }
+    }
+
+    /// The message that `bytes` are, all of them.
+    ///
+    /// # Errors
+    /// They are none.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        if bytes.len() > CONTROL_BYTES_MAX as usize {
+            return Err(Malformed("a control message is too long"));
+        }
+        let (mut opening, rest): (Self, &[u8]) =
+            postcard::take_from_bytes(bytes).map_err(|_| Malformed("a control message makes no sense"))?;
+        if !rest.is_empty() {
+            opening.request.layers = Some(decode(rest)?);
+        }
+        Ok(opening)
+    }
 }
 
 /// The answer to an [`Opening`].

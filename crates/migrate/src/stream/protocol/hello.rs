@@ -39,8 +39,10 @@ pub mod feature {
     /// The receiver answers what its network interfaces have carried, and what of that was of migrations:
     /// [`Ask::Usage`](crate::stream::Ask::Usage). 4 was that without the migrations, and is not used again.
     pub const USAGE: u64 = 16;
+    /// The receiver takes volumes with layers: [`SessionLayers`](crate::stream::protocol::SessionLayers) may follow an opening.
+    pub const LAYERS: u64 = 32;
     /// All that this implementation knows.
-    pub const KNOWN: u64 = LZ4 | ZSTD | DIGESTS | USAGE;
+    pub const KNOWN: u64 = LZ4 | ZSTD | DIGESTS | USAGE | LAYERS;
 }
 
 /// What the sender offers.

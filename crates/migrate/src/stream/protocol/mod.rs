@@ -17,6 +17,7 @@
 mod control;
 mod header;
 mod hello;
+mod layers;
 mod status;
 
 use std::fmt;
@@ -28,6 +29,7 @@ pub use control::{
 };
 pub use header::{Coding, HEADER_BYTES, Header, Kind, flag};
 pub use hello::{CHOICE_BYTES, Choice, HELLO_BYTES, Hello, choose, feature};
+pub use layers::{PART_ALIGNMENT, SessionLayer, SessionLayerKind, SessionLayers};
 pub use status::Status;
 
 /// The version of the frames that this implementation speaks.

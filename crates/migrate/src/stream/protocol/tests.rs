@@ -14,6 +14,7 @@ fn opening() -> Opening {
         size: Bytes::gib(1),
         request_alignment: 512,
         origin: "vm-disk".to_owned(),
+        layers: None,
     };
     Opening { sender: [1; 16], session: 1, stream: 2, generation: 3, joins: true, request }
 }
@@ -89,13 +90,22 @@ fn the_senders_best_version_that_both_speak_is_chosen() {
 #[test]
 fn messages_survive_their_bytes_and_none_is_followed_by_anything() {
     let opening = opening();
-    let mut bytes = encode(&opening).expect("it is short");
-    assert_eq!(decode::<Opening>(&bytes), Ok(opening));
+    let mut bytes = opening.to_bytes().expect("it is short");
+    assert_eq!(Opening::parse(&bytes), Ok(opening.clone()), "receivers that know no layers understand it");
+    assert_eq!(Opening::parse(&bytes), Ok(opening));
     bytes.push(0);
-    assert!(decode::<Opening>(&bytes).is_err());
+    assert!(decode::<Opening>(&bytes).is_err() && Opening::parse(&bytes).is_err());
     for ask in [Ask::Prepare { epoch: 4 }, Ask::Abandon, Ask::Status, Ask::MapDigest { chunk_bytes: 65536 }] {
         assert_eq!(decode(&encode(&ask).expect("it is short")), Ok(ask));
     }
+    let overlay = SessionLayerKind::Overlay { name: "before".to_owned(), created_unix_ms: 5, bytes: 1 << 30 };
+    let throttle = SessionLayerKind::Throttle { iops: Some(500), bytes_per_second: None };
+    let layers = [overlay, throttle].map(|kind| SessionLayer { id: Uuid::from_u128(9), kind }).to_vec();
+    let layers = Some(SessionLayers { base_bytes: 1 << 30, layers });
+    let layered = Opening { request: SessionRequest { layers, ..opening_request() }, ..self::opening() };
+    let bytes = layered.to_bytes().expect("it is short");
+    assert_eq!(Opening::parse(&bytes), Ok(layered));
+    assert!((1..bytes.len()).all(|end| Opening::parse(&bytes[..end]) != Opening::parse(&bytes)));
     let long = SessionRequest { volume: "x".repeat(70_000), ..opening_request() };
     assert!(encode(&long).is_err(), "a message beyond the limit was encoded");
 }

@@ -32,7 +32,7 @@ use uuid::Uuid;
 use super::options::STREAMS_MAX;
 use super::protocol::{
     Answer, Ask, HEADER_BYTES, HELLO_BYTES, Header, Hello, Kind, Malformed, MapSummary, Opening, SessionRequest,
-    Status, VERSION, Welcome, choose, clip, decode, encode, feature,
+    Status, VERSION, Welcome, choose, clip, encode, feature,
 };
 use super::{BoxTransport, OnOpened, ReceiverLimits};
 use connection::Engine;
@@ -373,7 +373,7 @@ async fn receive_opening(transport: &mut BoxTransport) -> Result<(Opening, u64)>
     if header.with_payload(&message).payload_check != header.payload_check {
         return Err(Error::new(ErrorKind::Corrupt, "the sender's first frame came damaged"));
     }
-    Ok((decode(&message).map_err(malformed)?, choice.features))
+    Ok((Opening::parse(&message).map_err(malformed)?, choice.features))
 }
 
 async fn refuse(transport: &mut BoxTransport, error: &Error) -> std::io::Result<()> {

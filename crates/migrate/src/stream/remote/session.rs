@@ -12,8 +12,8 @@ use super::stream::Engine;
 use super::{Known, SessionInfo, Shared, gone, waits};
 use crate::stream::BoxTransport;
 use crate::stream::protocol::{
-    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, Status, VERSION, Welcome, decode,
-    encode,
+    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, SessionRequest, Status, VERSION, Welcome,
+    decode, feature,
 };
 use crate::stream::statistics::add;
 
@@ -211,7 +211,7 @@ impl Shared {
             stream: place.stream,
             generation: place.generation,
             joins,
-            request: self.request.clone(),
+            request: carried(&self.request, choice.features)?,
         };
         let welcome = env::timeout(&*self.env, open_max, open(&mut transport, &opening)).await;
         let welcome = welcome.ok_or_else(|| late("opening the volume at the other host", open_max))??;
@@ -254,6 +254,20 @@ impl Shared {
     }
 }
 
+/// `request` as a receiver with these features understands it.
+///
+/// # Errors
+/// It does not, and the volume would not be whole there.
+fn carried(request: &SessionRequest, features: u64) -> Result<SessionRequest> {
+    match &request.layers {
+        Some(layers) if features & feature::LAYERS == 0 && layers.hold_bytes() => {
+            Err(Error::new(ErrorKind::Unsupported, "the other host is of a version that takes no volumes with snapshots"))
+        }
+        Some(_) if features & feature::LAYERS == 0 => Ok(SessionRequest { layers: None, ..request.clone() }),
+        Some(_) | None => Ok(request.clone()),
+    }
+}
+
 /// Offers versions and hears which one it is.
 async fn greet(transport: &mut BoxTransport) -> Result<Choice> {
     transport.write_all(&Hello::default().to_bytes()).await.map_err(lost)?;
@@ -270,7 +284,7 @@ async fn greet(transport: &mut BoxTransport) -> Result<Choice> {
 
 /// Says what the connection is for and hears whether it may be.
 async fn open(transport: &mut BoxTransport, opening: &Opening) -> Result<Welcome> {
-    let message = encode(opening).map_err(malformed)?;
+    let message = opening.to_bytes().map_err(malformed)?;
     let mut frame = Header::request(Kind::Open, 0).with_payload(&message).to_bytes().to_vec();
     frame.extend_from_slice(&message);
     transport.write_all(&frame).await.map_err(lost)?;

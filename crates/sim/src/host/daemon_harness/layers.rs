@@ -50,6 +50,18 @@ impl Host {
         }
     }
 
+    /// Takes a snapshot before the only move, if there is none.
+    pub(super) async fn take_first_snapshot(&self, core: &::daemon::Core) {
+        let volume = core.volumes().into_iter().find(|volume| volume.name == self.name());
+        if volume.is_some_and(|volume| volume.layers.is_empty() && volume.job.is_none()) && self.holder() == 0 {
+            let outcome = core.add_snapshot(self.name(), SnapshotRequest::default()).await;
+            match outcome {
+                Ok(_) => self.shared.world.occur(Occurrence::Told("snapshot")),
+                Err(error) => self.note_refused("snapshot", &error),
+            }
+        }
+    }
+
     fn note_refused(&self, what: &str, error: &Error) {
         self.say(format_args!("{what} is refused: {error}"));
         if error.code == ErrorCode::Internal {
@@ -63,6 +75,10 @@ impl Host {
         let slots = shared.daemon_harness.slots.lock();
         let (Some(acknowledged), true) = (&slots.acknowledged, slots.doubtful.is_empty()) else { return };
         let Ok(document) = serde_json::from_slice::<::daemon::VolumeDocument>(acknowledged) else { return };
+        if self.shared.setup.is_between_hosts {
+            // The files there have numbers of their own, and an undone move is told there later.
+            return;
+        }
         let holder = super::side_held_by(&document);
         let listed: Vec<u32> =
             document.layers.iter().filter_map(|layer| layer.overlay()).map(|overlay| overlay.number).collect();

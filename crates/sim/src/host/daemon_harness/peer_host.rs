@@ -25,11 +25,12 @@ use migrate::stream::{BoxTransport, Dialer, PeerName};
 use parking_lot::Mutex;
 
 use super::fake_arbiter::FakeArbiter;
-use super::{Slots, alive, document_in};
+use super::{LAYERS_OF, Slots, alive, document_in};
 use crate::disk::{Disk, Timing};
 use crate::files::SimFiles;
 use crate::host::Host;
 use crate::link::{Link, LinkFigures};
+use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::rng::Rng;
 use crate::world::{Invariant, World};
@@ -264,10 +265,18 @@ impl Host {
         if let Some(path) = peer.shared.files.below("/state/volumes").next() {
             return Some(format!("the other host has {path}"));
         }
+        if self.has_layers(1) {
+            return Some("the other host has files of layers".to_owned());
+        }
         let notices = self.shared.daemon_harness.files.contents("/state/abandoned.json");
         notices
             .filter(|notices| notices.trim() != "[]")
             .map(|notices| format!("the other host is to be told: {notices}"))
+    }
+
+    /// Whether what lies beside place `side` is the other host's, if there is one.
+    pub(in crate::host) const fn is_of_peer(&self, side: usize) -> bool {
+        side % LAYERS_OF == 1
     }
 
     /// The volume has moved, and all is done: the old copy is put away, and nobody owes anybody anything.
@@ -279,6 +288,9 @@ impl Host {
         let places = *self.shared.daemon_harness.places.lock();
         if places[0].exists || !places[1].exists {
             world.violate(Invariant::OneWriter, format!("the move is done and the places are {places:?}"));
+        }
+        if self.has_layers(1) {
+            world.occur(Occurrence::Told("layers there"));
         }
     }
 }

@@ -67,6 +67,7 @@ impl Host {
         let Shared { files, journal, map, boots, flushes, .. } = &*peer.shared;
         [journal, map, &self.shared.sides[1]].into_iter().for_each(Disk::lose_power);
         files.lose_power();
+        self.shared.shelf.lose_power(|side| self.is_of_peer(side));
         *boots.lock() += 1;
         let mut flushes = flushes.lock();
         flushes.after_power_loss = flushes.begun + 1;

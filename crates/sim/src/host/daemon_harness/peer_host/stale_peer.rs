@@ -33,6 +33,7 @@ impl Host {
             size: Bytes(incoming.size),
             request_alignment: incoming.request_alignment,
             origin: incoming.origin,
+            layers: None,
         };
         world.fault("wrong-epoch", format_args!("somebody asks the neighbour to hold the volume under epoch {epoch}"));
         let process = Process::bystander(world, "stranger", 1);
