@@ -386,7 +386,9 @@ impl Daemon {
     /// flushed does not count there.
     async fn complete_elsewhere(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
-        let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else { return Ok(()) };
+        let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else {
+            return Ok(());
+        };
         let slot = volume.require_up()?;
         let flushed = env::timeout(&*self.env, COMPLETE_LIMIT, slot.device().flush()).await;
         let flushed = flushed.unwrap_or_else(|| Err(block::Error::new(block::ErrorKind::TimedOut, "no answer")));

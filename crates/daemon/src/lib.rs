@@ -58,9 +58,9 @@ pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Clients, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
-    DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES,
-    GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer,
-    SocketOwner, ThrottleLayer, VolumeDocument,
+    DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS,
+    DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind,
+    LayerState, OverlayLayer, SocketOwner, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use jobs::{GroupRecord, GroupState};

@@ -268,7 +268,11 @@ pub const SCENARIOS: &[NamedScenario] = &[
         layers::crashed,
     ),
     scenario("layers-dying", "the process dies at an await while layers come, go and move", layers::dying),
-    scenario("layers-hosts", "a volume with layers moves to another host, and either is killed or without power", layers::to_other_host),
+    scenario(
+        "layers-hosts",
+        "a volume with layers moves to another host, and either is killed or without power",
+        layers::to_other_host,
+    ),
     scenario("layers-errors", "targets fail, and moves of volumes with layers are undone", layers::failing_disks),
     scenario("swarm", "any of it together, every probability from the seed", swarm),
 ];

@@ -16,9 +16,7 @@ use super::pending_files::PendingFile;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
-use crate::document::{
-    DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid,
-};
+use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid};
 use crate::jobs::of_target;
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};

@@ -59,7 +59,11 @@ mod tests {
     fn layers_that_are_told_of_are_the_same_elsewhere_but_for_their_files() {
         let overlay = |name: &str, number, directory| {
             let overlay = OverlayLayer { name: name.to_owned(), number, directory, created_unix_ms: 7 };
-            LayerDocument { id: Uuid::from_u128(number.into()), kind: LayerKind::Overlay(overlay), state: LayerState::MayHold }
+            LayerDocument {
+                id: Uuid::from_u128(number.into()),
+                kind: LayerKind::Overlay(overlay),
+                state: LayerState::MayHold,
+            }
         };
         let throttle = LayerKind::Throttle(ThrottleLayer { iops: Some(500), bytes_per_second: None });
         let throttle = LayerDocument { id: Uuid::nil(), kind: throttle, state: LayerState::Clean };

@@ -5,8 +5,8 @@ use super::*;
 /// A connection of the guest.
 pub struct Guest {
     pub device: Device,
-    env: EnvRef,
-    stop: Arc<AtomicBool>,
+    pub(super) env: EnvRef,
+    pub(super) stop: Arc<AtomicBool>,
 }
 
 impl Guest {

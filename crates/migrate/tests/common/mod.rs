@@ -1,5 +1,5 @@
 //! A small world for tests: a virtual clock, disks that take time and fail on demand, a journal, a guest.
-#![allow(dead_code, missing_docs, unreachable_pub, reason = "each test file uses a part of it")]
+#![allow(dead_code, missing_docs, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
 
 pub mod disk;
 pub mod guest;
@@ -248,7 +248,6 @@ impl World {
         assert_eq!(*self.journal.equal.lock(), Some(true), "the sides differed at the switchover");
     }
 }
-
 
 /// Waits until a migration has lost its target or is over: whether it has lost it.
 pub async fn lost(control: &Control) -> bool {

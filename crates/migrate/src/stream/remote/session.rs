@@ -12,8 +12,8 @@ use super::stream::Engine;
 use super::{Known, SessionInfo, Shared, gone, waits};
 use crate::stream::BoxTransport;
 use crate::stream::protocol::{
-    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, SessionRequest, Status, VERSION, Welcome,
-    decode, feature,
+    CHOICE_BYTES, Choice, HEADER_BYTES, Header, Hello, Kind, Malformed, Opening, SessionRequest, Status, VERSION,
+    Welcome, decode, feature,
 };
 use crate::stream::statistics::add;
 
@@ -260,9 +260,10 @@ impl Shared {
 /// It does not, and the volume would not be whole there.
 fn carried(request: &SessionRequest, features: u64) -> Result<SessionRequest> {
     match &request.layers {
-        Some(layers) if features & feature::LAYERS == 0 && layers.hold_bytes() => {
-            Err(Error::new(ErrorKind::Unsupported, "the other host is of a version that takes no volumes with snapshots"))
-        }
+        Some(layers) if features & feature::LAYERS == 0 && layers.hold_bytes() => Err(Error::new(
+            ErrorKind::Unsupported,
+            "the other host is of a version that takes no volumes with snapshots",
+        )),
         Some(_) if features & feature::LAYERS == 0 => Ok(SessionRequest { layers: None, ..request.clone() }),
         Some(_) | None => Ok(request.clone()),
     }
