@@ -6,18 +6,17 @@ use std::sync::Arc;
 use api::v1::Error;
 use block::IoFuture;
 use env::Env;
-use migrate::{JobJournal, Journal, Phase};
+use migrate::{JobJournal, Phase};
 use parking_lot::Mutex;
 
 use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_CARRIED, JobDocument, VolumeDocument};
+use crate::journal_file::JournalFile;
 use crate::location::JobTarget;
 use crate::platform::Backends;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
-    journal: Journal<VolumeDocument>,
-    /// See [`StoreFile::forget_failed_sync`](crate::platform::StoreFile).
-    forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+    file: JournalFile<VolumeDocument>,
     backends: Arc<dyn Backends>,
     current: Mutex<Arc<VolumeDocument>>,
     /// Why the job is being ended, if not because somebody wishes that: on record from when it is being undone.
@@ -34,30 +33,22 @@ impl VolumeJournal {
         backends: &Arc<dyn Backends>,
         env: &dyn Env,
     ) -> block::Result<Self> {
-        let store = backends.open_store(path, env).await?;
-        let (journal, _) = Journal::open(store.device).await?;
+        let (file, _) = JournalFile::open(path, backends, env).await?;
         let document = document.with_version();
-        journal.store(&document).await?;
-        Ok(Self::over(journal, document, store.forget_failed_sync, backends))
+        file.store(&document).await?;
+        Ok(Self::over(file, document, backends))
     }
 
     /// The journal at `path`.
     pub(crate) async fn open(path: &Path, backends: &Arc<dyn Backends>, env: &dyn Env) -> block::Result<Self> {
-        let store = backends.open_store(path, env).await?;
-        let (journal, document) = Journal::<VolumeDocument>::open(store.device).await?;
-        let document = check(path, document)?;
-        Ok(Self::over(journal, document, store.forget_failed_sync, backends))
+        let (file, document) = JournalFile::open(path, backends, env).await?;
+        Ok(Self::over(file, check(path, document)?, backends))
     }
 
-    fn over(
-        journal: Journal<VolumeDocument>,
-        document: VolumeDocument,
-        forget_failed_sync: Box<dyn Fn() + Send + Sync>,
-        backends: &Arc<dyn Backends>,
-    ) -> Self {
+    fn over(file: JournalFile<VolumeDocument>, document: VolumeDocument, backends: &Arc<dyn Backends>) -> Self {
         let failure = Mutex::new(document.job.as_ref().and_then(|job| job.failure.clone()));
         let (current, turn) = (Mutex::new(Arc::new(document)), tokio::sync::Mutex::default());
-        Self { journal, forget_failed_sync, backends: Arc::clone(backends), current, failure, turn }
+        Self { file, backends: Arc::clone(backends), current, failure, turn }
     }
 
     /// A job begins: nothing has failed.
@@ -104,11 +95,7 @@ impl VolumeJournal {
         let mut document = VolumeDocument::clone(&self.document());
         change(&mut document);
         let document = document.with_version();
-        if let Err(error) = self.journal.store(&document).await {
-            // The next store goes elsewhere and relies on nothing that this one may have lost.
-            (self.forget_failed_sync)();
-            return Err(error);
-        }
+        self.file.store(&document).await?;
         *self.current.lock() = Arc::new(document);
         Ok(())
     }

@@ -32,6 +32,7 @@ mod http;
 mod job_control;
 mod jobs;
 mod journal;
+mod journal_file;
 mod listeners;
 mod location;
 mod metrics;

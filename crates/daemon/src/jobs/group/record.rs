@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use block::{Error, ErrorKind};
 use env::Env;
-use migrate::Journal;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::platform::{Backends, StoreFile};
+use crate::journal_file::JournalFile;
+use crate::platform::Backends;
 
 /// The layout of this record.
 const GROUP_VERSION: u32 = 1;
@@ -46,8 +46,7 @@ pub enum GroupState {
 
 /// The record on its disk.
 pub(crate) struct GroupJournal {
-    journal: Journal<GroupRecord>,
-    forget_failed_sync: Box<dyn Fn() + Send + Sync>,
+    file: JournalFile<GroupRecord>,
     record: GroupRecord,
 }
 
@@ -59,11 +58,10 @@ impl GroupJournal {
         backends: &Arc<dyn Backends>,
         env: &dyn Env,
     ) -> block::Result<Self> {
-        let StoreFile { device, forget_failed_sync } = backends.open_store(path, env).await?;
-        let (journal, _) = Journal::open(device).await?;
+        let (file, _) = JournalFile::open(path, backends, env).await?;
         let record = GroupRecord { version: GROUP_VERSION, id, members, state: GroupState::Open };
-        journal.store(&record).await?;
-        Ok(Self { journal, forget_failed_sync, record })
+        file.store(&record).await?;
+        Ok(Self { file, record })
     }
 
     /// The record at `path`.
@@ -71,10 +69,8 @@ impl GroupJournal {
     /// # Errors
     /// It cannot be read, or a newer version has written it.
     pub(crate) async fn open(path: &Path, backends: &Arc<dyn Backends>, env: &dyn Env) -> block::Result<Self> {
-        let StoreFile { device, forget_failed_sync } = backends.open_store(path, env).await?;
-        let (journal, record) = Journal::open(device).await?;
-        let record = check(path, record)?;
-        Ok(Self { journal, forget_failed_sync, record })
+        let (file, record) = JournalFile::open(path, backends, env).await?;
+        Ok(Self { file, record: check(path, record)? })
     }
 
     /// What was last stored.
@@ -85,11 +81,7 @@ impl GroupJournal {
     /// Stores `state`. After an error nobody knows which state counts, until a later store has ended well.
     pub(super) async fn store(&mut self, state: GroupState) -> block::Result<()> {
         let record = GroupRecord { state, ..self.record.clone() };
-        if let Err(error) = self.journal.store(&record).await {
-            // The next store goes elsewhere and relies on nothing that this one may have lost.
-            (self.forget_failed_sync)();
-            return Err(error);
-        }
+        self.file.store(&record).await?;
         self.record = record;
         Ok(())
     }
