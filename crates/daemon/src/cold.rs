@@ -15,7 +15,8 @@ use nbd::NbdUri;
 use serde::Serialize;
 
 use crate::foreign::{inspect, parse_uri};
-use crate::jobs::{of_target, parse_backend};
+use crate::jobs::of_target;
+use crate::location::parse_backend;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend, suited};
 use crate::platform::RealBackends;
 use crate::problem::{Result, of_backend, of_state};

@@ -8,7 +8,8 @@ use api::v1::{Error, ErrorCode, Result};
 use migrate::stream::Compression;
 use serde::Deserialize;
 
-use crate::hosts::{HostName, check_addresses};
+use ::hosts::HostName;
+use ::hosts::address::check_all as check_addresses;
 
 /// What may be configured; `docs/operations.md` lists it. The defaults suit most machines.
 #[derive(Clone, Debug, Deserialize)]

@@ -23,11 +23,11 @@ use crate::foreign::ForeignUse;
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
-use crate::location::{JobTarget, Location};
+use crate::location::{JobTarget, Location, parse_backend};
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
-use crate::problem::{Result, no_volume, of_backend, of_state};
+use crate::problem::{Result, no_volume, of_backend};
 use crate::remote::{AbortedJobs, PendingNotice};
 use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
@@ -256,7 +256,7 @@ impl Daemon {
     /// Serves a backend.
     pub(crate) async fn attach(&self, request: AttachRequest) -> Result<v1::Volume> {
         let volume = NewVolume {
-            backend: suited(crate::jobs::parse_backend(&request.backend, CacheMode::Auto)?, &*self.backends)?,
+            backend: suited(parse_backend(&request.backend, CacheMode::Auto)?, &*self.backends)?,
             name: request.name,
             export: request.export,
             read_only: request.read_only,
@@ -475,14 +475,6 @@ pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result
     Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
         "`transhume volume snapshot rm {name} {snapshot}` folds the lowest into it; once none is left, `{command} {name}`"
     )))
-}
-
-/// This boot of the machine.
-pub(crate) fn boot_identity() -> Result<[u8; 16]> {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
-    let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
-    Ok(*boot.as_bytes())
 }
 
 /// The job of a volume, with what its clients feel beside it.

@@ -13,6 +13,7 @@ use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_CARRIED, JobDocument, V
 use crate::journal_file::JournalFile;
 use crate::location::JobTarget;
 use crate::platform::Backends;
+use crate::problem::of_migration;
 
 /// The journal and its document. What is at hand is always what was last stored with success.
 pub(crate) struct VolumeJournal {
@@ -129,7 +130,7 @@ impl JobJournal for VolumeJournal {
     }
 
     fn failed(&self, error: &block::Error, is_unequal: bool) {
-        self.fail_job(crate::jobs::of_migration(&self.document().name, error, is_unequal));
+        self.fail_job(of_migration(&self.document().name, error, is_unequal));
     }
 
     fn commit(&self) -> IoFuture<'_, ()> {

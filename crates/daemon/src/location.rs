@@ -192,7 +192,7 @@ impl Destination {
         }
         let (host, volume) = match text.split_once(':') {
             Some((scheme, rest)) if scheme == "file" || rest.starts_with("//") => {
-                return crate::jobs::parse_backend(text, cache).map(Self::Local);
+                return parse_backend(text, cache).map(Self::Local);
             }
             Some((host, volume)) => (host, volume),
             None => (text, name),
@@ -216,6 +216,17 @@ impl fmt::Display for Destination {
             Self::Foreign(uri) => uri.fmt(out),
         }
     }
+}
+
+/// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.
+pub(crate) fn parse_backend(text: &str, cache: CacheMode) -> Result<BackendSpec> {
+    let spec = BackendSpec::parse_with_cache(text, cache)
+        .map_err(|error| invalid(format!("{error}"), "write file:PATH[,format=raw][,cache=auto|direct|page]"))?;
+    if !spec.path().is_absolute() {
+        let hint = "write the whole path, beginning with a slash: the daemon runs in another directory";
+        return Err(invalid(format!("{} is no absolute path", spec.path().display()), hint));
+    }
+    Ok(spec)
 }
 
 /// Refuses what only a file or block device of this host can do.

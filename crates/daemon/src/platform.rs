@@ -15,6 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::v1::{Error, ErrorCode};
 use backends::{
     BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions, PreparedTarget, Retired, Retiring, TargetError,
     TargetRequest, in_place, is_deleted, prepare_target, retire_source,
@@ -30,7 +31,7 @@ use crate::arbiter::Arbiter;
 use crate::document::Clients;
 use crate::hosts::{HostName, Reception};
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
-use crate::problem::Result;
+use crate::problem::{Result, of_state};
 use crate::workers::Worker;
 
 /// All that the daemon stands on.
@@ -278,7 +279,7 @@ impl Platform {
     /// # Errors
     /// If the kernel does not say which boot this is.
     pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>, hosts: Arc<dyn Hosts>) -> Result<Self> {
-        let boot = crate::daemon::boot_identity()?;
+        let boot = boot_identity()?;
         let (backends, spawner) = (Arc::new(RealBackends), Arc::new(Threads));
         let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
         Ok(Self { env, files: RealFiles::shared(), backends, network, hosts, spawner, boot, map_page_chunks })
@@ -399,4 +400,12 @@ impl WorkerSpawner for Threads {
     fn abort_process(&self) {
         std::process::abort();
     }
+}
+
+/// This boot of the machine.
+pub(crate) fn boot_identity() -> Result<[u8; 16]> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
+    let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
+    Ok(*boot.as_bytes())
 }

@@ -93,3 +93,21 @@ pub(crate) fn no_volume(name: &str) -> Error {
     Error::new(ErrorCode::NotFound, format!("there is no volume {name}"))
         .with_hint("`transhume volume ls` shows those that there are")
 }
+
+/// Why a migration has failed, as users see it; `is_unequal` says that a comparison found a difference.
+pub(crate) fn of_migration(volume: &str, error: &block::Error, is_unequal: bool) -> Error {
+    let code = match error.kind() {
+        _ if is_unequal => ErrorCode::NotEqual,
+        block::ErrorKind::NoSpace => ErrorCode::NoSpace,
+        block::ErrorKind::NoConvergence => ErrorCode::NoConvergence,
+        _ => ErrorCode::MoveFailed,
+    };
+    let hint = match code {
+        ErrorCode::NoConvergence => {
+            "the guest is on the source and goes on; move it with `--strategy mirror`, which converges under any load, or \
+             when it writes less"
+        }
+        _ => "the guest is on the source and goes on; remove the cause and move again",
+    };
+    Error::new(code, format!("the move of {volume} failed: {}", error.chain())).with_hint(hint)
+}

@@ -15,7 +15,6 @@ use migrate::Journal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::Config;
-use crate::daemon::boot_identity;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
@@ -23,7 +22,7 @@ use crate::listeners::Listeners;
 use crate::location::{Location, require_local};
 use crate::open_backend::OpenBackend;
 use crate::overlays::OverlayContext;
-use crate::platform::{Backends, Network, RealBackends};
+use crate::platform::{Backends, Network, RealBackends, boot_identity};
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::volume::Volume;

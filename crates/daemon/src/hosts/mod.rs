@@ -23,7 +23,6 @@ mod tests;
 mod transport;
 
 pub use hosts::HostName;
-pub(crate) use hosts::address::check_all as check_addresses;
 pub(crate) use network::{HostNetwork, RealHosts};
 pub(crate) use transport::no_hosts;
 pub use transport::{NoHosts, Reception};

@@ -14,7 +14,7 @@ use crate::daemon::Daemon;
 use crate::document::{Committed, JobDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
-use crate::problem::of_backend;
+use crate::problem::{of_backend, of_migration};
 use crate::stack::remove_layer_files;
 use crate::volume::Volume;
 
@@ -77,24 +77,6 @@ pub(crate) async fn finish(
             undo(daemon, volume, job, target, (JobState::Failed, error), report.as_ref().map(convert)).await;
         }
     }
-}
-
-/// Why a migration has failed, as users see it; `is_unequal` says that a comparison found a difference.
-pub(crate) fn of_migration(volume: &str, error: &block::Error, is_unequal: bool) -> Error {
-    let code = match error.kind() {
-        _ if is_unequal => ErrorCode::NotEqual,
-        block::ErrorKind::NoSpace => ErrorCode::NoSpace,
-        block::ErrorKind::NoConvergence => ErrorCode::NoConvergence,
-        _ => ErrorCode::MoveFailed,
-    };
-    let hint = match code {
-        ErrorCode::NoConvergence => {
-            "the guest is on the source and goes on; move it with `--strategy mirror`, which converges under any load, or \
-             when it writes less"
-        }
-        _ => "the guest is on the source and goes on; remove the cause and move again",
-    };
-    Error::new(code, format!("the move of {volume} failed: {}", error.chain())).with_hint(hint)
 }
 
 /// The source holds the volume: nothing of the move stays behind.

@@ -30,13 +30,13 @@ use migrate::{Control, Digests, Phase};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 
-pub(crate) use finish::{cannot_resume, clear_job, complete, end, of_migration, undo_without_target};
+pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
 pub(crate) use forecast::Planned;
 pub use group::record::{GroupRecord, GroupState};
 pub(crate) use group::{Group, commit_with_group, record_of, undecided_record_of};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
-pub(crate) use start::{of_target, parse_backend, refuse_reserve_above, show, volume_size};
+pub(crate) use start::{of_target, refuse_reserve_above, show, volume_size};
 
 use crate::journal::VolumeJournal;
 use crate::open_backend::OpenBackend;

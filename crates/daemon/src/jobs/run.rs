@@ -63,7 +63,7 @@ pub(crate) async fn run(
     let prediction = daemon.predict(&volume, &job, &target).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
-        Ok(started) => drive(daemon, volume, Arc::clone(&job), target, started).await,
+        Ok(started) => Box::pin(drive(daemon, volume, Arc::clone(&job), target, started)).await,
         Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
     }
     job.give_place_back();

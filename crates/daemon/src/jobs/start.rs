@@ -374,17 +374,6 @@ pub(super) fn destination(volume: &Volume, text: &str) -> Result<Destination> {
     Destination::parse(text, cache, &volume.name)
 }
 
-/// A backend as a user writes it, reached in the way of `cache` if nothing is said of that.
-pub(crate) fn parse_backend(text: &str, cache: CacheMode) -> Result<BackendSpec> {
-    let spec = BackendSpec::parse_with_cache(text, cache)
-        .map_err(|error| invalid(format!("{error}"), "write file:PATH[,format=raw][,cache=auto|direct|page]"))?;
-    if !spec.path().is_absolute() {
-        let hint = "write the whole path, beginning with a slash: the daemon runs in another directory";
-        return Err(invalid(format!("{} is no absolute path", spec.path().display()), hint));
-    }
-    Ok(spec)
-}
-
 fn refuse_second(volume: &Volume) -> Result<()> {
     let Some(job) = volume.job() else { return Ok(()) };
     let job = job.show();

@@ -99,7 +99,7 @@ impl Daemon {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }
         let noted = self.note_pending_file(name, &spec).await?;
-        let made = self.make_noted_incoming(host, request, (spec, noted.as_ref())).await;
+        let made = Box::pin(self.make_noted_incoming(host, request, (spec, noted.as_ref()))).await;
         if let Some(noted) = noted {
             self.made(&noted);
         }
