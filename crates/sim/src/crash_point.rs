@@ -34,27 +34,27 @@ impl Default for CrashPoint {
 
 impl CrashPoint {
     /// From now on `polls` polls of tasks happen, and then the process that would run next is dead.
-    pub fn light(&self, polls: u64) {
+    pub fn arm(&self, polls: u64) {
         if !self.is_over.load(Ordering::Relaxed) {
             self.left.store(polls, Ordering::Relaxed);
         }
     }
 
-    /// It has done its work, and does not burn until it is lit again.
+    /// It has done its work, and counts nothing down until it is armed again.
     pub fn renew(&self) {
         self.is_down.store(false, Ordering::Relaxed);
         self.left.store(ENDLESS, Ordering::Relaxed);
     }
 
-    /// It does not burn any more, and cannot be lit again.
-    pub fn put_out(&self) {
+    /// It counts nothing down any more, and cannot be armed again.
+    pub fn disarm(&self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.left.store(ENDLESS, Ordering::Relaxed);
         self.changed.notify_waiters();
     }
 
-    /// Burns a step; false if it has burned down.
-    pub(crate) fn burn(&self) -> bool {
+    /// Counts a step; false if it is reached.
+    pub(crate) fn step(&self) -> bool {
         match self.left.load(Ordering::Relaxed) {
             0 => {
                 self.is_down.store(true, Ordering::Relaxed);
@@ -68,11 +68,11 @@ impl CrashPoint {
         true
     }
 
-    /// Waits until it has burned down. False if it was put out before.
-    pub async fn burned(&self) -> bool {
+    /// Waits until it is reached. False if it was disarmed before.
+    pub async fn reached(&self) -> bool {
         loop {
             let changed = self.changed.notified();
-            // A process that dies of its last step may put it out in the same poll.
+            // A process that dies of its last step may disarm it in the same poll.
             if self.is_down.load(Ordering::Relaxed) {
                 return true;
             }

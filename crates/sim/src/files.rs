@@ -216,7 +216,7 @@ struct LifeFiles {
 impl LifeFiles {
     /// One step of a living process.
     fn step(&self) -> Result<MutexGuard<'_, State>> {
-        match self.process.burn() {
+        match self.process.step() {
             true => Ok(self.files.state.lock()),
             false => Err(Error::other("the process is dead")),
         }

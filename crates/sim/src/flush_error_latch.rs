@@ -1,4 +1,4 @@
-//! What the host owes its guest: the news of a flush that failed.
+//! What the host has to tell its guest: that a flush has failed.
 //!
 //! What a failed flush covered is lost, and no later one brings it back. A guest whose connection goes before it is told
 //! asks for that flush again; were that answered well, it would believe what is not so. Real file backends answer no flush
@@ -35,18 +35,18 @@ impl FlushErrorLatch {
     /// `lower` for one more connection of the guest.
     pub(crate) fn connection(&self, lower: Device) -> Device {
         let number = self.shared.connections.fetch_add(1, Ordering::Relaxed);
-        Device::new("debtor", Debtor { lower, latch: self.clone(), number })
+        Device::new("flushes of a connection", ConnectionFlushes { lower, latch: self.clone(), number })
     }
 }
 
 /// A connection's way down.
-struct Debtor {
+struct ConnectionFlushes {
     lower: Device,
     latch: FlushErrorLatch,
     number: u64,
 }
 
-impl Filter for Debtor {
+impl Filter for ConnectionFlushes {
     fn lower(&self) -> &Device {
         &self.lower
     }
@@ -54,13 +54,13 @@ impl Filter for Debtor {
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let failed_on = &self.latch.shared.failed_on;
-            // Whoever asks before the debt is paid is told: the flush that was lost may have covered the same.
-            let is_owed = failed_on.load(Ordering::Relaxed) < self.number;
+            // Whoever asks before that was told is told now: the flush that was lost may have covered the same.
+            let is_untold = failed_on.load(Ordering::Relaxed) < self.number;
             if let Err(error) = self.lower.flush().await {
                 failed_on.store(self.number, Ordering::Relaxed);
                 return Err(error);
             }
-            if !is_owed {
+            if !is_untold {
                 return Ok(());
             }
             if failed_on.load(Ordering::Relaxed) < self.number {

@@ -152,7 +152,7 @@ impl Host {
             *lives += 1;
             *lives
         };
-        let process = match self.shared.setup.neighbour_burns {
+        let process = match self.shared.setup.peer_dies_at_poll {
             true => Process::bystander(&self.shared.world, "process", run),
             false => Process::start(&self.shared.world, run),
         };

@@ -1,8 +1,8 @@
 //! A process of the world: the `Env` that the engine gets, and the power to kill it at any moment.
 //!
 //! Everything that a process runs is spawned through its `SimEnv`; killing it drops all of that at whatever await it
-//! stands. What it had submitted to disks goes on without it (see [`crate::disk`]). Every poll of one of its tasks burns
-//! a step of the world's [`CrashPoint`](crate::crash_point::CrashPoint), so that a process can be killed at a chosen await.
+//! stands. What it had submitted to disks goes on without it (see [`crate::disk`]). Every poll of one of its tasks is
+//! a step towards the world's [`CrashPoint`](crate::crash_point::CrashPoint), so that a process can be killed at a chosen await.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -38,7 +38,7 @@ struct SimEnv {
     tasks_max: usize,
     tasks: Arc<Mutex<Tasks>>,
     /// The world's crash point kills it, too.
-    is_fused: bool,
+    counts_polls: bool,
 }
 
 /// A task of a process: it counts its polls, does nothing once the process is dead, and tells of a panic.
@@ -46,7 +46,7 @@ struct Guarded {
     task: Task,
     world: World,
     dead: Arc<AtomicBool>,
-    is_fused: bool,
+    counts_polls: bool,
 }
 
 impl Future for Guarded {
@@ -56,7 +56,7 @@ impl Future for Guarded {
         if self.dead.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        if self.is_fused && !self.world.crash_point().burn() {
+        if self.counts_polls && !self.world.crash_point().step() {
             // Whoever waits for the crash point kills the process; until then nothing of it runs.
             self.dead.store(true, Ordering::Relaxed);
             return Poll::Pending;
@@ -89,14 +89,14 @@ impl Process {
 
     /// Starts life number `life` of another program, `name`, which is the one that the crash point kills.
     #[must_use]
-    pub fn burning(world: &World, name: &str, life: u32) -> Self {
+    pub fn crash_target(world: &World, name: &str, life: u32) -> Self {
         Self::named(world, &format!("{name} {life}"), true)
     }
 
-    fn named(world: &World, name: &str, is_fused: bool) -> Self {
+    fn named(world: &World, name: &str, counts_polls: bool) -> Self {
         let rng = world.rng(name);
         let (world, dead, tasks) = (world.clone(), Arc::default(), Arc::default());
-        Self { env: Arc::new(SimEnv { world, rng, dead, tasks_max: TASKS_MAX, tasks, is_fused }) }
+        Self { env: Arc::new(SimEnv { world, rng, dead, tasks_max: TASKS_MAX, tasks, counts_polls }) }
     }
 
     /// States how many tasks it may have at once; more of them are a violation.
@@ -129,9 +129,9 @@ impl Process {
         self.env.dead.load(Ordering::Relaxed)
     }
 
-    /// Burns a step outside of any poll; false if the process is dead, or dies of it.
-    pub(crate) fn burn(&self) -> bool {
-        if !self.is_dead() && self.env.is_fused && !self.env.world.crash_point().burn() {
+    /// Counts a step outside of any poll; false if the process is dead, or dies of it.
+    pub(crate) fn step(&self) -> bool {
+        if !self.is_dead() && self.env.counts_polls && !self.env.world.crash_point().step() {
             self.env.dead.store(true, Ordering::Relaxed);
         }
         !self.is_dead()
@@ -140,7 +140,7 @@ impl Process {
     /// Runs `task`, which observes what the process does and is no part of it. It ends with the process, and its polls
     /// do not count towards the crash point.
     pub(crate) fn look_on(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.env.spawn_fused(Box::pin(task), false);
+        self.env.spawn_counted(Box::pin(task), false);
     }
 
     /// How many tasks it runs.
@@ -177,7 +177,7 @@ impl Env for SimEnv {
     }
 
     fn spawn(&self, task: Task) {
-        self.spawn_fused(task, self.is_fused);
+        self.spawn_counted(task, self.counts_polls);
     }
 
     fn random(&self) -> u64 {
@@ -190,7 +190,7 @@ impl Env for SimEnv {
 }
 
 impl SimEnv {
-    fn spawn_fused(&self, task: Task, is_fused: bool) {
+    fn spawn_counted(&self, task: Task, counts_polls: bool) {
         if self.dead.load(Ordering::Relaxed) {
             return;
         }
@@ -202,7 +202,7 @@ impl SimEnv {
             self.world.violate(Invariant::Bounded, what);
         }
         let list = Arc::clone(&self.tasks);
-        let guarded = Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead), is_fused };
+        let guarded = Guarded { task, world: self.world.clone(), dead: Arc::clone(&self.dead), counts_polls };
         let guarded = async move {
             guarded.await;
             list.lock().running.remove(&number);

@@ -149,7 +149,7 @@ impl Scenario {
                 corrupts: false,
                 is_between_hosts: false,
                 has_arbiter: false,
-                neighbour_burns: false,
+                peer_dies_at_poll: false,
                 changes_layers: false,
                 mistakes: Mistakes::default(),
             },
@@ -448,7 +448,7 @@ impl Scenario {
     /// At chosen polls the process of the other host dies, and not that of the first one.
     #[must_use]
     pub fn peer_dies(mut self) -> Self {
-        self.setup.neighbour_burns = true;
+        self.setup.peer_dies_at_poll = true;
         self
     }
 

@@ -157,19 +157,19 @@ impl<'a> ScenarioRunner<'a> {
                 // Whatever the job does may be the poll at which the process dies.
                 self.limited(PHASE_LIMIT, join_all(self.seats.iter().map(|seat| seat.host.ended()))).await;
             }
-            self.world.crash_point().put_out();
+            self.world.crash_point().disarm();
         };
         join(events, self.die_at_polls()).await;
     }
 
     async fn die_at_polls(&self) {
         for polls in &self.scenario.deaths {
-            self.world.crash_point().light(*polls);
-            if !self.world.crash_point().burned().await {
+            self.world.crash_point().arm(*polls);
+            if !self.world.crash_point().reached().await {
                 return;
             }
             self.deaths.set(self.deaths.get() + 1);
-            if self.scenario.setup.neighbour_burns {
+            if self.scenario.setup.peer_dies_at_poll {
                 self.world.crash_point().renew();
                 self.first().host.strike_peer(Outage::Death, self.scenario.downtime).await;
                 continue;

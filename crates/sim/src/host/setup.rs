@@ -73,7 +73,7 @@ pub struct Setup {
     /// Whether the two hosts have an arbiter.
     pub has_arbiter: bool,
     /// Whether the world's crash point kills the other host's process, and not this one's.
-    pub neighbour_burns: bool,
+    pub peer_dies_at_poll: bool,
     /// Whether somebody takes snapshots, removes them and limits the guest.
     pub changes_layers: bool,
     /// See [`Mistakes`].

@@ -211,8 +211,8 @@ impl Host {
             *lives
         };
         let setup = &self.shared.setup;
-        let process = match setup.neighbour_burns {
-            true => Process::burning(&self.shared.world, "neighbour", life),
+        let process = match setup.peer_dies_at_poll {
+            true => Process::crash_target(&self.shared.world, "neighbour", life),
             false => Process::bystander(&self.shared.world, "neighbour", life),
         };
         let process = process.with_tasks_max(setup.tasks_max);

@@ -242,7 +242,7 @@ impl Backends for ProcessView {
     fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
         let host = self.host.with_place(target.spec.path());
         let Ok((side, place, disk)) = host.place(target.spec.path()) else { return Ok(()) };
-        if !self.process.burn() || place.number != target.number() {
+        if !self.process.step() || place.number != target.number() {
             return Ok(());
         }
         host.check_put_away(side, "discarded");
@@ -257,7 +257,7 @@ impl Backends for ProcessView {
     fn retire(&self, source: &Retiring<'_>, _: &Path) -> Result<Retired, TargetError> {
         let (source, epoch) = (source.path, source.epoch);
         let (side, host) = (side_of(source), self.host.with_place(source));
-        if self.process.burn() && host.place(source).is_ok() {
+        if self.process.step() && host.place(source).is_ok() {
             host.check_put_away(side, "renamed");
             host.shared.sides[side].revoke("the volume has moved away from it");
             host.shared.daemon_harness.places.lock()[side].exists = false;
@@ -277,7 +277,7 @@ impl Backends for ProcessView {
     fn remove(&self, path: &Path) -> std::io::Result<()> {
         let host = self.host.with_place(path);
         let Ok((side, _, disk)) = host.place(path) else { return Ok(()) };
-        if self.process.burn() {
+        if self.process.step() {
             host.check_put_away(side, "removed");
             disk.revoke("its file was removed");
             host.shared.daemon_harness.places.lock()[side].exists = false;
@@ -299,7 +299,7 @@ impl OverlayBackends for ProcessView {
         _: OverlayOpening<'a>,
     ) -> BoxFuture<'a, block::Result<Device>> {
         Box::pin(async move {
-            if !self.process.burn() {
+            if !self.process.step() {
                 std::future::pending::<()>().await;
             }
             let host = self.host.with_place(image);
@@ -319,7 +319,7 @@ impl OverlayBackends for ProcessView {
     }
 
     fn remove_overlay(&self, image: &Path, number: u32) -> std::io::Result<()> {
-        if self.process.burn() {
+        if self.process.step() {
             if self
                 .host
                 .shared
