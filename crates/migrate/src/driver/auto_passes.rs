@@ -48,10 +48,10 @@ impl Driver {
     /// A pass is over. Says how the move goes on; `None` is with the next pass.
     pub(super) async fn end_auto_pass(&mut self) -> Option<Event> {
         let rate = self.statistics.rate();
-        let (verdict, decision) = self.mirror.tracker(|tracker| tracker.decide_auto_pass(rate))?;
-        tracing::info!(pass = self.passes.number(), ?verdict, decision, "a sweep is over");
+        let (ruling, decision) = self.mirror.tracker(|tracker| tracker.decide_auto_pass(rate))?;
+        tracing::info!(pass = self.passes.number(), ?ruling, decision, "a pass is over");
         self.end_pass(decision);
-        if verdict == PassRuling::Done {
+        if ruling == PassRuling::Done {
             return Some(Event::Copied);
         }
         self.begin_pass(false).await;

@@ -180,12 +180,12 @@ impl Driver {
         let kind = if self.passes.number() == 1 { Kind::Whole } else { Kind::Scattered };
         convergence.rates().note_pass(kind, busy.bytes, busy.time);
         let passed = Passed { age, dirty, deferred: deferred.0 };
-        let (verdict, decision) = convergence.decide(passed);
+        let (ruling, decision) = convergence.decide(passed);
         tracing::info!(pass = self.passes.number(), ?passed, decision, "a pass is over");
-        tracking.with_all = verdict == PassDecision::GoOnWithAll;
-        tracking.forced |= verdict == PassDecision::Force;
+        tracking.with_all = ruling == PassDecision::GoOnWithAll;
+        tracking.forced |= ruling == PassDecision::Force;
         self.end_pass(decision.clone());
-        match verdict {
+        match ruling {
             PassDecision::Complete | PassDecision::Force => Some(Event::Copied),
             PassDecision::GoOn | PassDecision::GoOnWithAll => {
                 self.begin_pass(false).await;

@@ -154,11 +154,11 @@ impl Tracker {
         let chunk = self.chunk.bytes();
         let (_, absent) = self.chunks_absent();
         let auto = self.auto.as_mut()?;
-        let (verdict, why) = auto.pass.decide(absent, chunk, rate);
-        if verdict == PassRuling::Settle {
+        let (ruling, why) = auto.pass.decide(absent, chunk, rate);
+        if ruling == PassRuling::Settle {
             auto.hot.stop();
         }
-        Some((verdict, format!("{verdict}: {why}")))
+        Some((ruling, format!("{ruling}: {why}")))
     }
 
     /// Says again which chunks are hot. The move is expected to end after `left`, and the guest to write to as many
