@@ -97,6 +97,38 @@ fn a_volume_is_reverted_to_what_it_was() {
 }
 
 #[test]
+fn a_revert_that_is_killed_leaves_what_was_or_what_is_asked_for() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let before = std::fs::read(&image).expect("read");
+    let uri = world.attach("x", &image);
+    world.json(&["volume", "snapshot", "add", "x", "first"]);
+    let mut reverted = [0, 0];
+    for round in 0..12_u64 {
+        tool("qemu-io", &["-f", "raw", "-c", &format!("write -P {} 64k 128k", round + 1), "-c", "flush", &uri]);
+        let written = contents(&world, &uri);
+        assert!(written != before, "nothing was written");
+        // It may be killed while it answers.
+        let mut reverting = world.command(&["volume", "snapshot", "revert", "x"]).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(round * 3));
+        world.kill();
+        let _ = reverting.wait();
+        world.start();
+        let found = contents(&world, &uri);
+        let is_reverted = found == before;
+        assert!(is_reverted || found == written, "round {round}: neither what was nor what was asked for");
+        reverted[usize::from(is_reverted)] += 1;
+        assert_eq!(snapshots(&world), ["first"]);
+    }
+    println!("{} as they were, {} reverted", reverted[0], reverted[1]);
+    // What a death has left of files that nobody reads is not in the way.
+    world.json(&["volume", "snapshot", "revert", "x"]);
+    world.run(&["volume", "snapshot", "rm", "x", "first"]);
+    world.json(&["volume", "detach", "x"]);
+    same(&image, &before);
+}
+
+#[test]
 fn the_daemon_is_killed_while_snapshots_come_and_go() {
     let mut world = World::new();
     let image = world.image("disk.img", 16 << 20, 65536);

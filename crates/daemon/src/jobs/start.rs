@@ -18,7 +18,7 @@ use crate::location::{Destination, JobTarget, Location, require_here, require_lo
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend};
 use crate::remote::of_wire;
-use crate::stack::{make_layer_files, refuse_draining, remove_layer_files, target_layers};
+use crate::stack::{layers_elsewhere, make_layer_files, refuse_draining, remove_layer_files, target_layers};
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -86,7 +86,7 @@ impl Daemon {
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
                 let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
                 let document = volume.document();
-                let layers = document.layers.iter().filter(|layer| layer.overlay().is_some()).cloned().collect();
+                let layers = layers_elsewhere(&document.layers);
                 return Ok(Ready { request, options, target: JobTarget::Remote(target), layers });
             }
             Destination::Foreign(uri) => {

@@ -85,6 +85,16 @@ pub(crate) fn free_number(backends: &dyn OverlayBackends, image: &Path, director
     last.checked_add(1).ok_or_else(|| Error::new(ErrorCode::Internal, "no number is left for a snapshot's file"))
 }
 
+/// The overlays among `layers` once another host holds their files, wherever those are.
+pub(crate) fn layers_elsewhere(layers: &[LayerDocument]) -> Vec<LayerDocument> {
+    let moved = layers.iter().filter_map(|layer| Some((layer, layer.overlay()?)));
+    let moved = moved.map(|(layer, overlay)| {
+        let overlay = OverlayLayer { directory: None, ..overlay.clone() };
+        LayerDocument { kind: LayerKind::Overlay(overlay), ..layer.clone() }
+    });
+    moved.collect()
+}
+
 /// Where the overlays among `layers` are once `image` holds the volume: beside it, under the same identities.
 ///
 /// # Errors

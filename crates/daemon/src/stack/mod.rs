@@ -30,7 +30,9 @@ use uuid::Uuid;
 
 pub(crate) use carried::{carried, layers_of};
 pub(crate) use drain::resume_drains;
-pub(crate) use files::{free_number, make_layer_files, open_layer_files, remove_layer_files, target_layers};
+pub(crate) use files::{
+    free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
+};
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};
