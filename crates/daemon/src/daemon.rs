@@ -15,10 +15,9 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::audit::{Audit, Peer, unix_ms};
+use crate::clients::SocketOwner;
 use crate::config::Config;
-use crate::document::{
-    AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, SocketOwner, VolumeDocument,
-};
+use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, VolumeDocument};
 use crate::foreign::ForeignUse;
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{Group, History, JobHandle};

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use layer::layers_beside;
 pub use layer::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
 
+use crate::clients::{Clients, SocketOwner};
 use crate::location::{JobTarget, Location};
 
 /// The layout of this document.
@@ -136,24 +137,6 @@ pub enum IncomingStage {
         /// The epoch under which it was taken.
         epoch: u64,
     },
-}
-
-/// The owner that a unix socket is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SocketOwner {
-    /// The user.
-    pub uid: u32,
-    /// The group.
-    pub gid: u32,
-}
-
-/// Who may connect to an export.
-#[derive(Clone, Debug, Default)]
-pub struct Clients {
-    /// The owner of its unix socket.
-    pub owner: Option<SocketOwner>,
-    /// The adopted disk: nobody may but the QEMU that it was adopted from.
-    pub disk: Option<Arc<vm::AdoptedDisk>>,
 }
 
 /// How a volume came from a running VM, and all that it takes to give it back.

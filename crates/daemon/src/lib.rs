@@ -19,6 +19,7 @@ mod adopt;
 pub mod arbiter;
 mod args;
 mod audit;
+mod clients;
 mod cold;
 mod config;
 mod core;
@@ -54,14 +55,15 @@ mod volume;
 mod workers;
 
 pub use args::Args;
+pub use clients::{Clients, SocketOwner};
 pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Clients, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
+    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS,
     DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind,
-    LayerState, OverlayLayer, SocketOwner, ThrottleLayer, VolumeDocument,
+    LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use jobs::{GroupRecord, GroupState};

@@ -18,7 +18,7 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use vm::AdoptedDisk;
 
-use crate::document::Clients;
+use crate::clients::Clients;
 use crate::platform::Network;
 use crate::problem::{Result, invalid, of_tls};
 use crate::sockets::{UnixSocket, listen_tcp, listen_unix, make_folder};

@@ -28,7 +28,7 @@ use nbd::NbdUri;
 use nbd::server::Export;
 
 use crate::arbiter::Arbiter;
-use crate::document::Clients;
+use crate::clients::Clients;
 use crate::hosts::{HostName, Reception};
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};

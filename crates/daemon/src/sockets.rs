@@ -11,7 +11,7 @@ use env::Env;
 use rustix::fs::{FileType, Gid, Mode, OFlags, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::document::SocketOwner;
+use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
 
 /// What the socket of an adopted disk is called in the volume's directory.

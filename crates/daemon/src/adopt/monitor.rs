@@ -8,8 +8,8 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor};
 use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
 
+use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
-use crate::document::SocketOwner;
 use crate::problem::Result;
 
 /// How many released disks are remembered.

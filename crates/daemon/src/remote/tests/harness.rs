@@ -25,7 +25,7 @@ use crate::arbiter::Arbiter;
 use crate::config::{Config, HostsConfig};
 use crate::core::Core;
 use crate::daemon::Daemon;
-use crate::document::{self, VolumeDocument};
+use crate::document::VolumeDocument;
 use crate::hosts::{HostName, Reception};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::platform::{
@@ -459,7 +459,12 @@ impl Clients {
 }
 
 impl Network for Clients {
-    fn offer<'a>(&'a self, uri: &'a NbdUri, export: Arc<Export>, _: document::Clients) -> BoxFuture<'a, Result<()>> {
+    fn offer<'a>(
+        &'a self,
+        uri: &'a NbdUri,
+        export: Arc<Export>,
+        _: crate::clients::Clients,
+    ) -> BoxFuture<'a, Result<()>> {
         self.offered.lock().insert(uri.export.clone(), export);
         Box::pin(async { Ok(()) })
     }
