@@ -162,7 +162,7 @@ impl Host {
         }
         let host = self.clone();
         let serving = process.clone();
-        process.env().spawn(Box::pin(async move { host.run_daemon(&serving).await }));
+        process.env().spawn(Box::pin(async move { Box::pin(host.run_daemon(&serving)).await }));
     }
 
     /// Whoever holds this is the one cause of an outage.

@@ -182,7 +182,7 @@ impl Host {
         };
         for volume in self.besides() {
             let (process, core) = (process.clone(), core.clone());
-            env.spawn(Box::pin(async move { volume.see_to_moves(&process, &core).await }));
+            env.spawn(Box::pin(async move { Box::pin(volume.see_to_moves(&process, &core)).await }));
         }
         if self.shared.setup.changes_layers {
             if self.shared.setup.is_between_hosts {
@@ -193,7 +193,7 @@ impl Host {
                 env.spawn(Box::pin(async move { volume.change_layers(&process, &core).await }));
             }
         }
-        self.see_to_moves(process, &core).await;
+        Box::pin(self.see_to_moves(process, &core)).await;
     }
 
     /// Asks for the moves of this volume, and sees each to its end.

@@ -62,7 +62,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement("target-stuck", &[SWITCHED, Fault("stuck"), Fault("slow")]),
     requirement("target-silent", &[SWITCHED, Fault("stuck"), Fault("slow"), Fault("late-landing"), Comes(TargetLost)]),
     requirement("target-stopped", &[SWITCHED, Fault("silent")]),
-    requirement("target-given-up", &[SWITCHED, CANCELLED, Fault("stuck")]),
+    requirement("target-given-up", &[SWITCHED, CANCELLED, Fault("stuck")])
+        .because("seldom is a copy of many pieces given up between two; given-up-goes-on has a test of the engine that is"),
     requirement("undone-crash", &[SWITCHED, Fault("stuck"), Fault("crash"), Happens(H::Cancel), Comes(Cancelling)]),
     requirement("no-space", &[SWITCHED, Fault("no-space")])
         .because("what a target refuses for space fails as in target-errors, which proves those mistakes"),
@@ -197,7 +198,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement("async-errors", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("flush-error"), Fault("disk-lost")])
         .because(STRATEGY),
     requirement("async-crash", &[SWITCHED, Fault("crash"), In(Copying, H::Crash)]).because(STRATEGY),
-    requirement("async-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")]),
+    requirement("async-resume", &[SWITCHED, RESUMED, Fault("crash"), Fault("power-loss")])
+        .because("seldom does a write wait in the buffer over a flush; async-answered-unlogged has a test in which one does"),
     requirement("async-power-loss", &[SWITCHED, Fault("power-loss")]).because(STRATEGY),
     requirement("async-steering", &[SWITCHED, CANCELLED, Happens(H::Pause)]).because(STRATEGY),
     requirement("async-swarm", &[SWITCHED, Fault("crash")]).because(TOGETHER),
