@@ -140,7 +140,9 @@ impl DaemonHarness {
 
 /// The number of the place at `path`.
 fn side_of(path: &Path) -> usize {
-    usize::from(path.file_stem() == Some("1".as_ref()))
+    // The other host's has an extension, and what lies beside it one more.
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    usize::from(name.split('.').next() == Some("1"))
 }
 
 /// The number of the place at `path` among those that have files beside them: the two images, and then the layers of each.
