@@ -300,7 +300,8 @@ impl Daemon {
             of_backend(&error, "the new volume's journal")
         })?;
         let volume = Arc::new(Volume::new(&name, journal, Arc::clone(&self.env)));
-        let (_, export) = volume.bring_up_bare(open_backend, self.pool.clone());
+        let device = open_backend.device.clone();
+        let (_, export) = volume.bring_up_bare(open_backend, device, self.pool.clone());
         if let Err(error) = self.network.offer(&uri, export, clients).await {
             self.state.abandon_volume(&name);
             return Err(error);
@@ -388,33 +389,34 @@ impl Daemon {
         let (Location::Remote(remote), true) = (&document.backend, document.has_holding_layers()) else {
             return Ok(());
         };
+        refuse_used(volume)?;
         let slot = volume.require_up()?;
+        let uri = volume.uri()?;
+        // From here on no client comes that would write more.
+        self.network.withdraw(&uri).await;
         let flushed = env::timeout(&*self.env, COMPLETE_LIMIT, slot.device().flush()).await;
         let flushed = flushed.unwrap_or_else(|| Err(block::Error::new(block::ErrorKind::TimedOut, "no answer")));
-        flushed.map_err(|error| {
-            let message = format!("{} must have all that the snapshots of {} hold: {error}", remote.host, volume.name);
-            Error::new(ErrorCode::HostUnreachable, message).with_hint("try again when that host can be reached")
-        })
+        let Err(error) = flushed else { return Ok(()) };
+        if let Some(export) = volume.export() {
+            self.network.offer(&uri, export, document.clients()).await?;
+        }
+        let message = format!("{} must have all that the snapshots of {} hold: {error}", remote.host, volume.name);
+        Err(Error::new(ErrorCode::HostUnreachable, message).with_hint("try again when that host can be reached"))
     }
 
     /// Withdraws a volume, takes it down and forgets it.
     pub(crate) async fn remove_volume(&self, volume: &Volume) -> Result<v1::Volume> {
+        // It may take long, and other volumes come and go meanwhile.
+        self.complete_elsewhere(volume).await?;
         let _membership = self.membership.lock().await;
         let name = &volume.name;
-        volume.refuse_moving()?;
-        volume.refuse_connected("let them disconnect first")?;
+        refuse_used(volume)?;
         // A pending note may be left from when its file was made. With it the next start would remove the file of a
         // volume that no longer exists.
         self.forget_pending_file(name)?;
         let shown = volume.show();
         if let Ok(uri) = volume.uri() {
             self.network.withdraw(&uri).await;
-        }
-        if let Err(error) = self.complete_elsewhere(volume).await {
-            if let (Ok(uri), Some(export)) = (volume.uri(), volume.export()) {
-                self.network.offer(&uri, export, volume.document().clients()).await?;
-            }
-            return Err(error);
         }
         volume.bring_down().await;
         self.volumes.write().remove(name);
@@ -458,6 +460,12 @@ impl Daemon {
     pub(crate) fn note(&self, peer: &Peer, action: (&str, &str), request: serde_json::Value, outcome: Option<&Error>) {
         self.audit.record(self.env.wall_clock(), peer, action, request, outcome);
     }
+}
+
+/// Refuses to remove a volume that moves, or has clients.
+fn refuse_used(volume: &Volume) -> Result<()> {
+    volume.refuse_moving()?;
+    volume.refuse_connected("let them disconnect first")
 }
 
 /// Refuses what would leave the backend alone as the volume although its layers may hold bytes that it lacks; `command` is what

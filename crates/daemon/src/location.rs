@@ -47,8 +47,8 @@ pub struct RemoteVolume {
     pub size: u64,
     /// What requests are multiples of, in bytes.
     pub request_alignment: u32,
-    /// What makes those bytes the volume, if they are not it by themselves. The guest of the host that the volume came from
-    /// goes through layers of that host, so until that host lets it go the other one keeps no more than the bytes.
+    /// What makes those bytes the volume, if they are not it by themselves. The guest goes through layers of the host that the
+    /// volume came from. Until that host lets it go, the other one keeps no more than the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<SessionLayers>,
 }

@@ -127,20 +127,15 @@ impl Volume {
         Ok(self.serve(stack, top.unwrap_or(guest), pool))
     }
 
-    /// The same for a volume without layers.
-    pub(crate) fn bring_up_bare(&self, open_backend: OpenBackend, pool: BufferPool) -> (Slot, Arc<Export>) {
-        let top = open_backend.device.clone();
-        self.serve(Stack::bare(open_backend), top, pool)
-    }
-
-    /// The same for a volume of whose layers only the bytes are here: the host that it came from has the layers.
-    pub(crate) fn bring_up_ground(
+    /// The same for a volume without layers of its own, which reads as `top`: its backend, or that with the bytes of the layers
+    /// that the host has from which it came.
+    pub(crate) fn bring_up_bare(
         &self,
         open_backend: OpenBackend,
+        top: Device,
         pool: BufferPool,
-    ) -> block::Result<(Slot, Arc<Export>)> {
-        let top = open_backend.ground()?;
-        Ok(self.serve(Stack::bare(open_backend), top, pool))
+    ) -> (Slot, Arc<Export>) {
+        self.serve(Stack::bare(open_backend), top, pool)
     }
 
     fn serve(&self, mut stack: Stack, top: Device, pool: BufferPool) -> (Slot, Arc<Export>) {

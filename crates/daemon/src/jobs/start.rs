@@ -149,7 +149,7 @@ impl Daemon {
 
     /// Takes back a target that no move on record goes to, with the files of `layers` over it. What another host has made is
     /// not meant: who has asked it to sees to that.
-    pub(super) fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) {
+    pub(crate) fn discard_unused(&self, target: &JobTarget, layers: &[LayerDocument]) {
         let JobTarget::Local(target) = target else { return };
         remove_layer_files(&*self.backends, layers, target.spec.path());
         if let Err(error) = self.backends.discard(target) {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use backends::{BackendSpec, PreparedTarget, TargetRequest};
+use backends::{BackendSpec, TargetRequest};
 use block::{Bytes, Device};
 use filters::layout;
 use migrate::Journal;
@@ -165,7 +165,7 @@ impl Daemon {
         let layers = match self.make_incoming_layers(request, &parts[1..], spec.path()).await {
             Ok(layers) => layers,
             Err(error) => {
-                self.discard_incoming(&target, &[]);
+                self.discard_unused(&JobTarget::Local(target), &[]);
                 return Err(error);
             }
         };
@@ -204,7 +204,7 @@ impl Daemon {
             }
             Err(error) => {
                 self.state.abandon_volume(name);
-                self.discard_incoming(&target, &layers);
+                self.discard_unused(&JobTarget::Local(target), &layers);
                 Err(error)
             }
         }
@@ -222,14 +222,6 @@ impl Daemon {
         let made = make_layer_files(&layers, sizes, image, &self.overlay_context(), self.config.lock_wait()).await;
         made.map_err(|error| of_backend(&error, "a snapshot's file"))?;
         Ok(layers)
-    }
-
-    /// Removes what was made for a volume that does not arrive.
-    fn discard_incoming(&self, target: &PreparedTarget, layers: &[LayerDocument]) {
-        remove_layer_files(&*self.backends, layers, target.spec.path());
-        if let Err(error) = self.backends.discard(target) {
-            tracing::warn!(%error, "what a volume that did not arrive left could not be removed");
-        }
     }
 
     async fn record_incoming(&self, document: VolumeDocument) -> Result<Arc<Volume>> {
@@ -263,9 +255,9 @@ impl Daemon {
     /// Brings up a volume that is held here for a guest of the host that has its layers.
     pub(crate) async fn reopen_incoming(&self, volume: &Volume) -> Result<()> {
         self.open_backend_of_incoming(volume).await?;
-        let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        let up = volume.bring_up_ground(open_backend, self.pool.clone());
-        up.map(drop).map_err(|error| of_backend(&error, "the volume's backend"))
+        let Some(Incoming { open_backend, ground, .. }) = volume.incoming.lock().take() else { return Ok(()) };
+        drop(volume.bring_up_bare(open_backend, ground, self.pool.clone()));
+        Ok(())
     }
 
     /// Where a volume of that name is put: in the first directory that the configuration gives.
@@ -318,9 +310,8 @@ impl Daemon {
             }
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        let Some(Incoming { open_backend, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        let up = volume.bring_up_ground(open_backend, self.pool.clone());
-        drop(up.map_err(|error| of_backend(&error, "the volume's backend"))?);
+        let Some(Incoming { open_backend, ground, .. }) = volume.incoming.lock().take() else { return Ok(()) };
+        drop(volume.bring_up_bare(open_backend, ground, self.pool.clone()));
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
         Ok(())

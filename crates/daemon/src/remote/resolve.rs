@@ -139,10 +139,7 @@ impl Daemon {
         let began = self.env.now();
         // A commit is on record a moment before the guest's requests turn to the other host. Who decides in between would
         // decide beside the one that is going to tell it.
-        while let Some(is_turned) = volume.with_backend(|backend| backend.remote_device().is_some()) {
-            if is_turned {
-                break;
-            }
+        while volume.with_backend(|backend| backend.remote_device().is_none()) == Some(true) {
             if self.env.now().since(began) > TURN_LIMIT {
                 let message = format!("the switchover of {} is not over yet", volume.name);
                 return Err(Error::new(ErrorCode::WrongState, message).with_hint("decide again when it is"));

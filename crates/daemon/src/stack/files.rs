@@ -104,11 +104,11 @@ pub(crate) fn target_layers(
     layers: &[LayerDocument],
     image: &Path,
 ) -> Result<Vec<LayerDocument>> {
-    let first = free_number(backends, image, None)?;
-    let moved = layers.iter().filter_map(|layer| Some((layer, layer.overlay()?)));
-    let moved = (first..).zip(moved).map(|(number, (layer, overlay))| {
-        let overlay = OverlayLayer { number, directory: None, ..overlay.clone() };
-        LayerDocument { kind: LayerKind::Overlay(overlay), ..layer.clone() }
-    });
-    Ok(moved.collect())
+    let mut moved = layers_elsewhere(layers);
+    for (number, layer) in (free_number(backends, image, None)?..).zip(&mut moved) {
+        if let LayerKind::Overlay(overlay) = &mut layer.kind {
+            overlay.number = number;
+        }
+    }
+    Ok(moved)
 }

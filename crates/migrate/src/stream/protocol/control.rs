@@ -81,13 +81,9 @@ impl Opening {
     /// # Errors
     /// It is longer than a control message may be.
     pub fn to_bytes(&self) -> Result<Vec<u8>, Malformed> {
-        let mut bytes = encode(self)?;
-        if let Some(layers) = &self.request.layers {
-            bytes.extend(encode(layers)?);
-        }
-        match bytes.len() <= CONTROL_BYTES_MAX as usize {
-            true => Ok(bytes),
-            false => Err(Malformed("a control message is too long")),
+        match &self.request.layers {
+            Some(layers) => encode(&(self, layers)),
+            None => encode(self),
         }
     }
 
@@ -96,15 +92,11 @@ impl Opening {
     /// # Errors
     /// They are none.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
-        if bytes.len() > CONTROL_BYTES_MAX as usize {
-            return Err(Malformed("a control message is too long"));
-        }
-        let (mut opening, rest): (Self, &[u8]) =
-            postcard::take_from_bytes(bytes).map_err(|_| Malformed("a control message makes no sense"))?;
-        if !rest.is_empty() {
-            opening.request.layers = Some(decode(rest)?);
-        }
-        Ok(opening)
+        decode(bytes).or_else(|_| {
+            let (mut opening, layers): (Self, SessionLayers) = decode(bytes)?;
+            opening.request.layers = Some(layers);
+            Ok(opening)
+        })
     }
 }
 
