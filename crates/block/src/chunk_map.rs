@@ -183,21 +183,36 @@ impl<S: PackedState> ChunkMap<S> {
     #[must_use]
     pub fn next_run(&self, state: S, from: u64, chunks_max: u64) -> Option<Range<u64>> {
         let start = self.next(state, from)?;
-        let limit = self.chunks.min(start.saturating_add(chunks_max));
-        let mut end = start + 1;
+        Some(start..self.run_end(state.to_bits(), start, start.saturating_add(chunks_max)))
+    }
+
+    /// The state of chunk `from`, and where the run of chunks in that state ends, which is at `limit` or before it.
+    ///
+    /// # Panics
+    /// If there is no such chunk.
+    #[must_use]
+    pub fn run_at(&self, from: u64, limit: u64) -> (S, u64) {
+        let state = self.get(from);
+        (state, self.run_end(state.to_bits(), from, limit))
+    }
+
+    /// The first chunk after `from` that is not in the state `bits`, as `from` is, or `limit`. Reads a word at a time.
+    fn run_end(&self, bits: u8, from: u64, limit: u64) -> u64 {
+        let limit = self.chunks.min(limit);
+        let mut end = from;
         while end < limit {
-            if end.is_multiple_of(PAGE_CHUNKS)
-                && let Page::Uniform(bits) = self.pages[(end / PAGE_CHUNKS) as usize]
-                && bits == state.to_bits()
-            {
-                end = limit.min(end + PAGE_CHUNKS);
-            } else if self.get(end) == state {
-                end += 1;
-            } else {
+            let page = self.page_range(end / PAGE_CHUNKS);
+            let found = match &self.pages[(end / PAGE_CHUNKS) as usize] {
+                Page::Uniform(known) if *known == bits => page.end,
+                Page::Uniform(_) => end,
+                Page::Mixed(mixed) => page.start + mixed.run_end(bits, end - page.start),
+            };
+            end = found;
+            if found < page.end {
                 break;
             }
         }
-        Some(start..end)
+        end.min(limit)
     }
 
     /// How much memory it takes, in bytes.
@@ -347,6 +362,20 @@ impl Mixed {
             mask = u64::MAX;
         }
         None
+    }
+
+    /// The first chunk at or after `from` that is not in the state, or the end of the page.
+    fn run_end(&self, bits: u8, from: u64) -> u64 {
+        let mut mask = lanes_from(from % WORD_CHUNKS);
+        let length = self.length();
+        for at in from / WORD_CHUNKS..length.div_ceil(WORD_CHUNKS) {
+            let others = !Self::matches(self.words[at as usize], bits) & LANES & mask;
+            if others != 0 {
+                return length.min(at * WORD_CHUNKS + u64::from(others.trailing_zeros() / 2));
+            }
+            mask = u64::MAX;
+        }
+        length
     }
 
     fn previous(&self, bits: u8, from: u64) -> Option<u64> {
@@ -532,6 +561,10 @@ mod tests {
                             start..end.min(start + 5000)
                         });
                         prop_assert_eq!(run, expected);
+                        if let Some(first) = model.get(from as usize).copied() {
+                            let end = (from..chunks).find(|index| model[*index as usize] != first).unwrap_or(chunks);
+                            prop_assert_eq!(map.run_at(from, from + 5000), (Number(first), end.min(from + 5000)));
+                        }
                     }
                 }
             }

@@ -369,6 +369,16 @@ pub(crate) fn set_bit(bytes: &mut [u8], number: u64, value: bool) {
     *byte = if value { *byte | mask } else { *byte & !mask };
 }
 
+/// Sets every bit of `range`: those of whole bytes a byte at a time.
+pub(crate) fn set_bits(bytes: &mut [u8], range: Range<u64>, value: bool) {
+    let whole = range.start.next_multiple_of(8)..range.end / 8 * 8;
+    if whole.start >= whole.end {
+        return range.for_each(|number| set_bit(bytes, number, value));
+    }
+    (range.start..whole.start).chain(whole.end..range.end).for_each(|number| set_bit(bytes, number, value));
+    bytes[(whole.start / 8) as usize..(whole.end / 8) as usize].fill(if value { 0xff } else { 0 });
+}
+
 fn copied_pages(volume: Bytes, chunk: ChunkSize, page_chunks: u64) -> u64 {
     chunk.count(volume).div_ceil(page_chunks).max(1)
 }

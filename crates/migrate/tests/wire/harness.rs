@@ -92,6 +92,8 @@ pub(crate) enum Weather {
     Unheard,
     /// What the receiver says comes so slowly, in bytes a second.
     Trickles(u64),
+    /// What the sender says is so long under way, and arrives although the sender has gone.
+    Late(Duration),
 }
 
 /// A connection between the two.
@@ -201,7 +203,7 @@ async fn pump(
         let Ok(count) = from.read(&mut bytes).await else { return };
         let weather = *weather.lock();
         let is_lost = match weather {
-            Weather::Fair | Weather::Trickles(_) => false,
+            Weather::Fair | Weather::Trickles(_) | Weather::Late(_) => false,
             Weather::Frozen => true,
             Weather::HalfOpen => corrupt.1 == 0,
             Weather::Unheard => corrupt.1 == 1,
@@ -213,6 +215,11 @@ async fn pump(
             && corrupt.1 == 1
         {
             tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
+        }
+        if let Weather::Late(delay) = weather
+            && corrupt.1 == 0
+        {
+            tokio::time::sleep(delay).await;
         }
         if count == 0 {
             let _ = to.shutdown().await;

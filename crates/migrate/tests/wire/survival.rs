@@ -218,6 +218,34 @@ async fn a_write_that_is_repeated_never_lands_over_one_that_was_asked_for_after_
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_write_that_arrives_after_its_stream_was_given_up_is_not_carried_out() {
+    let late = Duration::from_secs(10);
+    for seed in 0..8 {
+        let (pair, state) = slow_pair(seed, Duration::ZERO);
+        let (_remote, device) = pair.device(Role::Copy, 4).await;
+        pair.lines.set_weather(Some(0), Weather::Late(late));
+        let mut places = (0..64_u64).map(|number| number << 16);
+        let (place, first) = loop {
+            let place = places.next().expect("each stream has its turn");
+            let (device, data) = (device.clone(), noise(place, 4096));
+            let writing = tokio::spawn(async move { device.write(write(place, &data)).await });
+            pair.env.sleep(Duration::from_millis(10)).await;
+            if !writing.is_finished() {
+                break (place, writing);
+            }
+        };
+        assert_eq!(state.lock().next, place >> 16, "seed {seed}: it has arrived already: nothing is tried");
+        first.await.expect("no panic").expect("another stream carries it");
+        let newer = noise(seed + 1000, 4096);
+        device.write(write(place, &newer)).await.expect("the stream's death costs time and nothing else");
+        let written = state.lock().next;
+        pair.env.sleep(2 * late).await;
+        assert_eq!(state.lock().next, written, "seed {seed}: the older write was carried out after the newer one");
+        assert!(read(&device, place, 4096).await == newer[..], "seed {seed}: the older write lies over the newer one");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_copy_whose_streams_are_all_lost_fails_at_once_until_it_is_connected_again() {
     let (pair, state) = slow_pair(1, Duration::from_millis(50));
     let (remote, device) = pair.device(Role::Copy, 3).await;

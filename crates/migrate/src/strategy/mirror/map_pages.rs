@@ -13,7 +13,7 @@ use super::plan::Activity;
 use super::states::{CopyState, Durability};
 use super::tracker::Tracker;
 use super::verify_state::VerifyState;
-use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES, bit, set_bit};
+use crate::progress_map::{ACTIVE_EXTENT, Found, PAGE_BYTES, bit, set_bits};
 use crate::reduce::skip::SkipReason;
 
 /// So many chunks are looked at under one lock of the tracker.
@@ -88,36 +88,63 @@ impl Tracker {
             && self.dirty_bitmap.as_ref().is_none_or(|dirty_bitmap| dirty_bitmap.is_clean_at(index))
     }
 
+    /// The same, and where the run of chunks from `from` on ends of which it is as true, at most `limit`.
+    fn in_step_run(&self, from: u64, limit: u64) -> (bool, u64) {
+        let (state, end) = self.copy_state.run_at(from, limit);
+        match &self.dirty_bitmap {
+            Some(dirty_bitmap) if state == CopyState::Copied => dirty_bitmap.run_at(from, end),
+            _ => (state == CopyState::Copied, end),
+        }
+    }
+
     /// Brings a part of a page of copied bits up to date, from the bit `from` on. A chunk that waits for its first flush keeps
     /// the page stale. Gives the bit to go on with.
     pub(crate) fn fill_copied_page(&mut self, number: u64, from: u64, page: &mut [u8; PAGE_BYTES]) -> Option<u64> {
-        let first = number * self.page_chunks;
-        let page_end = (first + self.page_chunks).min(self.copy_state.len());
-        let end = page_end.min(first + from + CHUNKS_AT_ONCE);
-        for index in first + from..end {
-            let within = index - first;
-            if !self.is_in_step(index) {
-                set_bit(page, within, false);
-            } else if self.durability.get(index) == Durability::Clean {
-                set_bit(page, within, true);
-            } else if !bit(page, within) {
+        let (first, part, page_end) = self.part_of_page(number, from);
+        let mut at = part.start;
+        while at < part.end {
+            let (is_in_step, end) = self.in_step_run(at, part.end);
+            let (durability, end) = self.durability.run_at(at, end);
+            let bits = at - first..end - first;
+            at = end;
+            if !is_in_step {
+                set_bits(page, bits, false);
+            } else if durability == Durability::Clean {
+                set_bits(page, bits, true);
+            } else if bits.into_iter().any(|number| !bit(page, number)) {
                 self.stale_pages.insert(number);
             }
         }
-        (end < page_end).then_some(end - first)
+        (part.end < page_end).then_some(part.end - first)
     }
 
     /// The same part of the pages that say what was skipped, one for each reason.
     pub(crate) fn fill_skipped_pages(&self, number: u64, from: u64, pages: &mut [Box<[u8; PAGE_BYTES]>]) {
         let Some(map) = &self.skip_map else { return };
-        let first = number * self.page_chunks;
-        let end = (first + self.page_chunks).min(self.copy_state.len()).min(first + from + CHUNKS_AT_ONCE);
-        for index in first + from..end {
-            let known = map.reason(index).filter(|_| self.is_in_step(index));
-            for (page, reason) in pages.iter_mut().zip(SkipReason::ALL) {
-                set_bit(&mut page[..], index - first, known == Some(reason));
+        let (first, part, _) = self.part_of_page(number, from);
+        for page in &mut *pages {
+            set_bits(&mut page[..], part.start - first..part.end - first, false);
+        }
+        let mut at = part.start;
+        while let Some((run, reason)) = map.next_run(at..part.end) {
+            at = run.end;
+            let page = SkipReason::ALL.into_iter().zip(&mut *pages).find(|(other, _)| *other == reason);
+            let (_, page) = page.expect("each reason has its page");
+            let mut next = run.start;
+            while next < run.end {
+                let (is_in_step, end) = self.in_step_run(next, run.end);
+                set_bits(&mut page[..], next - first..end - first, is_in_step);
+                next = end;
             }
         }
+    }
+
+    /// The chunks of a page of the progress map that are looked at under one lock, from its bit `from` on. Gives the page's
+    /// first chunk before them and its end behind them.
+    fn part_of_page(&self, number: u64, from: u64) -> (u64, Range<u64>, u64) {
+        let first = number * self.page_chunks;
+        let page_end = (first + self.page_chunks).min(self.copy_state.len());
+        (first, first + from..page_end.min(first + from + CHUNKS_AT_ONCE), page_end)
     }
 
     /// The extents of the activity log, from number `from` on, that need not be there any more. Nothing in them is in

@@ -134,6 +134,12 @@ impl DirtyBitmap {
         self.marks.get(index) == Mark::Clean
     }
 
+    /// Whether chunk `from` has no mark, and where the run of chunks ends of which that is as true, at most `limit`.
+    pub(crate) fn run_at(&self, from: u64, limit: u64) -> (bool, u64) {
+        let (mark, end) = self.marks.run_at(from, limit);
+        (mark == Mark::Clean, end)
+    }
+
     /// The first chunk without a mark at or after `from`.
     pub(crate) fn next_clean(&self, from: u64) -> Option<u64> {
         self.marks.next(Mark::Clean, from)
