@@ -185,7 +185,7 @@ impl Host {
         let run = std::mem::take(&mut *self.shared.now.lock());
         let besides = self.besides();
         besides.iter().for_each(|volume| drop(std::mem::take(&mut *volume.shared.now.lock())));
-        self.shared.daemon_harness.note_death();
+        self.volumes().iter().for_each(|volume| volume.shared.daemon_harness.note_death());
         self.shared.world.fault("crash", format_args!("the process is killed"));
         if let Some(process) = run.process {
             process.kill().await;

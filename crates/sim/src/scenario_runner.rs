@@ -291,11 +291,11 @@ impl<'a> ScenarioRunner<'a> {
                 self.trouble_store(seat, Faults { write_errors: 0.7, ..self.scenario.journal_faults })
             }
             FaultEvent::StoreSlow => self.trouble_store(seat, Faults { stuck: 0.7, ..self.scenario.journal_faults }),
-            FaultEvent::PeerCrash => seat.host.strike_peer(Outage::Death, self.scenario.downtime).await,
-            FaultEvent::PeerPowerLoss => seat.host.strike_peer(Outage::PowerLoss, self.scenario.downtime).await,
-            FaultEvent::PeerMeddled => seat.host.strike_peer(Outage::Meddling, self.scenario.downtime).await,
-            FaultEvent::PeerUnheard => seat.host.silence_and_strike_peer(self.scenario.downtime).await,
-            FaultEvent::PeerTrouble => seat.host.trouble_with_peer(),
+            FaultEvent::PeerCrash => self.first().host.strike_peer(Outage::Death, self.scenario.downtime).await,
+            FaultEvent::PeerPowerLoss => self.first().host.strike_peer(Outage::PowerLoss, self.scenario.downtime).await,
+            FaultEvent::PeerMeddled => self.first().host.strike_peer(Outage::Meddling, self.scenario.downtime).await,
+            FaultEvent::PeerUnheard => self.first().host.silence_and_strike_peer(self.scenario.downtime).await,
+            FaultEvent::PeerTrouble => self.first().host.trouble_with_peer(),
             FaultEvent::WrongEpoch => seat.host.ask_under_wrong_epoch().await,
             FaultEvent::ArbiterTrouble => seat.host.trouble_with_arbiter(),
             FaultEvent::ArbiterLate => seat.host.delay_arbiter(),

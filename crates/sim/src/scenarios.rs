@@ -165,6 +165,9 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "the other host's daemon is killed at one await or step of its files",
         hosts::dying_there,
     ),
+    scenario("hosts-together", "several volumes move to another host as one, and either daemon dies", hosts::together),
+    scenario("hosts-together-judged", "the same with an arbiter that is hard to ask", hosts::together_judged),
+    scenario("hosts-together-await", "the same, and one of the daemons is killed at one await", hosts::together_dying),
     scenario(
         "snapshots-await",
         "a move by snapshots whose process is killed at one await or step of its files",

@@ -27,6 +27,10 @@ pub(crate) struct Names {
     pub(crate) map: &'static str,
     pub(crate) port: &'static str,
     pub(crate) wire: &'static str,
+    /// What another host calls the volume once it has moved there.
+    pub(super) there: &'static str,
+    pub(super) journal_there: &'static str,
+    pub(super) map_there: &'static str,
     /// The directory of its places.
     pool: &'static str,
 }
@@ -43,6 +47,9 @@ macro_rules! names {
             map: concat!("map", $suffix),
             port: concat!("port", $suffix),
             wire: concat!("wire", $suffix),
+            there: concat!("1", $suffix),
+            journal_there: concat!("neighbour-journal", $suffix),
+            map_there: concat!("neighbour-map", $suffix),
             pool: $pool,
         }
     };
@@ -96,13 +103,18 @@ impl Host {
 
     /// The volume whose place is at `path`; the first one's if it is nobody's.
     pub(super) fn with_place(&self, path: &Path) -> Self {
-        let is_meant = |volume: &Self| path.starts_with(Path::new("/").join(names(volume.shared.number).pool));
+        let stem = path.file_stem();
+        let is_meant = |volume: &Self| {
+            let names = names(volume.shared.number);
+            path.starts_with(Path::new("/").join(names.pool)) || stem.is_some_and(|stem| stem == names.there)
+        };
         self.besides().into_iter().find(is_meant).unwrap_or_else(|| self.clone())
     }
 
-    /// The volume of that name; the first one if there is none.
+    /// The volume of that name, on either host; the first one if there is none.
     pub(super) fn named(&self, name: &str) -> Self {
-        self.besides().into_iter().find(|volume| volume.name() == name).unwrap_or_else(|| self.clone())
+        let is_meant = |volume: &Self| volume.name() == name || names(volume.shared.number).there == name;
+        self.besides().into_iter().find(is_meant).unwrap_or_else(|| self.clone())
     }
 
     /// The volume in whose directory `path` is, or will be once its name counts.

@@ -44,7 +44,7 @@ use group::GroupStore;
 pub use peer_host::Outage;
 use peer_host::PeerHost;
 use together::Together;
-use watched::{Watched, alive, document_in};
+use watched::Watched;
 
 /// The files of the layers over an image are kept beside a place of their own: this, and the image's number.
 const LAYERS_OF: usize = 2;
@@ -67,6 +67,8 @@ pub(super) struct DaemonHarness {
     groups: Arc<GroupStore>,
     /// The daemon has said, or shown, that it has the volume.
     is_attached: Mutex<bool>,
+    /// The newest job of the volume whose end was seen.
+    job_seen: Mutex<u64>,
     /// Which files of layers were beside the target before a move, and in which life of the process.
     layers_before: Mutex<Option<(u32, Vec<u32>)>>,
 }
@@ -101,9 +103,11 @@ impl DaemonHarness {
     pub(super) fn beside(first: &Self, volume: usize, map: &Disk) -> Self {
         let files = first.files.clone();
         files.add_map(names(volume).volume, map);
+        let peer = first.peer.as_ref().map(|peer| peer.beside(volume));
         // No two files of the world have one number.
-        let places = [1, 2].map(|number| Place { exists: true, number: number + 1_000_000 * volume as u64 });
-        Self::with(files, places, None, (Arc::clone(&first.together), Arc::clone(&first.groups)))
+        let places = [1, 2]
+            .map(|number| Place { exists: number == 1 || peer.is_none(), number: number + 1_000_000 * volume as u64 });
+        Self::with(files, places, peer, (Arc::clone(&first.together), Arc::clone(&first.groups)))
     }
 
     fn with(
@@ -114,7 +118,8 @@ impl DaemonHarness {
     ) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
         let (places, slots, layers_before) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, layers_before }
+        let job_seen = Mutex::new(0);
+        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, job_seen, layers_before }
     }
 
     /// The power of the host is gone.
@@ -140,9 +145,9 @@ impl DaemonHarness {
 
 /// The number of the place at `path`.
 fn side_of(path: &Path) -> usize {
-    // The other host's has an extension, and what lies beside it one more.
+    // The other host's is called like the volume there and has an extension, and what lies beside it one more.
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    usize::from(name.split('.').next() == Some("1"))
+    usize::from(name.split(['.', '-']).next() == Some("1"))
 }
 
 /// The number of the place at `path` among those that have files beside them: the two images, and then the layers of each.
@@ -276,13 +281,24 @@ impl Host {
     fn recall_job(&self, core: &::daemon::Core) {
         if self.jobs(core).any(|job| !is_over(&job)) {
             *self.shared.wanted.lock() = false;
-        } else if self.status() == Status::Running {
-            if let Some(job) = self.jobs(core).next() {
-                self.check_wished(&job);
-                self.note_if_undone(&job);
+            return;
+        }
+        let newest = self.jobs(core).next();
+        // The life before may have died before anybody saw it run, and this one may have ended it already.
+        let is_unseen = newest.as_ref().is_some_and(|job| job.id > *self.shared.daemon_harness.job_seen.lock());
+        if self.status() == Status::Running || self.status() == Status::Idle && is_unseen {
+            if let Some(job) = &newest {
+                self.note_seen(job);
+                self.check_wished(job);
+                self.note_if_undone(job);
             }
+            *self.shared.wanted.lock() = false;
             self.settle("the process died", None);
         }
+    }
+
+    fn note_seen(&self, job: &Job) {
+        *self.shared.daemon_harness.job_seen.lock() = job.id;
     }
 
     /// Somebody has wished the move away.
@@ -363,7 +379,7 @@ impl Host {
         let options = &self.shared.setup.options;
         MoveRequest {
             to: match self.shared.setup.is_between_hosts {
-                true => "b:1".to_owned(),
+                true => format!("b:{}", names(self.shared.number).there),
                 false => format!("file:{}", self.path_of(1 - from)),
             },
             bandwidth: options.bandwidth,
@@ -423,6 +439,7 @@ impl Host {
         let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
         let why = ended.as_ref().and_then(|job| job.error.as_ref()).map_or_else(String::new, ToString::to_string);
         self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
+        self.note_seen(job);
         if let Some(job) = &ended {
             self.check_wished(job);
             self.note_if_undone(job);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::Phase;
+use migrate::{MoveOptions, Phase, Strategy};
 
 use super::{common, small, sparse};
 use crate::fault_event::{Event, When};
@@ -23,6 +23,15 @@ fn around(rng: &Rng, scenario: Scenario, what: FaultEvent) -> Scenario {
 
 fn between(rng: &Rng) -> Scenario {
     common(rng).between_hosts().within(Duration::from_millis(rng.pick(&[60, 200, 600])))
+}
+
+/// Two volumes or three that switch over to the other host as one, by strategies of their own.
+fn as_one(rng: &Rng, scenario: Scenario) -> Scenario {
+    let any = |options: &mut MoveOptions| {
+        options.strategy = rng.pick(&[Strategy::Mirror, Strategy::Mirror, Strategy::Dbt, Strategy::Auto]);
+    };
+    let count = rng.within(2..=3) as usize;
+    scenario.moves_at_once(rng.pick(&[1, 3])).options(any).volumes(count, any).together()
 }
 
 pub(super) fn quiet(rng: &Rng) -> Scenario {
@@ -171,4 +180,54 @@ pub(super) fn judged_late(rng: &Rng) -> Scenario {
     let scenario = between(rng).with_arbiter().at(When::In(Phase::PreSwitch), FaultEvent::ArbiterLate);
     let scenario = scenario.at(When::In(Phase::InDoubt), FaultEvent::Crash).with(FaultEvent::ArbiterLate, rng.below(2));
     if rng.chance(0.3) { scenario.at(When::In(Phase::Committing), FaultEvent::PeerTrouble) } else { scenario }
+}
+
+/// Around the one commit of several volumes: either host's daemon dies or has no power, the way is gone, one of the moves is
+/// cancelled, the record of the group is hard to store.
+pub(super) fn together(rng: &Rng) -> Scenario {
+    let load = Load { requests: rng.pick(&[300, 1500]), ..common(rng).load };
+    let mut scenario = between(rng).guest(load);
+    let faults = [
+        FaultEvent::Crash,
+        FaultEvent::Crash,
+        FaultEvent::PeerCrash,
+        FaultEvent::PeerCrash,
+        FaultEvent::PeerTrouble,
+        FaultEvent::StoreFails,
+        FaultEvent::StoreSlow,
+        FaultEvent::Cancel,
+    ];
+    for _ in 0..rng.within(1..=4) {
+        scenario = around(rng, scenario, rng.pick(&faults));
+    }
+    if rng.chance(0.3) {
+        scenario = scenario.with(FaultEvent::Cancel, 1).with(FaultEvent::PeerCrash, 1);
+    }
+    if rng.chance(0.2) {
+        scenario = scenario.with(FaultEvent::PeerPowerLoss, 1);
+    }
+    as_one(rng, scenario)
+}
+
+/// The same, where an arbiter decides that is hard to ask.
+pub(super) fn together_judged(rng: &Rng) -> Scenario {
+    let scenario = between(rng).with_arbiter().with(FaultEvent::ArbiterTrouble, rng.within(1..=3));
+    let mut scenario = around(rng, scenario, FaultEvent::ArbiterTrouble);
+    if rng.chance(0.4) {
+        let what = rng.pick(&[FaultEvent::Crash, FaultEvent::Cancel, FaultEvent::PeerTrouble]);
+        scenario = scenario.at(When::In(rng.pick(&[Phase::InDoubt, Phase::Reverting])), what);
+    }
+    for _ in 0..rng.below(3) {
+        scenario =
+            around(rng, scenario, rng.pick(&[FaultEvent::Crash, FaultEvent::PeerCrash, FaultEvent::PeerTrouble]));
+    }
+    as_one(rng, scenario)
+}
+
+/// Either daemon is killed at one await of several moves that end as one.
+pub(super) fn together_dying(rng: &Rng) -> Scenario {
+    let scenario = as_one(rng, small(rng).between_hosts()).dies_at_poll(rng.below(700));
+    let scenario = if rng.chance(0.4) { scenario.dies_at_poll(rng.below(700)) } else { scenario };
+    let scenario = if rng.chance(0.3) { scenario.with_arbiter() } else { scenario };
+    if rng.chance(0.5) { scenario.peer_dies() } else { scenario }
 }

@@ -309,14 +309,21 @@ impl Daemon {
                     Some(over) if over.state == JobState::Done || self.has_moved(over) => {}
                     Some(over) if over.state == JobState::Cancelled => _ = handle.cancel(),
                     Some(over) => handle.fail(failed_with(&volume.name, member, over.error.as_ref())),
-                    // The daemon died while the jobs were put on record: none of them has begun.
-                    None if job.record.sessions == 0 && !is_under_way => {
+                    // The daemon died while the jobs were put on record. None of them had begun then, and this one waits for
+                    // the missing one for ever.
+                    None if !is_under_way && (job.record.sessions == 0 || self.waits_for(group, member)) => {
                         handle.fail(failed_with(&volume.name, member, None))
                     }
                     None => {}
                 }
             }
         }
+    }
+
+    /// Whether the commit of `group` waits for `member`, about which this daemon knows all that there is.
+    fn waits_for(&self, group: &GroupDocument, member: &str) -> bool {
+        let found = group.record.and_then(|record| self.groups.lock().get(&record).cloned());
+        found.is_some_and(|found| !found.is_committed()) && !self.is_unreadable(member)
     }
 
     /// Whether a job that is over has put its volume where it was to go.

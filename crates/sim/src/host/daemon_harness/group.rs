@@ -8,6 +8,8 @@ use block::{Bytes, Device, Filter, IoFuture, Mutation};
 use parking_lot::Mutex;
 
 use super::Host;
+use super::fake_arbiter::FakeArbiter;
+use super::peer_host::PeerHost;
 use super::watched::{alive, payload_in};
 use crate::disk::{Disk, Timing};
 use crate::host::setup::Role;
@@ -74,12 +76,25 @@ impl Host {
         for volume in self.volumes().iter().filter(|volume| record.members.iter().any(|name| name == volume.name())) {
             volume.check_commit(volume.holder());
             volume.check_durable_there();
+            volume.check_awaited_there();
+        }
+    }
+
+    /// The other host is ready to take the volume, or has it.
+    fn check_awaited_there(&self) {
+        let Some(peer) = &self.shared.daemon_harness.peer else { return };
+        if !peer.is_prepared() && !peer.holds() {
+            let what = format!("a group is committed, and the neighbour is not ready to take {}", self.name());
+            self.shared.world.violate(Invariant::CrashResume, what);
         }
     }
 
     /// The commit of a volume of a group is about to be stored.
     pub(super) fn check_group_committed(&self) {
-        if !self.shared.daemon_harness.groups.is_committed() {
+        // What the arbiter has decided counts for all volumes, whether the record has heard of it or not.
+        let fake_arbiter = self.shared.daemon_harness.peer.as_ref().and_then(PeerHost::fake_arbiter);
+        let is_decided = fake_arbiter.is_some_and(FakeArbiter::has_committed);
+        if !is_decided && !self.shared.daemon_harness.groups.is_committed() {
             let what = format!("{} goes to its target, and the record of its group does not say so", self.name());
             self.shared.world.violate(Invariant::OneWriter, what);
         }

@@ -11,6 +11,7 @@
 mod faults;
 mod latency_check;
 mod stale_peer;
+mod volume;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,31 +19,32 @@ use std::time::Duration;
 use ::daemon::arbiter::Arbiter;
 use ::daemon::hosts::{HostName, Reception};
 use ::daemon::platform::Hosts;
-use ::daemon::{IncomingStage, VolumeDocument};
-use block::{Bytes, Device, Error, ErrorKind, Filter, IoFuture, Mutation};
+use block::{Error, ErrorKind};
 use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, Dialer, PeerName};
 use parking_lot::Mutex;
 
+use super::LAYERS_OF;
 use super::fake_arbiter::FakeArbiter;
-use super::{LAYERS_OF, Slots, alive, document_in};
-use crate::disk::{Disk, Timing};
 use crate::files::SimFiles;
 use crate::host::Host;
+use crate::host::beside::names;
 use crate::link::{Link, LinkFigures};
 use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::rng::Rng;
 use crate::world::{Invariant, World};
 pub use faults::Outage;
+use volume::PeerVolume;
 
 /// What the two hosts call each other.
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// The other host. Clones are the same.
+/// The other host as one of the volumes has it. Clones are the same.
 #[derive(Clone)]
 pub(in crate::host) struct PeerHost {
     shared: Arc<Shared>,
+    volume: Arc<PeerVolume>,
 }
 
 /// A process that serves connections, and what does that in it.
@@ -52,8 +54,6 @@ struct Shared {
     world: World,
     rng: Rng,
     files: SimFiles,
-    journal: Disk,
-    map: Disk,
     link: Link,
     /// Who serves connections of the other, of each host, and in which process.
     receptions: Mutex<[Option<Reachable>; 2]>,
@@ -64,41 +64,19 @@ struct Shared {
     process: Mutex<Option<Process>>,
     lives: Mutex<u32>,
     boots: Mutex<u8>,
-    /// What may be found in its journal.
-    slots: Mutex<Slots>,
-    /// It has durably taken the volume; and the first host's guest may use it there.
-    is_held: Mutex<bool>,
-    is_used: Mutex<bool>,
-    flushes: Mutex<Flushes>,
     /// Whoever decides while the two cannot reach each other.
     fake_arbiter: Option<FakeArbiter>,
     /// It is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
 }
 
-/// Flushes of the target, by numbers that grow.
-#[derive(Default)]
-struct Flushes {
-    begun: u64,
-    done: u64,
-    /// Which one covers what a dead daemon of the source has passed on.
-    after_death: u64,
-    /// Which one covers what was written again after this host had lost its power.
-    after_power_loss: u64,
-    /// How many answers the guest had got when a new daemon of the source began to serve it.
-    served_from: Option<u64>,
-}
-
 impl PeerHost {
     pub(super) fn new(world: &World, has_arbiter: bool) -> Self {
-        let journal = Disk::new(world, "neighbour-journal", Bytes::mib(1), 512, Timing::FLASH);
-        let map = Disk::new(world, "neighbour-map", Bytes::mib(1), 512, Timing::FLASH);
+        let volume = PeerVolume::new(world, 0);
         let shared = Shared {
             world: world.clone(),
             rng: world.rng("neighbour"),
-            files: SimFiles::new(world, &map),
-            journal,
-            map,
+            files: SimFiles::new(world, volume.map()),
             link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
             receptions: Mutex::default(),
             cuts: Mutex::new(0),
@@ -106,38 +84,25 @@ impl PeerHost {
             process: Mutex::default(),
             lives: Mutex::new(0),
             boots: Mutex::new(128),
-            slots: Mutex::default(),
-            is_held: Mutex::new(false),
-            is_used: Mutex::new(false),
-            flushes: Mutex::default(),
             fake_arbiter: has_arbiter.then(|| FakeArbiter::new(world)),
             outage: tokio::sync::Mutex::default(),
         };
-        Self { shared: Arc::new(shared) }
+        Self { shared: Arc::new(shared), volume: Arc::new(volume) }
+    }
+
+    /// The same host as volume `number` has it.
+    pub(super) fn beside(&self, number: usize) -> Self {
+        let volume = PeerVolume::new(&self.shared.world, number);
+        self.shared.files.add_map(names(number).there, volume.map());
+        Self { shared: Arc::clone(&self.shared), volume: Arc::new(volume) }
     }
 
     pub(super) fn files(&self) -> &SimFiles {
         &self.shared.files
     }
 
-    /// The disk of its volumes' journals, for `process`.
-    pub(super) async fn journal(&self, host: &Host, process: &Process) -> Device {
-        let lower = self.shared.journal.open(0).await;
-        let (host, process) = (host.clone(), process.clone());
-        Device::new("neighbour-journal", Watched { lower, host, process, peer: self.clone() })
-    }
-
-    pub(super) fn map(&self) -> &Disk {
-        &self.shared.map
-    }
-
     pub(super) fn boot(&self) -> u8 {
         *self.shared.boots.lock()
-    }
-
-    /// The place of the target as this host's daemon opens it.
-    pub(super) fn counted(&self, host: &Host, lower: Device) -> Device {
-        Device::new("target", Counted { lower, host: host.clone(), peer: self.clone() })
     }
 
     /// The other daemons as host number `own` sees them from `process`.
@@ -145,55 +110,15 @@ impl PeerHost {
         Arc::new(Seen { peer: self.clone(), own, process: process.clone() })
     }
 
-    /// Whether it is durably ready to take the volume under `epoch`, or has it.
-    pub(super) fn is_ready_for(&self, epoch: u64) -> bool {
-        self.stage() == Some(IncomingStage::Prepared { epoch }) || self.holds()
-    }
-
-    /// Whether it has durably taken the volume.
-    pub(super) fn holds(&self) -> bool {
-        *self.shared.is_held.lock()
-    }
-
-    /// Whether it says durably that it is ready, and does not have it.
-    pub(super) fn is_prepared(&self) -> bool {
-        matches!(self.stage(), Some(IncomingStage::Prepared { .. }))
-    }
-
-    fn stage(&self) -> Option<IncomingStage> {
-        self.document().and_then(|document| document.incoming).map(|incoming| incoming.stage)
-    }
-
-    /// Whether nothing else may be on record than what is.
-    fn is_certain(&self) -> bool {
-        self.shared.slots.lock().doubtful.is_empty()
-    }
-
-    /// What it has durably on record of the volume.
-    fn document(&self) -> Option<VolumeDocument> {
-        self.shared.slots.lock().acknowledged.as_deref().and_then(|slot| serde_json::from_slice(slot).ok())
-    }
-
     /// The arbiter, if there is one.
     pub(super) fn fake_arbiter(&self) -> Option<&FakeArbiter> {
         self.shared.fake_arbiter.as_ref()
-    }
-
-    /// The source's daemon has died.
-    pub(super) fn note_death(&self) {
-        let mut flushes = self.shared.flushes.lock();
-        (flushes.after_death, flushes.served_from) = (flushes.begun + 1, None);
     }
 
     /// The story is over. Each daemon is held by who reaches it and holds the way to the other one: without this, both would stay.
     pub(super) fn close(&self) {
         let receptions = std::mem::take(&mut *self.shared.receptions.lock());
         drop(receptions);
-    }
-
-    /// A new daemon of the source serves the guest, which has got so many answers until now.
-    pub(super) fn note_served(&self, answered: u64) {
-        self.shared.flushes.lock().served_from.get_or_insert(answered);
     }
 }
 
@@ -262,8 +187,9 @@ impl Host {
         if self.shared.daemon_harness.places.lock()[1].exists {
             return Some("the other host has a file".to_owned());
         }
-        if let Some(path) = peer.shared.files.below("/state/volumes").next() {
-            return Some(format!("the other host has {path}"));
+        let directory = format!("/state/volumes/{}", names(self.shared.number).there);
+        if peer.shared.files.below("/state/volumes").any(|path| path == directory) {
+            return Some(format!("the other host has {directory}"));
         }
         if self.has_layers(1) {
             return Some("the other host has files of layers".to_owned());
@@ -292,96 +218,6 @@ impl Host {
         if self.has_layers(1) {
             world.occur(Occurrence::Told("layers there"));
         }
-    }
-}
-
-/// The journals' disk as one life of the other daemon has it.
-struct Watched {
-    lower: Device,
-    host: Host,
-    process: Process,
-    peer: PeerHost,
-}
-
-impl Filter for Watched {
-    fn lower(&self) -> &Device {
-        &self.lower
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            alive(&self.process).await;
-            let Some((document, slot)) = document_in(&mutation) else { return self.lower.write(mutation).await };
-            let Shared { world, slots, .. } = &*self.peer.shared;
-            let stage = document.incoming.as_ref().map(|incoming| incoming.stage);
-            let job = document.incoming.as_ref().map(|incoming| incoming.job);
-            let held = slots.lock().acknowledged.as_deref().and_then(|document| {
-                let document: VolumeDocument = serde_json::from_slice(document).ok()?;
-                document.incoming.filter(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
-            });
-            match (held, stage) {
-                (Some(held), stage) if job != Some(held.job) || stage != Some(held.stage) => {
-                    let what = format!("the neighbour holds the volume as {held:?}, and now records {stage:?}");
-                    world.violate(Invariant::OneWriter, what);
-                }
-                (None, Some(IncomingStage::Held { epoch })) if !self.host.has_given_up(epoch) => {
-                    let what = format!("the neighbour takes the volume under epoch {epoch}; it was not given up");
-                    world.violate(Invariant::OneWriter, what);
-                }
-                _ => {}
-            }
-            slots.lock().doubtful.push(slot.clone());
-            let stored = self.lower.write(mutation).await;
-            let word = if stored.is_ok() { "durable" } else { "in doubt" };
-            world.event(format_args!("the neighbour's journal {word}: {stage:?}"));
-            if stored.is_ok() {
-                *slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
-                *self.peer.shared.is_held.lock() = matches!(stage, Some(IncomingStage::Held { .. }));
-            }
-            stored
-        })
-    }
-}
-
-/// The place of the target as the other daemon has it.
-struct Counted {
-    lower: Device,
-    host: Host,
-    peer: PeerHost,
-}
-
-impl Filter for Counted {
-    fn lower(&self) -> &Device {
-        &self.lower
-    }
-
-    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
-        // Whoever uses the volume there is the first host's guest, and that comes when this host has given it up on record.
-        let is_used = || {
-            let mut is_used = self.peer.shared.is_used.lock();
-            *is_used = *is_used || self.host.has_given_up_on_record();
-            *is_used
-        };
-        if self.peer.holds() && !is_used() {
-            let what = format!("{} is written by the copy, and the neighbour has taken the volume", mutation.extent());
-            self.peer.shared.world.violate(Invariant::OneWriter, what);
-        }
-        Box::pin(self.lower.write(mutation))
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            let number = {
-                let mut flushes = self.peer.shared.flushes.lock();
-                flushes.begun += 1;
-                flushes.begun
-            };
-            self.lower.flush().await?;
-            let mut flushes = self.peer.shared.flushes.lock();
-            flushes.done = number.max(flushes.done);
-            drop(flushes);
-            Ok(())
-        })
     }
 }
 

@@ -87,8 +87,13 @@ impl Host {
         };
         let hosts = HostsConfig { streams: 2, incoming_dirs: vec!["/pool".into()], ..HostsConfig::default() };
         let socket_dir = Some("/run".into());
-        let config =
-            Config { request_pool_mib: 64, history_max: 3, socket_dir, hosts: Some(hosts), ..Config::default() };
+        let config = Config {
+            request_pool_mib: 64,
+            history_max: 3 * self.volumes().len(),
+            socket_dir,
+            hosts: Some(hosts),
+            ..Config::default()
+        };
         (ground, config)
     }
 
@@ -350,7 +355,8 @@ impl Network for ProcessView {
         export: Arc<Export>,
         _: Clients,
     ) -> BoxFuture<'a, Result<(), api::v1::Error>> {
-        let peer = self.host.shared.daemon_harness.peer.as_ref();
+        let host = self.host.named(&uri.export);
+        let peer = host.shared.daemon_harness.peer.as_ref();
         match peer {
             // Nobody comes to the neighbour's export: its guest is still at the first host.
             Some(peer) if self.is_far => {
@@ -360,14 +366,13 @@ impl Network for ProcessView {
                 }
             }
             _ => {
-                let host = self.host.named(&uri.export);
                 if export.name() != host.name() {
                     let what = format!("the guest of {} is offered {}", host.name(), export.name());
                     host.shared.world.violate(Invariant::StableRead, what);
                 }
                 host.offer(&self.process, export);
                 if let Some(peer) = peer {
-                    peer.note_served(self.host.shared.guest.report().answered);
+                    peer.note_served(host.shared.guest.report().answered);
                 }
             }
         }

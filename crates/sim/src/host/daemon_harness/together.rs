@@ -64,7 +64,14 @@ impl Host {
         }
         let tuned: BTreeMap<_, _> =
             volumes.iter().map(|volume| (volume.name(), &volume.shared.setup.options)).collect();
-        let started = core.start_tuned_moves_together(requests, |name, options| options.clone_from(tuned[name])).await;
+        let is_between_hosts = self.shared.setup.is_between_hosts;
+        let started = core.start_tuned_moves_together(requests, |name, options| {
+            // What a move to another host needs, the daemon knows better.
+            if !is_between_hosts {
+                options.clone_from(tuned[name]);
+            }
+        });
+        let started = started.await;
         self.shared.daemon_harness.together.lock().is_asked = false;
         match started {
             Ok(_) => {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use ::daemon::IncomingStage;
 use block::Bytes;
 
-use super::{FakeArbiter, Flushes, PeerHost, Shared};
+use super::volume::Flushes;
+use super::{FakeArbiter, PeerHost, Shared};
 use crate::disk::Disk;
 use crate::host::Host;
 use crate::link::Side;
@@ -36,9 +37,9 @@ impl Host {
     pub async fn strike_peer(&self, outage: Outage, downtime: Duration) {
         let Some(peer) = &self.shared.daemon_harness.peer else { return };
         let _outage = peer.shared.outage.lock().await;
-        let answered = || self.shared.guest.report().answered;
         // Whatever the guest is told by a new daemon of the source must be there already, and so what it was told before.
-        let is_settled = |flushes: &Flushes| {
+        let is_settled = |volume: &Self, flushes: &Flushes| {
+            let answered = || volume.shared.guest.report().answered;
             flushes.done >= flushes.after_death || flushes.served_from.is_some_and(|from| answered() > from)
         };
         if outage == Outage::PowerLoss && !self.is_settled(is_settled).await {
@@ -64,14 +65,16 @@ impl Host {
     }
 
     fn take_power(&self, peer: &PeerHost) {
-        let Shared { files, journal, map, boots, flushes, .. } = &*peer.shared;
-        [journal, map, &self.shared.sides[1]].into_iter().for_each(Disk::lose_power);
+        let Shared { files, boots, .. } = &*peer.shared;
+        for volume in self.volumes() {
+            let Some(peer) = &volume.shared.daemon_harness.peer else { continue };
+            [&peer.volume.journal, &peer.volume.map, &volume.shared.sides[1]].into_iter().for_each(Disk::lose_power);
+            volume.shared.shelf.lose_power(|side| self.is_of_peer(side));
+            let mut flushes = peer.volume.flushes.lock();
+            flushes.after_power_loss = flushes.begun + 1;
+        }
         files.lose_power();
-        self.shared.shelf.lose_power(|side| self.is_of_peer(side));
         *boots.lock() += 1;
-        let mut flushes = flushes.lock();
-        flushes.after_power_loss = flushes.begun + 1;
-        drop(flushes);
         self.shared.world.fault("neighbour-power-loss", format_args!("the neighbour has no power"));
     }
 
@@ -98,22 +101,25 @@ impl Host {
 
     /// Waits until a death of this host's daemon loses nothing that was passed on.
     pub async fn may_die(&self) -> bool {
-        self.is_settled(|flushes| flushes.done >= flushes.after_power_loss).await
+        self.is_settled(|_, flushes| flushes.done >= flushes.after_power_loss).await
     }
 
-    async fn is_settled(&self, is_settled: impl Fn(&Flushes) -> bool) -> bool {
-        let Some(peer) = &self.shared.daemon_harness.peer else { return true };
+    /// Waits until `is_settled` is true of each volume that has moved. False if that takes too long.
+    async fn is_settled(&self, is_settled: impl Fn(&Self, &Flushes) -> bool) -> bool {
+        let volumes = self.volumes();
+        let waits = |volume: &Self| {
+            let Some(peer) = &volume.shared.daemon_harness.peer else { return false };
+            let is_moved = volume.holder() == 1 || peer.fake_arbiter().is_some_and(FakeArbiter::has_committed);
+            is_moved && !is_settled(volume, &peer.volume.flushes.lock())
+        };
         let until = self.shared.world.now() + SETTLING_MAX;
-        loop {
-            let is_moved = self.holder() == 1 || peer.fake_arbiter().is_some_and(FakeArbiter::has_committed);
-            if !is_moved || is_settled(&peer.shared.flushes.lock()) {
-                return true;
-            }
+        while volumes.iter().any(waits) {
             if self.shared.world.now() >= until {
                 return false;
             }
             self.shared.world.sleep(Duration::from_millis(1)).await;
         }
+        true
     }
 
     /// The hosts cannot reach each other for a while, in one of the ways there are.
