@@ -57,7 +57,12 @@ impl Seat {
         let alignment = scenario.target_alignment.unwrap_or(scenario.alignment);
         let target = Disk::new(world, names.target, target_size, alignment, scenario.timings[1]);
         let journal = Disk::new(world, names.journal, Bytes::mib(1), 512, Timing::FLASH);
-        let map_bytes = Bytes::mib(if scenario.setup.changes_layers { 4 } else { 1 });
+        let map_bytes = match scenario.setup.changes_layers {
+            true => {
+                map_bytes_needed(scenario, size, scenario.options_of(number)).unwrap_or_default().max(Bytes::mib(4))
+            }
+            false => Bytes::mib(1),
+        };
         let map = Disk::new(world, names.map, map_bytes, 512, Timing::FLASH);
         let contents = original(scenario, size, rng);
         let mut bytes = vec![0; SECTOR_BYTES as usize];
@@ -116,10 +121,7 @@ impl Seat {
         self.sides.iter().for_each(|side| side.set_limits(Limits { in_flight, end: None }));
         let end = Some(Journal::<VolumeDocument>::bytes_needed());
         self.journal.set_limits(Limits { end, in_flight: None });
-        let page_chunks = scenario.setup.map_page_chunks;
-        let copied = if scenario.setup.changes_layers { with_layers(self.size) } else { self.size };
-        let needed = |chunk| ProgressMap::bytes_needed_with_skips(copied, chunk, page_chunks);
-        let end = ChunkSize::new(options.chunk_bytes).map(needed);
+        let end = map_bytes_needed(scenario, self.size, options);
         self.map.set_limits(Limits { end, in_flight: None });
     }
 
@@ -170,6 +172,13 @@ fn original(scenario: &Scenario, size: Bytes, rng: &Rng) -> Vec<Content> {
         contents.extend(std::iter::repeat_n(content, length.min(count - contents.len())));
     }
     contents
+}
+
+/// How large the progress map of a volume of `size` is at most. Nothing if its chunks have no valid size.
+fn map_bytes_needed(scenario: &Scenario, size: Bytes, options: &MoveOptions) -> Option<Bytes> {
+    let copied = if scenario.setup.changes_layers { with_layers(size) } else { size };
+    let chunk = ChunkSize::new(options.chunk_bytes)?;
+    Some(ProgressMap::bytes_needed_with_skips(copied, chunk, scenario.setup.map_page_chunks))
 }
 
 /// How much a move of a volume of `size` copies at most, with as many snapshots as anybody takes here.
