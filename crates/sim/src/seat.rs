@@ -51,8 +51,10 @@ impl Seat {
         let names = names(number);
         let size = scenario.size + Bytes(LARGER * number as u64);
         let source = Disk::new(world, names.source, size, scenario.alignment, scenario.timings[0]);
-        // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file.
-        let is_larger = rng.chance(0.2) && scenario.moves < 2 && !scenario.setup.is_between_hosts;
+        // Not where the volume comes back, for nothing moves to a smaller disk, nor on another host, which makes its file, nor
+        // with layers, which go to files alone.
+        let is_file = scenario.setup.is_between_hosts || scenario.setup.changes_layers;
+        let is_larger = rng.chance(0.2) && scenario.moves < 2 && !is_file;
         let target_size = if is_larger { size + Bytes::kib(64) } else { size };
         let alignment = scenario.target_alignment.unwrap_or(scenario.alignment);
         let target = Disk::new(world, names.target, target_size, alignment, scenario.timings[1]);
