@@ -68,7 +68,6 @@ async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) -> Re
         overlay.begin_drain();
         let failed = |error: block::Error| of_backend(&error, "the removal of a snapshot");
         loop {
-            // Once at least: it waits for writes that have begun before, and may still fill what is empty now.
             let mut from = Bytes::ZERO;
             let began = daemon.env.now();
             while let Some(moved) = overlay.drain_next(from, STEP).await.map_err(failed)? {
@@ -80,7 +79,9 @@ async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) -> Re
                 // Half of the time is the guest's.
                 daemon.env.sleep(daemon.env.now().since(began).min(Duration::from_millis(5))).await;
             }
-            if overlay.is_empty() {
+            // A write that began before the drain may fill what this pass has gone by. One that finds nothing from the
+            // beginning on has waited for all of them.
+            if from == Bytes::ZERO {
                 break;
             }
         }
