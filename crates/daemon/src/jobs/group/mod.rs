@@ -112,8 +112,10 @@ impl Daemon {
             match self.enlist(peer, volume, ready, (id, Some(group.clone())), open_backend).await {
                 Ok(one) => enlisted.push(one),
                 Err(error) => {
-                    for Enlisted { volume, handle, open_backend, .. } in enlisted {
-                        finish(self, &volume, &handle, Ending::Cancelled(None), open_backend).await;
+                    for Enlisted { volume: other, handle, open_backend, .. } in enlisted {
+                        // It is told as failed: nobody has cancelled it.
+                        handle.fail(failed_with(&other.name, &volume.name, Some(&error)));
+                        finish(self, &other, &handle, Ending::Cancelled(None), open_backend).await;
                     }
                     record.into_iter().for_each(|record| self.drop_group(record));
                     return Err(of_disk(volume, error));
