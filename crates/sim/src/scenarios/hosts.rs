@@ -182,8 +182,15 @@ pub(super) fn judged_late(rng: &Rng) -> Scenario {
     if rng.chance(0.3) { scenario.at(When::In(Phase::Committing), FaultEvent::PeerTrouble) } else { scenario }
 }
 
-/// Around the one commit of several volumes: either host's daemon dies or has no power, the way is gone, one of the moves is
-/// cancelled, the record of the group is hard to store.
+/// Something happens around the one commit of several volumes. They are committed and done with so soon after one another that
+/// nobody sees those phases of all.
+fn around_the_one(rng: &Rng, scenario: Scenario, faults: &[FaultEvent]) -> Scenario {
+    let phases = [Phase::PreSwitch, Phase::Quiescing, Phase::Committing, Phase::Switched, Phase::Done];
+    scenario.at(When::In(rng.pick(&phases)), rng.pick(faults))
+}
+
+/// Either host's daemon dies or has no power around the commit, the way is gone, one of the moves is cancelled, the record of the
+/// group is hard to store.
 pub(super) fn together(rng: &Rng) -> Scenario {
     let load = Load { requests: rng.pick(&[300, 1500]), ..common(rng).load };
     let mut scenario = between(rng).guest(load);
@@ -195,13 +202,13 @@ pub(super) fn together(rng: &Rng) -> Scenario {
         FaultEvent::PeerTrouble,
         FaultEvent::StoreFails,
         FaultEvent::StoreSlow,
-        FaultEvent::Cancel,
     ];
     for _ in 0..rng.within(1..=4) {
-        scenario = around(rng, scenario, rng.pick(&faults));
+        scenario = around_the_one(rng, scenario, &faults);
     }
     if rng.chance(0.3) {
-        scenario = scenario.with(FaultEvent::Cancel, 1).with(FaultEvent::PeerCrash, 1);
+        let phase = rng.pick(&[Phase::Copying, Phase::PreSwitch]);
+        scenario = scenario.at(When::In(phase), FaultEvent::Cancel).with(FaultEvent::PeerCrash, 1);
     }
     if rng.chance(0.2) {
         scenario = scenario.with(FaultEvent::PeerPowerLoss, 1);
@@ -212,14 +219,14 @@ pub(super) fn together(rng: &Rng) -> Scenario {
 /// The same, where an arbiter decides that is hard to ask.
 pub(super) fn together_judged(rng: &Rng) -> Scenario {
     let scenario = between(rng).with_arbiter().with(FaultEvent::ArbiterTrouble, rng.within(1..=3));
-    let mut scenario = around(rng, scenario, FaultEvent::ArbiterTrouble);
+    let mut scenario = around_the_one(rng, scenario, &[FaultEvent::ArbiterTrouble]);
     if rng.chance(0.4) {
-        let what = rng.pick(&[FaultEvent::Crash, FaultEvent::Cancel, FaultEvent::PeerTrouble]);
+        let what = rng.pick(&[FaultEvent::Crash, FaultEvent::PeerTrouble]);
         scenario = scenario.at(When::In(rng.pick(&[Phase::InDoubt, Phase::Reverting])), what);
     }
     for _ in 0..rng.below(3) {
-        scenario =
-            around(rng, scenario, rng.pick(&[FaultEvent::Crash, FaultEvent::PeerCrash, FaultEvent::PeerTrouble]));
+        let faults = [FaultEvent::Crash, FaultEvent::PeerCrash, FaultEvent::PeerTrouble];
+        scenario = around_the_one(rng, scenario, &faults);
     }
     as_one(rng, scenario)
 }
