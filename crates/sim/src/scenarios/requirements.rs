@@ -173,8 +173,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         "hosts-together-judged",
         &[SWITCHED, Told("asked together"), Fault("arbiter-trouble"), Comes(InDoubt), Fault("crash"), Fault("neighbour-crash")],
     ),
-    requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")])
-        .because("it is played at many awaits; its mistakes are those of hosts-together"),
+    requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
     requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])
         .because("a removal that fails is tried again by the move itself; none was seen that only the last look makes good"),
