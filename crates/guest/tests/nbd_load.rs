@@ -27,7 +27,8 @@ fn serve(file: &Path, socket: &Path) -> Killed {
         .expect("nbdkit is there: run `make setup`");
     let nbdkit = Killed(nbdkit);
     let end = Instant::now() + Duration::from_secs(60);
-    while !socket.exists() {
+    // The file is there before anybody listens.
+    while std::os::unix::net::UnixStream::connect(socket).is_err() {
         assert!(Instant::now() < end, "nbdkit does not come up");
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -425,7 +425,8 @@ impl Nbdkit {
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(socket).args(arguments);
         let server = Self(command.stdin(Stdio::null()).spawn().expect("nbdkit is missing: run `make setup`"));
         for _ in 0..1000 {
-            if socket.exists() {
+            // The file is there before anybody listens.
+            if std::os::unix::net::UnixStream::connect(socket).is_ok() {
                 return server;
             }
             std::thread::sleep(Duration::from_millis(10));
