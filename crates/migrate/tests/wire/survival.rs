@@ -10,6 +10,7 @@ use block::{
 use env::EnvRef;
 use futures::future::join_all;
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 use transhume_migrate::stream::{Ask, Dialer, Remote, Role, SessionRequest, StreamOptions};
 
 use crate::harness::{OneVolume, Pair, Weather, noise, read, write};
@@ -188,6 +189,21 @@ async fn overlapping_writes_land_in_the_order_in_which_they_were_asked_for_whate
     }
 }
 
+/// Writes to one place after the other until a write is not answered. Gives its place, whose number is `place >> 16`, and the
+/// write.
+async fn unanswered_write(pair: &Pair, device: &Device) -> (u64, JoinHandle<block::Result<()>>) {
+    let mut places = (0..64_u64).map(|number| number << 16);
+    loop {
+        let place = places.next().expect("each stream has its turn");
+        let (device, data) = (device.clone(), noise(place, 4096));
+        let writing = tokio::spawn(async move { device.write(write(place, &data)).await });
+        pair.env.sleep(Duration::from_millis(10)).await;
+        if !writing.is_finished() {
+            return (place, writing);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_write_that_is_repeated_never_lands_over_one_that_was_asked_for_after_it() {
     for seed in 0..8 {
@@ -195,16 +211,7 @@ async fn a_write_that_is_repeated_never_lands_over_one_that_was_asked_for_after_
         let (_remote, device) = pair.device(Role::Copy, 4).await;
         // What this stream carries is done, and nobody is told.
         pair.lines.set_weather(Some(0), Weather::Unheard);
-        let mut places = (0..64_u64).map(|number| number << 16);
-        let (place, first) = loop {
-            let place = places.next().expect("each stream has its turn");
-            let (device, data) = (device.clone(), noise(place, 4096));
-            let writing = tokio::spawn(async move { device.write(write(place, &data)).await });
-            pair.env.sleep(Duration::from_millis(10)).await;
-            if !writing.is_finished() {
-                break (place, writing);
-            }
-        };
+        let (place, first) = unanswered_write(&pair, &device).await;
         assert_eq!(state.lock().done, (place >> 16) + 1, "seed {seed}: it was not carried out: nothing is tried");
         let newer = noise(seed + 1000, 4096);
         device.write(write(place, &newer)).await.expect("the stream's death costs time and nothing else");
@@ -224,16 +231,7 @@ async fn a_write_that_arrives_after_its_stream_was_given_up_is_not_carried_out()
         let (pair, state) = slow_pair(seed, Duration::ZERO);
         let (_remote, device) = pair.device(Role::Copy, 4).await;
         pair.lines.set_weather(Some(0), Weather::Late(late));
-        let mut places = (0..64_u64).map(|number| number << 16);
-        let (place, first) = loop {
-            let place = places.next().expect("each stream has its turn");
-            let (device, data) = (device.clone(), noise(place, 4096));
-            let writing = tokio::spawn(async move { device.write(write(place, &data)).await });
-            pair.env.sleep(Duration::from_millis(10)).await;
-            if !writing.is_finished() {
-                break (place, writing);
-            }
-        };
+        let (place, first) = unanswered_write(&pair, &device).await;
         assert_eq!(state.lock().next, place >> 16, "seed {seed}: it has arrived already: nothing is tried");
         first.await.expect("no panic").expect("another stream carries it");
         let newer = noise(seed + 1000, 4096);

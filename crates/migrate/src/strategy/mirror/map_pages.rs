@@ -84,16 +84,15 @@ impl Tracker {
 
     /// Whether a chunk is on both sides, and the guest has not changed it since.
     pub(super) fn is_in_step(&self, index: u64) -> bool {
-        self.copy_state.get(index) == CopyState::Copied
-            && self.dirty_bitmap.as_ref().is_none_or(|dirty_bitmap| dirty_bitmap.is_clean_at(index))
+        self.in_step_run(index, index + 1).1
     }
 
-    /// The same, and where the run of chunks from `from` on ends of which it is as true, at most `limit`.
-    fn in_step_run(&self, from: u64, limit: u64) -> (bool, u64) {
-        let (state, end) = self.copy_state.run_at(from, limit);
+    /// A run of chunks from `from` on, not past `limit`, and whether that is true of them.
+    fn in_step_run(&self, from: u64, limit: u64) -> (Range<u64>, bool) {
+        let (run, state) = self.copy_state.run_at(from, limit);
         match &self.dirty_bitmap {
-            Some(dirty_bitmap) if state == CopyState::Copied => dirty_bitmap.run_at(from, end),
-            _ => (state == CopyState::Copied, end),
+            Some(dirty_bitmap) if state == CopyState::Copied => dirty_bitmap.run_at(from, run.end),
+            _ => (run, state == CopyState::Copied),
         }
     }
 
@@ -103,10 +102,10 @@ impl Tracker {
         let (first, part, page_end) = self.part_of_page(number, from);
         let mut at = part.start;
         while at < part.end {
-            let (is_in_step, end) = self.in_step_run(at, part.end);
-            let (durability, end) = self.durability.run_at(at, end);
-            let bits = at - first..end - first;
-            at = end;
+            let (run, is_in_step) = self.in_step_run(at, part.end);
+            let (run, durability) = self.durability.run_at(at, run.end);
+            let bits = run.start - first..run.end - first;
+            at = run.end;
             if !is_in_step {
                 set_bits(page, bits, false);
             } else if durability == Durability::Clean {
@@ -132,9 +131,9 @@ impl Tracker {
             let (_, page) = page.expect("each reason has its page");
             let mut next = run.start;
             while next < run.end {
-                let (is_in_step, end) = self.in_step_run(next, run.end);
-                set_bits(&mut page[..], next - first..end - first, is_in_step);
-                next = end;
+                let (part, is_in_step) = self.in_step_run(next, run.end);
+                set_bits(&mut page[..], part.start - first..part.end - first, is_in_step);
+                next = part.end;
             }
         }
     }

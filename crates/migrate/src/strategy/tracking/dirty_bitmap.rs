@@ -134,10 +134,10 @@ impl DirtyBitmap {
         self.marks.get(index) == Mark::Clean
     }
 
-    /// Whether chunk `from` has no mark, and where the run of chunks ends of which that is as true, at most `limit`.
-    pub(crate) fn run_at(&self, from: u64, limit: u64) -> (bool, u64) {
-        let (mark, end) = self.marks.run_at(from, limit);
-        (mark == Mark::Clean, end)
+    /// A run of chunks from `from` on, not past `limit`, and whether they have no mark.
+    pub(crate) fn run_at(&self, from: u64, limit: u64) -> (Range<u64>, bool) {
+        let (run, mark) = self.marks.run_at(from, limit);
+        (run, mark == Mark::Clean)
     }
 
     /// The first chunk without a mark at or after `from`.

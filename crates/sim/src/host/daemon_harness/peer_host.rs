@@ -76,7 +76,7 @@ impl PeerHost {
         let shared = Shared {
             world: world.clone(),
             rng: world.rng("neighbour"),
-            files: SimFiles::new(world, volume.map()),
+            files: SimFiles::new(world, &volume.map),
             link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
             receptions: Mutex::default(),
             cuts: Mutex::new(0),
@@ -93,7 +93,7 @@ impl PeerHost {
     /// The same host as volume `number` has it.
     pub(super) fn beside(&self, number: usize) -> Self {
         let volume = PeerVolume::new(&self.shared.world, number);
-        self.shared.files.add_map(names(number).there, volume.map());
+        self.shared.files.add_map(names(number).there, &volume.map);
         Self { shared: Arc::clone(&self.shared), volume: Arc::new(volume) }
     }
 

@@ -49,10 +49,6 @@ impl PeerVolume {
             flushes: Mutex::default(),
         }
     }
-
-    pub(super) const fn map(&self) -> &Disk {
-        &self.map
-    }
 }
 
 impl PeerHost {
