@@ -66,7 +66,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy(arguments) => tidy::run(&arguments),
         Chore::Setup(arguments) => setup::run(&arguments),
-        Chore::Demo(arguments) => run_chore(BENCH, "demo", &arguments),
+        Chore::Demo(arguments) => programs::demo(&arguments),
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::Torture(arguments) => run_chore(TORTURE, "torture", &arguments),

@@ -1,6 +1,7 @@
 //! The chores that take the engine, or real guests: each is a program in a crate of its own, built and run when somebody
 //! asks for it, so that no other chore waits for that.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
@@ -29,6 +30,33 @@ pub(crate) fn run_chore(package: &str, chore: &str, arguments: &Arguments) -> an
     run(package, &words)
 }
 
+/// Builds the programs, the guest's load and the demo at once, so that nothing is built twice, and runs the demo with them.
+pub(crate) fn demo(arguments: &Arguments) -> anyhow::Result<()> {
+    let packages = [BENCH, "transhume-cli", "transhume-guest"].map(|package| ["--package", package]);
+    let built = cargo_itself()
+        .args(["build", "--locked", "--profile", "demo", "--bins"])
+        .args(packages.iter().flatten())
+        .status()
+        .context("running cargo")?;
+    ensure!(built.success(), "the programs could not be built: see above");
+    let programs = target_folder()?.join("demo");
+    let shown = Command::new(programs.join(BENCH))
+        .args(["demo", "--programs"])
+        .arg(&programs)
+        .args(&arguments.arguments)
+        .status()
+        .context("running the demo")?;
+    ensure!(shown.success(), "{BENCH}: something does not hold, or could not be done: see above");
+    Ok(())
+}
+
+/// Where cargo puts what it builds, this program among it.
+fn target_folder() -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe().context("asking where this program is")?;
+    let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
+    Ok(target.to_owned())
+}
+
 /// The same with all of its arguments.
 pub(crate) fn run(package: &str, arguments: &[String]) -> anyhow::Result<()> {
     let status = cargo(package).args(arguments).status().context("running cargo")?;
@@ -45,9 +73,12 @@ pub(crate) fn output(package: &str, arguments: &[&str]) -> anyhow::Result<String
     String::from_utf8(printed.stdout).with_context(|| format!("{package} prints UTF-8"))
 }
 
+fn cargo_itself() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
 fn cargo(package: &str) -> Command {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo_itself();
     command.args(["run", "--locked", "--package", package, "--bin", package, "--"]);
     command
 }

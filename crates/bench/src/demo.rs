@@ -39,6 +39,9 @@ pub(crate) struct Arguments {
     /// The folder for the volume that the disk moves to; memory (/dev/shm) if it has room, otherwise as the source's.
     #[arg(long)]
     to: Option<PathBuf>,
+    /// The folder of the programs; they are built as they are installed unless it is given.
+    #[arg(long)]
+    programs: Option<PathBuf>,
 }
 
 /// Where everything is, for one run of the demo.
@@ -64,7 +67,10 @@ impl Scene {
 /// Sets the scene, lets the guest or its stand-in play, and prints the report.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     let missing = if arguments.embedded { Some("--embedded was given".into()) } else { what_a_guest_lacks() };
-    let programs = build_programs()?;
+    let programs = match arguments.programs {
+        Some(folder) => folder,
+        None => build_programs()?,
+    };
     let begun = Instant::now();
     let bytes = arguments.mib.max(16) << 20;
     let from = arguments.from.unwrap_or_else(|| programs.clone());
