@@ -5,8 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() {
-    println!("cargo::rerun-if-changed=load/main.rs");
-    println!("cargo::rerun-if-changed=load/report.rs");
+    println!("cargo::rerun-if-changed=load");
     println!("cargo::rerun-if-changed=src/pattern.rs");
     let rustc = std::env::var("RUSTC").expect("cargo tells build scripts which rustc it uses");
     let folder = std::env::var("OUT_DIR").expect("cargo tells build scripts where to write");

@@ -1,14 +1,19 @@
 //! The load that runs inside the guest: random reads and writes whose every block names its generation. A lost, stale
-//! or misplaced write is an error that is reported at once, and again when the whole disk is read at the end.
+//! or misplaced write is an error that is reported at once, and again when the whole disk is read at the end. It can
+//! rewrite and check its own memory beside that, or instead. Called with the word `serve` it answers the network.
 //!
 //! Its output lines start with `@load `. Its input takes `stop`, `rate N` and `verify` (the whole disk is read again,
 //! then the load goes on). Latency in offered-rate mode counts from the moment a request was due, not from when a
 //! worker was free to send it.
 
+mod memory;
+mod options;
 #[path = "../src/pattern.rs"]
 #[allow(dead_code, unreachable_pub, missing_docs)]
 mod pattern;
 mod report;
+mod serve;
+mod tools;
 
 use std::fs::File;
 use std::io::{BufRead, Seek, SeekFrom, Write};
@@ -16,8 +21,11 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use memory::Memory;
+use options::Options;
 use pattern::BLOCK_BYTES;
 use report::Meter;
+use tools::{Aligned, Random};
 
 const O_DIRECT: i32 = 0o40000;
 const FAULTS_TOLD_MAX: u64 = 20;
@@ -26,25 +34,12 @@ const BUSY: u32 = 1 << 31;
 /// A write of the slot failed: either generation may be there.
 const UNKNOWN: u32 = 1 << 30;
 
-struct Options {
-    device: String,
-    workers: u64,
-    io_bytes: usize,
-    read_percent: u64,
-    rate: u64,
-    seconds: u64,
-    interval_ms: u64,
-    region_bytes: u64,
-    flush_every: u64,
-    is_prefilled: bool,
-    seed: u64,
-}
-
 struct Load {
     options: Options,
     file: File,
     slots: Vec<AtomicU32>,
     meter: Meter,
+    memory: Option<Memory>,
     rate: AtomicU64,
     faults: AtomicU64,
     errors: AtomicU64,
@@ -56,23 +51,40 @@ struct Load {
     started: Instant,
 }
 
+/// What the verification of the whole disk found.
+struct Verified {
+    blocks: usize,
+    wrong: u64,
+    slots_rewritten: usize,
+}
+
 fn main() {
-    let options = match parse(std::env::args().skip(1)) {
+    if std::env::args().nth(1).is_some_and(|word| word == "serve") {
+        let Err(error) = serve::serve();
+        fail(&format!("serve: {error}"));
+    }
+    let options = match options::parse(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(problem) => fail(&problem),
     };
     let mut opening = File::options();
-    opening.read(true).write(true).custom_flags(O_DIRECT);
-    let mut file = match opening.open(&options.device) {
+    opening.read(true);
+    // Without a disk there are no slots, and nothing is ever read.
+    let device = options.device.as_deref().unwrap_or("/dev/null");
+    if options.device.is_some() {
+        opening.write(true).custom_flags(O_DIRECT);
+    }
+    let mut file = match opening.open(device) {
         Ok(file) => file,
-        Err(error) => fail(&format!("{}: {error}", options.device)),
+        Err(error) => fail(&format!("{device}: {error}")),
     };
-    let size = file.seek(SeekFrom::End(0)).expect("a disk has an end");
+    let size = options.device.as_ref().map_or(0, |_| file.seek(SeekFrom::End(0)).expect("a disk has an end"));
     let region = if options.region_bytes == 0 { size } else { options.region_bytes.min(size) };
     let first_generation = u32::from(options.is_prefilled);
     let slots = (0..region / options.io_bytes as u64).map(|_| AtomicU32::new(first_generation)).collect();
     let load = Load {
         rate: AtomicU64::new(options.rate),
+        memory: Memory::new(&options),
         options,
         file,
         slots,
@@ -84,26 +96,48 @@ fn main() {
         traffic: std::sync::RwLock::new(()),
         started: Instant::now(),
     };
-    if !load.options.is_prefilled {
+    if !load.options.is_prefilled && load.has_disk() {
         load.fill();
     }
     let load: &'static Load = Box::leak(Box::new(load));
     std::thread::spawn(move || load.obey());
     load.run();
-    let wrong = load.verify();
-    let errors = load.errors.load(Ordering::Relaxed);
-    let is_right = wrong == 0 && errors == 0 && load.faults.load(Ordering::Relaxed) == 0;
-    say(&format!("done ok={} errors={errors}", u8::from(is_right)));
+    let verified = load.verify();
+    load.tell_end(&verified);
 }
 
 impl Load {
+    fn has_disk(&self) -> bool {
+        !self.slots.is_empty()
+    }
+
+    /// The last line carries every total: whoever missed the lines before it still learns the result.
+    fn tell_end(&self, verified: &Verified) {
+        let errors = self.errors.load(Ordering::Relaxed);
+        let faults = self.faults.load(Ordering::Relaxed);
+        let memory = self.memory.as_ref().map(Memory::totals).unwrap_or_default();
+        let Verified { blocks, wrong, slots_rewritten } = verified;
+        let is_right = *wrong == 0 && errors == 0 && faults == 0 && memory.wrong == 0;
+        say(&format!(
+            "done ok={} errors={errors} faults={faults} blocks={blocks} wrong={wrong} \
+             slots_rewritten={slots_rewritten} pages={} pages_wrong={} pages_rewritten={}",
+            u8::from(is_right),
+            memory.pages,
+            memory.wrong,
+            memory.rewritten
+        ));
+    }
+
     /// Every worker works until told to stop; one line per interval.
     fn run(&self) {
         say(&format!("start slots={} io_bytes={}", self.slots.len(), self.options.io_bytes));
         *self.offered.lock().expect("no holder panics") = (self.now_ns(), 0);
         std::thread::scope(|scope| {
-            for worker in 0..self.options.workers {
+            for worker in (0..self.options.workers).filter(|_| self.has_disk()) {
                 scope.spawn(move || self.work(worker));
+            }
+            if let Some(memory) = &self.memory {
+                scope.spawn(|| memory.rewrite_until(&self.is_stopping));
             }
             let end = (self.options.seconds > 0).then(|| Duration::from_secs(self.options.seconds));
             let mut last = self.started.elapsed();
@@ -131,6 +165,9 @@ impl Load {
             self.errors.load(Ordering::Relaxed),
             self.faults.load(Ordering::Relaxed),
         ));
+        if let Some(memory) = &self.memory {
+            memory.tell();
+        }
     }
 
     fn work(&self, worker: u64) {
@@ -229,6 +266,9 @@ impl Load {
     }
 
     fn flush(&self) {
+        if !self.has_disk() {
+            return;
+        }
         if let Err(error) = self.file.sync_data() {
             self.tell_error("flush", 0, &error);
         }
@@ -259,8 +299,8 @@ impl Load {
         say(&format!("filled slots={}", self.slots.len()));
     }
 
-    /// Reads every slot again and returns how many blocks are wrong.
-    fn verify(&self) -> u64 {
+    /// Reads every slot again, and every page of the memory.
+    fn verify(&self) -> Verified {
         self.flush();
         let before = self.faults.load(Ordering::Relaxed);
         let per_request = ((1 << 20) / self.options.io_bytes).max(1);
@@ -278,9 +318,13 @@ impl Load {
         }
         let wrong = self.faults.load(Ordering::Relaxed) - before;
         let blocks = self.slots.len() * self.options.io_bytes / BLOCK_BYTES;
-        let rewritten = self.slots.iter().filter(|slot| slot.load(Ordering::Relaxed) > 1).count();
-        say(&format!("verified blocks={blocks} wrong={wrong} slots_rewritten={rewritten}"));
-        wrong
+        let slots_rewritten = self.slots.iter().filter(|slot| slot.load(Ordering::Relaxed) > 1).count();
+        if let Some(memory) = &self.memory {
+            memory.verify();
+            memory.tell();
+        }
+        say(&format!("verified blocks={blocks} wrong={wrong} slots_rewritten={slots_rewritten}"));
+        Verified { blocks, wrong, slots_rewritten }
     }
 
     /// Takes commands from the host until it goes away.
@@ -308,78 +352,7 @@ impl Load {
     }
 }
 
-/// Bytes at an address that direct IO takes.
-struct Aligned {
-    bytes: Vec<u8>,
-    start: usize,
-    length: usize,
-}
-
-impl Aligned {
-    fn new(length: usize) -> Self {
-        let bytes = vec![0; length + BLOCK_BYTES];
-        let start = bytes.as_ptr().align_offset(BLOCK_BYTES);
-        Self { bytes, start, length }
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..self.start + self.length]
-    }
-}
-
-/// xorshift64*: the order of requests needs no better.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let value = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
-        ((u128::from(value) * u128::from(limit)) >> 64) as u64
-    }
-}
-
-fn parse(words: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options {
-        device: "/dev/vda".into(),
-        workers: 8,
-        io_bytes: 8192,
-        read_percent: 70,
-        rate: 0,
-        seconds: 0,
-        interval_ms: 1000,
-        region_bytes: 0,
-        flush_every: 0,
-        is_prefilled: false,
-        seed: 1,
-    };
-    for word in words {
-        let (name, value) = word.split_once('=').ok_or(format!("{word}: not NAME=VALUE"))?;
-        let number = value.parse::<u64>();
-        let number = || number.clone().map_err(|error| format!("{word}: {error}"));
-        match name {
-            "device" => options.device = value.into(),
-            "workers" => options.workers = number()?,
-            "io_bytes" => options.io_bytes = number()? as usize,
-            "read_percent" => options.read_percent = number()?,
-            "rate" => options.rate = number()?,
-            "seconds" => options.seconds = number()?,
-            "interval_ms" => options.interval_ms = number()?,
-            "region_bytes" => options.region_bytes = number()?,
-            "flush_every" => options.flush_every = number()?,
-            "prefilled" => options.is_prefilled = number()? == 1,
-            "seed" => options.seed = number()?,
-            _ => return Err(format!("{name}: no such option")),
-        }
-    }
-    if options.io_bytes == 0 || !options.io_bytes.is_multiple_of(BLOCK_BYTES) {
-        return Err("io_bytes is a multiple of 4096".into());
-    }
-    Ok(options)
-}
-
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // The host may be gone; there is nobody else to tell.
     let _ = writeln!(out, "@load {line}").and_then(|()| out.flush());

@@ -31,13 +31,45 @@ pub enum Event {
     },
     /// How many of the less common requests were answered since the start, by name.
     Counted(BTreeMap<String, u64>),
+    /// What the load did to its memory since the start.
+    Memory(MemoryTotals),
     /// The load is done: nothing was lost, stale, torn or refused, or something was.
     Done {
         /// Whether all was right.
         is_right: bool,
+        /// Everything that the load found, whatever was told before; `None` of a load outside a guest.
+        totals: Option<Totals>,
     },
     /// Any other line.
     Line(String),
+}
+
+/// What the load did to its memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryTotals {
+    /// Pages of 4 KiB that it has.
+    pub pages: u64,
+    /// Checks that found something else than was last written.
+    pub wrong: u64,
+    /// Pages rewritten.
+    pub rewritten: u64,
+}
+
+/// What a load in a guest found from its start to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Blocks that the final verification read.
+    pub blocks: u64,
+    /// Blocks among them that held something else than they should.
+    pub wrong: u64,
+    /// Places that the load had written at least once.
+    pub slots_rewritten: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Blocks that were wrong when they were read, at any time.
+    pub faults: u64,
+    /// Its memory.
+    pub memory: MemoryTotals,
 }
 
 /// What the load did in one interval.
@@ -102,7 +134,12 @@ impl Event {
                 let counted = fields.iter().map(|(name, count)| Some(((*name).to_owned(), count.parse().ok()?)));
                 Some(Self::Counted(counted.collect::<Option<_>>()?))
             }
-            "done" => Some(Self::Done { is_right: number("ok")? == 1 }),
+            "memory" => Some(Self::Memory(MemoryTotals {
+                pages: number("pages")?,
+                wrong: number("wrong")?,
+                rewritten: number("rewritten")?,
+            })),
+            "done" => Some(Self::Done { is_right: number("ok")? == 1, totals: Totals::read(&number) }),
             "verified" => Some(Self::Verified {
                 blocks: number("blocks")?,
                 wrong: number("wrong")?,
@@ -126,6 +163,24 @@ impl Event {
     }
 }
 
+impl Totals {
+    fn read(number: &impl Fn(&str) -> Option<u64>) -> Option<Self> {
+        let memory = MemoryTotals {
+            pages: number("pages")?,
+            wrong: number("pages_wrong")?,
+            rewritten: number("pages_rewritten")?,
+        };
+        Some(Self {
+            blocks: number("blocks")?,
+            wrong: number("wrong")?,
+            slots_rewritten: number("slots_rewritten")?,
+            errors: number("errors")?,
+            faults: number("faults")?,
+            memory,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,7 +188,13 @@ mod tests {
     #[test]
     fn lines_of_the_load_are_read_and_others_are_kept() {
         assert_eq!(Event::parse("@guest booted 1.25\r"), Event::Booted(Duration::from_millis(1250)));
-        assert_eq!(Event::parse("@load done ok=0 errors=3"), Event::Done { is_right: false });
+        assert_eq!(Event::parse("@load done ok=0 errors=3"), Event::Done { is_right: false, totals: None });
+        let done = "@load done ok=1 errors=0 faults=0 blocks=9 wrong=0 slots_rewritten=4 pages=8 pages_wrong=0 \
+                    pages_rewritten=7";
+        let memory = MemoryTotals { pages: 8, wrong: 0, rewritten: 7 };
+        let totals = Totals { blocks: 9, slots_rewritten: 4, memory, ..Totals::default() };
+        assert_eq!(Event::parse(done), Event::Done { is_right: true, totals: Some(totals) });
+        assert_eq!(Event::parse("@load memory pages=8 wrong=0 rewritten=7"), Event::Memory(memory));
         assert_eq!(
             Event::parse("@load fault block=7 expected=3 Stale { found: 2 }"),
             Event::Fault("block=7 expected=3 Stale { found: 2 }".into())

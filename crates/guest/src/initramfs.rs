@@ -8,10 +8,14 @@ use std::process::Command;
 use anyhow::{Context, bail};
 
 use crate::cpio::Archive;
-use crate::spec::{Load, Workload};
+use crate::network::Network;
+use crate::spec::GuestSpec;
+use crate::workload::{Load, Workload};
 
 /// What the guest may need; those of the controllers that a kernel has built in are absent, which is fine.
 const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "sd_mod", "virtio_scsi"];
+/// The same for a guest with a network; what it needs comes with it.
+const NETWORK_MODULE: &str = "virtio_net";
 const LOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guest-load"));
 const BUSYBOX: &[&str] = &["/bin/busybox", "/usr/bin/busybox"];
 
@@ -36,8 +40,8 @@ pub fn kernel() -> anyhow::Result<(PathBuf, PathBuf)> {
         .context("there is no kernel /boot/vmlinuz-*-cloud-amd64 with modules: run `make setup`")
 }
 
-/// The archive of a guest that runs `workload`.
-pub(crate) fn build(modules: &Path, workload: &Workload) -> anyhow::Result<Vec<u8>> {
+/// The archive of a guest that does what `spec` says.
+pub(crate) fn build(modules: &Path, spec: &GuestSpec) -> anyhow::Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "tmp", "modules"] {
         archive.folder(folder);
@@ -47,13 +51,14 @@ pub(crate) fn build(modules: &Path, workload: &Workload) -> anyhow::Result<Vec<u
     archive.file("bin/busybox", &std::fs::read(busybox).context("reading busybox")?);
     archive.file("bin/guest-load", LOAD);
     let mut names = Vec::new();
-    for path in in_order(modules, MODULES)? {
+    let wanted: Vec<&str> = MODULES.iter().copied().chain(spec.network.as_ref().map(|_| NETWORK_MODULE)).collect();
+    for path in in_order(modules, &wanted)? {
         let name = path.file_name().and_then(|name| name.to_str()).context("a module has a name")?;
         let name = name.trim_end_matches(".xz").trim_end_matches(".zst").trim_end_matches(".gz").to_owned();
         archive.file(&format!("modules/{name}"), &unpacked(&path)?);
         names.push(name);
     }
-    archive.file("init", init_script(&names, workload).as_bytes());
+    archive.file("init", init_script(&names, spec).as_bytes());
     Ok(archive.finish())
 }
 
@@ -104,13 +109,17 @@ fn unpacked(path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Mounts, loads modules, says `@guest booted` and runs the workload with the second serial line as its terminal.
-fn init_script(modules: &[String], workload: &Workload) -> String {
+/// Mounts, loads modules, brings the network up, says `@guest booted` and runs the workload with the second serial line
+/// as its terminal.
+fn init_script(modules: &[String], spec: &GuestSpec) -> String {
     let insmods: String =
         modules.iter().map(|name| format!("busybox insmod /modules/{name} || echo \"no {name}\"\n")).collect();
-    let work = match workload {
+    let network = spec.network.as_ref().map(Network::init_lines).unwrap_or_default();
+    let memory = spec.memory_load.as_ref();
+    let work = match &spec.workload {
+        Workload::Idle if memory.is_some() => format!("guest-load {}", Load::words(None, memory)),
         Workload::Idle => "while true; do busybox sleep 1000; done".to_owned(),
-        Workload::Load(load) => load_command(load),
+        Workload::Load(load) => format!("guest-load {}", Load::words(Some(load), memory)),
         Workload::Script(script) => script.clone(),
     };
     format!(
@@ -121,21 +130,11 @@ fn init_script(modules: &[String], workload: &Workload) -> String {
          busybox mount -t sysfs sys /sys\n\
          busybox mount -t devtmpfs dev /dev\n\
          {insmods}\
+         {network}\
          busybox stty -F /dev/ttyS1 raw -echo\n\
          exec </dev/ttyS1 >/dev/ttyS1 2>&1\n\
          echo \"@guest booted $(busybox cut -d ' ' -f 1 /proc/uptime)\"\n\
          {work}\n\
          busybox poweroff -f\n"
-    )
-}
-
-fn load_command(load: &Load) -> String {
-    let Load { device, workers, io_bytes, read_percent, rate, seconds, interval_ms, region_bytes, .. } = load;
-    format!(
-        "guest-load device={device} workers={workers} io_bytes={io_bytes} read_percent={read_percent} rate={rate} \
-         seconds={seconds} interval_ms={interval_ms} region_bytes={region_bytes} flush_every={} prefilled={} seed={}",
-        load.flush_every,
-        u8::from(load.is_prefilled),
-        load.seed
     )
 }

@@ -20,17 +20,23 @@
 //! A booted guest never outlives its handle, nor the process that booted it. [`Daemon`] is the other half of such a
 //! test: our own daemon in a folder of its own, started, killed and started again. [`TwoHosts`] are two of them, each
 //! in a network of its own, with links in between that can be slowed down and cut. [`SwitchedHosts`] are more than two
-//! around a switch.
+//! around a switch. [`GuestNetwork`] joins a guest of two hosts with a client, and [`NetworkClient`] measures what the
+//! client feels while the guest moves.
 
 mod acceleration;
 mod authority;
+mod command_line;
 mod cpio;
 mod daemon;
 mod etcd;
 mod event;
+mod guest_network;
 mod initramfs;
 mod load_result;
+mod network;
+mod network_client;
 pub mod pattern;
+mod probe_series;
 pub mod process;
 pub mod programs;
 mod qemu;
@@ -39,17 +45,24 @@ mod spec;
 mod switched;
 mod two_hosts;
 mod verified;
+mod workload;
+mod workload_line;
 
 pub use acceleration::Acceleration;
 pub use authority::{Authority, GOOD_YEARS, write_identity};
 pub use daemon::Daemon;
 pub use etcd::{Etcd, free_port};
-pub use event::{Event, Interval};
+pub use event::{Event, Interval, MemoryTotals, Totals};
+pub use guest_network::GuestNetwork;
 pub use initramfs::kernel;
 pub use load_result::LoadResult;
+pub use network::Network;
+pub use network_client::{ClientSpec, NetworkClient, NetworkReport};
+pub use probe_series::{Gap, Probe, ProbeSeries, TimelineSlot};
 pub use qemu::Guest;
 pub use qmp::Qmp;
-pub use spec::{Attachment, Bus, Disk, GuestSpec, Load, Workload};
+pub use spec::{Attachment, Bus, Disk, GuestSpec};
 pub use switched::SwitchedHosts;
 pub use two_hosts::{Side, TwoHosts, TwoHostsSpec};
 pub use verified::{check_filled, create_filled};
+pub use workload::{Load, MemoryLoad, Workload};

@@ -83,7 +83,10 @@ pub fn guarded(program: &Path) -> Command {
 
 /// User and system time of a process, with that of its threads that have ended: their sum is what the scheduler counted,
 /// told in hundredths of a second.
-fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
+///
+/// # Errors
+/// It is gone.
+pub fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
     let text =
         std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
     // The name of the program may hold anything, so fields are counted from behind it.

@@ -1,32 +1,34 @@
 //! The QEMU process of a guest: started, read from, and never left behind.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use crate::command_line::{WORKLOAD_SOCKET, arguments_of};
 use crate::event::{Event, Interval};
 use crate::initramfs;
 use crate::load_result::LoadResult;
 use crate::spec::GuestSpec;
+use crate::workload_line::WorkloadLine;
 
 /// A running guest. Dropping it kills it and removes its files.
 pub struct Guest {
     qemu: Arc<Mutex<Process>>,
     waiter: Option<std::thread::JoinHandle<()>>,
     pid: u32,
-    input: ChildStdin,
-    events: Receiver<(Instant, Event)>,
+    line: WorkloadLine,
     /// Events that were read while waiting for another one.
     passed: VecDeque<(Instant, Event)>,
     intervals: Vec<(Instant, Interval)>,
     load_result: LoadResult,
     folder: PathBuf,
+    /// The folder of the QEMU that has the guest now, if that is another one.
+    followed: Option<PathBuf>,
     arguments: Vec<String>,
 }
 
@@ -36,6 +38,8 @@ enum Process {
 }
 
 const POLL: Duration = Duration::from_millis(20);
+/// How long a QEMU that was just started may take to listen.
+const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 
 impl Guest {
     /// Starts QEMU. The guest is not up yet: see [`Guest::wait_for_load`] and [`Guest::wait_until`].
@@ -45,20 +49,23 @@ impl Guest {
     pub fn boot(spec: GuestSpec) -> anyhow::Result<Self> {
         let (kernel, modules) = initramfs::kernel()?;
         let folder = private_folder()?;
-        let archive = initramfs::build(&modules, &spec.workload)?;
+        let archive = initramfs::build(&modules, &spec)?;
         std::fs::write(folder.join("initramfs"), archive).context("writing the guest's first root")?;
         let arguments = arguments_of(&spec, &kernel, &folder);
         let log = std::fs::File::create(folder.join("qemu.log")).context("creating QEMU's log")?;
         // A test that is killed must not leave QEMU behind. So QEMU dies with the thread that started it, and that
         // thread lives as long as QEMU does.
         let (sender, started) = mpsc::channel();
-        let words = arguments.clone();
+        let mut words = spec.launcher.clone();
+        words.push("qemu-system-x86_64".into());
+        words.extend(arguments.iter().cloned());
+        let pipe = if spec.has_workload_socket { Stdio::null } else { Stdio::piped };
         let waiter = std::thread::spawn(move || {
             let child = Command::new("setpriv")
-                .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+                .args(["--pdeathsig", "KILL"])
                 .args(words)
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped())
+                .stdin(pipe())
+                .stdout(pipe())
                 .stderr(log)
                 .spawn();
             let mut child = match child {
@@ -73,29 +80,26 @@ impl Guest {
         });
         let ((input, output, pid), qemu) =
             started.recv().context("the thread that starts QEMU")?.context("starting qemu-system-x86_64 by setpriv")?;
-        let (input, output) = (input.expect("a pipe was asked for"), output.expect("a pipe was asked for"));
-        let (sender, events) = mpsc::channel();
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-                let event = Event::parse(&String::from_utf8_lossy(&line));
-                if sender.send((Instant::now(), event)).is_err() {
-                    return;
-                }
-            }
-        });
+        let line = match (input, output) {
+            (Some(input), Some(output)) => WorkloadLine::over_pipes(input, output),
+            _ => WorkloadLine::disconnected(),
+        };
         let mut guest = Self {
             qemu,
             waiter: Some(waiter),
             pid,
-            input,
-            events,
+            line,
             passed: VecDeque::new(),
             intervals: Vec::new(),
             load_result: LoadResult::default(),
             folder,
+            followed: None,
             arguments,
         };
         guest.wait_for_qmp()?;
+        if spec.has_workload_socket {
+            guest.line.follow(&guest.folder.join(WORKLOAD_SOCKET), CONNECT_LIMIT)?;
+        }
         Ok(guest)
     }
 
@@ -129,7 +133,45 @@ impl Guest {
         &self.arguments
     }
 
-    /// Whether QEMU runs.
+    /// The words of another QEMU that takes the guest, its files and sockets in `folder`; kernel and first root stay
+    /// where they are. Whoever starts it adds `-incoming`.
+    #[must_use]
+    pub fn arguments_in(&self, folder: &Path) -> Vec<String> {
+        let (own, other) = (format!("{}/", self.folder.display()), format!("{}/", folder.display()));
+        let first_root = self.folder.join("initramfs").display().to_string();
+        let word = |word: &String| if *word == first_root { word.clone() } else { word.replace(&own, &other) };
+        self.arguments.iter().map(word).collect()
+    }
+
+    /// Follows the guest to the QEMU that has it now, or will have it, whose workload socket is in `folder`. What the
+    /// guest says is read from there, and from the former QEMU for as long as that lives. [`Guest::send`] goes there at
+    /// once, so it is called when the guest runs there. The new QEMU is no child of this process: it outlives this
+    /// handle, and [`Guest::wait_for_exit`] waits until it closes the socket.
+    ///
+    /// Call it before the guest is moved: the new QEMU listens from its start. Then only the line that the move cuts in
+    /// two is lost. What the guest says while nobody is connected is lost, but the totals of [`Event::Done`] hold
+    /// everything.
+    ///
+    /// # Errors
+    /// Nobody listens there, for 20 s. The guest is then followed where it was.
+    pub fn follow(&mut self, folder: &Path) -> anyhow::Result<()> {
+        self.line.follow(&folder.join(WORKLOAD_SOCKET), CONNECT_LIMIT)?;
+        self.followed = Some(folder.to_owned());
+        Ok(())
+    }
+
+    /// Disconnects from the workload's sockets. Everything that came before stays; from now on the guest speaks to
+    /// nobody, until [`Guest::follow`]. A guest without [`GuestSpec::workload_socket`] cannot be left.
+    pub fn leave(&mut self) {
+        self.line.close();
+        let is_left = Instant::now() + Duration::from_secs(1);
+        // What had come is read to its end, where the channel is disconnected.
+        while let Ok(event) = self.receive(is_left.saturating_duration_since(Instant::now())) {
+            self.passed.push_back(event);
+        }
+    }
+
+    /// Whether the QEMU that booted the guest runs.
     #[must_use]
     pub fn is_running(&self) -> bool {
         matches!(*lock(&self.qemu), Process::Running(_))
@@ -140,7 +182,7 @@ impl Guest {
     /// # Errors
     /// QEMU is gone.
     pub fn send(&mut self, line: &str) -> anyhow::Result<()> {
-        writeln!(self.input, "{line}").and_then(|()| self.input.flush()).context("writing to the guest")
+        self.line.send(line).context("writing to the guest")
     }
 
     /// The next event, with when it came; `None` if none comes within `limit` or none will ever come.
@@ -162,7 +204,7 @@ impl Guest {
                 Ok((_, event)) if is_it(&event) => return Ok(event),
                 Ok(passed) => self.passed.push_back(passed),
                 Err(RecvTimeoutError::Timeout) => bail!("the guest did not do it in {limit:?}\n{}", self.last_words()),
-                Err(RecvTimeoutError::Disconnected) => bail!("QEMU has ended\n{}", self.last_words()),
+                Err(RecvTimeoutError::Disconnected) => bail!("the line to the guest has ended\n{}", self.last_words()),
             }
         }
     }
@@ -212,15 +254,19 @@ impl Guest {
         Ok(self.load_result().clone())
     }
 
-    /// Waits until QEMU has ended.
+    /// Waits until QEMU has ended. Of a QEMU that was followed nobody learns the status.
     ///
     /// # Errors
     /// It takes longer than `limit`.
     pub fn wait_for_exit(&mut self, limit: Duration) -> anyhow::Result<Option<ExitStatus>> {
         let end = Instant::now() + limit;
         loop {
-            if let Process::Ended(status) = &*lock(&self.qemu) {
-                return Ok(*status);
+            if self.followed.is_none() {
+                if let Process::Ended(status) = &*lock(&self.qemu) {
+                    return Ok(*status);
+                }
+            } else if self.line.is_closed() {
+                return Ok(None);
             }
             if Instant::now() >= end {
                 bail!("QEMU still runs after {limit:?}\n{}", self.last_words());
@@ -245,7 +291,8 @@ impl Guest {
     #[must_use]
     pub fn last_words(&self) -> String {
         let tail = |name: &str| {
-            let text = std::fs::read(self.folder.join(name)).unwrap_or_default();
+            let folder = self.followed.as_ref().unwrap_or(&self.folder);
+            let text = std::fs::read(folder.join(name)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text).into_owned();
             let lines: Vec<&str> = text.lines().collect();
             format!("{name}:\n{}\n", lines[lines.len().saturating_sub(15)..].join("\n"))
@@ -254,7 +301,7 @@ impl Guest {
     }
 
     fn receive(&mut self, limit: Duration) -> Result<(Instant, Event), RecvTimeoutError> {
-        let (at, event) = self.events.recv_timeout(limit)?;
+        let (at, event) = self.line.events().recv_timeout(limit)?;
         if let Event::Interval(interval) = &event {
             self.intervals.push((at, *interval));
         }
@@ -300,35 +347,6 @@ fn wait_for_end(process: &Mutex<Process>) {
 
 fn lock(process: &Mutex<Process>) -> std::sync::MutexGuard<'_, Process> {
     process.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn arguments_of(spec: &GuestSpec, kernel: &Path, folder: &Path) -> Vec<String> {
-    let socket = |name: &str| format!("unix:{},server=on,wait=off", folder.join(name).display());
-    let mut words: Vec<String> = [
-        ("-machine", spec.machine.clone()),
-        ("-accel", spec.acceleration.name().into()),
-        ("-m", spec.memory_mib.to_string()),
-        ("-smp", spec.cores.to_string()),
-        ("-display", "none".into()),
-        ("-kernel", kernel.display().to_string()),
-        ("-initrd", folder.join("initramfs").display().to_string()),
-        ("-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on".into()),
-        ("-chardev", "stdio,id=workload,signal=off".into()),
-        ("-serial", format!("file:{}", folder.join("console.log").display())),
-        ("-serial", "chardev:workload".into()),
-        ("-qmp", socket("qmp.sock")),
-        ("-qmp", socket("qmp2.sock")),
-    ]
-    .into_iter()
-    .flat_map(|(name, value)| [name.to_owned(), value])
-    .collect();
-    words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
-    if spec.has_iothread {
-        words.extend(["-object", "iothread,id=iothread0"].map(str::to_owned));
-    }
-    words.extend(spec.disks.iter().flat_map(|disk| disk.words(spec.has_iothread)));
-    words.extend(spec.arguments.iter().cloned());
-    words
 }
 
 /// A folder with a short path (a socket's path has 108 bytes) that only this user can enter.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::Acceleration;
+use crate::{Acceleration, Load, MemoryLoad, Network, Workload};
 
 /// A guest that is still to be booted.
 #[derive(Clone, Debug)]
@@ -17,6 +17,10 @@ pub struct GuestSpec {
     pub(crate) machine: String,
     pub(crate) has_iothread: bool,
     pub(crate) arguments: Vec<String>,
+    pub(crate) memory_load: Option<MemoryLoad>,
+    pub(crate) network: Option<Network>,
+    pub(crate) has_workload_socket: bool,
+    pub(crate) launcher: Vec<String>,
 }
 
 impl Default for GuestSpec {
@@ -30,6 +34,10 @@ impl Default for GuestSpec {
             machine: "pc".into(),
             has_iothread: false,
             arguments: Vec::new(),
+            memory_load: None,
+            network: None,
+            has_workload_socket: false,
+            launcher: Vec::new(),
         }
     }
 }
@@ -55,6 +63,14 @@ impl GuestSpec {
         self
     }
 
+    /// Has the load rewrite and check memory too; the only thing that it does if [`GuestSpec::load`] is not called. A
+    /// script is not joined by it.
+    #[must_use]
+    pub fn memory_load(mut self, load: MemoryLoad) -> Self {
+        self.memory_load = Some(load);
+        self
+    }
+
     /// Runs a shell script once booted, and powers off when it ends. Its input and output are the line that
     /// [`Guest::send`](crate::Guest::send) and [`Event::Line`](crate::Event::Line) carry.
     #[must_use]
@@ -77,6 +93,35 @@ impl GuestSpec {
         self
     }
 
+    /// How much memory it has, 256 MiB unless said otherwise. Its system takes about 60 MiB of it.
+    #[must_use]
+    pub fn memory_mib(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Joins it to a network; it answers there from boot on.
+    #[must_use]
+    pub fn network(mut self, network: Network) -> Self {
+        self.network = Some(network);
+        self
+    }
+
+    /// Makes the workload's line a socket, `workload.sock` in the guest's folder, instead of QEMU's input and output.
+    /// Only such a guest can be followed to another QEMU: see [`Guest::follow`](crate::Guest::follow).
+    #[must_use]
+    pub fn workload_socket(mut self) -> Self {
+        self.has_workload_socket = true;
+        self
+    }
+
+    /// A program and its arguments that become QEMU, as `ip netns exec NAME`.
+    #[must_use]
+    pub fn launcher(mut self, words: impl IntoIterator<Item = String>) -> Self {
+        self.launcher = words.into_iter().collect();
+        self
+    }
+
     /// QEMU's machine type, `pc` unless said otherwise.
     #[must_use]
     pub fn machine(mut self, machine: &str) -> Self {
@@ -96,64 +141,6 @@ impl GuestSpec {
     pub fn arguments<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Self {
         self.arguments.extend(words.into_iter().map(str::to_owned));
         self
-    }
-}
-
-/// What the guest does once booted.
-#[derive(Clone, Debug)]
-pub enum Workload {
-    /// Nothing, until it is killed.
-    Idle,
-    /// The verifying load.
-    Load(Load),
-    /// A shell script.
-    Script(String),
-}
-
-/// The verifying load: random reads and writes, each read checked against the last acknowledged write, and the whole
-/// disk again at the end.
-#[derive(Clone, Debug)]
-pub struct Load {
-    /// The disk in the guest.
-    pub device: String,
-    /// Requests in flight.
-    pub workers: u32,
-    /// Bytes of a request, a multiple of 4096.
-    pub io_bytes: u32,
-    /// How many of a hundred requests read.
-    pub read_percent: u32,
-    /// Requests offered per second; 0 is as many as `workers` get done.
-    pub rate: u32,
-    /// How long to run; 0 is until told to stop.
-    pub seconds: u32,
-    /// How often it reports.
-    pub interval_ms: u32,
-    /// How much of the disk it uses; 0 is all.
-    pub region_bytes: u64,
-    /// A flush after so many writes of a worker; 0 is never.
-    pub flush_every: u32,
-    /// Whether [`create_filled`](crate::create_filled) filled the disk; otherwise the load fills it first.
-    pub is_prefilled: bool,
-    /// What its random numbers follow from.
-    pub seed: u64,
-}
-
-impl Default for Load {
-    /// Eight requests of 8 KiB in flight, 70 % reads, a flush now and then, a report every 200 ms.
-    fn default() -> Self {
-        Self {
-            device: "/dev/vda".into(),
-            workers: 8,
-            io_bytes: 8192,
-            read_percent: 70,
-            rate: 0,
-            seconds: 0,
-            interval_ms: 200,
-            region_bytes: 0,
-            flush_every: 64,
-            is_prefilled: false,
-            seed: 1,
-        }
     }
 }
 

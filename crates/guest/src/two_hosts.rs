@@ -208,6 +208,18 @@ impl TwoHosts {
         command
     }
 
+    /// What runs a program on one of the hosts, for [`GuestSpec::launcher`](crate::GuestSpec::launcher).
+    #[must_use]
+    pub fn launcher(&self, side: Side) -> Vec<String> {
+        words(&format!("ip netns exec {}", self.namespaces[side.number()]))
+    }
+
+    /// The network namespace of one side.
+    #[must_use]
+    pub fn namespace(&self, side: Side) -> &str {
+        &self.namespaces[side.number()]
+    }
+
     /// Moves the calling thread into the network of one side, for good: sockets that it makes from now on are there.
     ///
     /// # Errors
