@@ -39,6 +39,8 @@ pub enum ErrorKind {
     UnexpectedGraph,
     /// The configuration hook failed.
     Hook,
+    /// QEMU's own migration of the machine failed or was cancelled; the context has QEMU's words.
+    Migration,
     /// What was given makes no sense.
     Invalid,
 }

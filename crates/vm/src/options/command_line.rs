@@ -87,7 +87,7 @@ fn parse_blockdev(value: &str) -> Option<Map<String, Value>> {
 }
 
 /// Splits `a=1,b=2`; a comma within a value is written twice; a first piece without `=` is `implied`'s value.
-fn split(text: &str, implied: &str) -> Vec<(String, String)> {
+pub(crate) fn split(text: &str, implied: &str) -> Vec<(String, String)> {
     let mut pieces = vec![String::new()];
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {
@@ -108,7 +108,7 @@ fn split(text: &str, implied: &str) -> Vec<(String, String)> {
 
 /// Turns `file.driver=file` into `{"file": {"driver": "file"}}`. A key that is both a value and a prefix keeps both:
 /// the value goes to `filename` (`file=PATH,file.locking=off`, as `-drive` allows it).
-fn nest(pairs: &[(String, String)]) -> Map<String, Value> {
+pub(crate) fn nest(pairs: &[(String, String)]) -> Map<String, Value> {
     let mut root = Map::new();
     for (key, value) in pairs {
         let mut parts: Vec<&str> = key.split('.').collect();

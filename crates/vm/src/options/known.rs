@@ -92,7 +92,7 @@ fn cache(value: &Value) -> Option<Value> {
 }
 
 /// `on` and `off`, as the command line has them, or JSON's.
-pub(super) fn flag(value: &Value) -> Option<Value> {
+pub(crate) fn flag(value: &Value) -> Option<Value> {
     match value {
         Value::Bool(_) => Some(value.clone()),
         Value::String(text) => match text.as_str() {

@@ -18,6 +18,8 @@ use crate::graph::Node;
 use crate::process::QemuProcess;
 
 pub use command_line::CommandLine;
+pub(crate) use command_line::{nest, split};
+pub(crate) use known::flag;
 pub use libvirt::{LibvirtDisk, LibvirtDomain};
 
 pub(crate) use libvirt::attributes;

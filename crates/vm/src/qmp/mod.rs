@@ -66,7 +66,56 @@ struct Request {
     answer: oneshot::Sender<Result<Value>>,
 }
 
+/// A handle that does not keep the connection: for whoever shares it with those that use it.
+#[derive(Clone)]
+pub struct WeakQmp {
+    requests: mpsc::WeakSender<Request>,
+    /// Everything else of a handle.
+    rest: Arc<Rest>,
+}
+
+struct Rest {
+    events: broadcast::Sender<Arc<Event>>,
+    ended: watch::Receiver<bool>,
+    env: EnvRef,
+    version: Version,
+    process_id: Option<u32>,
+    name: String,
+}
+
+impl WeakQmp {
+    /// A handle again, unless the connection has ended.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Qmp> {
+        let Rest { events, ended, env, version, process_id, name } = &*self.rest;
+        let qmp = Qmp {
+            requests: self.requests.upgrade()?,
+            events: events.clone(),
+            ended: ended.clone(),
+            env: Arc::clone(env),
+            version: *version,
+            process_id: *process_id,
+            name: name.clone(),
+        };
+        (!qmp.has_ended()).then_some(qmp)
+    }
+}
+
 impl Qmp {
+    /// A handle that does not keep the connection.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakQmp {
+        let rest = Rest {
+            events: self.events.clone(),
+            ended: self.ended.clone(),
+            env: Arc::clone(&self.env),
+            version: self.version,
+            process_id: self.process_id,
+            name: self.name.clone(),
+        };
+        WeakQmp { requests: self.requests.downgrade(), rest: Arc::new(rest) }
+    }
+
     /// Connects to the monitor at `path` and negotiates.
     ///
     /// # Errors

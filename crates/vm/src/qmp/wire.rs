@@ -1,5 +1,6 @@
 //! QMP's messages: one JSON object a line. Unknown fields and values pass.
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::QemuError;
@@ -8,7 +9,7 @@ use crate::error::QemuError;
 pub(crate) const LINE_BYTES_MAX: usize = 16 << 20;
 
 /// QEMU's version, as its greeting tells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version {
     /// 7 in 7.2.22.
     pub major: u64,

@@ -1,0 +1,30 @@
+//! A whole machine on its way to another QEMU: how that one is started, whether it can take the machine, and QEMU's
+//! own migration of memory and devices.
+//!
+//! ```text
+//!  source QEMU ── MachineDescription ──for_target──▶ TargetCommand ──▶ target QEMU (-S -incoming defer)
+//!       │              MachineFacts ── refusals(HostFacts)                  │
+//!       └── prepare_outgoing, begin_outgoing ──── memory ────▶ prepare_incoming, begin_incoming
+//!            wait_for(pre-switchover)                                       │
+//!            switch_over ─────────────────────── devices ────▶ is_loaded ── start_guest
+//!            cancel / resume: the guest goes on here, as long as the target's was not started
+//! ```
+//!
+//! The disks are no part of this: both QEMUs reach them through exports of ours.
+
+mod blocks;
+mod description;
+mod disks;
+mod facts;
+mod migration;
+mod rewrite;
+mod status;
+mod words;
+
+pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
+pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
+pub use migration::{
+    MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
+    start_guest, status, steer, switch_over, wait_for,
+};
+pub use status::{MigrationPhase, MigrationStatus};
