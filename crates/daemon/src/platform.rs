@@ -23,7 +23,7 @@ use backends::{
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
-use migrate::stream::{Dialer, LinkCounters};
+use migrate::stream::{BoxTransport, Dialer, LinkCounters};
 use nbd::NbdUri;
 use nbd::server::Export;
 
@@ -234,6 +234,15 @@ pub trait Hosts: Send + Sync {
     /// # Errors
     /// If no host of that name is trusted.
     fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>>;
+
+    /// A connection to `host` that is about a machine; its addresses are those of the stream with this number.
+    ///
+    /// # Errors
+    /// If no host of that name is trusted, or it is not reached.
+    fn machine_connection<'a>(&'a self, host: &'a HostName, _number: u16) -> BoxFuture<'a, Result<BoxTransport>> {
+        let error = crate::hosts::no_hosts(format!("{host} takes no machines from here"));
+        Box::pin(std::future::ready(Err(error)))
+    }
 
     /// Where the streams to other hosts run, so that encrypting them takes several processors; none: beside whoever asks for
     /// them.

@@ -16,11 +16,45 @@ use env::date;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::tls::{ALPN_MACHINE, ALPN_WIRE};
+
 /// The version of this protocol.
 pub const VERSION: u32 = 1;
 
 /// The longest message that is read.
 const LENGTH_MAX: u16 = 4096;
+
+/// What a connection between two hosts that trust each other is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// Requests for a volume.
+    #[default]
+    Stream,
+    /// What the hosts say of a machine that moves, or a part of its memory.
+    Machine,
+}
+
+impl Purpose {
+    /// The protocol by which TLS tells it.
+    #[must_use]
+    pub const fn protocol(self) -> &'static [u8] {
+        match self {
+            Self::Stream => ALPN_WIRE,
+            Self::Machine => ALPN_MACHINE,
+        }
+    }
+
+    /// That which `protocol` tells, if it is one of these.
+    #[must_use]
+    pub fn of_protocol(protocol: &[u8]) -> Option<Self> {
+        [Self::Stream, Self::Machine].into_iter().find(|purpose| purpose.protocol() == protocol)
+    }
+
+    fn is_stream(&self) -> bool {
+        *self == Self::Stream
+    }
+}
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +66,9 @@ pub enum Message {
         from: String,
         /// What it calls the other.
         to: String,
+        /// What the connection is for.
+        #[serde(default, skip_serializing_if = "Purpose::is_stream")]
+        purpose: Purpose,
     },
     /// The connection is a stream from here on.
     Welcome,

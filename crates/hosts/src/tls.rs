@@ -21,6 +21,8 @@ use crate::identity::Identity;
 
 /// The wire.
 pub const ALPN_WIRE: &[u8] = b"transhume/1";
+/// What two hosts say of machines, and the memory of those.
+pub const ALPN_MACHINE: &[u8] = b"transhume-machine/1";
 /// Pairing.
 pub const ALPN_TRUST: &[u8] = b"transhume-trust/1";
 
@@ -48,7 +50,7 @@ pub fn server(identity: &Identity, env: &EnvRef) -> Result<Arc<ServerConfig>> {
         .with_client_cert_verifier(verifier)
         .with_single_cert(vec![identity.certificate.clone()], identity.key.clone_key())
         .map_err(of_library)?;
-    config.alpn_protocols = vec![ALPN_WIRE.to_vec(), ALPN_TRUST.to_vec()];
+    config.alpn_protocols = vec![ALPN_WIRE.to_vec(), ALPN_MACHINE.to_vec(), ALPN_TRUST.to_vec()];
     // Every connection is looked at anew: a host that is trusted no more comes in by no ticket.
     config.send_tls13_tickets = 0;
     // Who carries a stream makes its records, see `sealed`.

@@ -25,10 +25,10 @@ use hosts::address::Address;
 use hosts::certificate;
 use hosts::certificate::Fingerprint;
 use hosts::connect::connect;
-use hosts::message::Message;
+use hosts::message::{Message, Purpose};
 use hosts::sealed::{self, Sealed};
 use hosts::store::Trusted;
-use hosts::tls::{self, ALPN_TRUST, ALPN_WIRE, Expected, SERVER_NAME};
+use hosts::tls::{self, ALPN_TRUST, Expected, SERVER_NAME};
 
 /// Dials one host.
 pub(crate) struct HostDialer {
@@ -90,7 +90,8 @@ impl HostDialer {
         Self { network, name, newest: Mutex::new(BTreeMap::new()) }
     }
 
-    async fn dial_any(&self, stream: u16) -> Result<BoxTransport> {
+    /// A connection for `purpose`; the pair of addresses is that of the stream with this number.
+    pub(crate) async fn dial_for(&self, purpose: Purpose, stream: u16) -> Result<BoxTransport> {
         // Looked up each time: addresses change, and trust may end.
         let host = self.network.store.named(self.name.as_str())?;
         let pairs = pairs(&self.network.own_addresses(), &host.addresses);
@@ -98,7 +99,7 @@ impl HostDialer {
         let mut first = None;
         for _ in 0..pairs.len() {
             let (from, to) = &pairs[turns.next(&self.name, stream, pairs.len())];
-            match self.dial_one(&host, to, *from).await {
+            match self.dial_one(&host, to, *from, purpose).await {
                 Err(error) if error.code == ErrorCode::HostUnreachable => first = first.or(Some(error)),
                 // Another way to the same host changes nothing about what it says.
                 answered => {
@@ -107,7 +108,9 @@ impl HostDialer {
                     self.network.dialled.note(&host, &dialled.meter);
                     // Trust may have ended since it was looked up: then nobody will cut what came about meanwhile.
                     self.network.store.check_still(&host)?;
-                    self.newest.lock().insert(stream, dialled);
+                    if purpose == Purpose::Stream {
+                        self.newest.lock().insert(stream, dialled);
+                    }
                     return Ok(transport);
                 }
             }
@@ -118,29 +121,35 @@ impl HostDialer {
         }))
     }
 
-    async fn dial_one(&self, host: &Trusted, to: &Address, from: Option<IpAddr>) -> Result<(BoxTransport, Dialled)> {
+    async fn dial_one(
+        &self,
+        host: &Trusted,
+        address: &Address,
+        from: Option<IpAddr>,
+        purpose: Purpose,
+    ) -> Result<(BoxTransport, Dialled)> {
         let network = &self.network;
         if network.is_plaintext() {
-            let (mut stream, dialled) = counted(network, to, from, &self.name).await?;
-            let claim =
-                Message::Claim { from: network.identity().fingerprint.to_string(), to: host.fingerprint.to_string() };
+            let (mut stream, dialled) = counted(network, address, from, &self.name).await?;
+            let (from, to) = (network.identity().fingerprint.to_string(), host.fingerprint.to_string());
+            let claim = Message::Claim { from, to, purpose };
             let said = async {
                 tokio::io::AsyncWriteExt::write_all(&mut stream, listener::PLAINTEXT_MAGIC).await?;
                 claim.send(&mut stream).await
             };
-            said.await.map_err(|error| lost(&self.name, to, &error))?;
-            welcome(network, &mut stream, (&self.name, to)).await?;
+            said.await.map_err(|error| lost(&self.name, address, &error))?;
+            welcome(network, &mut stream, (&self.name, address)).await?;
             return Ok((Box::new(stream), dialled));
         }
-        let (mut stream, dialled) = sealed(network, host, to, from).await?;
-        welcome(network, &mut stream, (&self.name, to)).await?;
+        let (mut stream, dialled) = sealed(network, host, (address, from), purpose.protocol()).await?;
+        welcome(network, &mut stream, (&self.name, address)).await?;
         Ok((Box::new(stream), dialled))
     }
 }
 
 impl Dialer for HostDialer {
     fn dial(&self, stream: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
-        Box::pin(async move { self.dial_any(stream).await.map_err(of_dialing) })
+        Box::pin(async move { self.dial_for(Purpose::Stream, stream).await.map_err(of_dialing) })
     }
 
     fn opened(&self, stream: u16, request: &SessionRequest) {
@@ -216,20 +225,20 @@ async fn counted(
     counted.map_err(|error| lost(whom, to, &error))
 }
 
-/// A TLS connection to `host` that carries a stream.
+/// A TLS connection to `host` that speaks `protocol`.
 async fn sealed(
     network: &HostNetwork,
     host: &Trusted,
-    to: &Address,
-    from: Option<IpAddr>,
+    (to, from): (&Address, Option<IpAddr>),
+    protocol: &[u8],
 ) -> Result<(Sealed<Counted>, Dialled)> {
     let expected = Expected::Host(host.name.to_string(), host.fingerprint);
-    let config = config(network, expected, ALPN_WIRE)?;
+    let config = config(network, expected, protocol)?;
     let (stream, dialled) = counted(network, to, from, &host.name).await?;
     let handshake = sealed::connect(config, server_name(), stream);
     let shaken = env::timeout(&*network.env, listener::HANDSHAKE_LIMIT, handshake).await;
     let stream = shaken_hands(shaken, &host.name, to)?;
-    let speaks = stream.protocol() == Some(ALPN_WIRE);
+    let speaks = stream.protocol() == Some(protocol);
     if speaks { Ok((stream, dialled)) } else { Err(lost(&host.name, to, &NOBODY_SPEAKS)) }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   accept ─▶ worker ─▶ first byte ─┬─ TLS ─▶ ALPN ─▶ handshake ─┬─ transhume-trust/1 ─▶ pairing
-//!                                   │                             └─ transhume/1 ─▶ trusted? ─▶ welcome ─▶ served
+//!                                   │                             └─ transhume/1, -machine/1 ─▶ trusted? ─▶ welcome ─▶ served
 //!                                   └─ plaintext, if both sides say so ─▶ claim ─▶ trusted? ─▶ welcome ─▶ served
 //! ```
 
@@ -24,12 +24,12 @@ use super::network::HostNetwork;
 use crate::rates::{Counted, Meter};
 use hosts::certificate::{Fingerprint, Validity, ValidityState};
 use hosts::connect;
-use hosts::message::{Message, Refusal};
+use hosts::message::{Message, Purpose, Refusal};
 use hosts::pairing::{self, Channel, EXPORTER_LABEL};
 use hosts::replay::Replay;
 use hosts::sealed::{self, Greeting};
 use hosts::store::Trusted;
-use hosts::tls::{ALPN_TRUST, ALPN_WIRE};
+use hosts::tls::ALPN_TRUST;
 
 /// How long a handshake, or any step before a connection is a stream, may take.
 pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -130,7 +130,7 @@ impl PendingConnection {
     async fn serve_encrypted(self, mut stream: TcpStream) {
         let network = Arc::clone(&self.network);
         match env::timeout(&*network.env, HANDSHAKE_LIMIT, sealed::greeted(&mut stream)).await {
-            Some(Ok(greeting)) if greeting.protocols.iter().any(|protocol| protocol == ALPN_WIRE) => {
+            Some(Ok(greeting)) if greeting.protocols.iter().any(|it| Purpose::of_protocol(it).is_some()) => {
                 self.serve_wire(stream, greeting).await;
             }
             // What wants neither is refused by the library.
@@ -153,8 +153,11 @@ impl PendingConnection {
             return network.counters.refuse(self.from, &"it shows no certificate");
         };
         let trusted = self.trusted(Fingerprint::of(certificate), Some(certificate));
+        let Some(purpose) = stream.protocol().and_then(Purpose::of_protocol) else {
+            return network.counters.refuse(self.from, &"it does not say what it wants");
+        };
         let meter = Arc::clone(stream.inner().meter());
-        self.admit(stream, meter, trusted).await;
+        self.admit(stream, (purpose, meter), trusted).await;
     }
 
     /// The same connection, which counts what it carries.
@@ -212,7 +215,8 @@ impl PendingConnection {
                 false => Err(std::io::ErrorKind::InvalidData.into()),
             }
         };
-        let Some(Ok(Message::Claim { from, to })) = env::timeout(&*network.env, HANDSHAKE_LIMIT, claim).await else {
+        let Some(Ok(Message::Claim { from, to, purpose })) = env::timeout(&*network.env, HANDSHAKE_LIMIT, claim).await
+        else {
             return network.counters.refuse(self.from, &"it is none of a transhumed");
         };
         let trusted = match () {
@@ -224,11 +228,16 @@ impl PendingConnection {
             tracing::warn!(host = %host.name, from = %self.from, "a stream without encryption, from whoever says so");
         }
         let meter = Arc::clone(stream.meter());
-        self.admit(stream, meter, trusted).await;
+        self.admit(stream, (purpose, meter), trusted).await;
     }
 
-    /// Lets the connection be a stream, or says why not, and serves it for as long as its host is trusted.
-    async fn admit(self, mut stream: impl Transport + 'static, meter: Arc<Meter>, trusted: Result<Trusted, Refusal>) {
+    /// Lets the connection be what it is for, or says why not, and serves it for as long as its host is trusted.
+    async fn admit(
+        self,
+        mut stream: impl Transport + 'static,
+        (purpose, meter): (Purpose, Arc<Meter>),
+        trusted: Result<Trusted, Refusal>,
+    ) {
         let Self { network, from, place: (_place, handshake) } = self;
         let admitted = trusted.and_then(|host| Ok((host, network.reception().ok_or(Refusal::NotReady)?)));
         let answer = match &admitted {
@@ -246,7 +255,11 @@ impl PendingConnection {
         tracing::debug!(host = %host.name, %from, "a stream begins");
         let (carried, counting) = (Arc::clone(&network.carried), Arc::clone(&meter));
         let opened = Box::new(move |request: &SessionRequest| carried.opened(&counting, request));
-        let served = reception.serve(Box::new(stream), PeerName(host.name.to_string()), opened);
+        let name = PeerName(host.name.to_string());
+        let served = match purpose {
+            Purpose::Stream => reception.serve(Box::new(stream), name, opened),
+            Purpose::Machine => reception.serve_machine(Box::new(stream), name),
+        };
         serve_stream(&network, served, (&host, &meter)).await;
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use api::v1::{self, Error, ErrorCode};
 use env::{EnvRef, date, unix_seconds};
 use futures::future::BoxFuture;
-use migrate::stream::Dialer;
+use migrate::stream::{BoxTransport, Dialer};
 use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
 use tokio::sync::oneshot;
@@ -32,7 +32,7 @@ use hosts::address::{Address, DEFAULT_PORT};
 use hosts::certificate::{self, Fingerprint};
 use hosts::identity::Identity;
 use hosts::invitation::{Code, Invitations, LIFE, TRIES, Try};
-use hosts::message::{About, Refusal};
+use hosts::message::{About, Purpose, Refusal};
 use hosts::pairing::{self, Channel, EXPORTER_LABEL, Failure, Invite};
 use hosts::store::{TrustStore, Trusted};
 use hosts::tls;
@@ -444,6 +444,11 @@ impl Hosts for RealHosts {
     fn dialer(&self, host: &HostName) -> Result<Arc<dyn Dialer>> {
         self.0.store.named(host.as_str())?;
         Ok(Arc::new(HostDialer::new(Arc::clone(&self.0), host.clone())))
+    }
+
+    fn machine_connection<'a>(&'a self, host: &'a HostName, number: u16) -> BoxFuture<'a, Result<BoxTransport>> {
+        let dialer = HostDialer::new(Arc::clone(&self.0), host.clone());
+        Box::pin(async move { dialer.dial_for(Purpose::Machine, number).await })
     }
 
     fn stream_workers(&self) -> Vec<EnvRef> {

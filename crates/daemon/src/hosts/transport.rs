@@ -18,6 +18,16 @@ pub trait Reception: Send + Sync {
         peer: PeerName,
         opened: OnOpened,
     ) -> BoxFuture<'static, block::Result<()>>;
+
+    /// Serves one connection of `peer` that is about a machine.
+    fn serve_machine(
+        self: Arc<Self>,
+        _transport: BoxTransport,
+        _peer: PeerName,
+    ) -> BoxFuture<'static, block::Result<()>> {
+        let refused = block::Error::new(block::ErrorKind::Unsupported, "this host takes no machines");
+        Box::pin(std::future::ready(Err(refused)))
+    }
 }
 
 impl Reception for Receiver {
