@@ -15,7 +15,8 @@ use crate::API_VERSION;
 use crate::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Host, HostAddresses, Invitation,
     InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
-    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Volume,
+    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Vm, VmAddRequest,
+    VmMove, VmMoveRequest, VmPlan, Volume,
 };
 
 /// The largest answer that is read.
@@ -248,6 +249,86 @@ impl Client {
     /// There is no such job.
     pub async fn job(&self, id: u64, wait: Duration) -> Result<Job> {
         self.get(&format!("/v1/jobs/{id}?wait_ms={}", wait.as_millis())).await
+    }
+
+    /// Every VM that the daemon knows.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn vms(&self) -> Result<Vec<Vm>> {
+        self.get("/v1/vms").await
+    }
+
+    /// One VM.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub async fn vm(&self, name: &str) -> Result<Vm> {
+        self.get(&format!("/v1/vms/{}", escape(name))).await
+    }
+
+    /// Makes a running VM known.
+    ///
+    /// # Errors
+    /// Its QEMU does not answer, or is known already.
+    pub async fn add_vm(&self, request: &VmAddRequest) -> Result<Vm> {
+        self.send(Method::POST, "/v1/vms", request).await
+    }
+
+    /// Forgets a VM; what runs goes on.
+    ///
+    /// # Errors
+    /// There is none of that name, or it is being moved.
+    pub async fn remove_vm(&self, name: &str) -> Result<Vm> {
+        self.send(Method::DELETE, &format!("/v1/vms/{}", escape(name)), &()).await
+    }
+
+    /// What a move of a VM would be.
+    ///
+    /// # Errors
+    /// There is none of that name, or it does not answer. What stands against the move is a part of the plan.
+    pub async fn plan_vm(&self, name: &str, request: &VmMoveRequest) -> Result<VmPlan> {
+        self.send(Method::POST, &format!("/v1/vms/{}/plan", escape(name)), request).await
+    }
+
+    /// Begins a move of a VM.
+    ///
+    /// # Errors
+    /// What stands against it. Then nothing has changed.
+    pub async fn move_vm(&self, name: &str, request: &VmMoveRequest) -> Result<VmMove> {
+        self.send(Method::POST, &format!("/v1/vms/{}/move", escape(name)), request).await
+    }
+
+    /// The move of a VM from here that is under way, or the last one.
+    ///
+    /// # Errors
+    /// There was none.
+    pub async fn vm_move(&self, name: &str) -> Result<VmMove> {
+        self.get(&format!("/v1/vms/{}/move", escape(name))).await
+    }
+
+    /// Undoes the move of a VM.
+    ///
+    /// # Errors
+    /// There is none, or it is too late.
+    pub async fn cancel_vm(&self, name: &str) -> Result<VmMove> {
+        self.send(Method::DELETE, &format!("/v1/vms/{}/move", escape(name)), &()).await
+    }
+
+    /// Tries the other host of a VM's move again at once.
+    ///
+    /// # Errors
+    /// There is no move.
+    pub async fn resume_vm(&self, name: &str) -> Result<VmMove> {
+        self.send(Method::POST, &format!("/v1/vms/{}/resume", escape(name)), &()).await
+    }
+
+    /// What both hosts have on record of the disks of a VM that was on its way; carries out what was decided.
+    ///
+    /// # Errors
+    /// What makes the decision impossible.
+    pub async fn resolve_vm(&self, name: &str, request: &ResolveRequest) -> Result<Vec<Resolution>> {
+        self.send(Method::POST, &format!("/v1/vms/{}/resolve", escape(name)), request).await
     }
 
     /// This host as others know it.

@@ -91,6 +91,8 @@ codes! {
     PersistFailed = "persist-failed", 26;
     /// QEMU refused a command.
     QmpRefused = "qmp-refused", 27;
+    /// A whole VM cannot be moved, or not to that host.
+    VmRefused = "vm-refused", 28;
     /// The configuration file is wrong.
     ConfigInvalid = "config-invalid", 30;
     /// Another daemon uses the state directory.

@@ -6,6 +6,7 @@ mod host;
 mod job;
 mod layer;
 mod report;
+mod vm;
 mod volume;
 
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
@@ -17,6 +18,9 @@ pub use job::{
 };
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
 pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
+pub use vm::{
+    Vm, VmAddRequest, VmChange, VmDisk, VmFacts, VmMemory, VmMove, VmMovePhase, VmMoveRequest, VmPlan, VmState,
+};
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,
     VolumeState,

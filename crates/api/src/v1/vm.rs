@@ -1,0 +1,251 @@
+//! Whole machines: memory, device state and disks.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Job, JobState, Monitor, Strategy, Verify};
+
+/// Asks for a running machine to be known (`POST /v1/vms`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmAddRequest {
+    /// What it is to be called.
+    pub name: String,
+    /// How its QEMU is reached.
+    pub monitor: Monitor,
+}
+
+/// A machine that the daemon knows (`GET /v1/vms`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Vm {
+    /// Its name.
+    pub name: String,
+    /// Whether it runs, and where.
+    pub state: VmState,
+    /// How its QEMU is reached.
+    pub monitor: Monitor,
+    /// QEMU's process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// What QEMU says of it, as long as it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub facts: Option<VmFacts>,
+    /// Its disks.
+    pub disks: Vec<VmDisk>,
+    /// The other host: where it moves to or has moved to, or comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its last move from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_move: Option<VmMove>,
+    /// What is wrong with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Whether a machine runs, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmState {
+    /// Its guest runs here.
+    Running,
+    /// It is here, and its guest is stopped.
+    Paused,
+    /// It is being moved to another host.
+    Moving,
+    /// It is being moved here.
+    Arriving,
+    /// It was moved to another host.
+    Moved,
+    /// Its QEMU has ended, or does not answer.
+    Gone,
+}
+
+impl std::fmt::Display for VmState {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Moving => "moving",
+            Self::Arriving => "arriving",
+            Self::Moved => "moved",
+            Self::Gone => "gone",
+        })
+    }
+}
+
+/// What QEMU says of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmFacts {
+    /// QEMU's version.
+    pub qemu: String,
+    /// The machine type.
+    pub machine: String,
+    /// How much memory it has, in bytes.
+    pub memory_bytes: u64,
+    /// How many processors it has.
+    pub vcpus: u32,
+    /// `kvm` or `tcg`.
+    pub accelerator: String,
+}
+
+/// A disk of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmDisk {
+    /// QEMU's node.
+    pub node: String,
+    /// Where its bytes are.
+    pub file: String,
+    /// How large it is, in bytes.
+    pub size_bytes: u64,
+    /// The volume that it is, if it goes through the daemon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+}
+
+/// Asks for a machine to be moved to another host (`POST /v1/vms/NAME/move`), or for what that would be
+/// (`POST /v1/vms/NAME/plan`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmMoveRequest {
+    /// The host, as this daemon trusts it.
+    pub to: String,
+    /// How many bytes a second memory and disks may take.
+    #[serde(default)]
+    pub bandwidth: Option<u64>,
+    /// What is compared of the disks.
+    #[serde(default)]
+    pub verify: Verify,
+    /// How the copy of a disk and what the guest writes meanwhile come together.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// How many connections carry the memory; 1 is one stream of QEMU's. By the number of processors if nothing is said.
+    #[serde(default)]
+    pub channels: Option<u8>,
+    /// For how long QEMU may stop the guest for the rest of the memory, in milliseconds; 300 if nothing is said.
+    #[serde(default)]
+    pub downtime_limit_ms: Option<u64>,
+    /// Slow the guest's processors down while its memory does not converge.
+    #[serde(default)]
+    pub auto_converge: bool,
+    /// How long after its start the move shall be over, in milliseconds; it is undone otherwise.
+    #[serde(default)]
+    pub deadline_ms: Option<u64>,
+    /// Delete the disks at the source once the move is committed, instead of renaming them `*.moved-EPOCH`.
+    #[serde(default)]
+    pub delete_source: bool,
+}
+
+/// What a move of a machine would be.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmPlan {
+    /// The machine.
+    pub vm: String,
+    /// The host.
+    pub to: String,
+    /// What stands against it; nothing does if this is empty.
+    pub refusals: Vec<Error>,
+    /// What QEMU is started with at the target.
+    pub command: Vec<String>,
+    /// What of that differs from the source's.
+    pub changes: Vec<VmChange>,
+    /// How much memory there is, in bytes.
+    pub memory_bytes: u64,
+    /// The disks, and how many bytes they have.
+    pub disks: Vec<VmDisk>,
+    /// How long it is expected to take, in seconds, if that can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// How long the guest is expected to be stopped, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub downtime_ms: Option<f64>,
+}
+
+/// An option that differs at the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmChange {
+    /// The option.
+    pub option: String,
+    /// What it is at the source.
+    pub from: String,
+    /// What it is at the target.
+    pub to: String,
+    /// Why.
+    pub why: String,
+}
+
+/// A move of a machine (`GET /v1/vms/NAME/move`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmMove {
+    /// The move's identity, which both hosts know.
+    pub id: String,
+    /// The machine.
+    pub vm: String,
+    /// The host.
+    pub to: String,
+    /// How it stands.
+    pub state: JobState,
+    /// What is being done.
+    pub phase: VmMovePhase,
+    /// When it was asked for, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+    /// How long it has taken, in milliseconds.
+    pub elapsed_ms: u64,
+    /// The memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<VmMemory>,
+    /// The moves of its disks.
+    #[serde(default)]
+    pub disks: Vec<Job>,
+    /// For how long the guest was stopped, in milliseconds, from when QEMU stopped it to when it ran at the target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub downtime_ms: Option<f64>,
+    /// Why it was undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Error>,
+}
+
+/// What is being done in a move of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmMovePhase {
+    /// The target makes itself ready.
+    Preparing,
+    /// The disks are copied.
+    Disks,
+    /// The memory is copied, and guest writes go to both sides.
+    Memory,
+    /// The guest is stopped.
+    Switching,
+    /// The target holds it.
+    Finishing,
+    /// It is over.
+    Over,
+}
+
+impl std::fmt::Display for VmMovePhase {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Preparing => "preparing",
+            Self::Disks => "copying disks",
+            Self::Memory => "copying memory",
+            Self::Switching => "switching over",
+            Self::Finishing => "finishing",
+            Self::Over => "over",
+        })
+    }
+}
+
+/// How far the memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VmMemory {
+    /// How much there is, in bytes.
+    pub bytes_total: u64,
+    /// How much was sent, in bytes.
+    pub bytes_sent: u64,
+    /// How much is left, in bytes.
+    pub bytes_left: u64,
+    /// How fast the guest writes to it, in bytes a second.
+    pub dirty_bytes_per_second: u64,
+    /// How often it was gone through.
+    pub iterations: u64,
+}
