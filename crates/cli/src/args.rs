@@ -2,6 +2,8 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "doc comments here are help texts")]
 
+mod vm;
+
 use std::path::PathBuf;
 
 use api::v1::{OnNoConverge, Strategy, Verify};
@@ -9,6 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::rate::{Rate, Size};
 use crate::span::{Span, span_or_none};
+
+pub(crate) use vm::{HowArgs, VmCommand};
 
 /// Moves the disks of running virtual machines while they work.
 #[derive(Debug, Parser)]
@@ -44,6 +48,9 @@ pub(crate) enum Command {
     /// Serve files and block devices as volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Move whole VMs to other hosts: memory, device state and disks
+    #[command(subcommand)]
+    Vm(VmCommand),
     /// Take over the disk of a running VM, or look which disks can be taken over
     #[command(after_help = "Examples:\n  transhume adopt --check --qmp /run/qemu/web1.qmp\n  \
         transhume adopt --qmp /run/qemu/web1.qmp --node disk0 --name web1\n  \

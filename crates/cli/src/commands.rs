@@ -10,7 +10,7 @@ use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, Vol
 use crate::path::{absolute, absolute_backend};
 use crate::rate::Rate;
 use crate::say::print;
-use crate::{layers, report, say, show, watch};
+use crate::{layers, report, say, show, vm, watch};
 
 /// Carries out a command, and gives what the program exits with.
 pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
@@ -24,6 +24,11 @@ pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
             let client = client(common);
             client.check_version().await?;
             watch::watch(&client, args.name.as_deref(), common.json).await
+        }
+        Command::Vm(command) => {
+            let client = client(common);
+            client.check_version().await?;
+            vm::run(&client, command, common.json).await
         }
         Command::Adopt(args) if args.check => {
             let client = client(common);
@@ -91,7 +96,12 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             print(json, &host, || show::host(&host, args.renew))
         }
         Command::Trust(args) => trust(&client, args, json).await,
-        Command::Move(_) | Command::Watch(_) | Command::Copy(_) | Command::Rescue(_) | Command::Version => Ok(()),
+        Command::Move(_)
+        | Command::Watch(_)
+        | Command::Vm(_)
+        | Command::Copy(_)
+        | Command::Rescue(_)
+        | Command::Version => Ok(()),
     }
 }
 

@@ -70,6 +70,13 @@ pub struct HostsConfig {
     pub resume_interval_seconds: u64,
     /// How long a lost host is tried again before somebody must say so, in seconds; 0 for ever.
     pub resume_limit_seconds: u64,
+    /// Whether trusted hosts may move whole VMs here: then this daemon starts their QEMUs, by command lines that those hosts
+    /// send.
+    pub run_vms: bool,
+    /// The programs that it starts for them, by their whole paths.
+    pub vm_programs: Vec<PathBuf>,
+    /// As which user it starts them; its own if nothing is said.
+    pub vm_user: Option<String>,
     /// How fast network interfaces are, in Mbit/s, where the kernel does not know it or the network behind them is slower.
     pub interface_speeds_mbit: BTreeMap<String, u64>,
     /// No encryption, towards hosts that say so, too: for measurements only.
@@ -114,6 +121,11 @@ impl Default for HostsConfig {
             plaintext: false,
             arbiter: Vec::new(),
             incoming_dirs: Vec::new(),
+            run_vms: false,
+            vm_programs: ["/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-system-aarch64", "/usr/bin/qemu-kvm"]
+                .map(PathBuf::from)
+                .to_vec(),
+            vm_user: None,
             incoming_volumes_max: 1000,
             incoming_gib_max: 0,
             streams: 0,

@@ -131,7 +131,7 @@ impl Core {
         tune: impl FnMut(&str, &mut MoveOptions) + Send,
     ) -> Result<Vec<Job>> {
         let volumes = requests.keys().map(|name| self.daemon.volume(name)).collect::<Result<Vec<_>>>()?;
-        self.daemon.start_together(&Peer::default(), &volumes, requests.into_values().collect(), tune).await
+        self.daemon.start_together(&Peer::default(), &volumes, requests.into_values().collect(), None, tune).await
     }
 
     /// Takes `prediction` for what a plan of the move that `request` asks for has just said: the move begins without a look at

@@ -14,6 +14,7 @@ use parking_lot::RwLock;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
+use crate::adopt::Monitors;
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::clients::SocketOwner;
 use crate::config::Config;
@@ -23,6 +24,7 @@ use crate::hosts::{HostNetwork, no_hosts};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location, parse_backend};
+use crate::machines::Machines;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
@@ -76,6 +78,10 @@ pub(crate) struct Daemon {
     pub(crate) aborted_jobs: AbortedJobs,
     /// Moves that switch over together, by their records.
     pub(crate) groups: parking_lot::Mutex<BTreeMap<Uuid, Arc<Group>>>,
+    /// The connections to the monitors of QEMUs.
+    pub(crate) monitors: Monitors,
+    /// Whole machines.
+    pub(crate) machines: Machines,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -123,6 +129,8 @@ impl Daemon {
             notifiers: parking_lot::Mutex::default(),
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),
+            machines: Machines::default(),
+            monitors: Monitors::default(),
             layout,
             env,
             config,

@@ -49,6 +49,10 @@ pub const DOCUMENT_VERSION_GROUPS: u32 = 6;
 /// volume without them.
 pub const DOCUMENT_VERSION_CARRIED: u32 = 7;
 
+/// The layout of a document of a volume that comes, or has come, with its machine. A program that does not know that would not
+/// serve it to the machine's QEMU.
+pub const DOCUMENT_VERSION_MACHINES: u32 = 8;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
@@ -57,6 +61,7 @@ pub struct VolumeDocument {
     /// another host. [`DOCUMENT_VERSION_ARBITER`] applies while an arbiter may have been asked.
     /// [`DOCUMENT_VERSION_LAYERS`] applies while the volume has layers. [`DOCUMENT_VERSION_GROUPS`] applies while a
     /// group's record may know better. [`DOCUMENT_VERSION_CARRIED`] applies while layers are between two hosts.
+    /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -116,6 +121,9 @@ pub struct IncomingDocument {
     /// that earlier versions have taken have one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub exclusive: bool,
+    /// The machine that comes with it: its QEMU is the volume's guest here, from when it is held on, and is connected before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
     /// The layers that come with it, the lowest first. Until that host lets the volume go only their bytes are here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<LayerDocument>,
@@ -231,7 +239,7 @@ impl IncomingDocument {
     /// Whether the volume is held here for a guest of the host that it came from, and for nobody else.
     #[must_use]
     pub const fn is_for_its_origin(&self) -> bool {
-        self.exclusive && matches!(self.stage, IncomingStage::Held { .. })
+        self.exclusive && self.machine.is_none() && matches!(self.stage, IncomingStage::Held { .. })
     }
 }
 
@@ -312,7 +320,9 @@ impl VolumeDocument {
             || names_layers(&self.backend)
             || job.is_some_and(|job| names_layers(&job.target.location()));
         let is_of_group = |job: &JobDocument| job.group.as_ref().is_some_and(|group| group.record.is_some());
+        let is_of_machine = self.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
         self.version = match job {
+            _ if is_of_machine => DOCUMENT_VERSION_MACHINES,
             _ if are_layers_carried => DOCUMENT_VERSION_CARRIED,
             Some(job) if is_of_group(job) => DOCUMENT_VERSION_GROUPS,
             _ if !self.layers.is_empty() => DOCUMENT_VERSION_LAYERS,

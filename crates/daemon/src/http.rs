@@ -56,6 +56,12 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/adoptions/check", post(check))
         .route("/v1/adoptions", post(adopt))
         .route("/v1/adoptions/{name}/release", post(release))
+        .route("/v1/vms", get(vms).post(add_vm))
+        .route("/v1/vms/{name}", get(vm).delete(remove_vm))
+        .route("/v1/vms/{name}/plan", post(plan_vm))
+        .route("/v1/vms/{name}/move", get(vm_move).post(move_vm).delete(cancel_vm))
+        .route("/v1/vms/{name}/resume", post(resume_vm))
+        .route("/v1/vms/{name}/resolve", post(resolve_vm))
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{id}", get(job))
         .route("/v1/host", get(host))
@@ -325,7 +331,7 @@ async fn check(State(daemon): Shared, Body(body): Body) -> Answer<Vec<v1::Checke
 async fn adopt(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Volume> {
     let request: v1::AdoptRequest = parse(&body)?;
     let action = ("adopt", request.name.clone());
-    audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.adopt(request).await).await
+    audited(daemon, peer, action, &request.clone(), async |daemon, _| Box::pin(daemon.adopt(request)).await).await
 }
 
 async fn release(
@@ -335,6 +341,83 @@ async fn release(
 ) -> Answer<v1::Volume> {
     let action = ("release", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.release(&name).await).await
+}
+
+async fn vms(State(daemon): Shared) -> Json<Vec<v1::Vm>> {
+    Json(daemon.show_machines().await)
+}
+
+async fn vm(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Vm> {
+    Ok(Json(daemon.machine_shown(&name).await?))
+}
+
+async fn add_vm(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Vm> {
+    let request: v1::VmAddRequest = parse(&body)?;
+    let action = ("vm.add", request.name.clone());
+    audited(daemon, peer, action, &request.clone(), async |daemon, _| daemon.add_machine(request).await).await
+}
+
+async fn remove_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Vm> {
+    let action = ("vm.remove", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.remove_machine(&name).await).await
+}
+
+async fn plan_vm(State(daemon): Shared, Part(Path(name)): Part<Path<String>>, Body(body): Body) -> Answer<v1::VmPlan> {
+    Ok(Json(Box::pin(daemon.plan_machine(&name, parse(&body)?)).await?))
+}
+
+async fn vm_move(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::VmMove> {
+    Ok(Json(daemon.show_machine_move(&*daemon.machine(&name)?)?))
+}
+
+async fn move_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::VmMove> {
+    let request: v1::VmMoveRequest = parse(&body)?;
+    let action = ("vm.move", name.clone());
+    let work =
+        async move |daemon: Arc<Daemon>, peer: Peer| Box::pin(daemon.start_machine_move(&peer, &name, request)).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn cancel_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::VmMove> {
+    let action = ("vm.cancel", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.cancel_machine_move(&name).await).await
+}
+
+async fn resume_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::VmMove> {
+    let action = ("vm.resume", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon, _| daemon.resume_machine_move(&name)).await
+}
+
+async fn resolve_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<Vec<v1::Resolution>> {
+    let request: v1::ResolveRequest = parse(&body)?;
+    if request.decision.is_none() {
+        return Ok(Json(daemon.resolve_machine(&name, request).await?));
+    }
+    let action = ("vm.resolve", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.resolve_machine(&name, request).await;
+    audited(daemon, peer, action, &request, work).await
 }
 
 #[derive(Deserialize)]

@@ -8,6 +8,7 @@
 //! | `jobs`, `job_control`, `persist` | moves, from the queue to the retired source |
 //! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
+//! | `machines` | whole VMs: memory, device state and disks, to another host |
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
 //! | `foreign` | exports of NBD servers that are not ours, as places of volumes |
 //! | `recover`, `rescue`, `cold` | a start after whatever happened; an export, and a copy of a cold disk, without the daemon |
@@ -36,6 +37,7 @@ mod journal;
 mod journal_file;
 mod listeners;
 mod location;
+mod machines;
 mod metrics;
 mod open_backend;
 mod overlays;
@@ -61,13 +63,14 @@ pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
-    DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_OVERLAYS,
-    DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind,
-    LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
+    DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_MACHINES,
+    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument,
+    LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
+pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;

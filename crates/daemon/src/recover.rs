@@ -169,7 +169,10 @@ async fn bring_back(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<Ow
     let open_options = volume.open_options(daemon.config.lock_wait());
     if document.incoming.as_ref().is_some_and(|incoming| !matches!(incoming.stage, IncomingStage::Held { .. })) {
         // Another host holds it, as far as is known here: it is filled on, or taken, when that host asks for it.
-        return daemon.open_backend_of_incoming(volume).await;
+        daemon.open_backend_of_incoming(volume).await?;
+        let comes_with_machine = document.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
+        // The machine's QEMU waits for its disk.
+        return if comes_with_machine { daemon.offer_arriving(volume).await } else { Ok(()) };
     }
     daemon.look_before_resuming(volume).await?;
     if document.incoming.as_ref().is_some_and(|incoming| !incoming.layers.is_empty()) {

@@ -20,7 +20,7 @@ use crate::problem::{Result, invalid, of_state};
 use crate::sockets::{listen_unix, make_parent};
 use crate::state_dir::StateDir;
 use crate::workers::Workers;
-use crate::{http, recover, remote};
+use crate::{http, machines, recover, remote};
 
 /// How long requests in flight may take when the daemon goes down.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
@@ -110,7 +110,9 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
         // Where volumes are served that come from other hosts.
         tracing::error!(%error, path = %daemon.socket_dir.display(), "the directory for sockets could not be made");
     }
-    remote::listen(&daemon).await?;
+    machines::recover(&daemon)?;
+    let reception = machines::Reception::new(&daemon, remote::receiver(&daemon)?);
+    daemon.hosts.listen(reception).await?;
     if let Some(network) = &daemon.host_network {
         network.listen().await;
     }

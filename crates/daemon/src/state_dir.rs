@@ -14,6 +14,7 @@
 //! STATE/volumes/NAME/progress    which chunks a move has copied, for a restart within this boot
 //! STATE/volumes/.NAME.new        a volume that is being made; removed at the next start
 //! STATE/volumes/.NAME.gone       a volume that is being removed; removed at the next start
+//! STATE/machines/NAME.json       a VM that is known here, and its move (docs/vm.md)
 //! STATE/groups/ID/journal        whether volumes that switch over together have (docs/journal.md)
 //! ```
 
@@ -72,6 +73,15 @@ impl Layout {
 
     pub(crate) fn groups(&self) -> PathBuf {
         self.root.join("groups")
+    }
+
+    pub(crate) fn machines(&self) -> PathBuf {
+        self.root.join("machines")
+    }
+
+    /// What is on record of the machine `name`.
+    pub(crate) fn machine(&self, name: &str) -> PathBuf {
+        self.machines().join(format!("{name}.json"))
     }
 
     /// The record of the group `id`.
@@ -222,7 +232,7 @@ impl StateDir {
 
     /// The directory of `layout`, which `lock` keeps others out of; what a crash has left in it is swept away.
     pub(crate) fn over(layout: Layout, lock: Option<File>) -> Result<Self> {
-        for directory in [layout.volumes(), layout.groups(), layout.jobs(), layout.retired()] {
+        for directory in [layout.volumes(), layout.groups(), layout.machines(), layout.jobs(), layout.retired()] {
             layout.create(&directory)?;
         }
         layout.sweep(&layout.volumes())?;

@@ -27,7 +27,7 @@ use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
-use crate::remote::{FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
+use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
 use crate::stack::Stack;
 
 /// A volume.
@@ -47,6 +47,8 @@ pub(crate) struct Volume {
     snapshots: Mutex<Option<SharedSnapshots>>,
     /// What another host fills, before this one holds the volume.
     pub(crate) incoming: Mutex<Option<Incoming>>,
+    /// What the QEMU of a machine is connected to whose disk it becomes, before this host holds the volume.
+    pub(crate) arriving: Mutex<Option<ArrivingExport>>,
     /// The way of another host's guest into it.
     pub(crate) forward: Mutex<Option<FencedLane>>,
     /// What the last plan has said, until a move begins.
@@ -76,6 +78,7 @@ impl Volume {
             is_coming_back: AtomicBool::new(false),
             snapshots: Mutex::new(None),
             incoming: Mutex::new(None),
+            arriving: Mutex::new(None),
             forward: Mutex::new(None),
             planned: Mutex::new(None),
         }
@@ -142,6 +145,14 @@ impl Volume {
         let document = self.document();
         stack.backend().serve_guest();
         self.apply_limits(&document.layers);
+        let arriving = self.arriving.lock().take();
+        if let Some(arriving) = arriving {
+            // Its guest's QEMU is connected already.
+            let (slot, export) = arriving.open(top);
+            *self.live.lock() = Some(Live { slot: slot.clone(), stack, export: Arc::clone(&export) });
+            *self.problem.lock() = None;
+            return (slot, export);
+        }
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || metered(&name, &meter, &lanes);
@@ -155,6 +166,23 @@ impl Volume {
         *self.live.lock() = Some(Live { slot: slot.clone(), stack, export: Arc::clone(&export) });
         *self.problem.lock() = None;
         (slot, export)
+    }
+
+    /// An export over `copy`, which is being filled, for the QEMU of the machine that comes with the volume.
+    pub(crate) fn begin_arriving(&self, copy: Device, pool: BufferPool) -> Arc<Export> {
+        let (meter, name) = (self.meter.clone(), self.name.clone());
+        let open = move |slot: &Slot| metered(&name, &meter, slot);
+        let export = parse_export(&self.document().export).map_or_else(|_| self.name.clone(), |uri| uri.export);
+        let arriving = ArrivingExport::new(&self.name, &export, copy, pool, open);
+        let export = arriving.export();
+        *self.arriving.lock() = Some(arriving);
+        export
+    }
+
+    /// The volume does not come: what waits for it fails.
+    pub(crate) fn end_arriving(&self) {
+        let arriving = self.arriving.lock().take();
+        arriving.into_iter().for_each(ArrivingExport::close);
     }
 
     /// A way into the stack over `slot` whose requests are measured as clients' are.

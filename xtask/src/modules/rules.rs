@@ -27,7 +27,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
     ("store", &["document", "journal", "journal_file", "location"]),
     ("volume", &["foreign", "listeners", "open_backend", "overlays", "stack", "volume"]),
     ("job", &["adopt", "cold", "job_control", "jobs", "persist", "rates"]),
-    ("between hosts", &["remote"]),
+    ("between hosts", &["machines", "remote"]),
     ("API", &["core", "daemon", "http", "metrics", "recover", "rescue", "run"]),
 ];
 
@@ -56,6 +56,7 @@ pub(super) const KNOWN: &[Known] = &[
     known("daemon", "jobs", "daemon", "takes the whole daemon where a part of it would do"),
     known("daemon", "jobs", "remote", "a move to another host prepares its own target"),
     known("daemon", "location", "foreign", "a place is read from text by the module of its kind"),
+    known("daemon", "machines", "daemon", "takes the whole daemon where a part of it would do"),
     known("daemon", "open_backend", "foreign", "an export of somebody else is opened like a file"),
     known("daemon", "open_backend", "remote", "a volume at another host is opened like a file"),
     known("daemon", "overlays", "daemon", "takes the whole daemon where a part of it would do"),

@@ -35,10 +35,9 @@ use crate::sockets::SOCKET_NAME;
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 use disk_state::Reached;
-use monitor::of_vm;
 use surroundings::VolumeSurroundings;
 
-pub(crate) use monitor::{is_block_device, persist};
+pub(crate) use monitor::{Monitors, is_block_device, of_vm, persist};
 pub(crate) use recover::recover;
 pub(crate) use watch::watch;
 

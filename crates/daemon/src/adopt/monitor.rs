@@ -1,12 +1,14 @@
 //! Reaching a running QEMU, and all that is known of it besides.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
-use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
+use env::EnvRef;
+use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh, WeakQmp};
 
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
@@ -15,19 +17,47 @@ use crate::problem::Result;
 /// How many released disks are remembered.
 const REMEMBERED_MAX: usize = 200;
 
+/// The connections to monitors. A monitor serves one client at a time, so all that is done of one QEMU shares one connection.
+/// It ends when nobody uses it.
+#[derive(Default)]
+pub(crate) struct Monitors(parking_lot::Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<Option<WeakQmp>>>>>);
+
+impl Monitors {
+    /// A handle to the connection to the monitor at `path`, which is made if there is none.
+    pub(crate) async fn connect(&self, path: &Path, env: &EnvRef) -> vm::Result<Qmp> {
+        let place = {
+            let mut places = self.0.lock();
+            // Of those that are gone nobody keeps a place.
+            places.retain(|_, place| Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|kept| is_used(&kept)));
+            Arc::clone(places.entry(path.to_owned()).or_default())
+        };
+        let mut kept = place.lock().await;
+        if let Some(qmp) = kept.as_ref().and_then(WeakQmp::upgrade) {
+            return Ok(qmp);
+        }
+        let qmp = Qmp::connect(path, Arc::clone(env)).await?;
+        *kept = Some(qmp.downgrade());
+        Ok(qmp)
+    }
+}
+
+fn is_used(kept: &Option<WeakQmp>) -> bool {
+    kept.as_ref().is_some_and(|kept| kept.upgrade().is_some())
+}
+
 /// A QEMU that answers.
-pub(super) struct Vm {
-    pub(super) qmp: Qmp,
-    pub(super) sources: Sources,
+pub(crate) struct Vm {
+    pub(crate) qmp: Qmp,
+    pub(crate) sources: Sources,
     /// Who QEMU runs as: it must be able to connect to our export.
-    pub(super) owner: Option<SocketOwner>,
+    pub(crate) owner: Option<SocketOwner>,
 }
 
 impl Daemon {
     /// Connects to a VM and gathers what is known of its disks' options.
-    pub(super) async fn reach(&self, monitor: &Monitor) -> Result<Vm> {
+    pub(crate) async fn reach(&self, monitor: &Monitor) -> Result<Vm> {
         let (qmp, libvirt) = match monitor {
-            Monitor::Qmp(path) => (Qmp::connect(Path::new(path), Arc::clone(&self.env)).await, None),
+            Monitor::Qmp(path) => (self.monitors.connect(Path::new(path), &self.env).await, None),
             Monitor::Libvirt(domain) => {
                 let xml = domain_xml(domain).await.map_err(|error| of_vm(&error))?;
                 let parsed = LibvirtDomain::parse(&xml).map_err(|error| of_vm(&error))?;
@@ -51,7 +81,7 @@ impl Daemon {
             return Err(vm::Error::new(vm::ErrorKind::NoMonitor, context));
         }
         if let Some(path) = second_monitor(xml) {
-            match Qmp::connect(&path, Arc::clone(&self.env)).await {
+            match self.monitors.connect(&path, &self.env).await {
                 Ok(qmp) => return Ok(qmp),
                 Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
             }

@@ -16,16 +16,16 @@ pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> 
                 // What has begun before is told by no event any more.
                 if let Ok(graph) = Graph::read(&vm.qmp).await {
                     for event in events.compare(&graph) {
-                        heed(volume, job, &event);
+                        heed(daemon, volume, job, &event);
                     }
                 }
                 while let Some(event) = events.next().await {
-                    heed(volume, job, &event);
+                    heed(daemon, volume, job, &event);
                     if event.outcome() == Outcome::Inspection
                         && let Ok(graph) = Graph::read(&vm.qmp).await
                     {
                         for event in events.compare(&graph) {
-                            heed(volume, job, &event);
+                            heed(daemon, volume, job, &event);
                         }
                     }
                 }
@@ -38,9 +38,11 @@ pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> 
     std::future::pending().await
 }
 
-fn heed(volume: &Volume, job: &JobHandle, event: &VmEvent) {
+fn heed(daemon: &Daemon, volume: &Volume, job: &JobHandle, event: &VmEvent) {
     tracing::info!(volume = volume.name, ?event, "something happened to the VM");
     match event.outcome() {
+        // It is ours.
+        Outcome::Cancel if matches!(event, VmEvent::VmMigration { .. }) && daemon.moves_with_its_machine(volume) => {}
         Outcome::Cancel => {
             let why = match event {
                 VmEvent::BlockJob { id, kind } => format!("a block job of QEMU's ({kind} {id}) works on the disk"),

@@ -33,7 +33,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, watch};
 pub(crate) use finish::{cannot_resume, clear_job, complete, end, undo_without_target};
 pub(crate) use forecast::Planned;
 pub use group::record::{GroupRecord, GroupState};
-pub(crate) use group::{Group, commit_with_group, record_of, undecided_record_of};
+pub(crate) use group::{Group, MachineMember, commit_with_group, machine_member, record_of, undecided_record_of};
 pub(crate) use history::History;
 pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{of_target, refuse_reserve_above, show, volume_size};

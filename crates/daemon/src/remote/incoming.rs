@@ -15,6 +15,7 @@ use super::fenced_lane::FencedLane;
 use super::pending_files::PendingFile;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
+use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid};
 use crate::jobs::of_target;
@@ -191,6 +192,7 @@ impl Daemon {
                 target: target.clone(),
                 stage: IncomingStage::Filling,
                 exclusive: false,
+                machine: None,
                 layers: layers.clone(),
             }),
             id: None,
@@ -311,7 +313,11 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(Incoming { open_backend, ground, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        drop(volume.bring_up_bare(open_backend, ground, self.pool.clone()));
+        let (slot, _) = volume.bring_up_bare(open_backend, ground.clone(), self.pool.clone());
+        if incoming.machine.is_some() {
+            // What its machine's QEMU was connected to stands in the way no more.
+            slot.quiesce().await.swap(ground);
+        }
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
         Ok(())
@@ -324,6 +330,7 @@ impl Daemon {
             before.close().await;
         }
         let id = random_uuid(&*self.env);
+        let is_served = volume.document().incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
         let stored = volume.journal.update(|document| document.let_go(id));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
@@ -331,7 +338,50 @@ impl Daemon {
             volume.set_problem(error.clone());
             return Err(error);
         }
+        if is_served {
+            // To its machine, since before it was held here.
+            return Ok(());
+        }
         self.open_export(volume).await
+    }
+
+    /// Lets the QEMU of `machine`, which `host` moves here with its disk `name`, come to that before this host holds it. The
+    /// processes of `owner` may.
+    pub(crate) async fn serve_arriving(
+        &self,
+        (host, name): (&str, &str),
+        machine: &str,
+        owner: Option<SocketOwner>,
+    ) -> Result<()> {
+        let volume = self.volume(name)?;
+        let _operation = volume.operation.lock().await;
+        let incoming = volume.document().incoming.clone();
+        let Some(incoming) = incoming.filter(|incoming| incoming.host == host && incoming.layers.is_empty()) else {
+            return Err(fenced(format!("{name} does not come from {host} with a machine")));
+        };
+        if incoming.machine.is_some() {
+            return if incoming.machine.as_deref() == Some(machine) {
+                Ok(())
+            } else {
+                Err(fenced(format!("{name} comes with another machine")))
+            };
+        }
+        let stored = volume.journal.update(|document| {
+            document.socket_owner = owner;
+            if let Some(incoming) = &mut document.incoming {
+                incoming.machine = Some(machine.to_owned());
+            }
+        });
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        self.offer_arriving(&volume).await
+    }
+
+    /// The same, of what is on record.
+    pub(crate) async fn offer_arriving(&self, volume: &Volume) -> Result<()> {
+        let copy = volume.incoming.lock().as_ref().map(|incoming| incoming.ground.clone());
+        let Some(copy) = copy else { return volume.require_up().map(drop) };
+        let export = volume.begin_arriving(copy, self.pool.clone());
+        self.network.offer(&volume.uri()?, export, volume.document().clients()).await
     }
 
     /// Puts the layers of a volume over its bytes, which its host has let go. Nobody uses it.
@@ -387,6 +437,7 @@ impl Daemon {
             return Err(fenced(message));
         }
         close_lane(volume).await;
+        volume.end_arriving();
         drop(volume.incoming.lock().take());
         remove_layer_files(&*self.backends, &incoming.layers, incoming.target.spec.path());
         self.backends.discard(&incoming.target).map_err(|error| of_target(&error))?;

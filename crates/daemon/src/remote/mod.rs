@@ -47,6 +47,7 @@
 //! | `outgoing` | moves from here: what is looked at before, bringing a lost host back |
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
 //! | `remote_volume_device` | the device over a volume of another host |
+//! | `arriving_export` | what the QEMU of a machine reads of a disk that comes with it |
 //! | `incoming`, `fenced_lane`, `session_authorizer` | volumes that come here, and what other hosts may ask |
 //! | `aborted_jobs` | moves that are over, so that late messages of theirs do nothing |
 //! | `pending_files` | files of volumes that come here and are not on record yet |
@@ -55,6 +56,7 @@
 
 mod abort_notices;
 mod aborted_jobs;
+mod arriving_export;
 mod commit;
 mod fenced_lane;
 mod incoming;
@@ -73,6 +75,7 @@ use migrate::stream::{Receiver, ReceiverLimits};
 
 pub(crate) use abort_notices::PendingNotice;
 pub(crate) use aborted_jobs::AbortedJobs;
+pub(crate) use arriving_export::ArrivingExport;
 pub(crate) use commit::{GroupRuling, job_journal};
 pub(crate) use fenced_lane::FencedLane;
 pub(crate) use incoming::{Incoming, size_on_record};
@@ -87,8 +90,15 @@ use crate::problem::Result;
 /// # Errors
 /// If nobody can come.
 pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
+    daemon.hosts.listen(receiver(daemon)?).await
+}
+
+/// What serves the streams of other hosts.
+///
+/// # Errors
+/// There are no threads to be had.
+pub(crate) fn receiver(daemon: &Arc<Daemon>) -> Result<Arc<Receiver>> {
     let gate = Arc::new(session_authorizer::SessionAuthorizer::new(daemon)?);
-    let receiver = Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default());
     watch::begin(daemon);
-    daemon.hosts.listen(receiver).await
+    Ok(Receiver::new(Arc::clone(&daemon.env), gate, ReceiverLimits::default()))
 }

@@ -4,6 +4,7 @@
 //! one commit ([`switchover`]), and together they are undone: a job that is cancelled or fails takes the others along. After a
 //! restart the journals say who belongs together, and the group's [`record`] whether all of it is on its targets.
 
+mod machine;
 pub(crate) mod record;
 mod switchover;
 
@@ -16,7 +17,9 @@ use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest, Plan, PlanRequest};
 use migrate::{JobJournal, Journal, MoveOptions};
 use uuid::Uuid;
 
-use self::record::{GroupJournal, GroupRecord};
+pub(crate) use self::machine::MachineMember;
+pub(crate) use self::record::machine_member;
+use self::record::{GroupJournal, GroupRecord, is_machine};
 pub(crate) use self::switchover::Group;
 use self::switchover::GroupMember;
 use super::finish::{Ending, finish};
@@ -41,15 +44,17 @@ impl Daemon {
     ) -> Result<Vec<Job>> {
         let volumes = self.disks_beside(name)?;
         let requests = requests_for(&volumes, &request)?;
-        self.start_together(peer, &volumes, requests, |_, _| ()).await
+        self.start_together(peer, &volumes, requests, None, |_, _| ()).await
     }
 
-    /// The same of any volumes, in the order of their names. `tune` changes the options of each.
+    /// The same of any volumes, in the order of their names. With a `machine` they do not switch over without that: it is a member
+    /// of their group. `tune` changes the options of each.
     pub(crate) async fn start_together(
         self: &Arc<Self>,
         peer: &Peer,
         volumes: &[Arc<Volume>],
         requests: Vec<MoveRequest>,
+        machine: Option<&str>,
         mut tune: impl FnMut(&str, &mut MoveOptions) + Send,
     ) -> Result<Vec<Job>> {
         // By name, so that two groups never wait for each other.
@@ -62,7 +67,7 @@ impl Daemon {
         volumes.iter().zip(&mut ready).for_each(|(volume, ready)| tune(&volume.name, &mut ready.options));
         let targets: Vec<_> = ready.iter().map(|ready| (ready.target.clone(), ready.layers.clone())).collect();
         let outcome = match outcome {
-            Ok(()) => Box::pin(self.enlist_all(peer, volumes, ready)).await,
+            Ok(()) => Box::pin(self.enlist_all(peer, volumes, machine, ready)).await,
             Err(error) => Err(error),
         };
         match outcome {
@@ -92,6 +97,7 @@ impl Daemon {
         self: &Arc<Self>,
         peer: &Peer,
         volumes: &[Arc<Volume>],
+        machine: Option<&str>,
         mut ready: Vec<Ready>,
     ) -> Result<Vec<Enlisted>> {
         self.join_moves(&mut ready);
@@ -101,10 +107,10 @@ impl Daemon {
             open_backend.push(opened.map_err(|error| of_disk(volume, error))?);
         }
         let ids = self.history.next_ids(volumes.len() as u64)?;
-        let members = volumes.iter().map(|volume| volume.name.clone()).collect();
-        let record = match volumes {
-            [_] => None,
-            _ => Some(self.begin_group(volumes, &ready).await?),
+        let members: Vec<String> = volumes.iter().map(|volume| volume.name.clone()).collect();
+        let record = match (volumes, machine) {
+            ([_], None) => None,
+            _ => Some(self.begin_group(members.iter().cloned().chain(machine.map(machine_member)), &ready).await?),
         };
         let group = GroupDocument { id: ids.start, members, record };
         let mut enlisted = Vec::with_capacity(volumes.len());
@@ -144,11 +150,11 @@ impl Daemon {
         Some(GroupRuling::new(&self.env, self.hosts.arbiter()?, remote?))
     }
 
-    /// Puts it on record that `volumes` switch over in one commit.
-    async fn begin_group(&self, volumes: &[Arc<Volume>], ready: &[Ready]) -> Result<Uuid> {
+    /// Puts it on record that `members` switch over in one commit.
+    async fn begin_group(&self, members: impl Iterator<Item = String>, ready: &[Ready]) -> Result<Uuid> {
+        let members = members.collect();
         let id = random_uuid(&*self.env);
         let path = self.state.begin_group(id, Journal::<GroupRecord>::bytes_needed())?;
-        let members = volumes.iter().map(|volume| volume.name.clone()).collect();
         let journal = GroupJournal::create(&path, (id, members), &self.backends, &*self.env).await;
         let journal = journal.map_err(|error| of_backend(&error, "the record of the group"))?;
         self.state.finish_group(id)?;
@@ -166,8 +172,13 @@ impl Daemon {
 
     /// The move of `volume`, which was of the group with this record, is over and off its journal.
     pub(crate) fn leave_group(&self, record: Uuid, volume: &Volume) {
+        self.leave_group_as(record, &volume.name);
+    }
+
+    /// The same of any member.
+    pub(crate) fn leave_group_as(&self, record: Uuid, member: &str) {
         let group = self.groups.lock().get(&record).cloned();
-        let Some(group) = group.filter(|group| group.note_over(&volume.name)) else { return };
+        let Some(group) = group.filter(|group| group.note_over(member)) else { return };
         self.drop_group(record);
         self.env.spawn(Box::pin(async move { group.forget_ruling().await }));
     }
@@ -201,7 +212,8 @@ impl Daemon {
                     let ruling = self.ruling_on(jobs.map(|job| &job.target));
                     // What a journal that cannot be read says nobody knows: it may name the record.
                     let is_member = |name: &str| members.iter().any(|document| document.name == name);
-                    let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name);
+                    // A machine that was under way is waited for: whoever brings machines back ends its move.
+                    let is_under_way = |name: &str| is_member(name) || self.is_unreadable(name) || is_machine(name);
                     let group = Group::new(journal, ruling, is_under_way);
                     self.groups.lock().insert(id, Arc::new(group));
                 }
@@ -287,6 +299,19 @@ impl Daemon {
                 handle.wait().await;
             }
         }
+    }
+
+    /// The machine `name` as a member of the group with this record, if there is such a group.
+    pub(crate) fn machine_in_group(&self, record: Uuid, name: &str) -> Option<MachineMember> {
+        let group = self.groups.lock().get(&record).cloned()?;
+        Some(MachineMember::new(group, name))
+    }
+
+    /// Whether the disk moves with its machine: then QEMU's own migration is ours.
+    pub(crate) fn moves_with_its_machine(&self, volume: &Volume) -> bool {
+        let record = record_of(&volume.document());
+        let group = record.and_then(|record| self.groups.lock().get(&record).cloned());
+        group.is_some_and(|group| group.has_machine())
     }
 
     /// After a restart: groups of which a member was undone before the restart, or was never on record. Only the moves `found` by

@@ -21,6 +21,22 @@ use crate::platform::Backends;
 /// The layout of this record.
 const GROUP_VERSION: u32 = 1;
 
+/// The layout of the record of a group with a machine in it: a program that does not know those would commit without it.
+const GROUP_VERSION_MACHINES: u32 = 2;
+
+/// What no volume's name begins with.
+const MACHINE: &str = "vm/";
+
+/// What the group of a machine's disks calls the machine `name`.
+pub(crate) fn machine_member(name: &str) -> String {
+    format!("{MACHINE}{name}")
+}
+
+/// Whether a member is a machine, and no volume.
+pub(super) fn is_machine(member: &str) -> bool {
+    member.starts_with(MACHINE)
+}
+
 /// What is on record of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupRecord {
@@ -28,7 +44,7 @@ pub struct GroupRecord {
     pub version: u32,
     /// The group, as its members' journals call it.
     pub id: Uuid,
-    /// The volumes.
+    /// The volumes, and the machine whose disks they are if that moves with them (`vm/NAME`).
     pub members: Vec<String>,
     /// Whether their targets hold them.
     pub state: GroupState,
@@ -59,7 +75,9 @@ impl GroupJournal {
         env: &dyn Env,
     ) -> block::Result<Self> {
         let (file, _) = JournalFile::open(path, backends, env).await?;
-        let record = GroupRecord { version: GROUP_VERSION, id, members, state: GroupState::Open };
+        let has_machine = members.iter().any(|member| is_machine(member));
+        let version = if has_machine { GROUP_VERSION_MACHINES } else { GROUP_VERSION };
+        let record = GroupRecord { version, id, members, state: GroupState::Open };
         file.store(&record).await?;
         Ok(Self { file, record })
     }
@@ -90,7 +108,7 @@ impl GroupJournal {
 fn check(path: &Path, record: Option<GroupRecord>) -> block::Result<GroupRecord> {
     let path = path.display();
     let record = record.ok_or_else(|| Error::new(ErrorKind::Corrupt, format!("the record {path} is empty")))?;
-    if record.version != GROUP_VERSION {
+    if !(GROUP_VERSION..=GROUP_VERSION_MACHINES).contains(&record.version) {
         let context = format!("the record {path} was written by a newer version: start that one");
         return Err(Error::new(ErrorKind::Unsupported, context));
     }

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::record::{GroupJournal, GroupState};
+use super::record::{GroupJournal, GroupState, is_machine};
 use crate::jobs::JobHandle;
 use crate::journal::VolumeJournal;
 use crate::remote::GroupRuling;
@@ -115,6 +115,27 @@ impl Group {
         Self { id: record.id, ruling, journal: journal.into(), state: Mutex::new(state), changed: Notify::new() }
     }
 
+    /// Whether a machine is among its members.
+    pub(super) fn has_machine(&self) -> bool {
+        self.state.lock().members.keys().any(|member| is_machine(member))
+    }
+
+    /// Waits until every member but `member` could hold its guest.
+    pub(super) async fn others_ready(&self, member: &str) {
+        let is_ready = |stage: &Stage| matches!(stage, Stage::Ready | Stage::InDoubt);
+        self.until(|state| {
+            let mut others = state.members.iter().filter(|(name, _)| *name != member);
+            others.all(|(_, stage)| is_ready(stage)).then_some(())
+        })
+        .await;
+    }
+
+    /// `member` could hold its guest: waits until all could.
+    pub(super) async fn turn(&self, member: &str) {
+        self.arrive(member);
+        self.until(|state| (*state.stage(member) != Stage::Ready).then_some(())).await;
+    }
+
     /// Whether the targets hold the volumes.
     pub(super) fn is_committed(&self) -> bool {
         self.state.lock().is_committed
@@ -166,7 +187,7 @@ impl Group {
     }
 
     /// `member` has left the way to the commit, unless it has asked for that.
-    fn leave(&self, member: &str) {
+    pub(super) fn leave(&self, member: &str) {
         self.change(|state| {
             let stage = state.stage(member);
             if !matches!(stage, Stage::Asked | Stage::InDoubt | Stage::Over) {
@@ -176,7 +197,7 @@ impl Group {
     }
 
     /// Waits until every guest is held. One that is in doubt is not held, and need not be: its writes go to both sides.
-    async fn all_held(&self, member: &str) -> block::Result<()> {
+    pub(super) async fn all_held(&self, member: &str) -> block::Result<()> {
         let is_in_doubt = self.change(|state| {
             let stage = state.stage(member);
             let is_in_doubt = *stage == Stage::InDoubt;
@@ -198,7 +219,7 @@ impl Group {
     }
 
     /// `member` asks for the commit: it counts once all have and the record is durable.
-    async fn commit(&self, member: &str) -> block::Result<()> {
+    pub(super) async fn commit(&self, member: &str) -> block::Result<()> {
         self.change(|state| {
             if !state.is_committed {
                 *state.stage(member) = Stage::Asked;
@@ -263,7 +284,7 @@ impl Group {
     }
 
     /// Takes the commit of all back for the sake of `member`, if it does not count. Gives whether it does.
-    async fn take_back(&self, member: &str) -> block::Result<bool> {
+    pub(super) async fn take_back(&self, member: &str) -> block::Result<bool> {
         let mut journal = self.journal.lock().await;
         let (is_committed, is_in_doubt) = {
             let state = self.state.lock();
@@ -338,12 +359,12 @@ impl JobJournal for GroupMember {
 
     fn turn(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            self.group.arrive(&self.name);
+            let turn = self.group.turn(&self.name);
             // Its copy is complete: others that wait for a place, perhaps disks of the same machine, may have its.
             if let Some(job) = &self.job {
                 job.give_place_back();
             }
-            self.group.until(|state| (*state.stage(&self.name) != Stage::Ready).then_some(())).await;
+            turn.await;
         })
     }
 

@@ -1,0 +1,125 @@
+//! The commands about whole VMs.
+
+use clap::{Args, Subcommand};
+
+use super::{StrategyArg, VerifyArg};
+use crate::rate::Rate;
+use crate::span::Span;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Make a running VM known
+    #[command(after_help = "Example: transhume vm add web1 --qmp /run/qemu/web1.qmp")]
+    Add(VmAddArgs),
+    /// Forget a VM; it goes on running
+    #[command(after_help = "Example: transhume vm rm web1")]
+    Rm(VmArgs),
+    /// List VMs
+    #[command(after_help = "Example: transhume vm ls")]
+    Ls,
+    /// Show one VM: what QEMU says of it, its disks, its last move
+    #[command(after_help = "Example: transhume vm show web1")]
+    Show(VmArgs),
+    /// Say what a move to another host would be, and what stands against it
+    #[command(after_help = "Examples:\n  transhume vm plan web1 --to host2\n  \
+        transhume vm plan web1 --to host2 --show-command")]
+    Plan(VmPlanArgs),
+    /// Move a running VM to another host: memory, device state and disks
+    #[command(after_help = "Example: transhume vm move web1 --to host2\n\n\
+        The other host must be paired with this one (`transhume trust`) and let VMs come (`run-vms` in its section [hosts]).")]
+    Move(VmMoveArgs),
+    /// Wait for the end of a VM's move, and show how far it is
+    #[command(after_help = "Example: transhume vm watch web1")]
+    Watch(VmArgs),
+    /// Undo a VM's move: it goes on here
+    #[command(after_help = "Example: transhume vm cancel web1")]
+    Cancel(VmArgs),
+    /// Try the other host again at once, if a VM's move has lost it
+    #[command(after_help = "Example: transhume vm resume web1")]
+    Resume(VmArgs),
+    /// Say who holds the disks of a VM that was on its way, and decide where nobody else can
+    #[command(after_help = "Examples:\n  transhume vm resolve web1\n  transhume vm resolve web1 --give-back\n\n\
+        Without a decision nothing is changed. A decision is needed only if one of the hosts is gone for good.")]
+    Resolve(VmResolveArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmArgs {
+    /// The VM
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmAddArgs {
+    /// What to call it
+    pub(crate) name: String,
+    /// The unix socket of a QMP monitor of it that nobody else uses
+    #[arg(long, value_name = "PATH", required_unless_present = "libvirt")]
+    pub(crate) qmp: Option<std::path::PathBuf>,
+    /// The libvirt domain that it is
+    #[arg(long, value_name = "DOMAIN", conflicts_with = "qmp")]
+    pub(crate) libvirt: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HowArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// The host, as `transhume trust --list` calls it
+    #[arg(long, value_name = "HOST")]
+    pub(crate) to: String,
+    /// Disks and memory may take so much each: 200MiB/s, 1Gbit/s
+    #[arg(long, value_name = "RATE")]
+    pub(crate) bandwidth: Option<Rate>,
+    /// How much of the disks to compare before the switchover
+    #[arg(long, value_enum, default_value = "sample")]
+    pub(crate) verify: VerifyArg,
+    /// How the copy of a disk and what the guest writes meanwhile come together
+    #[arg(long, value_enum, default_value = "mirror")]
+    pub(crate) strategy: StrategyArg,
+    /// How many connections carry the memory [default: one a processor, 4 at most]
+    #[arg(long, value_name = "N")]
+    pub(crate) channels: Option<u8>,
+    /// For how long the guest may be stopped for the rest of its memory [default: 300ms]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) downtime_limit: Option<Span>,
+    /// Slow the guest's processors down as long as its memory does not converge
+    #[arg(long)]
+    pub(crate) auto_converge: bool,
+    /// Undo the move if it is not over so long after its start
+    #[arg(long, value_name = "TIME")]
+    pub(crate) deadline: Option<Span>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmPlanArgs {
+    #[command(flatten)]
+    pub(crate) how: HowArgs,
+    /// Show what QEMU is started with at the target, and what of it differs
+    #[arg(long)]
+    pub(crate) show_command: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmMoveArgs {
+    #[command(flatten)]
+    pub(crate) how: HowArgs,
+    /// Delete the disks here after the switchover instead of renaming them *.moved-EPOCH
+    #[arg(long)]
+    pub(crate) delete_source: bool,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmResolveArgs {
+    /// The VM
+    pub(crate) name: String,
+    /// The host that it was moved to is to hold its disks
+    #[arg(long, conflicts_with = "give_back")]
+    pub(crate) take: bool,
+    /// The host that it was moved from is to hold them
+    #[arg(long)]
+    pub(crate) give_back: bool,
+}

@@ -1,0 +1,211 @@
+//! `transhume vm`: whole machines.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use api::Client;
+use api::v1::{
+    Decision, Error, ErrorCode, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove, VmMovePhase,
+    VmMoveRequest, VmPlan,
+};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::args::{HowArgs, VmCommand};
+use crate::path::absolute;
+use crate::say::print;
+use crate::{say, show};
+
+/// How often progress is asked for.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Carries out a command, and gives what the program exits with.
+pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Result<u8> {
+    match command {
+        VmCommand::Add(args) => {
+            let monitor = match (args.qmp, args.libvirt) {
+                (_, Some(domain)) => Monitor::Libvirt(domain),
+                (path, None) => Monitor::Qmp(absolute(path.unwrap_or_default())?),
+            };
+            let vm = client.add_vm(&VmAddRequest { name: args.name, monitor }).await?;
+            print(json, &vm, || show_one(&vm))?;
+        }
+        VmCommand::Rm(args) => {
+            let vm = client.remove_vm(&args.name).await?;
+            print(json, &vm, || format!("{} is known here no more", vm.name))?;
+        }
+        VmCommand::Ls => {
+            let vms = client.vms().await?;
+            print(json, &vms, || show_all(&vms))?;
+        }
+        VmCommand::Show(args) => {
+            let vm = client.vm(&args.name).await?;
+            print(json, &vm, || show_one(&vm))?;
+        }
+        VmCommand::Plan(args) => {
+            let plan = client.plan_vm(&args.how.name, &request(&args.how)).await?;
+            print(json, &plan, || show_plan(&plan, args.show_command))?;
+            return Ok(plan.refusals.first().map_or(0, |refusal| refusal.exit_code));
+        }
+        VmCommand::Move(args) => {
+            let request = VmMoveRequest { delete_source: args.delete_source, ..request(&args.how) };
+            let begun = client.move_vm(&args.how.name, &request).await?;
+            if args.detach {
+                print(json, &begun, || format!("{0} moves to {1}; see `transhume vm watch {0}`", begun.vm, begun.to))?;
+                return Ok(0);
+            }
+            return watch(client, &args.how.name, json).await;
+        }
+        VmCommand::Watch(args) => return watch(client, &args.name, json).await,
+        VmCommand::Cancel(args) => {
+            let over = client.cancel_vm(&args.name).await?;
+            print(json, &over, || show_move(&over))?;
+        }
+        VmCommand::Resume(args) => {
+            let moving = client.resume_vm(&args.name).await?;
+            print(json, &moving, || show_move(&moving))?;
+        }
+        VmCommand::Resolve(args) => {
+            let decision = match (args.take, args.give_back) {
+                (true, _) => Some(Decision::Take),
+                (false, true) => Some(Decision::GiveBack),
+                (false, false) => None,
+            };
+            let found = client.resolve_vm(&args.name, &ResolveRequest { decision }).await?;
+            print(json, &found, || found.iter().map(show::resolution).collect::<Vec<_>>().join("\n\n"))?;
+        }
+    }
+    Ok(0)
+}
+
+fn request(how: &HowArgs) -> VmMoveRequest {
+    VmMoveRequest {
+        to: how.to.clone(),
+        bandwidth: how.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
+        verify: how.verify.into(),
+        strategy: how.strategy.into(),
+        channels: how.channels,
+        downtime_limit_ms: how.downtime_limit.map(|span| span.0),
+        auto_converge: how.auto_converge,
+        deadline_ms: how.deadline.map(|span| span.0),
+        delete_source: false,
+    }
+}
+
+/// Waits until the move is over, with a line of progress if somebody looks. Ctrl-C leaves it running.
+async fn watch(client: &Client, name: &str, json: bool) -> Result<u8> {
+    let line = ProgressBar::new_spinner();
+    line.set_style(ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_bar()));
+    if json || !std::io::stderr().is_terminal() {
+        line.set_draw_target(ProgressDrawTarget::hidden());
+    }
+    let over = loop {
+        match client.vm_move(name).await {
+            Ok(moving) if moving.state.is_over() => break moving,
+            Ok(moving) => {
+                line.set_message(progress(&moving));
+                line.tick();
+            }
+            // It is being restarted, and knows more afterwards.
+            Err(error) if error.code == ErrorCode::DaemonUnreachable => line.set_message("the daemon is away"),
+            Err(error) => return Err(error),
+        }
+        tokio::time::sleep(INTERVAL).await;
+    };
+    line.finish_and_clear();
+    print(json, &over, || show_move(&over))?;
+    Ok(over.error.map_or(0, |error| {
+        say::aside(&format!("transhume: {error}"));
+        error.exit_code
+    }))
+}
+
+fn progress(moving: &VmMove) -> String {
+    let mut parts = vec![format!("{} to {}: {}", moving.vm, moving.to, moving.phase)];
+    if moving.phase == VmMovePhase::Disks {
+        let disks = moving.disks.iter().filter_map(|job| job.progress.as_ref());
+        let percents: Vec<f64> = disks.map(|progress| progress.percent).collect();
+        let least = percents.iter().copied().fold(100.0, f64::min);
+        parts.push(format!("{least:.0} %"));
+    }
+    if let Some(memory) = moving.memory.as_ref().filter(|_| moving.phase == VmMovePhase::Memory) {
+        parts.push(format!("{} left of {}", show::bytes(memory.bytes_left), show::bytes(memory.bytes_total)));
+        if memory.dirty_bytes_per_second > 0 {
+            parts.push(format!("the guest writes {}", show::rate(memory.dirty_bytes_per_second as f64)));
+        }
+    }
+    parts.join(", ")
+}
+
+fn show_all(vms: &[Vm]) -> String {
+    if vms.is_empty() {
+        return "no VM is known here; `transhume vm add NAME --qmp PATH` adds one that runs".to_owned();
+    }
+    let line = |vm: &Vm| {
+        let facts = vm.facts.as_ref();
+        let memory = facts.map_or_else(String::new, |facts| show::bytes(facts.memory_bytes));
+        let host = vm.host.as_ref().map_or_else(String::new, |host| format!("  {host}"));
+        format!("{:<20} {:<9} {:>9}  {} disks{host}", vm.name, vm.state.to_string(), memory, vm.disks.len())
+    };
+    vms.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn show_one(vm: &Vm) -> String {
+    let mut lines = vec![format!("{}: {}", vm.name, vm.state)];
+    let host = vm.host.as_ref().map(|host| format!("  other host   {host}"));
+    lines.extend(host);
+    let pid = vm.pid.map_or_else(String::new, |pid| format!(", process {pid}"));
+    lines.push(format!("  monitor      {}{pid}", vm.monitor));
+    if let Some(facts) = &vm.facts {
+        lines.push(format!("  QEMU         {}, {}, {}", facts.qemu, facts.machine, facts.accelerator));
+        lines.push(format!("  memory       {}, {} processors", show::bytes(facts.memory_bytes), facts.vcpus));
+    }
+    for disk in &vm.disks {
+        let volume = disk.volume.as_ref().map_or_else(String::new, |volume| format!(", volume {volume}"));
+        lines.push(format!("  disk         {}: {}, {}{volume}", disk.node, disk.file, show::bytes(disk.size_bytes)));
+    }
+    lines.extend(vm.problem.as_ref().map(|problem| format!("  problem      {problem}")));
+    lines.extend(vm.last_move.as_ref().map(|last| format!("  last move    {}", show_move(last))));
+    lines.join("\n")
+}
+
+fn show_plan(plan: &VmPlan, with_command: bool) -> String {
+    let mut lines = vec![format!("{} to {}", plan.vm, plan.to)];
+    lines.push(format!("  memory       {}", show::bytes(plan.memory_bytes)));
+    for disk in &plan.disks {
+        let how = if disk.volume.is_some() { "copied" } else { "adopted and copied" };
+        lines.push(format!("  disk         {}: {}, {}", disk.node, show::bytes(disk.size_bytes), how));
+    }
+    lines.extend(plan.seconds.map(|seconds| format!("  takes        about {}", show::time(seconds))));
+    lines.extend(plan.downtime_ms.map(|downtime| format!("  downtime     about {}", show::time(downtime / 1e3))));
+    if with_command {
+        lines.push(format!("  command      {}", plan.command.join(" ")));
+        let change = |change: &api::v1::VmChange| {
+            let to = if change.to.is_empty() { "(nothing)" } else { &change.to };
+            format!("  {:<12} {} -> {to}: {}", change.option, change.from, change.why)
+        };
+        lines.extend(plan.changes.iter().map(change));
+    }
+    match plan.refusals.as_slice() {
+        [] => lines.push("  nothing stands against it".to_owned()),
+        refusals => lines.extend(refusals.iter().map(|error: &Error| format!("  refused      {error}"))),
+    }
+    lines.join("\n")
+}
+
+fn show_move(moved: &VmMove) -> String {
+    let elapsed = show::time(moved.elapsed_ms as f64 / 1e3);
+    let memory = moved.memory.as_ref().map_or_else(String::new, |memory| {
+        format!(", {} of memory sent in {} iterations", show::bytes(memory.bytes_sent), memory.iterations)
+    });
+    match moved.state {
+        JobState::Done => {
+            let downtime = moved.downtime_ms.map_or_else(String::new, |downtime| {
+                format!(", the guest was stopped for {}", show::time(downtime / 1e3))
+            });
+            format!("{} is at {} after {elapsed}{memory}{downtime}", moved.vm, moved.to)
+        }
+        JobState::Cancelled => format!("{} stays here: the move to {} was cancelled", moved.vm, moved.to),
+        JobState::Failed => format!("{} stays here: the move to {} was undone after {elapsed}", moved.vm, moved.to),
+        _ => format!("{}, {elapsed} so far{memory}", progress(moved)),
+    }
+}

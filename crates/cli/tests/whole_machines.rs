@@ -1,0 +1,136 @@
+//! A whole VM goes to another host: its memory, its devices and its disks, while a client asks it things.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use transhume_guest::{
+    ClientSpec, Disk, Event, Guest, GuestNetwork, GuestSpec, Load, Network, NetworkClient, Side, TwoHosts,
+    TwoHostsSpec, create_filled,
+};
+
+const DISK_BYTES: u64 = 32 << 20;
+const HANG: Duration = Duration::from_secs(120);
+const RUNS_VMS: &str = "run-vms = true\n";
+
+/// Two paired hosts, a guest on the first, and everybody's networks.
+struct Place {
+    guest: Guest,
+    network: GuestNetwork,
+    hosts: TwoHosts,
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(disks: usize) -> Self {
+        let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
+        let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+        let spec = TwoHostsSpec { more: RUNS_VMS, ..TwoHostsSpec::default() };
+        let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+        hosts.start().expect("both daemons start");
+        hosts.pair().expect("paired");
+        let network = GuestNetwork::new(&hosts, ["guest0"]).expect("a network");
+        let load = Load { is_prefilled: true, rate: 200, workers: 4, read_percent: 50, ..Load::default() };
+        let mut spec = GuestSpec::new().network(Network::default()).workload_socket().load(load);
+        for number in 0..disks {
+            let file = folder.path().join(format!("disk{number}.raw"));
+            create_filled(&file, DISK_BYTES).expect("filled");
+            spec = spec.disk(Disk::raw(&file, &format!("disk{number}")));
+        }
+        let mut guest = Guest::boot(spec.launcher(hosts.launcher(Side::A))).expect("QEMU starts; run `make setup`");
+        guest.wait_for_load(HANG).expect("the load begins");
+        let place = Self { guest, network, hosts, folder };
+        let qmp = place.guest.qmp_socket().display().to_string();
+        place.json(Side::A, &["vm", "add", "web1", "--qmp", &qmp]);
+        place
+    }
+
+    fn json(&self, side: Side, words: &[&str]) -> Value {
+        self.hosts.daemon(side).json(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}\n{}", self.logs()))
+    }
+
+    fn logs(&self) -> String {
+        Side::BOTH.map(|side| format!("--- {}\n{}", side.name(), self.hosts.daemon(side).log())).concat()
+    }
+
+    /// Where the sockets of the VM's QEMU are at a host that it was moved to.
+    fn folder_of(&self, side: Side) -> PathBuf {
+        self.hosts.daemon(side).api().parent().expect("in a folder").join("vm/web1")
+    }
+
+    fn client(&self) -> NetworkClient {
+        let network = Network::default();
+        let namespace = self.network.namespace();
+        NetworkClient::start(namespace, network.host(), ClientSpec::default(), HANG).expect("the guest answers")
+    }
+
+    /// The guest reads its whole disk, and everything is as it was written.
+    fn verify(&mut self) {
+        self.guest.send("verify").expect("sent");
+        let verified = self.guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. }));
+        verified.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        let load_result = self.guest.load_result();
+        assert!(load_result.wrong == 0 && load_result.complaints.is_empty(), "{load_result:?}");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // QEMUs that a daemon has started outlive it.
+        for side in Side::BOTH {
+            let shown = self.hosts.daemon(side).json(&["vm", "ls"]).unwrap_or_default();
+            let pids = shown.as_array().into_iter().flatten().filter_map(|vm| vm["pid"].as_u64());
+            for pid in pids {
+                let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_vm_moves_to_another_host_while_a_client_asks_it_things() {
+    let mut place = Place::new(2);
+    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b", "--show-command"]);
+    assert_eq!(plan["refusals"], Value::Array(Vec::new()), "{plan}");
+    let client = place.client();
+    std::thread::sleep(Duration::from_secs(1));
+    place.json(Side::A, &["vm", "move", "web1", "--to", "b", "--verify", "full", "--detach"]);
+    // The new QEMU listens before the guest is there.
+    place.guest.follow(&place.folder_of(Side::B)).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+    let moved = place.json(Side::A, &["vm", "watch", "web1"]);
+    assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+    println!("{}", serde_json::to_string_pretty(&moved).expect("JSON"));
+    std::thread::sleep(Duration::from_secs(2));
+    let report = client.finish();
+    println!("{report}");
+    assert_eq!((report.http_backwards, &report.tcp_broken), (0, &None), "{report}\n{}", place.logs());
+    assert_eq!(place.network.side_of(&Network::default().mac).expect("asked"), Some(Side::B));
+    place.verify();
+
+    let there = place.json(Side::B, &["vm", "show", "web1"]);
+    assert_eq!((&there["state"], there["disks"].as_array().map(Vec::len)), (&"running".into(), Some(2)), "{there}");
+    let here = place.json(Side::A, &["vm", "show", "web1"]);
+    assert_eq!((&here["state"], &here["host"]), (&"moved".into(), &"b".into()), "{here}");
+    assert_eq!(place.json(Side::A, &["volume", "ls"]), Value::Array(Vec::new()), "its disks are let go");
+    assert!(!place.guest.is_running(), "the QEMU at the source has ended");
+}
+
+#[test]
+fn a_vm_whose_move_is_cancelled_goes_on_where_it_is_and_nothing_is_left_at_the_target() {
+    let mut place = Place::new(1);
+    let request = ["vm", "move", "web1", "--to", "b", "--bandwidth", "4MiB/s", "--detach"];
+    place.json(Side::A, &request);
+    std::thread::sleep(Duration::from_millis(500));
+    let over = place.json(Side::A, &["vm", "cancel", "web1"]);
+    assert_eq!(over["state"], "cancelled", "{over}\n{}", place.logs());
+    let start = Instant::now();
+    while place.json(Side::B, &["volume", "ls"]) != Value::Array(Vec::new())
+        || place.json(Side::B, &["vm", "ls"]) != Value::Array(Vec::new())
+    {
+        assert!(start.elapsed() < HANG, "something is left at the target\n{}", place.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    place.verify();
+    assert_eq!(place.json(Side::A, &["vm", "show", "web1"])["state"], "running");
+    assert!(place.folder.path().join("disk0.raw").exists());
+}

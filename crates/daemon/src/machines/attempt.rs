@@ -1,0 +1,551 @@
+//! One move of a machine to another host: the order of things, and what is done when one of them fails.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
+use env::Moment;
+use futures::future::{Either, select};
+use migrate::stream::BoxTransport;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use uuid::Uuid;
+use vm::machine::{MigrationOptions, MigrationPhase, MigrationStatus};
+
+use super::Machine;
+use super::channel::Ask;
+use super::memory::{Outlet, carry};
+use super::outgoing::{Departure, call};
+use crate::adopt::of_vm;
+use crate::audit::{Peer, unix_ms};
+use crate::daemon::{Daemon, show_job};
+use crate::hosts::HostName;
+use crate::jobs::{JobHandle, MachineMember, machine_member};
+use crate::problem::Result;
+use crate::volume::Volume;
+
+/// For how long QEMU may stop the guest for the rest of the memory, if nothing is said.
+const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
+/// How long the disks may take from when the machine is stopped to when all are held, before it goes on here.
+const HOLD_LIMIT: Duration = Duration::from_secs(10);
+/// How long the rest of the memory may take.
+const SWITCH_LIMIT: Duration = Duration::from_secs(30);
+/// How long the target's QEMU may take to start.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// How often the target is asked again to run what it holds.
+const REST_MIN: Duration = Duration::from_millis(100);
+const REST_MAX: Duration = Duration::from_secs(2);
+/// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
+const LET_GO_REST: Duration = Duration::from_millis(100);
+const LET_GO_TRIES: u32 = 50;
+/// QEMU's own limit of the bandwidth is none of ours.
+const UNLIMITED_BYTES: u64 = 1 << 40;
+/// How many connections carry the memory if nothing is said.
+const CHANNELS_MAX: u8 = 4;
+
+/// A disk and its move.
+pub(super) struct MovingDisk {
+    pub(super) volume: Arc<Volume>,
+    pub(super) job: Arc<JobHandle>,
+}
+
+/// A move under way.
+pub(crate) struct MachineMove {
+    id: Uuid,
+    name: String,
+    host: HostName,
+    departure: Departure,
+    request: VmMoveRequest,
+    record: Uuid,
+    disks: Vec<MovingDisk>,
+    started: Moment,
+    started_unix_ms: u64,
+    state: Mutex<State>,
+    cancelled: watch::Sender<bool>,
+    over: watch::Sender<bool>,
+    /// The connection to the other daemon that everything is asked over.
+    channel: tokio::sync::Mutex<BoxTransport>,
+    /// A connection of QEMU's migration has failed.
+    lost: Arc<Lost>,
+    is_committed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Lost {
+    why: Mutex<Option<String>>,
+    told: Notify,
+}
+
+impl Lost {
+    fn tell(&self, why: String) {
+        self.why.lock().get_or_insert(why);
+        self.told.notify_one();
+    }
+}
+
+struct State {
+    phase: VmMovePhase,
+    memory: Option<VmMemory>,
+    /// When QEMU has stopped the guest.
+    stopped: Option<Moment>,
+    downtime: Option<Duration>,
+    error: Option<Error>,
+    outcome: JobState,
+}
+
+impl MachineMove {
+    pub(super) fn new(
+        daemon: &Daemon,
+        machine: &Machine,
+        request: &VmMoveRequest,
+        (departure, channel): (Departure, BoxTransport),
+        (record, disks): (Uuid, Vec<MovingDisk>),
+    ) -> Arc<Self> {
+        let state = State {
+            phase: VmMovePhase::Disks,
+            memory: None,
+            stopped: None,
+            downtime: None,
+            error: None,
+            outcome: JobState::Running,
+        };
+        Arc::new(Self {
+            id: departure.arrival.id,
+            name: machine.name.clone(),
+            host: departure.host.clone(),
+            departure,
+            request: request.clone(),
+            record,
+            disks,
+            started: daemon.env.now(),
+            started_unix_ms: unix_ms(daemon.env.wall_clock()),
+            state: Mutex::new(state),
+            cancelled: watch::Sender::new(false),
+            over: watch::Sender::new(false),
+            channel: channel.into(),
+            lost: Arc::default(),
+            is_committed: AtomicBool::new(false),
+        })
+    }
+
+    /// How the API shows it.
+    pub(crate) fn show(&self, daemon: &Daemon) -> VmMove {
+        let state = self.state.lock();
+        let job = |disk: &MovingDisk| show_job(&disk.volume).unwrap_or_else(|| disk.job.show());
+        VmMove {
+            id: self.id.to_string(),
+            vm: self.name.clone(),
+            to: self.host.to_string(),
+            state: state.outcome,
+            phase: state.phase,
+            started_unix_ms: self.started_unix_ms,
+            elapsed_ms: millis(daemon.env.now().since(self.started)),
+            memory: state.memory,
+            disks: self.disks.iter().map(job).collect(),
+            downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
+            error: state.error.clone(),
+        }
+    }
+
+    /// Undoes it.
+    ///
+    /// # Errors
+    /// It is too late.
+    pub(crate) fn cancel(&self) -> Result<()> {
+        if self.is_committed.load(Ordering::Acquire) {
+            let message = format!("{} is at {} already", self.name, self.host);
+            return Err(Error::new(ErrorCode::WrongState, message).with_hint("move it back from there"));
+        }
+        self.cancelled.send_replace(true);
+        Ok(())
+    }
+
+    /// Waits until it is over.
+    pub(crate) async fn wait(&self) {
+        // The sender lives as long as this.
+        let _ = self.over.subscribe().wait_for(|over| *over).await;
+    }
+
+    /// Does it, to its end.
+    pub(super) async fn run(self: Arc<Self>, daemon: Arc<Daemon>, machine: Arc<Machine>) {
+        let member = daemon.machine_in_group(self.record, &self.name);
+        let outcome = match &member {
+            Some(member) => Box::pin(self.reach_commit(&daemon, member)).await,
+            None => Err(Error::new(ErrorCode::MoveFailed, "the moves of the disks are over")),
+        };
+        match outcome {
+            Ok(()) => Box::pin(self.finish(&daemon, &machine)).await,
+            Err(error) => {
+                member.into_iter().for_each(|member| member.leave());
+                Box::pin(self.undo(&daemon, &machine, error)).await;
+            }
+        }
+        daemon.leave_group_as(self.record, &machine_member(&self.name));
+        self.over.send_replace(true);
+    }
+
+    fn enter(&self, phase: VmMovePhase) {
+        tracing::info!(vm = self.name, host = %self.host, %phase, "a VM moves");
+        self.state.lock().phase = phase;
+    }
+
+    /// Everything up to the commit, which counts when this ends well and does not when it does not.
+    async fn reach_commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
+        self.unless_stopped(daemon, async {
+            member.disks_ready().await;
+            Ok(())
+        })
+        .await?;
+        self.enter(VmMovePhase::Memory);
+        let outlet = self.unless_stopped(daemon, self.begin_memory(daemon)).await?;
+        let carrying = self.carry_memory(daemon, outlet);
+        let switched = async {
+            self.converge().await?;
+            self.enter(VmMovePhase::Switching);
+            let stopped = daemon.env.now();
+            self.state.lock().stopped = Some(stopped);
+            self.complete_memory(daemon).await?;
+            let held = env::timeout(&*daemon.env, HOLD_LIMIT, member.hold()).await;
+            held.ok_or_else(|| {
+                Error::new(ErrorCode::MoveFailed, format!("the disks of {} could not be held in time", self.name))
+                    .with_hint("see what their moves say, and move it again")
+            })?;
+            // Whoever has died there since is missed by nobody yet.
+            self.ask(Ask::Loaded { id: self.id }).await
+        };
+        let switched = async {
+            match select(Box::pin(switched), Box::pin(carrying)).await {
+                Either::Left((outcome, _)) => outcome,
+                Either::Right((lost, _)) => Err(lost),
+            }
+        };
+        Box::pin(self.unless_stopped(daemon, switched)).await?;
+        self.commit(daemon, member).await
+    }
+
+    /// Has QEMUs on both sides ready, and the socket through which they are joined.
+    async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Outlet> {
+        let channels = self.channels(daemon);
+        let starting = self.ask(Ask::Start { id: self.id, channels });
+        let started = env::timeout(&*daemon.env, START_LIMIT, starting).await;
+        started.unwrap_or_else(|| {
+            Err(Error::new(ErrorCode::HostUnreachable, format!("{} does not say whether QEMU has started", self.host)))
+        })?;
+        let options = MigrationOptions {
+            channels,
+            bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
+            downtime_limit: self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis),
+            auto_converge: self.request.auto_converge,
+        };
+        let qmp = &self.departure.qmp;
+        vm::machine::prepare_outgoing(qmp, &options).await.map_err(|error| of_vm(&error))?;
+        let path = daemon.machine_folder(&format!("{}.migration", self.name));
+        let folder = path.parent().unwrap_or(&path);
+        std::fs::create_dir_all(folder)
+            .map_err(|error| crate::problem::of_state(error, format!("making {}", folder.display())))?;
+        let outlet = Outlet::open(&path, self.departure.owner)?;
+        vm::machine::begin_outgoing(qmp, &path).await.map_err(|error| of_vm(&error))?;
+        Ok(outlet)
+    }
+
+    fn channels(&self, daemon: &Daemon) -> u8 {
+        let own = u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX);
+        match self.request.channels.unwrap_or(own) {
+            0 | 1 => 0,
+            channels => channels,
+        }
+    }
+
+    /// Carries QEMU's connections to the other host. Ends when one is lost.
+    async fn carry_memory(&self, daemon: &Arc<Daemon>, outlet: Outlet) -> Error {
+        let lost = |why: String| {
+            Error::new(ErrorCode::MoveFailed, format!("the memory of {} could not be sent: {why}", self.name))
+                .with_hint("see whether both hosts reach each other, and move it again")
+        };
+        let accepting = async {
+            for number in 0_u16.. {
+                let qemu = match outlet.accept().await {
+                    Ok(qemu) => qemu,
+                    Err(error) => return error.to_string(),
+                };
+                // One after the other: the target's QEMU must see them in this order.
+                match self.memory_connection(daemon, number).await {
+                    Ok(other) => {
+                        let lost = Arc::clone(&self.lost);
+                        tokio::spawn(async move {
+                            if let Err(error) = carry(qemu, other).await {
+                                lost.tell(error.to_string());
+                            }
+                        });
+                    }
+                    Err(error) => return error.to_string(),
+                }
+            }
+            "QEMU makes too many connections".to_owned()
+        };
+        match select(pin!(accepting), pin!(self.lost.told.notified())).await {
+            Either::Left((why, _)) => lost(why),
+            Either::Right(_) => lost(self.lost.why.lock().clone().unwrap_or_default()),
+        }
+    }
+
+    async fn memory_connection(&self, daemon: &Daemon, number: u16) -> Result<BoxTransport> {
+        let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
+        call(&mut other, &self.host, Ask::Memory { id: self.id }).await?;
+        Ok(other)
+    }
+
+    /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
+    async fn converge(&self) -> Result<()> {
+        let noted = |status: &MigrationStatus| {
+            self.note_memory(status);
+            status.phase == MigrationPhase::PreSwitchover
+        };
+        vm::machine::wait_for(&self.departure.qmp, noted, None).await.map(drop).map_err(|error| of_vm(&error))
+    }
+
+    fn note_memory(&self, status: &MigrationStatus) {
+        self.state.lock().memory = Some(VmMemory {
+            bytes_total: status.bytes_total,
+            bytes_sent: status.bytes_transferred,
+            bytes_left: status.bytes_remaining,
+            dirty_bytes_per_second: status.dirty_bytes_per_second,
+            iterations: status.iterations,
+        });
+    }
+
+    /// Has the rest of the memory and the devices' state at the other host, in its QEMU.
+    async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
+        let qmp = &self.departure.qmp;
+        vm::machine::switch_over(qmp).await.map_err(|error| of_vm(&error))?;
+        let completed = |status: &MigrationStatus| {
+            self.note_memory(status);
+            status.phase == MigrationPhase::Completed
+        };
+        vm::machine::wait_for(qmp, completed, Some(SWITCH_LIMIT)).await.map_err(|error| of_vm(&error))?;
+        let loaded = env::timeout(&*daemon.env, SWITCH_LIMIT, self.ask(Ask::Loaded { id: self.id })).await;
+        loaded.unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorCode::HostUnreachable,
+                format!("{} does not say whether it has {}", self.host, self.name),
+            ))
+        })
+    }
+
+    /// The one store of all. Awaited to its end, whatever happens: afterwards it is known whether it counts.
+    async fn commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
+        let Err(mut error) = member.commit().await else {
+            self.is_committed.store(true, Ordering::Release);
+            return Ok(());
+        };
+        loop {
+            match member.take_back().await {
+                Ok(true) => {
+                    self.is_committed.store(true, Ordering::Release);
+                    return Ok(());
+                }
+                Ok(false) => {
+                    return Err(Error::new(
+                        ErrorCode::MoveFailed,
+                        format!("the commit was taken back: {}", error.chain()),
+                    )
+                    .with_hint("remove the cause and move it again"));
+                }
+                // Nobody runs while that is not known.
+                Err(doubt) => {
+                    tracing::error!(
+                        vm = self.name,
+                        error = doubt.chain(),
+                        "whether the move of a VM counts is not known yet"
+                    );
+                    error = doubt;
+                    daemon.env.sleep(REST_MIN).await;
+                }
+            }
+        }
+    }
+
+    /// Asks the other daemon, over the connection that was made for that.
+    async fn ask(&self, ask: Ask) -> Result<()> {
+        let mut channel = self.channel.lock().await;
+        call(&mut channel, &self.host, ask).await.map(drop)
+    }
+
+    /// Does `work`, unless the move is cancelled, a disk's move is over, or it takes too long.
+    async fn unless_stopped<T>(&self, daemon: &Daemon, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match select(pin!(work), pin!(self.stopped(daemon))).await {
+            Either::Left((done, _)) => done,
+            Either::Right((why, _)) => Err(why),
+        }
+    }
+
+    /// Ends when the move cannot go on, and says why.
+    async fn stopped(&self, daemon: &Daemon) -> Error {
+        let mut cancelled = self.cancelled.subscribe();
+        let cancelled = async {
+            // The sender lives as long as this.
+            let _ = cancelled.wait_for(|cancelled| *cancelled).await;
+            Error::new(ErrorCode::MoveCancelled, format!("the move of {} was cancelled", self.name))
+        };
+        let ended = self.disks.iter().map(|disk| {
+            Box::pin(async {
+                disk.job.wait().await;
+                let over = disk.job.show();
+                over.error.unwrap_or_else(|| {
+                    let message = format!("the move of its disk {} is over ({})", over.volume, over.state.name());
+                    Error::new(ErrorCode::MoveCancelled, message)
+                })
+            })
+        });
+        let ended = async { futures::future::select_all(ended).await.0 };
+        let late = async {
+            match self.request.deadline_ms {
+                Some(deadline) => {
+                    let left = Duration::from_millis(deadline).saturating_sub(daemon.env.now().since(self.started));
+                    daemon.env.sleep(left).await;
+                }
+                None => std::future::pending().await,
+            }
+            Error::new(ErrorCode::NoConvergence, format!("the move of {} has taken too long", self.name))
+                .with_hint("give it more time, bandwidth or links, or --auto-converge")
+        };
+        let gone = async {
+            self.departure.qmp.ended().await;
+            Error::new(ErrorCode::QmpUnreachable, format!("the QEMU of {} has ended", self.name))
+        };
+        match select(pin!(select(pin!(cancelled), pin!(ended))), pin!(select(pin!(late), pin!(gone)))).await {
+            Either::Left((Either::Left((why, _)) | Either::Right((why, _)), _))
+            | Either::Right((Either::Left((why, _)) | Either::Right((why, _)), _)) => why,
+        }
+    }
+
+    /// The machine goes on here.
+    async fn undo(&self, daemon: &Arc<Daemon>, machine: &Machine, error: Error) {
+        tracing::warn!(vm = self.name, host = %self.host, %error, "the move of a VM is undone");
+        let qmp = &self.departure.qmp;
+        // First its guest, which may be stopped.
+        if let Err(error) = vm::machine::cancel(qmp).await {
+            tracing::warn!(vm = self.name, %error, "QEMU's migration could not be cancelled");
+        }
+        if self.departure.arrival.runs
+            && let Err(error) = vm::machine::resume(qmp).await
+        {
+            tracing::error!(vm = self.name, %error, "the guest could not be let go on");
+            *machine.problem.lock() = Some(of_vm(&error));
+        }
+        for disk in &self.disks {
+            match error.code {
+                ErrorCode::MoveCancelled => _ = disk.job.cancel(),
+                _ => disk.job.fail(error.clone()),
+            }
+        }
+        // What cannot be told now follows from the disks, which do not come.
+        let _ = self.ask(Ask::Abandon { id: self.id }).await;
+        for disk in &self.disks {
+            disk.job.wait().await;
+        }
+        let outcome = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
+        self.end(daemon, machine, outcome, Some(error));
+    }
+
+    /// The machine is at the other host: has it run there, and ends what is here of it.
+    async fn finish(&self, daemon: &Arc<Daemon>, machine: &Machine) {
+        self.enter(VmMovePhase::Finishing);
+        self.state.lock().outcome = JobState::Finishing;
+        run_there(daemon, (&self.host, self.id), Some(&self.channel)).await;
+        {
+            let mut state = self.state.lock();
+            state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
+        }
+        end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
+        self.end(daemon, machine, JobState::Done, None);
+    }
+
+    fn end(&self, daemon: &Arc<Daemon>, machine: &Machine, outcome: JobState, error: Option<Error>) {
+        {
+            let mut state = self.state.lock();
+            (state.phase, state.outcome, state.error) = (VmMovePhase::Over, outcome, error.clone());
+        }
+        let shown = self.show(daemon);
+        note_end(daemon, machine, shown);
+    }
+}
+
+/// The move of a machine is over: has that on record.
+pub(super) fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove) {
+    let (host, id, error) = (over.to.clone(), over.id.clone(), over.error.clone());
+    let is_done = over.state == JobState::Done;
+    let stored = daemon.update_machine(machine, |document| {
+        document.outgoing = None;
+        document.last_move = Some(over);
+        if is_done {
+            document.process = None;
+            document.disks.clear();
+            document.description = None;
+        }
+    });
+    if let Err(error) = stored {
+        tracing::error!(vm = machine.name, %error, "the end of a VM's move could not be stored; the next start finds out");
+    }
+    *machine.outgoing.lock() = None;
+    let what = serde_json::json!({ "host": host, "move": id });
+    daemon.note(&Peer::daemon(), ("vm.move-end", &machine.name), what, error.as_ref());
+}
+
+/// Has the other host run what it holds, however long that takes to tell.
+pub(super) async fn run_there(
+    daemon: &Arc<Daemon>,
+    (host, id): (&HostName, Uuid),
+    channel: Option<&tokio::sync::Mutex<BoxTransport>>,
+) {
+    let mut rest = REST_MIN;
+    if let Some(channel) = channel {
+        let mut channel = channel.lock().await;
+        match call(&mut channel, host, Ask::Run { id }).await {
+            Ok(_) => return,
+            Err(error) => tracing::warn!(%host, %error, "the host that holds a VM could not be told to run it"),
+        }
+    }
+    loop {
+        match daemon.ask_about_machine(host, Ask::Run { id }).await {
+            Ok(_) => return,
+            // It has run there, or was given up by a person.
+            Err(error) if error.code == ErrorCode::NotFound => return,
+            Err(error) => tracing::warn!(%host, %error, "the host that holds a VM could not be told to run it"),
+        }
+        daemon.env.sleep(rest).await;
+        rest = (rest * 2).min(REST_MAX);
+    }
+}
+
+/// Ends the QEMU of a machine that is at another host, and lets its disks go.
+pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>) {
+    if let Some(process) = &machine.document().process {
+        super::incoming::end_process(process, &*daemon.env).await;
+    }
+    for volume in volumes {
+        if let Some(job) = volume.job() {
+            job.wait().await;
+        }
+        let mut tries = 0;
+        loop {
+            let is_adopted = volume.document().adoption.is_some();
+            let gone = if is_adopted { daemon.release(&volume.name).await } else { daemon.detach(&volume.name).await };
+            match gone {
+                Ok(_) => break,
+                Err(error) if tries == LET_GO_TRIES => {
+                    tracing::error!(volume = volume.name, %error, "a disk of a VM that has gone could not be let go");
+                    break;
+                }
+                Err(_) => daemon.env.sleep(LET_GO_REST).await,
+            }
+            tries += 1;
+        }
+    }
+}
+
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,140 @@
+//! What is on record of a machine: `STATE/machines/NAME.json`, replaced as a whole.
+//!
+//! Who runs the machine is not in it. That follows from who holds its disks, as their journals and the record of their
+//! group have it; this says which disks those are, and which QEMU is meant.
+
+use std::path::PathBuf;
+
+use api::v1::{Error, ErrorCode, Monitor, VmMove};
+use env::unless_missing;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+use vm::QemuProcess;
+use vm::machine::MachineDescription;
+
+use crate::problem::{Result, of_state};
+use crate::state_dir::Layout;
+
+/// The layout of this document.
+pub const MACHINE_VERSION: u32 = 1;
+
+/// A machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MachineDocument {
+    /// The layout.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// How its QEMU is reached.
+    pub monitor: Monitor,
+    /// That QEMU's process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<QemuProcess>,
+    /// The disks of one that came from another host: its QEMU was started on the exports of these volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<MachineDisk>,
+    /// How it was started first, of one that came from another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<MachineDescription>,
+    /// Its move to another host, while that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outgoing: Option<OutgoingMachine>,
+    /// Its move here, until it runs here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incoming: Option<IncomingMachine>,
+    /// Its last move from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_move: Option<VmMove>,
+}
+
+/// A disk that QEMU reaches through the daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineDisk {
+    /// The volume.
+    pub volume: String,
+    /// The node, as the command line has it.
+    pub node: String,
+    /// The image, as the command line had it where the machine was started first.
+    pub image: String,
+}
+
+/// A move to another host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutgoingMachine {
+    /// Its identity, which both hosts know.
+    pub id: Uuid,
+    /// The host.
+    pub host: String,
+    /// Its disks.
+    pub volumes: Vec<String>,
+    /// Whether its guest ran when the move was asked for.
+    pub ran: bool,
+    /// When it was asked for, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+}
+
+/// A move here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IncomingMachine {
+    /// Its identity.
+    pub id: Uuid,
+    /// The host, as this daemon trusts it.
+    pub host: String,
+    /// Where its QEMU's sockets and log are.
+    pub folder: PathBuf,
+    /// Whether its guest ran at the other host, and is to run here.
+    pub runs: bool,
+}
+
+impl MachineDocument {
+    /// A machine that runs here.
+    pub(crate) fn new(name: &str, monitor: Monitor) -> Self {
+        Self {
+            version: MACHINE_VERSION,
+            name: name.to_owned(),
+            monitor,
+            process: None,
+            disks: Vec::new(),
+            description: None,
+            outgoing: None,
+            incoming: None,
+            last_move: None,
+        }
+    }
+}
+
+/// Stores `document`.
+pub(super) fn store(layout: &Layout, document: &MachineDocument) -> Result<()> {
+    let text = serde_json::to_string_pretty(document).expect("plain data serialises");
+    layout.write_atomically(&layout.machine(&document.name), &text)
+}
+
+/// Forgets the machine `name`.
+pub(super) fn remove(layout: &Layout, name: &str) -> Result<()> {
+    let path = layout.machine(name);
+    let removed = unless_missing(layout.files().remove_file(&path));
+    removed.map_err(|error| of_state(error, format!("removing {}", path.display())))?;
+    let synced = layout.files().sync_directory(&layout.machines());
+    synced.map_err(|error| of_state(error, format!("syncing {}", layout.machines().display())))
+}
+
+/// Every machine on record, or why it cannot be read.
+pub(super) fn load_all(layout: &Layout) -> Result<Vec<Result<MachineDocument>>> {
+    let paths = layout.files().list(&layout.machines());
+    let paths = paths.map_err(|error| of_state(error, format!("listing {}", layout.machines().display())))?;
+    let is_document = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
+    Ok(paths.into_iter().filter(is_document).map(|path| load(layout, &path)).collect())
+}
+
+fn load(layout: &Layout, path: &std::path::Path) -> Result<MachineDocument> {
+    let unreadable = |why: String| {
+        Error::new(ErrorCode::JournalUnreadable, format!("{} cannot be read: {why}", path.display()))
+            .with_hint("put back a copy of it and restart, or remove it and add the VM again")
+    };
+    let text = layout.files().read(path).map_err(|error| unreadable(error.to_string()))?;
+    let document: MachineDocument = serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
+    if document.version != MACHINE_VERSION {
+        return Err(unreadable(format!("it has the layout {}: a newer version wrote it", document.version)));
+    }
+    Ok(document)
+}

@@ -1,0 +1,458 @@
+//! Machines that come from other hosts.
+//!
+//! ```text
+//!   (nothing) ─ prepare ─▶ arriving ─ start ─▶ QEMU waits ─ memory ─▶ loaded ─ all disks held here ─▶ running
+//!                             │                    │                     │
+//!                             └────────────────────┴──── a disk does not come, or abandon ──▶ QEMU is ended, forgotten
+//! ```
+//!
+//! Who holds the disks decides, and nothing else: the machine runs once this host holds all of them, and is given up once one
+//! of them is gone. The source holds its guest stopped from *loaded* on, and commits only after it has heard of that.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, Monitor, VmChange};
+use migrate::stream::{BoxTransport, PeerName};
+use tokio::net::UnixStream;
+use uuid::Uuid;
+use vm::machine::{HostFacts, MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
+use vm::{ExportAddress, QemuProcess, Qmp};
+
+use super::channel::{Answer, Arrival, Ask, receive, send};
+use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
+use super::{Machine, is_gone, is_moved, launch, memory};
+use crate::adopt::of_vm;
+use crate::audit::Peer;
+use crate::clients::SocketOwner;
+use crate::daemon::Daemon;
+use crate::document::IncomingStage;
+use crate::problem::{Result, invalid};
+use crate::state_dir::check_name;
+
+/// How often the disks are looked at while somebody waits for them, and while nobody does.
+const LOOK_SOON: Duration = Duration::from_millis(1);
+const LOOK: Duration = Duration::from_millis(250);
+/// How long `loaded` and `run` may take.
+const LOADED_LIMIT: Duration = Duration::from_secs(60);
+const RUN_LIMIT: Duration = Duration::from_secs(60);
+/// Memory that is to be free beside the machine's own.
+const QUIT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Serves one connection of `peer` that is about a machine.
+pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer: PeerName) -> std::io::Result<()> {
+    loop {
+        let ask: Ask = match receive(&mut transport).await {
+            Ok(ask) => ask,
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        if let Ask::Memory { id } = ask {
+            return carry(&daemon, transport, (&peer.0, id)).await;
+        }
+        let answer = Box::pin(daemon.answer_about_machine(&peer.0, ask)).await;
+        let answer = answer.unwrap_or_else(|error| Answer::Refused { error });
+        send(&mut transport, &answer).await?;
+    }
+}
+
+/// Carries one connection of QEMU's migration into the QEMU that waits for it.
+async fn carry(daemon: &Daemon, mut transport: BoxTransport, (host, id): (&str, Uuid)) -> std::io::Result<()> {
+    let socket = daemon.arriving_machine(host, id).map(|(_, incoming)| migration_socket(&incoming.folder));
+    let connected = match socket {
+        Ok(socket) => UnixStream::connect(&socket).await.map_err(|error| {
+            Error::new(ErrorCode::VmRefused, format!("QEMU takes no memory at {}: {error}", socket.display()))
+        }),
+        Err(error) => Err(error),
+    };
+    match connected {
+        Ok(qemu) => {
+            // The next connection is made only after this one has reached QEMU.
+            send(&mut transport, &Answer::Done).await?;
+            memory::carry(qemu, transport).await.map(drop)
+        }
+        Err(error) => send(&mut transport, &Answer::Refused { error }).await,
+    }
+}
+
+impl Daemon {
+    async fn answer_about_machine(self: &Arc<Self>, host: &str, ask: Ask) -> Result<Answer> {
+        match ask {
+            Ask::Plan(arrival) => self.plan_arrival(&arrival).await,
+            Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
+            Ask::Start { id, channels } => self.start_arrival(host, id, channels).await,
+            Ask::Loaded { id } => self.arrival_loaded(host, id).await,
+            Ask::Run { id } => self.run_arrival(host, id).await,
+            Ask::Abandon { id } => self.abandon_arrival(host, id).await,
+            Ask::Memory { .. } => unreachable!("it is no question"),
+        }
+    }
+
+    /// The machine that `host` moves here by the move `id`.
+    fn arriving_machine(&self, host: &str, id: Uuid) -> Result<(Arc<Machine>, IncomingMachine)> {
+        let is_meant = |incoming: &IncomingMachine| incoming.id == id && incoming.host == host;
+        let mut machines = self.machines.list().into_iter();
+        let found = machines.find_map(|machine| {
+            let incoming = machine.document().incoming.filter(is_meant)?;
+            Some((machine, incoming))
+        });
+        found.ok_or_else(|| {
+            Error::new(ErrorCode::NotFound, format!("no VM comes from {host} by the move {id}"))
+                .with_hint("it was given up here: see this host's log, and move it again")
+        })
+    }
+
+    /// Where the sockets of the machine `name` are.
+    pub(super) fn machine_folder(&self, name: &str) -> PathBuf {
+        self.socket_dir.join("vm").join(name)
+    }
+
+    /// As which user machines of other hosts run here.
+    fn machine_owner(&self) -> Result<Option<SocketOwner>> {
+        let user = self.config.hosts.as_ref().and_then(|hosts| hosts.vm_user.clone());
+        let Some(user) = user else { return Ok(None) };
+        let found = nix::unistd::User::from_name(&user).ok().flatten();
+        let found = found.ok_or_else(|| {
+            Error::new(ErrorCode::ConfigInvalid, format!("`vm-user` names {user}, who is no user of this host"))
+                .with_hint("name a user that exists there")
+        })?;
+        Ok(Some(SocketOwner { uid: found.uid.as_raw(), gid: found.gid.as_raw() }))
+    }
+
+    /// Whether this host starts machines for others by `program`.
+    fn may_run_machines(&self, program: &str) -> Result<()> {
+        let refuse =
+            |what: String, hint: &str| Err(Error::new(ErrorCode::HostRefused, what).with_hint(hint.to_owned()));
+        let Some(hosts) = self.config.hosts.as_ref().filter(|hosts| hosts.run_vms) else {
+            return refuse(
+                "this host runs no VMs of others".to_owned(),
+                "give its configuration `run-vms = true` in the section [hosts] and restart it; docs/hosts.md says what that means",
+            );
+        };
+        let is_listed = hosts.vm_programs.iter().any(|listed| listed == Path::new(program));
+        if !is_listed {
+            return refuse(
+                format!("this host does not run {program}"),
+                "add it to `vm-programs` in its section [hosts]",
+            );
+        }
+        Ok(())
+    }
+
+    fn command_for(&self, arrival: &Arrival) -> Result<TargetCommand> {
+        let export = |disk: &super::channel::ArrivingDisk| ExportAddress {
+            socket: self.socket_dir.join(format!("{}.sock", disk.volume)),
+            name: disk.volume.clone(),
+        };
+        let disk = |disk: &super::channel::ArrivingDisk| TargetDisk {
+            image: disk.image.clone(),
+            node: disk.node.clone(),
+            export: export(disk),
+        };
+        let places = TargetPlaces {
+            folder: self.machine_folder(&arrival.name),
+            disks: arrival.disks.iter().map(disk).collect(),
+            machine_type: Some(arrival.facts.machine_type.clone()),
+        };
+        arrival.description.for_target(&places).map_err(|error| Error { code: ErrorCode::VmRefused, ..of_vm(&error) })
+    }
+
+    /// What stands against a machine here, as far as it can be told before.
+    async fn arrival_refusals(&self, arrival: &Arrival) -> Result<Vec<Error>> {
+        check_name(&arrival.name)?;
+        self.may_run_machines(&arrival.description.program)?;
+        self.machine_owner()?;
+        let mut refusals = Vec::new();
+        if let Some(known) = self.machines.get(&arrival.name) {
+            let known = known.document();
+            if !is_moved(&known) && !is_gone(&known) {
+                let message = format!("this host has a VM {} already", arrival.name);
+                refusals.push(
+                    Error::new(ErrorCode::AlreadyExists, message)
+                        .with_hint("remove that one, or call this one otherwise"),
+                );
+            }
+        }
+        let facts = HostFacts::read(Path::new(&arrival.description.program)).await.map_err(|error| of_vm(&error))?;
+        let found = arrival.facts.refusals(&facts).into_iter();
+        refusals.extend(found.map(|refusal| {
+            Error::new(ErrorCode::VmRefused, refusal.reason)
+                .with_hint("choose another host, or change what stands against it and ask again")
+        }));
+        Ok(refusals)
+    }
+
+    async fn plan_arrival(&self, arrival: &Arrival) -> Result<Answer> {
+        let mut refusals = self.arrival_refusals(arrival).await.unwrap_or_else(|error| vec![error]);
+        let command = self.command_for(arrival);
+        let (words, changes) = match command {
+            Ok(command) => {
+                let words = std::iter::once(command.program).chain(command.words).collect();
+                let shown = |change: vm::machine::Change| VmChange {
+                    option: change.option,
+                    from: change.from,
+                    to: change.to,
+                    why: change.why,
+                };
+                (words, command.changes.into_iter().map(shown).collect())
+            }
+            Err(error) => {
+                refusals.push(error);
+                (Vec::new(), Vec::new())
+            }
+        };
+        Ok(Answer::Planned { refusals, command: words, changes })
+    }
+
+    /// The machine comes: nobody else takes its name.
+    async fn prepare_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Answer> {
+        if let Some(refusal) = self.arrival_refusals(arrival).await?.into_iter().next() {
+            return Err(refusal);
+        }
+        let command = self.command_for(arrival)?;
+        let _membership = self.membership.lock().await;
+        if let Some(known) = self
+            .machines
+            .get(&arrival.name)
+            .map(|known| known.document())
+            .filter(|known| !is_moved(known) && !is_gone(known))
+        {
+            return Err(Error::new(ErrorCode::AlreadyExists, format!("this host has a VM {} already", known.name)));
+        }
+        let disk = |disk: &super::channel::ArrivingDisk| MachineDisk {
+            volume: disk.volume.clone(),
+            node: disk.node.clone(),
+            image: disk.image.clone(),
+        };
+        let folder = self.machine_folder(&arrival.name);
+        let incoming = IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs };
+        let document = MachineDocument {
+            disks: arrival.disks.iter().map(disk).collect(),
+            description: Some(arrival.description.clone()),
+            incoming: Some(incoming),
+            ..MachineDocument::new(&arrival.name, Monitor::Qmp(command.monitor.display().to_string()))
+        };
+        document::store(&self.layout, &document)?;
+        let machine = Machine::new(document);
+        *machine.command.lock() = Some(command);
+        self.machines.admit(machine);
+        let what = serde_json::json!({ "host": host, "move": arrival.id });
+        self.note(&Peer::daemon(), ("vm.arrival", &arrival.name), what, None);
+        Ok(Answer::Done)
+    }
+
+    /// Starts the QEMU of a machine whose disks are being filled.
+    async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, channels: u8) -> Result<Answer> {
+        let (machine, incoming) = self.arriving_machine(host, id)?;
+        let _operation = machine.operation.lock().await;
+        let Some(command) = machine.command.lock().clone() else {
+            return Err(invalid("this daemon was restarted since the VM was announced", "move it again"));
+        };
+        let document = machine.document();
+        if document.process.is_some() {
+            return Err(invalid(format!("the QEMU of {} was started already", machine.name), "move it again"));
+        }
+        let owner = self.machine_owner()?;
+        for disk in &document.disks {
+            self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
+        }
+        launch::make_folder(&incoming.folder, owner)?;
+        let qmp =
+            launch::launch(&machine.name, &command, (&incoming.folder, owner), (&self.monitors, &self.env)).await?;
+        *machine.monitor.lock() = Some(qmp.clone());
+        let process = qmp.process_id().and_then(QemuProcess::of);
+        self.update_machine(&machine, |document| document.process = process)?;
+        self.tend(&machine);
+        let options =
+            MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit: Duration::ZERO, auto_converge: false };
+        vm::machine::prepare_incoming(&qmp, &options).await.map_err(|error| of_vm(&error))?;
+        vm::machine::begin_incoming(&qmp, &migration_socket(&incoming.folder)).await.map_err(|error| of_vm(&error))?;
+        Ok(Answer::Done)
+    }
+
+    /// Waits until QEMU has all of the machine.
+    async fn arrival_loaded(&self, host: &str, id: Uuid) -> Result<Answer> {
+        let (machine, _) = self.arriving_machine(host, id)?;
+        let qmp = self.monitor_of(&machine).await?;
+        let began = self.env.now();
+        while !vm::machine::is_loaded(&qmp).await.map_err(|error| of_vm(&error))? {
+            if self.env.now().since(began) > LOADED_LIMIT {
+                return Err(Error::new(ErrorCode::QmpBusy, format!("QEMU has not loaded {} yet", machine.name)));
+            }
+            self.env.sleep(LOOK_SOON).await;
+        }
+        Ok(Answer::Done)
+    }
+
+    async fn monitor_of(&self, machine: &Machine) -> Result<Qmp> {
+        if let Some(qmp) = machine.monitor.lock().clone().filter(|qmp: &Qmp| !qmp.has_ended()) {
+            return Ok(qmp);
+        }
+        let qmp = self.reach(&machine.document().monitor).await?.qmp;
+        *machine.monitor.lock() = Some(qmp.clone());
+        Ok(qmp)
+    }
+
+    /// Waits until this host holds all disks of the machine, and it runs.
+    async fn run_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+        let is_of = |machine: &Arc<Machine>| {
+            machine.arrived.lock().as_ref().is_some_and(|arrived| *arrived == (host.to_owned(), id))
+        };
+        if self.machines.list().iter().any(is_of) {
+            return Ok(Answer::Done);
+        }
+        let (machine, _) = self.arriving_machine(host, id)?;
+        let began = self.env.now();
+        loop {
+            match self.look_after(&machine).await? {
+                Found::Runs => return Ok(Answer::Done),
+                Found::Waits if self.env.now().since(began) < RUN_LIMIT => self.env.sleep(LOOK_SOON).await,
+                Found::Waits => {
+                    let message = format!("this host does not hold all disks of {} yet", machine.name);
+                    return Err(Error::new(ErrorCode::WrongState, message).with_hint("it is asked again"));
+                }
+                Found::GivenUp => {
+                    return Err(Error::new(ErrorCode::NotFound, format!("{} was given up here", machine.name)));
+                }
+            }
+        }
+    }
+
+    async fn abandon_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+        // What is not there need not be given up.
+        let Ok((machine, _)) = self.arriving_machine(host, id) else { return Ok(Answer::Done) };
+        match self.holdings(&machine) {
+            Holdings::All => {
+                Err(Error::new(ErrorCode::WrongState, format!("this host holds the disks of {}", machine.name)))
+            }
+            Holdings::Some | Holdings::Gone => {
+                let _operation = machine.operation.lock().await;
+                self.give_up(&machine).await.map(|()| Answer::Done)
+            }
+        }
+    }
+
+    /// Looks after a machine that comes until it runs, or does not come.
+    pub(super) fn tend(self: &Arc<Self>, machine: &Arc<Machine>) {
+        let (daemon, machine) = (Arc::clone(self), Arc::clone(machine));
+        tokio::spawn(async move {
+            loop {
+                daemon.env.sleep(LOOK).await;
+                match daemon.look_after(&machine).await {
+                    Ok(Found::Waits) => {}
+                    Ok(Found::Runs | Found::GivenUp) => return,
+                    Err(error) => {
+                        tracing::error!(vm = machine.name, %error, "a VM that has come does not run");
+                        *machine.problem.lock() = Some(error);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Runs the machine if its disks are held here, and gives it up if one of them is gone.
+    async fn look_after(self: &Arc<Self>, machine: &Arc<Machine>) -> Result<Found> {
+        let holdings = self.holdings(machine);
+        if matches!(holdings, Holdings::Some) && machine.document().incoming.is_some() {
+            return Ok(Found::Waits);
+        }
+        let _operation = machine.operation.lock().await;
+        let Some(incoming) = machine.document().incoming else {
+            let is_here = self.machines.get(&machine.name).is_some_and(|known| Arc::ptr_eq(&known, machine));
+            return Ok(if is_here { Found::Runs } else { Found::GivenUp });
+        };
+        match holdings {
+            Holdings::Some => return Ok(Found::Waits),
+            Holdings::Gone => {
+                self.give_up(machine).await?;
+                return Ok(Found::GivenUp);
+            }
+            Holdings::All => {}
+        }
+        let qmp = self.monitor_of(machine).await?;
+        if !vm::machine::is_loaded(&qmp).await.map_err(|error| of_vm(&error))? {
+            let message =
+                format!("this host holds the disks of {}, and its QEMU does not have its memory", machine.name);
+            return Err(Error::new(ErrorCode::WrongState, message)
+                .with_hint("the disks are whole: start the VM on them as after a crash"));
+        }
+        if incoming.runs {
+            vm::machine::start_guest(&qmp).await.map_err(|error| of_vm(&error))?;
+        }
+        *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
+        self.update_machine(machine, |document| document.incoming = None)?;
+        *machine.problem.lock() = None;
+        let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
+        self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
+        tracing::info!(vm = machine.name, host = incoming.host, "a VM has come and runs here");
+        Ok(Found::Runs)
+    }
+
+    /// What is here of the disks of a machine.
+    fn holdings(&self, machine: &Machine) -> Holdings {
+        let document = machine.document();
+        let mut all = true;
+        for disk in &document.disks {
+            let Ok(Some(volume)) = self.volume_if_any(&disk.volume) else {
+                // Before its own move has made it, it is not missed.
+                if document.process.is_none() {
+                    return Holdings::Some;
+                }
+                return Holdings::Gone;
+            };
+            let stage = volume.document().incoming.as_ref().map(|incoming| incoming.stage);
+            all &= matches!(stage, Some(IncomingStage::Held { .. }) | None);
+        }
+        if all { Holdings::All } else { Holdings::Some }
+    }
+
+    /// Ends the QEMU of a machine that does not come, and forgets it.
+    async fn give_up(&self, machine: &Machine) -> Result<()> {
+        let document = machine.document();
+        if let Some(process) = &document.process {
+            end_process(process, &*self.env).await;
+        }
+        if let Some(incoming) = &document.incoming {
+            // What is left there is no secret of ours.
+            let _ = std::fs::remove_dir_all(&incoming.folder);
+        }
+        tracing::info!(vm = machine.name, "a VM does not come");
+        self.note(&Peer::daemon(), ("vm.drop", &machine.name), serde_json::json!({}), None);
+        self.forget_machine(machine)
+    }
+}
+
+/// What is here of the disks of a machine.
+enum Holdings {
+    /// This host holds them.
+    All,
+    /// They are coming.
+    Some,
+    /// One of them does not come.
+    Gone,
+}
+
+/// What came of a look at a machine that comes.
+enum Found {
+    Runs,
+    Waits,
+    GivenUp,
+}
+
+/// Where QEMU takes the memory.
+fn migration_socket(folder: &Path) -> PathBuf {
+    folder.join("migration.sock")
+}
+
+/// Kills a QEMU, and waits until it has ended.
+pub(super) async fn end_process(process: &QemuProcess, env: &dyn env::Env) {
+    let began = env.now();
+    while process.lives() && env.now().since(began) < QUIT_LIMIT {
+        if let Some(pid) = rustix::process::Pid::from_raw(process.pid.cast_signed()) {
+            // It may have ended just now.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        env.sleep(LOOK_SOON).await;
+    }
+}

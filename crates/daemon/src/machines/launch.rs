@@ -1,0 +1,110 @@
+//! Starts the QEMU of a machine that comes from another host. It outlives the daemon: it is in a scope of its own under
+//! systemd, and in a process group of its own everywhere.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use env::EnvRef;
+use vm::Qmp;
+use vm::machine::TargetCommand;
+
+use crate::adopt::Monitors;
+use crate::clients::SocketOwner;
+use crate::problem::{Result, of_state};
+
+/// How long QEMU may take until its monitor answers.
+const START_LIMIT: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(10);
+/// How much of QEMU's log an error shows.
+const LOG_BYTES_SHOWN: usize = 400;
+/// What is there where systemd runs the machine.
+const SYSTEMD: &str = "/run/systemd/system";
+
+/// Makes the folder of a machine's sockets, for nobody but QEMU's user.
+pub(super) fn make_folder(folder: &Path, owner: Option<SocketOwner>) -> Result<()> {
+    let failed = |error: std::io::Error| of_state(error, format!("making {}", folder.display()));
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    std::fs::create_dir_all(folder).map_err(failed)?;
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(folder, private).map_err(failed)?;
+    match owner {
+        Some(owner) => std::os::unix::fs::chown(folder, Some(owner.uid), Some(owner.gid)).map_err(failed),
+        None => Ok(()),
+    }
+}
+
+/// Starts QEMU by `command`, and connects to its monitor.
+///
+/// # Errors
+/// It cannot be started, ends, or does not answer; with the end of what it said.
+pub(super) async fn launch(
+    name: &str,
+    command: &TargetCommand,
+    (folder, owner): (&Path, Option<SocketOwner>),
+    (monitors, env): (&Monitors, &EnvRef),
+) -> Result<Qmp> {
+    let log = folder.join("qemu.log");
+    let failed = |error: std::io::Error| of_state(error, format!("starting {}", command.program));
+    let output = File::create(&log).map_err(failed)?;
+    let mut process = starter(name, command, owner);
+    process.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().map_err(failed)?).stderr(output);
+    let mut child = tokio::process::Command::from(process).kill_on_drop(false).spawn().map_err(failed)?;
+    let began = env.now();
+    let refuse = |why: &str| {
+        let said = last_words(&log);
+        let said = if said.is_empty() { String::new() } else { format!(": {said}") };
+        Error::new(ErrorCode::VmRefused, format!("the QEMU of {name} {why}{said}"))
+            .with_hint(format!("`transhume vm plan {name} --to HOST --show-command` shows how it is started"))
+    };
+    let qmp = loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(refuse(&format!("has ended ({status})")));
+        }
+        if command.monitor.exists()
+            && let Ok(qmp) = monitors.connect(&command.monitor, env).await
+        {
+            break qmp;
+        }
+        if env.now().since(began) > START_LIMIT {
+            // It may hang for good.
+            let _ = child.start_kill();
+            return Err(refuse("does not answer"));
+        }
+        env.sleep(LOOK).await;
+    };
+    // Somebody must take its exit status.
+    tokio::spawn(async move { child.wait().await });
+    Ok(qmp)
+}
+
+fn starter(name: &str, command: &TargetCommand, owner: Option<SocketOwner>) -> Command {
+    if Path::new(SYSTEMD).exists() {
+        let mut scope = Command::new("systemd-run");
+        scope.args(["--scope", "--quiet", "--collect", "--unit", &format!("transhume-vm-{name}")]);
+        if let Some(owner) = owner {
+            scope.args([format!("--uid={}", owner.uid), format!("--gid={}", owner.gid)]);
+        }
+        scope.arg("--").arg(&command.program).args(&command.words);
+        return scope;
+    }
+    let mut process = Command::new(&command.program);
+    process.args(&command.words);
+    if let Some(owner) = owner {
+        process.uid(owner.uid).gid(owner.gid);
+    }
+    process
+}
+
+/// The end of what QEMU has said.
+fn last_words(log: &PathBuf) -> String {
+    let text = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_BYTES_SHOWN)..]).into_owned();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}

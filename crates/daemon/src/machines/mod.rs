@@ -1,0 +1,353 @@
+//! Whole machines: memory, device state and disks go to another host in one commit.
+//!
+//! ```text
+//!  source                                                          target
+//!   running ── plan, prepare ────────────────────────────────────▶ on record: arriving
+//!     │ disks: a job each, in one group with the machine ═════════▶ volumes, filled
+//!     │ all complete: guest writes go to both sides
+//!     │ start ───────────────────────────────────────────────────▶ exports over the copies, QEMU -incoming, stopped
+//!     │ memory: QEMU's own engine, over connections of the daemons ▶ QEMU
+//!   stopped by QEMU (pre-switchover) ── the rest of the memory ──▶ loaded
+//!     │ the disks are held, and durable there
+//!     ▼ THE COMMIT of the group                                      │
+//!   never runs here again ── the disks are taken, run ───────────▶ running
+//!     │ QEMU is ended, the disks are let go
+//!     ▼
+//!   moved
+//! ```
+//!
+//! Before the commit whatever fails leaves the machine running at the source: QEMU's migration is cancelled, or its guest goes
+//! on from where it was stopped, and the target's QEMU is ended with the volumes that do not come. After the commit the guest
+//! never runs at the source, whoever dies. The target runs it as soon as it holds all disks: it needs nobody for that.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `document` | what is on record of a machine |
+//! | `channel` | what the two daemons say |
+//! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
+//! | `incoming` | a move to here |
+//! | `memory` | QEMU's connections, carried between the hosts |
+//! | `launch` | starting QEMU |
+//! | `restart` | machines after a start of the daemon |
+
+mod attempt;
+mod channel;
+mod document;
+mod incoming;
+mod launch;
+mod memory;
+mod outgoing;
+mod restart;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
+use futures::future::BoxFuture;
+use migrate::stream::{BoxTransport, OnOpened, PeerName, Receiver};
+use parking_lot::{Mutex, RwLock};
+use uuid::Uuid;
+use vm::machine::{MachineFacts, TargetCommand};
+use vm::{QemuProcess, Qmp};
+
+use crate::adopt::of_vm;
+use crate::daemon::Daemon;
+use crate::problem::Result;
+use crate::state_dir::check_name;
+use crate::volume::Volume;
+
+pub(crate) use attempt::MachineMove;
+pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
+pub(crate) use restart::recover;
+
+/// All machines.
+#[derive(Default)]
+pub(crate) struct Machines(RwLock<BTreeMap<String, Arc<Machine>>>);
+
+/// A machine while the daemon runs.
+pub(crate) struct Machine {
+    pub(crate) name: String,
+    document: Mutex<MachineDocument>,
+    /// One thing that changes it at a time.
+    operation: tokio::sync::Mutex<()>,
+    /// Its move from here, while this process works on it.
+    outgoing: Mutex<Option<Arc<MachineMove>>>,
+    problem: Mutex<Option<Error>>,
+    /// How its QEMU is started, of one that comes.
+    command: Mutex<Option<TargetCommand>>,
+    /// The connection to its QEMU, of one that comes.
+    monitor: Mutex<Option<Qmp>>,
+    /// By which move of which host it has come, of one that runs since.
+    arrived: Mutex<Option<(String, Uuid)>>,
+}
+
+impl Machine {
+    fn new(document: MachineDocument) -> Arc<Self> {
+        Arc::new(Self {
+            name: document.name.clone(),
+            document: Mutex::new(document),
+            operation: tokio::sync::Mutex::default(),
+            outgoing: Mutex::default(),
+            problem: Mutex::default(),
+            command: Mutex::default(),
+            monitor: Mutex::default(),
+            arrived: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn document(&self) -> MachineDocument {
+        self.document.lock().clone()
+    }
+
+    pub(crate) fn outgoing(&self) -> Option<Arc<MachineMove>> {
+        self.outgoing.lock().clone()
+    }
+}
+
+impl Machines {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<Machine>> {
+        self.0.read().get(name).cloned()
+    }
+
+    pub(crate) fn list(&self) -> Vec<Arc<Machine>> {
+        self.0.read().values().cloned().collect()
+    }
+
+    fn admit(&self, machine: Arc<Machine>) {
+        self.0.write().insert(machine.name.clone(), machine);
+    }
+
+    fn forget(&self, name: &str) {
+        self.0.write().remove(name);
+    }
+}
+
+/// What serves other hosts: streams of volumes, and what they say of machines.
+pub(crate) struct Reception {
+    daemon: Arc<Daemon>,
+    receiver: Arc<Receiver>,
+    control: tokio::runtime::Handle,
+}
+
+impl Reception {
+    pub(crate) fn new(daemon: &Arc<Daemon>, receiver: Arc<Receiver>) -> Arc<Self> {
+        Arc::new(Self { daemon: Arc::clone(daemon), receiver, control: tokio::runtime::Handle::current() })
+    }
+}
+
+impl crate::hosts::Reception for Reception {
+    fn serve(
+        self: Arc<Self>,
+        transport: BoxTransport,
+        peer: PeerName,
+        opened: OnOpened,
+    ) -> BoxFuture<'static, block::Result<()>> {
+        crate::hosts::Reception::serve(Arc::clone(&self.receiver), transport, peer, opened)
+    }
+
+    fn serve_machine(
+        self: Arc<Self>,
+        transport: BoxTransport,
+        peer: PeerName,
+    ) -> BoxFuture<'static, block::Result<()>> {
+        let lost =
+            |error: std::io::Error| block::Error::new(block::ErrorKind::Disconnected, "about a VM").with_source(error);
+        // On the threads of the control plane, which can start processes and wait for them.
+        let served = self.control.spawn(incoming::serve(Arc::clone(&self.daemon), transport, peer));
+        Box::pin(async move { served.await.unwrap_or(Ok(())).map_err(lost) })
+    }
+}
+
+impl Daemon {
+    /// The machine `name`.
+    pub(crate) fn machine(&self, name: &str) -> Result<Arc<Machine>> {
+        self.machines.get(name).ok_or_else(|| {
+            Error::new(ErrorCode::NotFound, format!("there is no VM {name} here"))
+                .with_hint("`transhume vm ls` lists them; `transhume vm add NAME --qmp PATH` adds one that runs")
+        })
+    }
+
+    /// Changes what is on record of a machine, durably.
+    fn update_machine(&self, machine: &Machine, change: impl FnOnce(&mut MachineDocument)) -> Result<()> {
+        let mut document = machine.document.lock();
+        let mut changed = document.clone();
+        change(&mut changed);
+        document::store(&self.layout, &changed)?;
+        *document = changed;
+        Ok(())
+    }
+
+    /// Makes a running machine known.
+    pub(crate) async fn add_machine(&self, request: VmAddRequest) -> Result<Vm> {
+        check_name(&request.name)?;
+        let reached = self.reach(&request.monitor).await?;
+        let _membership = self.membership.lock().await;
+        let process = reached.qmp.process_id().and_then(QemuProcess::of);
+        for machine in self.machines.list() {
+            let document = machine.document();
+            let is_same = document.process.is_some() && document.process == process;
+            if machine.name == request.name && is_gone(&document) {
+                // It was here before.
+                continue;
+            }
+            if machine.name == request.name || is_same {
+                let message = format!("{} is known already, as {}", document.monitor, machine.name);
+                return Err(Error::new(ErrorCode::AlreadyExists, message)
+                    .with_hint(format!("use that name, or `transhume vm rm {}` first", machine.name)));
+            }
+        }
+        let document = MachineDocument { process, ..MachineDocument::new(&request.name, request.monitor) };
+        document::store(&self.layout, &document)?;
+        let machine = Machine::new(document);
+        self.machines.admit(Arc::clone(&machine));
+        Ok(self.show_machine(&machine).await)
+    }
+
+    /// Forgets a machine. What runs goes on.
+    pub(crate) async fn remove_machine(self: &Arc<Self>, name: &str) -> Result<Vm> {
+        let machine = self.machine(name)?;
+        let _operation = machine.operation.lock().await;
+        let shown = self.show_machine(&machine).await;
+        let document = machine.document();
+        if document.outgoing.is_some() {
+            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved"))
+                .with_hint(format!("wait for it, or `transhume vm cancel {name}` first")));
+        }
+        if let Some(incoming) = &document.incoming {
+            let message = format!("{name} comes from {}", incoming.host);
+            return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
+                "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
+            )));
+        }
+        self.forget_machine(&machine)?;
+        Ok(shown)
+    }
+
+    fn forget_machine(&self, machine: &Machine) -> Result<()> {
+        document::remove(&self.layout, &machine.name)?;
+        self.machines.forget(&machine.name);
+        Ok(())
+    }
+
+    /// How the API shows all machines.
+    pub(crate) async fn show_machines(&self) -> Vec<Vm> {
+        let machines = self.machines.list();
+        futures::future::join_all(machines.iter().map(|machine| self.show_machine(machine))).await
+    }
+
+    /// How the API shows one.
+    pub(crate) async fn show_machine(&self, machine: &Machine) -> Vm {
+        let document = machine.document();
+        let mut shown = Vm {
+            name: machine.name.clone(),
+            state: VmState::Gone,
+            monitor: document.monitor.clone(),
+            pid: document.process.as_ref().map(|process| process.pid),
+            facts: None,
+            disks: Vec::new(),
+            host: None,
+            last_move: document.last_move.clone(),
+            problem: machine.problem.lock().as_ref().map(ToString::to_string),
+        };
+        if let Some(moved) = document.last_move.as_ref().filter(|_| is_moved(&document)) {
+            (shown.state, shown.host, shown.pid) = (VmState::Moved, Some(moved.to.clone()), None);
+            return shown;
+        }
+        if let Some(outgoing) = &document.outgoing {
+            (shown.state, shown.host) = (VmState::Moving, Some(outgoing.host.clone()));
+        }
+        if let Some(incoming) = &document.incoming {
+            (shown.state, shown.host) = (VmState::Arriving, Some(incoming.host.clone()));
+        }
+        match self.look_at(&document).await {
+            Ok((facts, disks)) => {
+                if shown.state == VmState::Gone {
+                    shown.state = if facts.run_state == "running" { VmState::Running } else { VmState::Paused };
+                }
+                (shown.facts, shown.disks) = (Some(show_facts(&facts)), disks);
+            }
+            Err(error) => shown.problem = shown.problem.or_else(|| Some(error.to_string())),
+        }
+        shown
+    }
+
+    async fn look_at(&self, document: &MachineDocument) -> Result<(MachineFacts, Vec<VmDisk>)> {
+        let qmp = self.reach(&document.monitor).await?.qmp;
+        let facts = MachineFacts::read(&qmp).await.map_err(|error| of_vm(&error))?;
+        Ok((facts, self.disks_of(document, &qmp).await?))
+    }
+
+    /// The disks of a machine, those included that are not ours.
+    async fn disks_of(&self, document: &MachineDocument, qmp: &Qmp) -> Result<Vec<VmDisk>> {
+        let mut disks = Vec::new();
+        for disk in &document.disks {
+            let volume = self.volume(&disk.volume)?;
+            let file = volume.document().backend.to_string();
+            let size_bytes = volume.show().size_bytes;
+            disks.push(VmDisk { node: disk.node.clone(), file, size_bytes, volume: Some(disk.volume.clone()) });
+        }
+        for volume in self.adopted_from(&document.monitor) {
+            let adopted = volume.document();
+            let Some(adoption) = &adopted.adoption else { continue };
+            let (node, file) = (adoption.node.clone(), adopted.backend.to_string());
+            let size_bytes = volume.show().size_bytes;
+            disks.push(VmDisk { node, file, size_bytes, volume: Some(volume.name.clone()) });
+        }
+        let sources = vm::Sources::default();
+        for report in vm::inventory(qmp, &sources).await.map_err(|error| of_vm(&error))? {
+            if matches!(report.verdict, vm::Adoptability::Adopted) || disks.iter().any(|disk| disk.node == report.node)
+            {
+                continue;
+            }
+            let size_bytes = report.bytes.unwrap_or_default();
+            disks.push(VmDisk {
+                node: report.node,
+                file: report.image.display().to_string(),
+                size_bytes,
+                volume: None,
+            });
+        }
+        Ok(disks)
+    }
+
+    /// The volumes that were adopted from the QEMU behind `monitor`, by name.
+    fn adopted_from(&self, monitor: &Monitor) -> Vec<Arc<Volume>> {
+        let is_its = |volume: &Arc<Volume>| {
+            volume.document().adoption.as_ref().is_some_and(|adoption| adoption.monitor == *monitor)
+        };
+        self.volumes().into_iter().filter(is_its).collect()
+    }
+
+    /// How the API shows the move of a machine from here, the last if none is under way.
+    pub(crate) fn show_machine_move(&self, machine: &Machine) -> Result<VmMove> {
+        if let Some(outgoing) = machine.outgoing() {
+            return Ok(outgoing.show(self));
+        }
+        machine.document().last_move.ok_or_else(|| {
+            Error::new(ErrorCode::NotFound, format!("{} was not moved from here", machine.name))
+                .with_hint(format!("`transhume vm move {} --to HOST`", machine.name))
+        })
+    }
+}
+
+/// Whether a machine is at another host, as far as is on record.
+fn is_moved(document: &MachineDocument) -> bool {
+    let has_moved = document.last_move.as_ref().is_some_and(|last| last.error.is_none());
+    has_moved && document.outgoing.is_none() && document.incoming.is_none() && document.process.is_none()
+}
+
+/// Whether its QEMU has ended, so that another one may have its name.
+fn is_gone(document: &MachineDocument) -> bool {
+    let lives = document.process.as_ref().is_some_and(QemuProcess::lives);
+    !lives && document.outgoing.is_none() && document.incoming.is_none()
+}
+
+fn show_facts(facts: &MachineFacts) -> VmFacts {
+    VmFacts {
+        qemu: facts.version.to_string(),
+        machine: facts.machine_type.clone(),
+        memory_bytes: facts.memory_bytes,
+        vcpus: facts.vcpus,
+        accelerator: facts.accelerator.clone(),
+    }
+}

@@ -1,0 +1,366 @@
+//! Machines that go to other hosts: what is looked at before, and the beginning of the move.
+
+use std::sync::Arc;
+
+use api::v1::{
+    AdoptRequest, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk, VmMove,
+    VmMoveRequest, VmPlan,
+};
+use migrate::stream::BoxTransport;
+use uuid::Uuid;
+use vm::Qmp;
+use vm::machine::{MachineDescription, MachineFacts};
+
+use super::attempt::{MachineMove, MovingDisk};
+use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
+use super::document::{MachineDocument, OutgoingMachine};
+use super::{Machine, is_moved};
+use crate::adopt::of_vm;
+use crate::audit::{Peer, unix_ms};
+use crate::clients::SocketOwner;
+use crate::daemon::Daemon;
+use crate::document::random_uuid;
+use crate::hosts::HostName;
+use crate::jobs::record_of;
+use crate::problem::{Result, invalid};
+use crate::volume::Volume;
+
+/// How fast memory goes where nobody has measured the network: 10 Gbit/s.
+const MEMORY_BYTES_PER_SECOND: f64 = 1.25e9;
+/// What a switchover takes beside what is left of the memory, in milliseconds: device state, the commit, two daemons.
+const SWITCHOVER_MS: f64 = 60.0;
+
+/// A machine that is about to move.
+pub(super) struct Departure {
+    pub(super) qmp: Qmp,
+    pub(super) owner: Option<SocketOwner>,
+    pub(super) arrival: Arrival,
+    pub(super) volumes: Vec<Arc<Volume>>,
+    pub(super) host: HostName,
+}
+
+impl Daemon {
+    /// What a move of the machine `name` would be. Changes nothing.
+    pub(crate) async fn plan_machine(self: &Arc<Self>, name: &str, request: VmMoveRequest) -> Result<VmPlan> {
+        let machine = self.machine(name)?;
+        let document = machine.document();
+        refuse_absent(&document)?;
+        let host = HostName::new(&request.to)?;
+        let reached = self.reach(&document.monitor).await?;
+        let disks = self.disks_of(&document, &reached.qmp).await?;
+        let arrival = self.describe(&document, &reached.qmp, &arriving(&disks)).await?;
+        let mut plan = VmPlan {
+            vm: name.to_owned(),
+            to: request.to.clone(),
+            refusals: Vec::new(),
+            command: Vec::new(),
+            changes: Vec::new(),
+            memory_bytes: arrival.facts.memory_bytes,
+            disks: disks.clone(),
+            seconds: None,
+            downtime_ms: None,
+        };
+        plan.refusals.extend(self.refuse_disks(&document, &disks).err());
+        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
+        let memory_seconds =
+            plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
+        match self.ask_about_machine(&host, Ask::Plan(arrival)).await {
+            Ok(Answer::Planned { refusals, command, changes }) => {
+                plan.refusals.extend(refusals);
+                (plan.command, plan.changes) = (command, changes);
+            }
+            Ok(_) => plan.refusals.push(confused(&host)),
+            Err(error) => plan.refusals.push(error),
+        }
+        let mut seconds = memory_seconds;
+        for volume in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
+            let planned = self.plan(volume, PlanRequest { request: disk_request(&request) }).await?;
+            plan.refusals.extend(planned.refusal);
+            seconds += planned.seconds;
+        }
+        if disks.iter().all(|disk| disk.volume.is_some()) {
+            (plan.seconds, plan.downtime_ms) = (Some(seconds), Some(SWITCHOVER_MS));
+        }
+        Ok(plan)
+    }
+
+    /// Begins a move of the machine `name`. When this returns an error its guest runs here and nothing was left behind.
+    pub(crate) async fn start_machine_move(
+        self: &Arc<Self>,
+        peer: &Peer,
+        name: &str,
+        request: VmMoveRequest,
+    ) -> Result<VmMove> {
+        let machine = self.machine(name)?;
+        let _operation = machine.operation.lock().await;
+        let document = machine.document();
+        refuse_absent(&document)?;
+        if machine.outgoing().is_some() || document.outgoing.is_some() {
+            return Err(Error::new(ErrorCode::Busy, format!("{name} is being moved already"))
+                .with_hint(format!("`transhume vm watch {name}`")));
+        }
+        let departure = Box::pin(self.make_departure(&machine, &request)).await?;
+        let id = departure.arrival.id;
+        let mut channel = self.machine_channel(&departure.host).await?;
+        call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
+        let outgoing = OutgoingMachine {
+            id,
+            host: request.to.clone(),
+            volumes: departure.volumes.iter().map(|volume| volume.name.clone()).collect(),
+            ran: departure.arrival.runs,
+            started_unix_ms: unix_ms(self.env.wall_clock()),
+        };
+        self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
+        match Box::pin(self.start_disks(peer, name, &request, &departure)).await {
+            Ok((record, disks)) => {
+                let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks));
+                *machine.outgoing.lock() = Some(Arc::clone(&moving));
+                tokio::spawn(Arc::clone(&moving).run(Arc::clone(self), Arc::clone(&machine)));
+                Ok(moving.show(self))
+            }
+            Err(error) => {
+                self.update_machine(&machine, |document| document.outgoing = None)?;
+                // What is not told now is found out there: its disks do not come.
+                let _ = call(&mut channel, &departure.host, Ask::Abandon { id }).await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
+        let document = machine.document();
+        let host = HostName::new(&request.to)?;
+        let reached = self.reach(&document.monitor).await?;
+        Box::pin(self.adopt_rest(&machine.name, &document, &reached.qmp)).await?;
+        let disks = self.disks_of(&document, &reached.qmp).await?;
+        self.refuse_disks(&document, &disks)?;
+        let mut volumes: Vec<_> = disks
+            .iter()
+            .filter_map(|disk| disk.volume.as_ref())
+            .map(|name| self.volume(name))
+            .collect::<Result<_>>()?;
+        if volumes.is_empty() {
+            let message = format!("{} has no disk that could say which host it is at", machine.name);
+            return Err(Error::new(ErrorCode::VmRefused, message).with_hint("give it one disk at least"));
+        }
+        // In the order in which groups are put on record.
+        volumes.sort_by(|one, other| one.name.cmp(&other.name));
+        let arrival = self.describe(&document, &reached.qmp, &arriving(&disks)).await?;
+        Ok(Departure { qmp: reached.qmp, owner: reached.owner, arrival, volumes, host })
+    }
+
+    /// Adopts those disks of a machine that do not go through the daemon yet.
+    async fn adopt_rest(self: &Arc<Self>, name: &str, document: &MachineDocument, qmp: &Qmp) -> Result<()> {
+        for disk in self.disks_of(document, qmp).await? {
+            if disk.volume.is_some() {
+                continue;
+            }
+            let volume: String = format!("{name}-{}", disk.node.trim_start_matches('#'));
+            let request = AdoptRequest {
+                monitor: document.monitor.clone(),
+                node: disk.node,
+                name: volume,
+                accept_option_loss: false,
+            };
+            Box::pin(self.adopt(request)).await?;
+        }
+        Ok(())
+    }
+
+    /// Refuses disks that cannot go with their machine.
+    fn refuse_disks(&self, document: &MachineDocument, disks: &[VmDisk]) -> Result<()> {
+        if let Monitor::Libvirt(domain) = &document.monitor {
+            let message = format!("libvirt would not know that the domain {domain} has gone");
+            return Err(Error::new(ErrorCode::VmRefused, message)
+                .with_hint("move its disks with `transhume move --all-disks`, and the domain with `virsh migrate`"));
+        }
+        for name in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
+            let volume = self.volume(name)?;
+            if !volume.document().layers.is_empty() {
+                let message = format!("{name} has layers, which do not go with a machine");
+                return Err(Error::new(ErrorCode::VmRefused, message)
+                    .with_hint(format!("`transhume volume layer ls {name}` lists them; remove them first")));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the target is told of a machine.
+    async fn describe(&self, document: &MachineDocument, qmp: &Qmp, disks: &[ArrivingDisk]) -> Result<Arrival> {
+        let facts = MachineFacts::read(qmp).await.map_err(|error| of_vm(&error))?;
+        let description = match &document.description {
+            Some(description) => description.clone(),
+            None => describe_process(&document.name, qmp)?,
+        };
+        let disks = disks.iter().map(|disk| self.as_first_started(document, disk)).collect::<Result<_>>()?;
+        let runs = facts.run_state == "running";
+        Ok(Arrival { id: random_uuid(&*self.env), name: document.name.clone(), description, facts, disks, runs })
+    }
+
+    /// The disk with node and image as the command line has them with which its machine was started first.
+    fn as_first_started(&self, document: &MachineDocument, disk: &ArrivingDisk) -> Result<ArrivingDisk> {
+        if let Some(known) = document.disks.iter().find(|known| known.volume == disk.volume) {
+            return Ok(ArrivingDisk { node: known.node.clone(), image: known.image.clone(), ..disk.clone() });
+        }
+        if disk.volume.is_empty() {
+            // A disk that would be adopted is called so afterwards.
+            let volume = format!("{}-{}", document.name, disk.node.trim_start_matches('#'));
+            return Ok(ArrivingDisk { volume, ..disk.clone() });
+        }
+        let volume = self.volume(&disk.volume)?.document();
+        let plan = volume.adoption.as_ref().map(|adoption| &adoption.plan.disk);
+        let plan = plan.ok_or_else(|| invalid(format!("{} is no disk of a VM", disk.volume), "adopt it first"))?;
+        let image = plan.image.display().to_string();
+        Ok(ArrivingDisk { node: plan.nodes.format.clone(), image, ..disk.clone() })
+    }
+
+    /// Begins the moves of the disks, which do not switch over without the machine.
+    async fn start_disks(
+        self: &Arc<Self>,
+        peer: &Peer,
+        name: &str,
+        request: &VmMoveRequest,
+        departure: &Departure,
+    ) -> Result<(Uuid, Vec<MovingDisk>)> {
+        let volumes = &departure.volumes;
+        let requests = volumes.iter().map(|_| disk_request(request)).collect();
+        self.start_together(peer, volumes, requests, Some(name), |_, _| ()).await?;
+        let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
+        let record =
+            record.ok_or_else(|| Error::new(ErrorCode::MoveFailed, "the moves of the disks are over already"))?;
+        let moving = |volume: &Arc<Volume>| Some(MovingDisk { volume: Arc::clone(volume), job: volume.job()? });
+        let disks: Option<Vec<_>> = volumes.iter().map(moving).collect();
+        let disks = disks.ok_or_else(|| Error::new(ErrorCode::MoveFailed, "the move of a disk is over already"))?;
+        Ok((record, disks))
+    }
+
+    /// A connection to `host` for what is said of machines.
+    pub(super) async fn machine_channel(&self, host: &HostName) -> Result<BoxTransport> {
+        self.hosts.machine_connection(host, 0).await
+    }
+
+    /// Asks `host` one thing about a machine.
+    pub(super) async fn ask_about_machine(&self, host: &HostName, ask: Ask) -> Result<Answer> {
+        let mut channel = self.machine_channel(host).await?;
+        call(&mut channel, host, ask).await
+    }
+
+    /// Undoes the move of a machine, as long as that is possible.
+    pub(crate) async fn cancel_machine_move(self: &Arc<Self>, name: &str) -> Result<VmMove> {
+        let machine = self.machine(name)?;
+        let Some(moving) = machine.outgoing() else {
+            return Err(Error::new(ErrorCode::WrongState, format!("{name} is not being moved"))
+                .with_hint("`transhume vm ls` shows every VM and where it is"));
+        };
+        moving.cancel()?;
+        moving.wait().await;
+        let over = self.show_machine_move(&machine)?;
+        match over.state {
+            api::v1::JobState::Cancelled | api::v1::JobState::Failed => Ok(over),
+            _ => Err(Error::new(ErrorCode::WrongState, format!("the cancel came too late: {name} is at {}", over.to))),
+        }
+    }
+
+    /// Tries the other host again at once, if the move of the machine's disks has lost it.
+    pub(crate) fn resume_machine_move(&self, name: &str) -> Result<VmMove> {
+        let machine = self.machine(name)?;
+        for volume in volumes_under_way(self, &machine.document()) {
+            volume.remote_device().into_iter().for_each(|remote_device| remote_device.kick());
+            volume.job().into_iter().for_each(|job| job.resume());
+        }
+        self.show_machine_move(&machine)
+    }
+
+    /// What both hosts have on record of the disks of a machine that was on its way, and what follows from a decision.
+    pub(crate) async fn resolve_machine(
+        self: &Arc<Self>,
+        name: &str,
+        request: ResolveRequest,
+    ) -> Result<Vec<Resolution>> {
+        let machine = self.machine(name)?;
+        let mut found = Vec::new();
+        for volume in volumes_under_way(self, &machine.document()) {
+            found.push(self.resolve(&volume.name, request).await?);
+        }
+        Ok(found)
+    }
+
+    /// The machine `name`, with its move.
+    pub(crate) async fn machine_shown(&self, name: &str) -> Result<Vm> {
+        Ok(self.show_machine(&*self.machine(name)?).await)
+    }
+}
+
+/// Asks one thing, and gives what was answered unless that is a refusal.
+pub(super) async fn call(channel: &mut BoxTransport, host: &HostName, ask: Ask) -> Result<Answer> {
+    let answered = async {
+        send(channel, &ask).await?;
+        receive::<Answer>(channel).await
+    };
+    match answered.await {
+        Ok(Answer::Refused { error }) => Err(Error { message: format!("{host}: {}", error.message), ..error }),
+        Ok(answer) => Ok(answer),
+        Err(error) => Err(Error::new(ErrorCode::HostUnreachable, format!("the connection to {host} is lost: {error}"))
+            .with_hint("see whether its transhumed runs, is as new as this one, and can be reached")),
+    }
+}
+
+/// The disks of a machine that goes or comes.
+fn volumes_under_way(daemon: &Daemon, document: &MachineDocument) -> Vec<Arc<Volume>> {
+    let going = document.outgoing.iter().flat_map(|outgoing| outgoing.volumes.clone());
+    let here = document.disks.iter().map(|disk| disk.volume.clone());
+    going.chain(here).filter_map(|name| daemon.volume(&name).ok()).collect()
+}
+
+fn confused(host: &HostName) -> Error {
+    Error::new(ErrorCode::VersionMismatch, format!("{host} answers something else"))
+        .with_hint("install the same version of transhumed on both hosts")
+}
+
+fn refuse_absent(document: &MachineDocument) -> Result<()> {
+    if let Some(moved) = document.last_move.as_ref().filter(|_| is_moved(document)) {
+        return Err(Error::new(ErrorCode::WrongState, format!("{} is at {}", document.name, moved.to))
+            .with_hint(format!("ask transhumed on {}", moved.to)));
+    }
+    if let Some(incoming) = &document.incoming {
+        return Err(Error::new(ErrorCode::Busy, format!("{} comes from {} just now", document.name, incoming.host))
+            .with_hint("wait until it runs here"));
+    }
+    Ok(())
+}
+
+/// The move of a disk that goes with its machine.
+fn disk_request(request: &VmMoveRequest) -> MoveRequest {
+    MoveRequest {
+        to: request.to.clone(),
+        bandwidth: request.bandwidth,
+        verify: request.verify,
+        strategy: request.strategy,
+        delete_source: request.delete_source,
+        // Where the machine is started next is no question of one disk.
+        no_persist: true,
+        ..MoveRequest::default()
+    }
+}
+
+/// The disks as the target is told of them; one that is no volume yet has no name.
+fn arriving(disks: &[VmDisk]) -> Vec<ArrivingDisk> {
+    let arriving = |disk: &VmDisk| ArrivingDisk {
+        volume: disk.volume.clone().unwrap_or_default(),
+        node: disk.node.clone(),
+        image: disk.file.clone(),
+        size: disk.size_bytes,
+    };
+    disks.iter().map(arriving).collect()
+}
+
+/// How the QEMU behind `qmp` was started.
+fn describe_process(name: &str, qmp: &Qmp) -> Result<MachineDescription> {
+    let refuse = |why: String| {
+        Error::new(ErrorCode::VmRefused, format!("how the QEMU of {name} was started cannot be told: {why}"))
+            .with_hint("let the daemon see its process: both in one PID namespace, and the daemon as root")
+    };
+    let pid = qmp.process_id().ok_or_else(|| refuse("the kernel does not say which process it is".to_owned()))?;
+    let found = MachineDescription::of_process(pid).map_err(|error| refuse(error.to_string()))?;
+    found.ok_or_else(|| refuse(format!("process {pid} is no QEMU")))
+}
