@@ -1,5 +1,7 @@
 //! `/metrics` in Prometheus' text format.
 
+mod machines;
+
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -55,6 +57,7 @@ pub(crate) fn render(daemon: &Daemon) -> String {
     render_layers(&mut out, &volumes);
     render_jobs(&mut out, daemon);
     render_hosts(&mut out, daemon);
+    machines::render(&mut out, daemon);
     out
 }
 

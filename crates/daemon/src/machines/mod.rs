@@ -64,6 +64,19 @@ pub(crate) use restart::recover;
 #[derive(Default)]
 pub(crate) struct Machines(RwLock<BTreeMap<String, Arc<Machine>>>);
 
+/// Where a machine is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Where {
+    /// At this host.
+    Here,
+    /// At this host, and on its way to another one.
+    Leaving,
+    /// On its way to this host.
+    Coming,
+    /// At another host.
+    Away,
+}
+
 /// A machine while the daemon runs.
 pub(crate) struct Machine {
     pub(crate) name: String,
@@ -97,6 +110,17 @@ impl Machine {
 
     pub(crate) fn document(&self) -> MachineDocument {
         self.document.lock().clone()
+    }
+
+    /// Where it is, as far as is on record.
+    pub(crate) fn place(&self) -> Where {
+        let document = self.document.lock();
+        match () {
+            () if document.outgoing.is_some() => Where::Leaving,
+            () if document.incoming.is_some() => Where::Coming,
+            () if is_moved(&document) => Where::Away,
+            () => Where::Here,
+        }
     }
 
     pub(crate) fn outgoing(&self) -> Option<Arc<MachineMove>> {
