@@ -29,6 +29,10 @@ pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationOptions {
     /// 0: one plain stream. Otherwise multifd with so many connections beside the first one.
+    ///
+    /// QEMU 7.2 may wait for ever if a connection of multifd's ends at the switch: its migration thread waits for the
+    /// channel with the lock that the guest and the monitor need, and only killing that QEMU helps. With one stream the
+    /// migration fails, and the guest goes on. Whoever relays the connections can hold them open at the source's side.
     pub channels: u8,
     /// Bytes a second; 0 sets no limit.
     pub bandwidth_bytes_max: u64,
