@@ -16,7 +16,7 @@ use vm::machine::{MigrationOptions, MigrationPhase, MigrationStatus};
 
 use super::Machine;
 use super::channel::Ask;
-use super::memory::{Outlet, carry};
+use super::memory::{Outlet, carry, carry_beside};
 use super::outgoing::{Departure, call};
 use crate::adopt::of_vm;
 use crate::audit::{Peer, unix_ms};
@@ -275,7 +275,12 @@ impl MachineMove {
                     Ok(other) => {
                         let lost = Arc::clone(&self.lost);
                         tokio::spawn(async move {
-                            if let Err(error) = carry(qemu, other).await {
+                            // QEMU makes its main connection first.
+                            let carried = match number {
+                                0 => carry(qemu, other).await.map(drop),
+                                _ => carry_beside(qemu, other).await,
+                            };
+                            if let Err(error) = carried {
                                 lost.tell(error.to_string());
                             }
                         });

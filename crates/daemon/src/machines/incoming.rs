@@ -17,7 +17,7 @@ use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use migrate::stream::{BoxTransport, PeerName};
 use tokio::net::UnixStream;
 use uuid::Uuid;
-use vm::machine::{HostFacts, MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
+use vm::machine::{HostFacts, MachineFacts, MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 use vm::{ExportAddress, QemuProcess, Qmp};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
@@ -235,7 +235,7 @@ impl Daemon {
         };
         document::store(&self.layout, &document)?;
         let machine = Machine::new(document);
-        *machine.command.lock() = Some(command);
+        *machine.command.lock() = Some((command, arrival.facts.clone()));
         self.machines.admit(machine);
         let what = serde_json::json!({ "host": host, "move": arrival.id });
         self.note(&Peer::daemon(), ("vm.arrival", &arrival.name), what, None);
@@ -246,7 +246,7 @@ impl Daemon {
     async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, channels: u8) -> Result<Answer> {
         let (machine, incoming) = self.arriving_machine(host, id)?;
         let _operation = machine.operation.lock().await;
-        let Some(command) = machine.command.lock().clone() else {
+        let Some((command, facts)) = machine.command.lock().clone() else {
             return Err(invalid("this daemon was restarted since the VM was announced", "move it again"));
         };
         let document = machine.document();
@@ -264,6 +264,12 @@ impl Daemon {
         let process = qmp.process_id().and_then(QemuProcess::of);
         self.update_machine(&machine, |document| document.process = process)?;
         self.tend(&machine);
+        let own = MachineFacts::read(&qmp).await.map_err(|error| of_vm(&error))?;
+        if let Some(difference) = facts.differences(&own).into_iter().next() {
+            // QEMU would find it out after the guest was stopped, or never.
+            let hint = "start the VM anew with the devices that it has now, or unplug what was plugged in";
+            return Err(Error::new(ErrorCode::VmRefused, difference.reason).with_hint(hint));
+        }
         let options =
             MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit: Duration::ZERO, auto_converge: false };
         vm::machine::prepare_incoming(&qmp, &options).await.map_err(|error| of_vm(&error))?;

@@ -12,6 +12,9 @@ use tokio::net::{UnixListener, UnixStream};
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
 
+/// How much is on its way between the two ends of a connection.
+const BUFFER_BYTES: usize = 256 << 10;
+
 /// A socket to which this host's QEMU connects.
 pub(super) struct Outlet {
     listener: UnixListener,
@@ -44,8 +47,20 @@ impl Drop for Outlet {
     }
 }
 
+/// Carries one of the connections beside the main one. When the other host is lost QEMU's end stays open, and what it sends is
+/// thrown away, until QEMU closes it: QEMU 7.2 can freeze for good with its guest when these are closed at the switchover. The
+/// main connection is closed, and that ends the migration.
+pub(super) async fn carry_beside(mut qemu: UnixStream, mut other: BoxTransport) -> std::io::Result<()> {
+    let carried = tokio::io::copy_bidirectional_with_sizes(&mut qemu, &mut other, BUFFER_BYTES, BUFFER_BYTES).await;
+    drop(other);
+    if carried.is_err() {
+        // QEMU ends this, or whoever ends QEMU.
+        tokio::spawn(async move { tokio::io::copy(&mut qemu, &mut tokio::io::sink()).await });
+    }
+    carried.map(drop)
+}
+
 /// Carries bytes both ways until both ends are done, or one fails.
 pub(super) async fn carry(mut qemu: UnixStream, mut other: BoxTransport) -> std::io::Result<(u64, u64)> {
-    const BUFFER_BYTES: usize = 256 << 10;
     tokio::io::copy_bidirectional_with_sizes(&mut qemu, &mut other, BUFFER_BYTES, BUFFER_BYTES).await
 }

@@ -86,8 +86,8 @@ pub(crate) struct Machine {
     /// Its move from here, while this process works on it.
     outgoing: Mutex<Option<Arc<MachineMove>>>,
     problem: Mutex<Option<Error>>,
-    /// How its QEMU is started, of one that comes.
-    command: Mutex<Option<TargetCommand>>,
+    /// How its QEMU is started, and what the source's says, of one that comes.
+    command: Mutex<Option<(TargetCommand, MachineFacts)>>,
     /// The connection to its QEMU, of one that comes.
     monitor: Mutex<Option<Qmp>>,
     /// By which move of which host it has come, of one that runs since.
