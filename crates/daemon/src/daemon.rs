@@ -14,13 +14,13 @@ use parking_lot::RwLock;
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-use crate::adopt::Monitors;
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::clients::SocketOwner;
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, VolumeDocument};
 use crate::foreign::ForeignUse;
 use crate::hosts::{HostNetwork, no_hosts};
+use crate::hypervisor::{Hypervisors, Monitors};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location, parse_backend};
@@ -79,7 +79,9 @@ pub(crate) struct Daemon {
     /// Moves that switch over together, by their records.
     pub(crate) groups: parking_lot::Mutex<BTreeMap<Uuid, Arc<Group>>>,
     /// The connections to the monitors of QEMUs.
-    pub(crate) monitors: Monitors,
+    pub(crate) monitors: Arc<Monitors>,
+    /// What runs machines.
+    pub(crate) hypervisors: Arc<dyn Hypervisors>,
     /// Whole machines.
     pub(crate) machines: Machines,
     /// Hosts that are being told of volumes which will not arrive there.
@@ -103,7 +105,8 @@ pub(crate) struct NewVolume {
 impl Daemon {
     /// A daemon without volumes.
     pub(crate) fn new(platform: Platform, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Platform { env, files: _, backends, network, hosts, spawner, boot, map_page_chunks } = platform;
+        let Platform { env, files: _, backends, network, hosts, spawner, monitors, hypervisors, boot, map_page_chunks } =
+            platform;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
@@ -130,7 +133,8 @@ impl Daemon {
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),
             machines: Machines::default(),
-            monitors: Monitors::default(),
+            monitors,
+            hypervisors,
             layout,
             env,
             config,

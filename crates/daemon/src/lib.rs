@@ -31,6 +31,7 @@ mod free_space;
 mod gauge;
 pub mod hosts;
 mod http;
+mod hypervisor;
 mod job_control;
 mod jobs;
 mod journal;
@@ -68,6 +69,7 @@ pub use document::{
     LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
+pub use hypervisor::{Hypervisor, Hypervisors, Monitors, NoHypervisors, OnStatus, Outlet};
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};

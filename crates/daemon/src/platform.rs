@@ -30,6 +30,7 @@ use nbd::server::Export;
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
 use crate::hosts::{HostName, Reception};
+use crate::hypervisor::{Hypervisors, Monitors, Qemus};
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
 use crate::workers::Worker;
@@ -49,6 +50,10 @@ pub struct Platform {
     pub hosts: Arc<dyn Hosts>,
     /// Where copies run.
     pub spawner: Arc<dyn WorkerSpawner>,
+    /// The connections to the monitors of QEMUs.
+    pub monitors: Arc<Monitors>,
+    /// What runs machines.
+    pub hypervisors: Arc<dyn Hypervisors>,
     /// This boot of the machine.
     pub boot: [u8; 16],
     /// How many chunks a page of a progress map stands for: [`migrate::ProgressMap::PAGE_CHUNKS`] but in tests.
@@ -291,7 +296,10 @@ impl Platform {
         let boot = boot_identity()?;
         let (backends, spawner) = (Arc::new(RealBackends), Arc::new(Threads));
         let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
-        Ok(Self { env, files: RealFiles::shared(), backends, network, hosts, spawner, boot, map_page_chunks })
+        let monitors: Arc<Monitors> = Arc::default();
+        let hypervisors = Arc::new(Qemus::new(Arc::clone(&env), Arc::clone(&monitors)));
+        let files = RealFiles::shared();
+        Ok(Self { env, files, backends, network, hosts, spawner, monitors, hypervisors, boot, map_page_chunks })
     }
 }
 

@@ -111,3 +111,31 @@ pub(crate) fn of_migration(volume: &str, error: &block::Error, is_unequal: bool)
     };
     Error::new(code, format!("the move of {volume} failed: {}", error.chain())).with_hint(hint)
 }
+
+/// An error of the crate `vm`, as users see it.
+pub(crate) fn of_vm(error: &vm::Error) -> Error {
+    use vm::ErrorKind;
+    let (code, hint) = match error.kind() {
+        ErrorKind::NoMonitor => {
+            (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs, or a libvirt domain that does")
+        }
+        ErrorKind::Disconnected => (ErrorCode::QmpUnreachable, "QEMU has gone; `transhume status` shows what is left"),
+        ErrorKind::TimedOut => (ErrorCode::QmpBusy, "QEMU has much to do or hangs; it is asked again"),
+        ErrorKind::LibvirtUnreachable => (ErrorCode::QmpBusy, "see whether `virsh list` answers"),
+        ErrorKind::MonitorBusy => (ErrorCode::QmpBusy, "let that one disconnect, or give QEMU a second monitor"),
+        ErrorKind::Refused | ErrorKind::NotFound => {
+            (ErrorCode::NotAdoptable, "`transhume adopt --check` shows every disk of the VM")
+        }
+        ErrorKind::OptionLoss => (ErrorCode::OptionLoss, "say --accept-option-loss if QEMU's defaults will do"),
+        ErrorKind::ExportDisconnected => (ErrorCode::WrongState, "wait until QEMU has connected again"),
+        ErrorKind::Locks => (ErrorCode::BackendLocked, "stop the program that uses the image"),
+        ErrorKind::Hook => (ErrorCode::PersistFailed, "change the VM's configuration yourself"),
+        ErrorKind::Denied => (ErrorCode::PermissionDenied, "the VM is as it was; mend it and do it again"),
+        ErrorKind::Invalid => (ErrorCode::Invalid, "`transhume adopt --help` shows an example"),
+        _ => (
+            ErrorCode::QmpRefused,
+            "if it speaks of permissions: QEMU's user (or its AppArmor or SELinux profile) must reach the socket and the image",
+        ),
+    };
+    Error::new(code, error.to_string()).with_hint(hint)
+}

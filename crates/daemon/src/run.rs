@@ -111,7 +111,7 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
         tracing::error!(%error, path = %daemon.socket_dir.display(), "the directory for sockets could not be made");
     }
     machines::recover(&daemon)?;
-    let reception = machines::Reception::new(&daemon, remote::receiver(&daemon)?);
+    let reception = machines::Reception::new(&daemon, remote::receiver(&daemon)?)?;
     daemon.hosts.listen(reception).await?;
     if let Some(network) = &daemon.host_network {
         network.listen().await;

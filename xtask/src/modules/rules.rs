@@ -16,6 +16,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "free_space",
             "gauge",
             "hosts",
+            "hypervisor",
             "platform",
             "problem",
             "reject_all",

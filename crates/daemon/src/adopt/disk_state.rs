@@ -8,10 +8,10 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor};
 use vm::{DiskState, Graph, ProcessState};
 
-use super::monitor::{Vm, of_vm};
+use super::monitor::Vm;
 use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
-use crate::problem::{Result, of_backend};
+use crate::problem::{Result, of_backend, of_vm};
 use crate::volume::Volume;
 
 /// How long a look at QEMU's graph may keep a move, or a guest after a restart, waiting.

@@ -30,14 +30,14 @@ use crate::daemon::{Daemon, NewVolume};
 use crate::document::{AdoptionDirection, AdoptionDocument, VolumeDocument};
 use crate::location::require_local;
 use crate::open_backend::{BackendOpenOptions, QemuRule, suited};
-use crate::problem::{Result, of_backend};
+use crate::problem::{Result, of_backend, of_vm};
 use crate::sockets::SOCKET_NAME;
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 use disk_state::Reached;
 use surroundings::VolumeSurroundings;
 
-pub(crate) use monitor::{Monitors, is_block_device, of_vm, persist};
+pub(crate) use monitor::{is_block_device, persist};
 pub(crate) use recover::recover;
 pub(crate) use watch::watch;
 

@@ -1,49 +1,19 @@
 //! Reaching a running QEMU, and all that is known of it besides.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, Monitor};
-use env::EnvRef;
-use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh, WeakQmp};
+use api::v1::Monitor;
+use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
 
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
-use crate::problem::Result;
+use crate::problem::{Result, of_vm};
 
 /// How many released disks are remembered.
 const REMEMBERED_MAX: usize = 200;
-
-/// The connections to monitors. A monitor serves one client at a time, so all that is done of one QEMU shares one connection.
-/// It ends when nobody uses it.
-#[derive(Default)]
-pub(crate) struct Monitors(parking_lot::Mutex<BTreeMap<PathBuf, Arc<tokio::sync::Mutex<Option<WeakQmp>>>>>);
-
-impl Monitors {
-    /// A handle to the connection to the monitor at `path`, which is made if there is none.
-    pub(crate) async fn connect(&self, path: &Path, env: &EnvRef) -> vm::Result<Qmp> {
-        let place = {
-            let mut places = self.0.lock();
-            // Of those that are gone nobody keeps a place.
-            places.retain(|_, place| Arc::strong_count(place) > 1 || place.try_lock().is_ok_and(|kept| is_used(&kept)));
-            Arc::clone(places.entry(path.to_owned()).or_default())
-        };
-        let mut kept = place.lock().await;
-        if let Some(qmp) = kept.as_ref().and_then(WeakQmp::upgrade) {
-            return Ok(qmp);
-        }
-        let qmp = Qmp::connect(path, Arc::clone(env)).await?;
-        *kept = Some(qmp.downgrade());
-        Ok(qmp)
-    }
-}
-
-fn is_used(kept: &Option<WeakQmp>) -> bool {
-    kept.as_ref().is_some_and(|kept| kept.upgrade().is_some())
-}
 
 /// A QEMU that answers.
 pub(crate) struct Vm {
@@ -134,34 +104,6 @@ fn second_monitor(xml: &str) -> Option<PathBuf> {
         let path = pair[1].strip_prefix("unix:").filter(|_| is_monitor)?;
         Some(PathBuf::from(path.split(',').next()?))
     })
-}
-
-/// An error of the crate `vm`, as users see it.
-pub(crate) fn of_vm(error: &vm::Error) -> Error {
-    use vm::ErrorKind;
-    let (code, hint) = match error.kind() {
-        ErrorKind::NoMonitor => {
-            (ErrorCode::QmpUnreachable, "name the monitor's socket of a QEMU that runs, or a libvirt domain that does")
-        }
-        ErrorKind::Disconnected => (ErrorCode::QmpUnreachable, "QEMU has gone; `transhume status` shows what is left"),
-        ErrorKind::TimedOut => (ErrorCode::QmpBusy, "QEMU has much to do or hangs; it is asked again"),
-        ErrorKind::LibvirtUnreachable => (ErrorCode::QmpBusy, "see whether `virsh list` answers"),
-        ErrorKind::MonitorBusy => (ErrorCode::QmpBusy, "let that one disconnect, or give QEMU a second monitor"),
-        ErrorKind::Refused | ErrorKind::NotFound => {
-            (ErrorCode::NotAdoptable, "`transhume adopt --check` shows every disk of the VM")
-        }
-        ErrorKind::OptionLoss => (ErrorCode::OptionLoss, "say --accept-option-loss if QEMU's defaults will do"),
-        ErrorKind::ExportDisconnected => (ErrorCode::WrongState, "wait until QEMU has connected again"),
-        ErrorKind::Locks => (ErrorCode::BackendLocked, "stop the program that uses the image"),
-        ErrorKind::Hook => (ErrorCode::PersistFailed, "change the VM's configuration yourself"),
-        ErrorKind::Denied => (ErrorCode::PermissionDenied, "the VM is as it was; mend it and do it again"),
-        ErrorKind::Invalid => (ErrorCode::Invalid, "`transhume adopt --help` shows an example"),
-        _ => (
-            ErrorCode::QmpRefused,
-            "if it speaks of permissions: QEMU's user (or its AppArmor or SELinux profile) must reach the socket and the image",
-        ),
-    };
-    Error::new(code, error.to_string()).with_hint(hint)
 }
 
 /// Tells libvirt's or the operator's configuration where a disk is now.

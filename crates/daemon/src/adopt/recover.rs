@@ -6,12 +6,11 @@ use api::v1::{Error, ErrorCode};
 use vm::{DiskState, RecoveryGoal};
 
 use super::disk_state::Reached;
-use super::monitor::of_vm;
 use super::surroundings::VolumeSurroundings;
 use super::{INTERVAL, RECONNECT_LIMIT, force_reconnect, set_state};
 use crate::daemon::Daemon;
 use crate::document::{AdoptionDirection, AdoptionDocument};
-use crate::problem::Result;
+use crate::problem::{Result, of_vm};
 use crate::volume::Volume;
 
 /// Looks where an adopted disk stands and finishes what was begun. An adoption is undone if QEMU does not go through us

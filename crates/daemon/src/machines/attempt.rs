@@ -12,16 +12,16 @@ use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
-use vm::machine::{MigrationOptions, MigrationPhase, MigrationStatus};
+use vm::machine::{MigrationOptions, MigrationStatus};
 
 use super::Machine;
 use super::channel::Ask;
-use super::memory::{Outlet, carry, carry_beside};
+use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
-use crate::adopt::of_vm;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
+use crate::hypervisor::Outlet;
 use crate::jobs::{JobHandle, MachineMember, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -226,7 +226,7 @@ impl MachineMove {
     }
 
     /// Has QEMUs on both sides ready, and the socket through which they are joined.
-    async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Outlet> {
+    async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Box<dyn Outlet>> {
         let channels = self.channels(daemon);
         let starting = self.ask(Ask::Start { id: self.id, channels });
         let started = env::timeout(&*daemon.env, START_LIMIT, starting).await;
@@ -239,15 +239,8 @@ impl MachineMove {
             downtime_limit: self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis),
             auto_converge: self.request.auto_converge,
         };
-        let qmp = &self.departure.qmp;
-        vm::machine::prepare_outgoing(qmp, &options).await.map_err(|error| of_vm(&error))?;
         let path = daemon.machine_folder(&format!("{}.migration", self.name));
-        let folder = path.parent().unwrap_or(&path);
-        std::fs::create_dir_all(folder)
-            .map_err(|error| crate::problem::of_state(error, format!("making {}", folder.display())))?;
-        let outlet = Outlet::open(&path, self.departure.owner)?;
-        vm::machine::begin_outgoing(qmp, &path).await.map_err(|error| of_vm(&error))?;
-        Ok(outlet)
+        self.departure.hypervisor.begin_outgoing(&options, &path).await
     }
 
     fn channels(&self, daemon: &Daemon) -> u8 {
@@ -259,7 +252,7 @@ impl MachineMove {
     }
 
     /// Carries QEMU's connections to the other host. Ends when one is lost.
-    async fn carry_memory(&self, daemon: &Arc<Daemon>, outlet: Outlet) -> Error {
+    async fn carry_memory(&self, daemon: &Arc<Daemon>, outlet: Box<dyn Outlet>) -> Error {
         let lost = |why: String| {
             Error::new(ErrorCode::MoveFailed, format!("the memory of {} could not be sent: {why}", self.name))
                 .with_hint("see whether both hosts reach each other, and move it again")
@@ -274,16 +267,17 @@ impl MachineMove {
                 match self.memory_connection(daemon, number).await {
                     Ok(other) => {
                         let lost = Arc::clone(&self.lost);
-                        tokio::spawn(async move {
-                            // QEMU makes its main connection first.
+                        let env = Arc::clone(&daemon.env);
+                        daemon.env.spawn(Box::pin(async move {
+                            // The main connection is made first.
                             let carried = match number {
-                                0 => carry(qemu, other).await.map(drop),
-                                _ => carry_beside(qemu, other).await,
+                                0 => carry(qemu, other).await,
+                                _ => carry_beside(&*env, qemu, other).await,
                             };
                             if let Err(error) = carried {
                                 lost.tell(error.to_string());
                             }
-                        });
+                        }));
                     }
                     Err(error) => return error.to_string(),
                 }
@@ -304,11 +298,7 @@ impl MachineMove {
 
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
     async fn converge(&self) -> Result<()> {
-        let noted = |status: &MigrationStatus| {
-            self.note_memory(status);
-            status.phase == MigrationPhase::PreSwitchover
-        };
-        vm::machine::wait_for(&self.departure.qmp, noted, None).await.map(drop).map_err(|error| of_vm(&error))
+        self.departure.hypervisor.converge(&|status| self.note_memory(status)).await
     }
 
     fn note_memory(&self, status: &MigrationStatus) {
@@ -323,13 +313,7 @@ impl MachineMove {
 
     /// Has the rest of the memory and the devices' state at the other host, in its QEMU.
     async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
-        let qmp = &self.departure.qmp;
-        vm::machine::switch_over(qmp).await.map_err(|error| of_vm(&error))?;
-        let completed = |status: &MigrationStatus| {
-            self.note_memory(status);
-            status.phase == MigrationPhase::Completed
-        };
-        vm::machine::wait_for(qmp, completed, Some(SWITCH_LIMIT)).await.map_err(|error| of_vm(&error))?;
+        self.departure.hypervisor.complete(&|status| self.note_memory(status)).await?;
         let loaded = env::timeout(&*daemon.env, SWITCH_LIMIT, self.ask(Ask::Loaded { id: self.id })).await;
         loaded.unwrap_or_else(|| {
             Err(Error::new(
@@ -417,7 +401,7 @@ impl MachineMove {
                 .with_hint("give it more time, bandwidth or links, or --auto-converge")
         };
         let gone = async {
-            self.departure.qmp.ended().await;
+            self.departure.hypervisor.ended().await;
             Error::new(ErrorCode::QmpUnreachable, format!("the QEMU of {} has ended", self.name))
         };
         match select(pin!(select(pin!(cancelled), pin!(ended))), pin!(select(pin!(late), pin!(gone)))).await {
@@ -429,16 +413,10 @@ impl MachineMove {
     /// The machine goes on here.
     async fn undo(&self, daemon: &Arc<Daemon>, machine: &Machine, error: Error) {
         tracing::warn!(vm = self.name, host = %self.host, %error, "the move of a VM is undone");
-        let qmp = &self.departure.qmp;
         // First its guest, which may be stopped.
-        if let Err(error) = vm::machine::cancel(qmp).await {
-            tracing::warn!(vm = self.name, %error, "QEMU's migration could not be cancelled");
-        }
-        if self.departure.arrival.runs
-            && let Err(error) = vm::machine::resume(qmp).await
-        {
+        if let Err(error) = self.departure.hypervisor.go_on(self.departure.arrival.runs).await {
             tracing::error!(vm = self.name, %error, "the guest could not be let go on");
-            *machine.problem.lock() = Some(of_vm(&error));
+            *machine.problem.lock() = Some(error);
         }
         for disk in &self.disks {
             match error.code {
@@ -528,7 +506,7 @@ pub(super) async fn run_there(
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
 pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>) {
     if let Some(process) = &machine.document().process {
-        super::incoming::end_process(process, &*daemon.env).await;
+        daemon.hypervisors.end(process).await;
     }
     for volume in volumes {
         if let Some(job) = volume.job() {

@@ -14,21 +14,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
+use futures::FutureExt;
 use migrate::stream::{BoxTransport, PeerName};
-use tokio::net::UnixStream;
 use uuid::Uuid;
-use vm::machine::{HostFacts, MachineFacts, MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
-use vm::{ExportAddress, QemuProcess, Qmp};
+use vm::ExportAddress;
+use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
-use super::{Machine, is_gone, is_moved, launch, memory};
-use crate::adopt::of_vm;
+use super::{Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::IncomingStage;
-use crate::problem::{Result, invalid};
+use crate::hypervisor::Hypervisor;
+use crate::problem::{Result, invalid, of_vm};
 use crate::state_dir::check_name;
 
 /// How often the disks are looked at while somebody waits for them, and while nobody does.
@@ -37,8 +37,6 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How long `loaded` and `run` may take.
 const LOADED_LIMIT: Duration = Duration::from_secs(60);
 const RUN_LIMIT: Duration = Duration::from_secs(60);
-/// Memory that is to be free beside the machine's own.
-const QUIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Serves one connection of `peer` that is about a machine.
 pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer: PeerName) -> std::io::Result<()> {
@@ -57,20 +55,17 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
     }
 }
 
-/// Carries one connection of QEMU's migration into the QEMU that waits for it.
-async fn carry(daemon: &Daemon, mut transport: BoxTransport, (host, id): (&str, Uuid)) -> std::io::Result<()> {
-    let socket = daemon.arriving_machine(host, id).map(|(_, incoming)| migration_socket(&incoming.folder));
-    let connected = match socket {
-        Ok(socket) => UnixStream::connect(&socket).await.map_err(|error| {
-            Error::new(ErrorCode::VmRefused, format!("QEMU takes no memory at {}: {error}", socket.display()))
-        }),
-        Err(error) => Err(error),
+/// Carries one connection of a machine's migration into the hypervisor that waits for it.
+async fn carry(daemon: &Arc<Daemon>, mut transport: BoxTransport, (host, id): (&str, Uuid)) -> std::io::Result<()> {
+    let inlet = async {
+        let (machine, incoming) = daemon.arriving_machine(host, id)?;
+        daemon.hypervisor_of(&machine).await?.inlet(&incoming.folder).await
     };
-    match connected {
-        Ok(qemu) => {
-            // The next connection is made only after this one has reached QEMU.
+    match inlet.await {
+        Ok(inlet) => {
+            // The next connection is made only after this one is there.
             send(&mut transport, &Answer::Done).await?;
-            memory::carry(qemu, transport).await.map(drop)
+            memory::carry(inlet, transport).await
         }
         Err(error) => send(&mut transport, &Answer::Refused { error }).await,
     }
@@ -112,12 +107,7 @@ impl Daemon {
     fn machine_owner(&self) -> Result<Option<SocketOwner>> {
         let user = self.config.hosts.as_ref().and_then(|hosts| hosts.vm_user.clone());
         let Some(user) = user else { return Ok(None) };
-        let found = nix::unistd::User::from_name(&user).ok().flatten();
-        let found = found.ok_or_else(|| {
-            Error::new(ErrorCode::ConfigInvalid, format!("`vm-user` names {user}, who is no user of this host"))
-                .with_hint("name a user that exists there")
-        })?;
-        Ok(Some(SocketOwner { uid: found.uid.as_raw(), gid: found.gid.as_raw() }))
+        self.hypervisors.user(&user).map(Some)
     }
 
     /// Whether this host starts machines for others by `program`.
@@ -166,7 +156,7 @@ impl Daemon {
         let mut refusals = Vec::new();
         if let Some(known) = self.machines.get(&arrival.name) {
             let known = known.document();
-            if !is_moved(&known) && !is_gone(&known) {
+            if !is_moved(&known) && !self.is_gone(&known) {
                 let message = format!("this host has a VM {} already", arrival.name);
                 refusals.push(
                     Error::new(ErrorCode::AlreadyExists, message)
@@ -174,7 +164,7 @@ impl Daemon {
                 );
             }
         }
-        let facts = HostFacts::read(Path::new(&arrival.description.program)).await.map_err(|error| of_vm(&error))?;
+        let facts = self.hypervisors.host_facts(Path::new(&arrival.description.program)).await?;
         let found = arrival.facts.refusals(&facts).into_iter();
         refusals.extend(found.map(|refusal| {
             Error::new(ErrorCode::VmRefused, refusal.reason)
@@ -216,7 +206,7 @@ impl Daemon {
             .machines
             .get(&arrival.name)
             .map(|known| known.document())
-            .filter(|known| !is_moved(known) && !is_gone(known))
+            .filter(|known| !is_moved(known) && !self.is_gone(known))
         {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("this host has a VM {} already", known.name)));
         }
@@ -257,14 +247,12 @@ impl Daemon {
         for disk in &document.disks {
             self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
         }
-        launch::make_folder(&incoming.folder, owner)?;
-        let qmp =
-            launch::launch(&machine.name, &command, (&incoming.folder, owner), (&self.monitors, &self.env)).await?;
-        *machine.monitor.lock() = Some(qmp.clone());
-        let process = qmp.process_id().and_then(QemuProcess::of);
+        let hypervisor = self.hypervisors.launch(&machine.name, &command, (&incoming.folder, owner)).await?;
+        *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
+        let process = hypervisor.process();
         self.update_machine(&machine, |document| document.process = process)?;
         self.tend(&machine);
-        let own = MachineFacts::read(&qmp).await.map_err(|error| of_vm(&error))?;
+        let own = hypervisor.facts().await?;
         if let Some(difference) = facts.differences(&own).into_iter().next() {
             // QEMU would find it out after the guest was stopped, or never.
             let hint = "start the VM anew with the devices that it has now, or unplug what was plugged in";
@@ -272,17 +260,16 @@ impl Daemon {
         }
         let options =
             MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit: Duration::ZERO, auto_converge: false };
-        vm::machine::prepare_incoming(&qmp, &options).await.map_err(|error| of_vm(&error))?;
-        vm::machine::begin_incoming(&qmp, &migration_socket(&incoming.folder)).await.map_err(|error| of_vm(&error))?;
+        hypervisor.begin_incoming(&options, &incoming.folder).await?;
         Ok(Answer::Done)
     }
 
     /// Waits until QEMU has all of the machine.
     async fn arrival_loaded(&self, host: &str, id: Uuid) -> Result<Answer> {
         let (machine, _) = self.arriving_machine(host, id)?;
-        let qmp = self.monitor_of(&machine).await?;
+        let hypervisor = self.hypervisor_of(&machine).await?;
         let began = self.env.now();
-        while !vm::machine::is_loaded(&qmp).await.map_err(|error| of_vm(&error))? {
+        while !hypervisor.is_loaded().await? {
             if self.env.now().since(began) > LOADED_LIMIT {
                 return Err(Error::new(ErrorCode::QmpBusy, format!("QEMU has not loaded {} yet", machine.name)));
             }
@@ -291,13 +278,16 @@ impl Daemon {
         Ok(Answer::Done)
     }
 
-    async fn monitor_of(&self, machine: &Machine) -> Result<Qmp> {
-        if let Some(qmp) = machine.monitor.lock().clone().filter(|qmp: &Qmp| !qmp.has_ended()) {
-            return Ok(qmp);
+    async fn hypervisor_of(&self, machine: &Machine) -> Result<Arc<dyn Hypervisor>> {
+        let kept = machine.hypervisor.lock().clone();
+        if let Some(hypervisor) = kept
+            && hypervisor.ended().now_or_never().is_none()
+        {
+            return Ok(hypervisor);
         }
-        let qmp = self.reach(&machine.document().monitor).await?.qmp;
-        *machine.monitor.lock() = Some(qmp.clone());
-        Ok(qmp)
+        let hypervisor = self.hypervisors.reach(&machine.document().monitor).await?;
+        *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
+        Ok(hypervisor)
     }
 
     /// Waits until this host holds all disks of the machine, and it runs.
@@ -342,7 +332,8 @@ impl Daemon {
     /// Looks after a machine that comes until it runs, or does not come.
     pub(super) fn tend(self: &Arc<Self>, machine: &Arc<Machine>) {
         let (daemon, machine) = (Arc::clone(self), Arc::clone(machine));
-        tokio::spawn(async move {
+        let env = Arc::clone(&self.env);
+        env.spawn(Box::pin(async move {
             loop {
                 daemon.env.sleep(LOOK).await;
                 match daemon.look_after(&machine).await {
@@ -354,7 +345,7 @@ impl Daemon {
                     }
                 }
             }
-        });
+        }));
     }
 
     /// Runs the machine if its disks are held here, and gives it up if one of them is gone.
@@ -376,15 +367,15 @@ impl Daemon {
             }
             Holdings::All => {}
         }
-        let qmp = self.monitor_of(machine).await?;
-        if !vm::machine::is_loaded(&qmp).await.map_err(|error| of_vm(&error))? {
+        let hypervisor = self.hypervisor_of(machine).await?;
+        if !hypervisor.is_loaded().await? {
             let message =
                 format!("this host holds the disks of {}, and its QEMU does not have its memory", machine.name);
             return Err(Error::new(ErrorCode::WrongState, message)
                 .with_hint("the disks are whole: start the VM on them as after a crash"));
         }
         if incoming.runs {
-            vm::machine::start_guest(&qmp).await.map_err(|error| of_vm(&error))?;
+            hypervisor.run().await?;
         }
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
         self.update_machine(machine, |document| document.incoming = None)?;
@@ -417,11 +408,10 @@ impl Daemon {
     async fn give_up(&self, machine: &Machine) -> Result<()> {
         let document = machine.document();
         if let Some(process) = &document.process {
-            end_process(process, &*self.env).await;
+            self.hypervisors.end(process).await;
         }
         if let Some(incoming) = &document.incoming {
-            // What is left there is no secret of ours.
-            let _ = std::fs::remove_dir_all(&incoming.folder);
+            self.hypervisors.clear(&incoming.folder);
         }
         tracing::info!(vm = machine.name, "a VM does not come");
         self.note(&Peer::daemon(), ("vm.drop", &machine.name), serde_json::json!({}), None);
@@ -444,21 +434,4 @@ enum Found {
     Runs,
     Waits,
     GivenUp,
-}
-
-/// Where QEMU takes the memory.
-fn migration_socket(folder: &Path) -> PathBuf {
-    folder.join("migration.sock")
-}
-
-/// Kills a QEMU, and waits until it has ended.
-pub(super) async fn end_process(process: &QemuProcess, env: &dyn env::Env) {
-    let began = env.now();
-    while process.lives() && env.now().since(began) < QUIT_LIMIT {
-        if let Some(pid) = rustix::process::Pid::from_raw(process.pid.cast_signed()) {
-            // It may have ended just now.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
-        env.sleep(LOOK_SOON).await;
-    }
 }

@@ -26,15 +26,13 @@
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
-//! | `memory` | QEMU's connections, carried between the hosts |
-//! | `launch` | starting QEMU |
+//! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `restart` | machines after a start of the daemon |
 
 mod attempt;
 mod channel;
 mod document;
 mod incoming;
-mod launch;
 mod memory;
 mod outgoing;
 mod restart;
@@ -48,13 +46,13 @@ use migrate::stream::{BoxTransport, OnOpened, PeerName, Receiver};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
 use vm::machine::{MachineFacts, TargetCommand};
-use vm::{QemuProcess, Qmp};
 
-use crate::adopt::of_vm;
 use crate::daemon::Daemon;
+use crate::hypervisor::Hypervisor;
 use crate::problem::Result;
 use crate::state_dir::check_name;
 use crate::volume::Volume;
+use crate::workers::Worker;
 
 pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
@@ -89,7 +87,7 @@ pub(crate) struct Machine {
     /// How its QEMU is started, and what the source's says, of one that comes.
     command: Mutex<Option<(TargetCommand, MachineFacts)>>,
     /// The connection to its QEMU, of one that comes.
-    monitor: Mutex<Option<Qmp>>,
+    hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -103,7 +101,7 @@ impl Machine {
             outgoing: Mutex::default(),
             problem: Mutex::default(),
             command: Mutex::default(),
-            monitor: Mutex::default(),
+            hypervisor: Mutex::default(),
             arrived: Mutex::default(),
         })
     }
@@ -150,12 +148,16 @@ impl Machines {
 pub(crate) struct Reception {
     daemon: Arc<Daemon>,
     receiver: Arc<Receiver>,
-    control: tokio::runtime::Handle,
+    /// Where processes are started and waited for: streams go on meanwhile.
+    worker: Worker,
 }
 
 impl Reception {
-    pub(crate) fn new(daemon: &Arc<Daemon>, receiver: Arc<Receiver>) -> Arc<Self> {
-        Arc::new(Self { daemon: Arc::clone(daemon), receiver, control: tokio::runtime::Handle::current() })
+    /// # Errors
+    /// There are no threads to be had.
+    pub(crate) fn new(daemon: &Arc<Daemon>, receiver: Arc<Receiver>) -> Result<Arc<Self>> {
+        let worker = daemon.spawner.spawn_worker("machines")?;
+        Ok(Arc::new(Self { daemon: Arc::clone(daemon), receiver, worker }))
     }
 }
 
@@ -176,8 +178,7 @@ impl crate::hosts::Reception for Reception {
     ) -> BoxFuture<'static, block::Result<()>> {
         let lost =
             |error: std::io::Error| block::Error::new(block::ErrorKind::Disconnected, "about a VM").with_source(error);
-        // On the threads of the control plane, which can start processes and wait for them.
-        let served = self.control.spawn(incoming::serve(Arc::clone(&self.daemon), transport, peer));
+        let served = self.worker.spawn(incoming::serve(Arc::clone(&self.daemon), transport, peer));
         Box::pin(async move { served.await.unwrap_or(Ok(())).map_err(lost) })
     }
 }
@@ -204,13 +205,12 @@ impl Daemon {
     /// Makes a running machine known.
     pub(crate) async fn add_machine(&self, request: VmAddRequest) -> Result<Vm> {
         check_name(&request.name)?;
-        let reached = self.reach(&request.monitor).await?;
+        let process = self.hypervisors.reach(&request.monitor).await?.process();
         let _membership = self.membership.lock().await;
-        let process = reached.qmp.process_id().and_then(QemuProcess::of);
         for machine in self.machines.list() {
             let document = machine.document();
             let is_same = document.process.is_some() && document.process == process;
-            if machine.name == request.name && is_gone(&document) {
+            if machine.name == request.name && self.is_gone(&document) {
                 // It was here before.
                 continue;
             }
@@ -296,13 +296,13 @@ impl Daemon {
     }
 
     async fn look_at(&self, document: &MachineDocument) -> Result<(MachineFacts, Vec<VmDisk>)> {
-        let qmp = self.reach(&document.monitor).await?.qmp;
-        let facts = MachineFacts::read(&qmp).await.map_err(|error| of_vm(&error))?;
-        Ok((facts, self.disks_of(document, &qmp).await?))
+        let hypervisor = self.hypervisors.reach(&document.monitor).await?;
+        let facts = hypervisor.facts().await?;
+        Ok((facts, self.disks_of(document, &*hypervisor).await?))
     }
 
     /// The disks of a machine, those included that are not ours.
-    async fn disks_of(&self, document: &MachineDocument, qmp: &Qmp) -> Result<Vec<VmDisk>> {
+    async fn disks_of(&self, document: &MachineDocument, hypervisor: &dyn Hypervisor) -> Result<Vec<VmDisk>> {
         let mut disks = Vec::new();
         for disk in &document.disks {
             let volume = self.volume(&disk.volume)?;
@@ -317,10 +317,8 @@ impl Daemon {
             let size_bytes = volume.show().size_bytes;
             disks.push(VmDisk { node, file, size_bytes, volume: Some(volume.name.clone()) });
         }
-        let sources = vm::Sources::default();
-        for report in vm::inventory(qmp, &sources).await.map_err(|error| of_vm(&error))? {
-            if matches!(report.verdict, vm::Adoptability::Adopted) || disks.iter().any(|disk| disk.node == report.node)
-            {
+        for report in hypervisor.own_disks().await? {
+            if disks.iter().any(|disk| disk.node == report.node) {
                 continue;
             }
             let size_bytes = report.bytes.unwrap_or_default();
@@ -342,6 +340,12 @@ impl Daemon {
         self.volumes().into_iter().filter(is_its).collect()
     }
 
+    /// Whether the QEMU of a machine has ended, so that another one may have its name.
+    fn is_gone(&self, document: &MachineDocument) -> bool {
+        let lives = document.process.as_ref().is_some_and(|process| self.hypervisors.lives(process));
+        !lives && document.outgoing.is_none() && document.incoming.is_none()
+    }
+
     /// How the API shows the move of a machine from here, the last if none is under way.
     pub(crate) fn show_machine_move(&self, machine: &Machine) -> Result<VmMove> {
         if let Some(outgoing) = machine.outgoing() {
@@ -358,12 +362,6 @@ impl Daemon {
 fn is_moved(document: &MachineDocument) -> bool {
     let has_moved = document.last_move.as_ref().is_some_and(|last| last.error.is_none());
     has_moved && document.outgoing.is_none() && document.incoming.is_none() && document.process.is_none()
-}
-
-/// Whether its QEMU has ended, so that another one may have its name.
-fn is_gone(document: &MachineDocument) -> bool {
-    let lives = document.process.as_ref().is_some_and(QemuProcess::lives);
-    !lives && document.outgoing.is_none() && document.incoming.is_none()
 }
 
 fn show_facts(facts: &MachineFacts) -> VmFacts {

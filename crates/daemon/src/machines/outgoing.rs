@@ -8,19 +8,16 @@ use api::v1::{
 };
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
-use vm::Qmp;
-use vm::machine::{MachineDescription, MachineFacts};
 
 use super::attempt::{MachineMove, MovingDisk};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
 use super::{Machine, is_moved};
-use crate::adopt::of_vm;
 use crate::audit::{Peer, unix_ms};
-use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::hosts::HostName;
+use crate::hypervisor::Hypervisor;
 use crate::jobs::record_of;
 use crate::problem::{Result, invalid};
 use crate::volume::Volume;
@@ -32,8 +29,7 @@ const SWITCHOVER_MS: f64 = 60.0;
 
 /// A machine that is about to move.
 pub(super) struct Departure {
-    pub(super) qmp: Qmp,
-    pub(super) owner: Option<SocketOwner>,
+    pub(super) hypervisor: Arc<dyn Hypervisor>,
     pub(super) arrival: Arrival,
     pub(super) volumes: Vec<Arc<Volume>>,
     pub(super) host: HostName,
@@ -46,9 +42,9 @@ impl Daemon {
         let document = machine.document();
         refuse_absent(&document)?;
         let host = HostName::new(&request.to)?;
-        let reached = self.reach(&document.monitor).await?;
-        let disks = self.disks_of(&document, &reached.qmp).await?;
-        let arrival = self.describe(&document, &reached.qmp, &arriving(&disks)).await?;
+        let hypervisor = self.hypervisors.reach(&document.monitor).await?;
+        let disks = self.disks_of(&document, &*hypervisor).await?;
+        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks)).await?;
         let mut plan = VmPlan {
             vm: name.to_owned(),
             to: request.to.clone(),
@@ -115,7 +111,7 @@ impl Daemon {
             Ok((record, disks)) => {
                 let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks));
                 *machine.outgoing.lock() = Some(Arc::clone(&moving));
-                tokio::spawn(Arc::clone(&moving).run(Arc::clone(self), Arc::clone(&machine)));
+                self.env.spawn(Box::pin(Arc::clone(&moving).run(Arc::clone(self), Arc::clone(&machine))));
                 Ok(moving.show(self))
             }
             Err(error) => {
@@ -130,9 +126,9 @@ impl Daemon {
     async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
         let document = machine.document();
         let host = HostName::new(&request.to)?;
-        let reached = self.reach(&document.monitor).await?;
-        Box::pin(self.adopt_rest(&machine.name, &document, &reached.qmp)).await?;
-        let disks = self.disks_of(&document, &reached.qmp).await?;
+        let hypervisor = self.hypervisors.reach(&document.monitor).await?;
+        Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
+        let disks = self.disks_of(&document, &*hypervisor).await?;
         self.refuse_disks(&document, &disks)?;
         let mut volumes: Vec<_> = disks
             .iter()
@@ -145,13 +141,18 @@ impl Daemon {
         }
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
-        let arrival = self.describe(&document, &reached.qmp, &arriving(&disks)).await?;
-        Ok(Departure { qmp: reached.qmp, owner: reached.owner, arrival, volumes, host })
+        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks)).await?;
+        Ok(Departure { hypervisor, arrival, volumes, host })
     }
 
     /// Adopts those disks of a machine that do not go through the daemon yet.
-    async fn adopt_rest(self: &Arc<Self>, name: &str, document: &MachineDocument, qmp: &Qmp) -> Result<()> {
-        for disk in self.disks_of(document, qmp).await? {
+    async fn adopt_rest(
+        self: &Arc<Self>,
+        name: &str,
+        document: &MachineDocument,
+        hypervisor: &dyn Hypervisor,
+    ) -> Result<()> {
+        for disk in self.disks_of(document, hypervisor).await? {
             if disk.volume.is_some() {
                 continue;
             }
@@ -186,11 +187,16 @@ impl Daemon {
     }
 
     /// What the target is told of a machine.
-    async fn describe(&self, document: &MachineDocument, qmp: &Qmp, disks: &[ArrivingDisk]) -> Result<Arrival> {
-        let facts = MachineFacts::read(qmp).await.map_err(|error| of_vm(&error))?;
+    async fn describe(
+        &self,
+        document: &MachineDocument,
+        hypervisor: &dyn Hypervisor,
+        disks: &[ArrivingDisk],
+    ) -> Result<Arrival> {
+        let facts = hypervisor.facts().await?;
         let description = match &document.description {
             Some(description) => description.clone(),
-            None => describe_process(&document.name, qmp)?,
+            None => hypervisor.description()?,
         };
         let disks = disks.iter().map(|disk| self.as_first_started(document, disk)).collect::<Result<_>>()?;
         let runs = facts.run_state == "running";
@@ -352,15 +358,4 @@ fn arriving(disks: &[VmDisk]) -> Vec<ArrivingDisk> {
         size: disk.size_bytes,
     };
     disks.iter().map(arriving).collect()
-}
-
-/// How the QEMU behind `qmp` was started.
-fn describe_process(name: &str, qmp: &Qmp) -> Result<MachineDescription> {
-    let refuse = |why: String| {
-        Error::new(ErrorCode::VmRefused, format!("how the QEMU of {name} was started cannot be told: {why}"))
-            .with_hint("let the daemon see its process: both in one PID namespace, and the daemon as root")
-    };
-    let pid = qmp.process_id().ok_or_else(|| refuse("the kernel does not say which process it is".to_owned()))?;
-    let found = MachineDescription::of_process(pid).map_err(|error| refuse(error.to_string()))?;
-    found.ok_or_else(|| refuse(format!("process {pid} is no QEMU")))
 }

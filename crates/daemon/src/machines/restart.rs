@@ -12,10 +12,9 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, JobState, VmMove, VmMovePhase};
 
+use super::Machine;
 use super::attempt::{end_here, note_end, run_there};
 use super::document::{self, OutgoingMachine};
-use super::{Machine, is_gone};
-use crate::adopt::of_vm;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -49,7 +48,8 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
     }
     if let Some(outgoing) = document.outgoing {
         let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
-        tokio::spawn(async move { settle(&daemon, &machine, outgoing).await });
+        let env = Arc::clone(&daemon.env);
+        env.spawn(Box::pin(async move { settle(&daemon, &machine, outgoing).await }));
     }
 }
 
@@ -118,20 +118,17 @@ async fn undo(
     volumes: &[Arc<Volume>],
     error: &Error,
 ) {
-    match daemon.reach(&machine.document().monitor).await {
-        Ok(reached) => {
-            let qmp = &reached.qmp;
-            let resumed = async {
-                vm::machine::cancel(qmp).await?;
-                if outgoing.ran { vm::machine::resume(qmp).await } else { Ok(()) }
-            };
-            if let Err(error) = resumed.await {
-                tracing::error!(vm = machine.name, %error, "the guest could not be let go on");
-                *machine.problem.lock() = Some(of_vm(&error));
-            }
+    let document = machine.document();
+    let resumed = async { daemon.hypervisors.reach(&document.monitor).await?.go_on(outgoing.ran).await };
+    match resumed.await {
+        Ok(()) => {}
+        Err(_) if !document.process.as_ref().is_some_and(|process| daemon.hypervisors.lives(process)) => {
+            tracing::warn!(vm = machine.name, "its QEMU has ended meanwhile");
         }
-        Err(_) if is_gone(&machine.document()) => {}
-        Err(error) => *machine.problem.lock() = Some(error),
+        Err(error) => {
+            tracing::error!(vm = machine.name, %error, "the guest could not be let go on");
+            *machine.problem.lock() = Some(error);
+        }
     }
     for job in volumes.iter().filter_map(|volume| volume.job()) {
         job.fail(error.clone());

@@ -212,7 +212,7 @@ impl Host {
                 self.set_status(Status::Running);
                 self.follow(process, core, &job).await;
             } else {
-                self.next_move(process, core).await;
+                Box::pin(self.next_move(process, core)).await;
             }
         }
     }

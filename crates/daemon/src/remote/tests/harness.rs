@@ -179,6 +179,8 @@ impl Machine {
             network: Arc::clone(&self.clients) as _,
             hosts: Arc::new(hosts),
             spawner: Arc::new(Beside(Arc::clone(&self.env) as _, self.has_threads)),
+            monitors: Arc::default(),
+            hypervisors: Arc::new(crate::hypervisor::NoHypervisors),
             // Two machines.
             boot: [7 + self.own as u8; 16],
             map_page_chunks: migrate::ProgressMap::PAGE_CHUNKS,

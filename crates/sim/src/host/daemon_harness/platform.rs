@@ -9,7 +9,7 @@ use ::daemon::hosts::NoHosts;
 use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
-use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, OpenBackend, Worker};
+use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHypervisors, OpenBackend, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry, Offload};
 use env::Env;
@@ -53,6 +53,8 @@ impl Host {
             network: Arc::clone(&life) as _,
             hosts: peer.map_or_else(|| Arc::new(NoHosts) as _, |peer| peer.hosts(0, process)),
             spawner: life,
+            monitors: Arc::default(),
+            hypervisors: Arc::new(NoHypervisors),
             boot: [*self.shared.boots.lock(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
@@ -82,6 +84,8 @@ impl Host {
             network: Arc::clone(&life) as _,
             hosts: peer.hosts(1, process),
             spawner: life,
+            monitors: Arc::default(),
+            hypervisors: Arc::new(NoHypervisors),
             boot: [peer.boot(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };

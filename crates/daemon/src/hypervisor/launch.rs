@@ -12,7 +12,7 @@ use env::EnvRef;
 use vm::Qmp;
 use vm::machine::TargetCommand;
 
-use crate::adopt::Monitors;
+use super::Monitors;
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
 

@@ -1,0 +1,194 @@
+//! The programs that run machines, as the moves of machines see them: QEMU, or the simulator's.
+//!
+//! ```text
+//!   Hypervisors ── reach, launch ──▶ Hypervisor
+//!                                      │ source: begin_outgoing ─▶ Outlet ─▶ converge ─▶ complete      go_on
+//!                                      │ target: begin_incoming ─▶ inlet ─▶ is_loaded ─▶ run
+//! ```
+//!
+//! How the memory is carried over is the hypervisor's: what leaves it by an [`Outlet`] is bytes that the other side's inlets take,
+//! connection by connection. Everything else about a move is none of its business.
+
+mod launch;
+mod monitors;
+mod qemu;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use api::v1::{Error, ErrorCode, Monitor};
+use futures::future::BoxFuture;
+use migrate::stream::BoxTransport;
+use vm::QemuProcess;
+use vm::machine::{HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand};
+
+use crate::clients::SocketOwner;
+use crate::problem::Result;
+
+pub use monitors::Monitors;
+pub(crate) use qemu::Qemus;
+
+/// Told how a migration stands, now and then.
+pub type OnStatus<'a> = &'a (dyn Fn(&MigrationStatus) + Send + Sync);
+
+/// All programs that run machines on this host.
+pub trait Hypervisors: Send + Sync {
+    /// The one behind `monitor`.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn reach<'a>(&'a self, monitor: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>>;
+
+    /// Starts one for the machine `name`, which is to come, and waits until it answers. Its sockets are in `folder`.
+    ///
+    /// # Errors
+    /// It cannot be started, or does not answer; with what it said.
+    fn launch<'a>(
+        &'a self,
+        name: &'a str,
+        command: &'a TargetCommand,
+        place: (&'a Path, Option<SocketOwner>),
+    ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>>;
+
+    /// What this host offers to machines of `program`.
+    ///
+    /// # Errors
+    /// It is not there.
+    fn host_facts<'a>(&'a self, program: &'a Path) -> BoxFuture<'a, Result<HostFacts>>;
+
+    /// The user called so.
+    ///
+    /// # Errors
+    /// There is none.
+    fn user(&self, name: &str) -> Result<SocketOwner>;
+
+    /// Whether `process` still runs.
+    fn lives(&self, process: &QemuProcess) -> bool;
+
+    /// Ends `process`, whatever it does, and waits until it has ended.
+    fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()>;
+
+    /// Removes what a machine that did not come has left in `folder`.
+    fn clear(&self, folder: &Path);
+}
+
+/// One program that runs a machine. Dropping it leaves the machine as it is.
+pub trait Hypervisor: Send + Sync {
+    /// Its process, if that is known.
+    fn process(&self) -> Option<QemuProcess>;
+
+    /// What it says of its machine.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>>;
+
+    /// How it was started.
+    ///
+    /// # Errors
+    /// That cannot be told.
+    fn description(&self) -> Result<MachineDescription>;
+
+    /// The machine's disks that it opens itself.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn own_disks(&self) -> BoxFuture<'_, Result<Vec<vm::DiskReport>>>;
+
+    /// Waits until it has ended.
+    fn ended(&self) -> BoxFuture<'_, ()>;
+
+    /// Begins to send the machine through an outlet at `path`.
+    ///
+    /// # Errors
+    /// It refuses.
+    fn begin_outgoing<'a>(
+        &'a self,
+        options: &'a MigrationOptions,
+        path: &'a Path,
+    ) -> BoxFuture<'a, Result<Box<dyn Outlet>>>;
+
+    /// Waits until it has stopped the guest, because what is left of the memory is little. Nothing after that is sent before
+    /// [`complete`](Self::complete).
+    ///
+    /// # Errors
+    /// The migration has failed: the guest runs.
+    fn converge<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>>;
+
+    /// Sends all that is left, the guest being stopped.
+    ///
+    /// # Errors
+    /// The migration has failed.
+    fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>>;
+
+    /// Gives the migration up, if there is one, and lets the guest go on here if it `runs`.
+    ///
+    /// # Errors
+    /// The guest is still stopped.
+    fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<()>>;
+
+    /// Waits for a machine, whose connections come by [`inlet`](Self::inlet)s.
+    ///
+    /// # Errors
+    /// It refuses.
+    fn begin_incoming<'a>(&'a self, options: &'a MigrationOptions, folder: &'a Path) -> BoxFuture<'a, Result<()>>;
+
+    /// A way in for one connection of the machine that comes. They are opened in the order in which they left the source.
+    ///
+    /// # Errors
+    /// It waits for none.
+    fn inlet<'a>(&'a self, folder: &'a Path) -> BoxFuture<'a, Result<BoxTransport>>;
+
+    /// Whether it has all of the machine, and the guest is stopped.
+    ///
+    /// # Errors
+    /// It does not answer, or the migration has failed.
+    fn is_loaded(&self) -> BoxFuture<'_, Result<bool>>;
+
+    /// Lets the guest run, and tells the network that it is here. Done if it runs.
+    ///
+    /// # Errors
+    /// It does not.
+    fn run(&self) -> BoxFuture<'_, Result<()>>;
+}
+
+/// Where the connections of a migration leave a hypervisor.
+pub trait Outlet: Send + Sync {
+    /// The next connection.
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>>;
+}
+
+/// A host that runs no machines.
+pub struct NoHypervisors;
+
+fn none<T>() -> Result<T> {
+    let error = Error::new(ErrorCode::VmRefused, "this host runs no VMs");
+    Err(error.with_hint("choose a host with QEMU"))
+}
+
+impl Hypervisors for NoHypervisors {
+    fn reach<'a>(&'a self, _: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
+        Box::pin(async { none() })
+    }
+    fn launch<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a TargetCommand,
+        _: (&'a Path, Option<SocketOwner>),
+    ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
+        Box::pin(async { none() })
+    }
+    fn host_facts<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, Result<HostFacts>> {
+        Box::pin(async { none() })
+    }
+    fn user(&self, _: &str) -> Result<SocketOwner> {
+        none()
+    }
+    fn lives(&self, _: &QemuProcess) -> bool {
+        false
+    }
+    fn end<'a>(&'a self, _: &'a QemuProcess) -> BoxFuture<'a, ()> {
+        Box::pin(async {})
+    }
+    fn clear(&self, _: &Path) {}
+}

@@ -1,0 +1,263 @@
+//! QEMU as a hypervisor: over its monitor, its migration through unix sockets.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, Monitor};
+use env::EnvRef;
+use futures::future::BoxFuture;
+use migrate::stream::BoxTransport;
+use tokio::net::{UnixListener, UnixStream};
+use vm::machine::{
+    self, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus, TargetCommand,
+};
+use vm::{QemuProcess, Qmp, Sources};
+
+use super::{Hypervisor, Hypervisors, Monitors, OnStatus, Outlet, launch};
+use crate::clients::SocketOwner;
+use crate::problem::{Result, of_state, of_vm};
+
+/// How long the rest of the memory may take.
+const SWITCH_LIMIT: Duration = Duration::from_secs(30);
+/// How long a killed QEMU is waited for, and how often that is looked at.
+const END_LIMIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The QEMUs of this host.
+pub(crate) struct Qemus {
+    env: EnvRef,
+    monitors: Arc<Monitors>,
+}
+
+impl Qemus {
+    pub(crate) const fn new(env: EnvRef, monitors: Arc<Monitors>) -> Self {
+        Self { env, monitors }
+    }
+}
+
+impl Hypervisors for Qemus {
+    fn reach<'a>(&'a self, monitor: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
+        Box::pin(async move {
+            let Monitor::Qmp(path) = monitor else {
+                return Err(Error::new(ErrorCode::VmRefused, format!("{monitor} is libvirt's, which moves it itself"))
+                    .with_hint(
+                        "move its disks with `transhume move --all-disks`, and the domain with `virsh migrate`",
+                    ));
+            };
+            let qmp = self.monitors.connect(Path::new(path), &self.env).await.map_err(|error| of_vm(&error))?;
+            Ok(Arc::new(Qemu { qmp }) as _)
+        })
+    }
+
+    fn launch<'a>(
+        &'a self,
+        name: &'a str,
+        command: &'a TargetCommand,
+        (folder, owner): (&'a Path, Option<SocketOwner>),
+    ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
+        Box::pin(async move {
+            launch::make_folder(folder, owner)?;
+            let qmp = launch::launch(name, command, (folder, owner), (&self.monitors, &self.env)).await?;
+            Ok(Arc::new(Qemu { qmp }) as _)
+        })
+    }
+
+    fn host_facts<'a>(&'a self, program: &'a Path) -> BoxFuture<'a, Result<HostFacts>> {
+        Box::pin(async move { HostFacts::read(program).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn user(&self, name: &str) -> Result<SocketOwner> {
+        let found = nix::unistd::User::from_name(name).ok().flatten();
+        let found = found.ok_or_else(|| {
+            Error::new(ErrorCode::ConfigInvalid, format!("`vm-user` names {name}, who is no user of this host"))
+                .with_hint("name a user that exists there")
+        })?;
+        Ok(SocketOwner { uid: found.uid.as_raw(), gid: found.gid.as_raw() })
+    }
+
+    fn lives(&self, process: &QemuProcess) -> bool {
+        process.lives()
+    }
+
+    fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            let began = self.env.now();
+            while process.lives() && self.env.now().since(began) < END_LIMIT {
+                if let Some(pid) = rustix::process::Pid::from_raw(process.pid.cast_signed()) {
+                    // It may have ended just now.
+                    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+                }
+                self.env.sleep(LOOK).await;
+            }
+        })
+    }
+
+    fn clear(&self, folder: &Path) {
+        if let Err(error) = std::fs::remove_dir_all(folder)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, folder = %folder.display(), "what a VM has left could not be removed");
+        }
+    }
+}
+
+/// One QEMU.
+struct Qemu {
+    qmp: Qmp,
+}
+
+impl Hypervisor for Qemu {
+    fn process(&self) -> Option<QemuProcess> {
+        self.qmp.process_id().and_then(QemuProcess::of)
+    }
+
+    fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>> {
+        Box::pin(async { MachineFacts::read(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn description(&self) -> Result<MachineDescription> {
+        let refuse = |why: String| {
+            Error::new(ErrorCode::VmRefused, format!("how its QEMU was started cannot be told: {why}"))
+                .with_hint("let the daemon see its process: both in one PID namespace, and the daemon as root")
+        };
+        let pid = self.qmp.process_id();
+        let pid = pid.ok_or_else(|| refuse("the kernel does not say which process it is".to_owned()))?;
+        let found = MachineDescription::of_process(pid).map_err(|error| refuse(error.to_string()))?;
+        found.ok_or_else(|| refuse(format!("process {pid} is no QEMU")))
+    }
+
+    fn own_disks(&self) -> BoxFuture<'_, Result<Vec<vm::DiskReport>>> {
+        Box::pin(async {
+            let sources = Sources::default();
+            let mut reports = vm::inventory(&self.qmp, &sources).await.map_err(|error| of_vm(&error))?;
+            reports.retain(|report| !matches!(report.verdict, vm::Adoptability::Adopted));
+            Ok(reports)
+        })
+    }
+
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.qmp.ended())
+    }
+
+    fn begin_outgoing<'a>(
+        &'a self,
+        options: &'a MigrationOptions,
+        path: &'a Path,
+    ) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
+        Box::pin(async move {
+            machine::prepare_outgoing(&self.qmp, options).await.map_err(|error| of_vm(&error))?;
+            let owner = self.qmp.process_id().and_then(owner_of);
+            let outlet = Socket::open(path, owner)?;
+            machine::begin_outgoing(&self.qmp, path).await.map_err(|error| of_vm(&error))?;
+            Ok(Box::new(outlet) as _)
+        })
+    }
+
+    fn converge<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.until(MigrationPhase::PreSwitchover, noted, None))
+    }
+
+    fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            machine::switch_over(&self.qmp).await.map_err(|error| of_vm(&error))?;
+            self.until(MigrationPhase::Completed, noted, Some(SWITCH_LIMIT)).await
+        })
+    }
+
+    fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async move {
+            let cancelled = machine::cancel(&self.qmp).await;
+            if let Err(error) = &cancelled {
+                tracing::warn!(%error, "QEMU's migration could not be cancelled");
+            }
+            let resumed = if runs { machine::resume(&self.qmp).await } else { cancelled };
+            resumed.map_err(|error| of_vm(&error))
+        })
+    }
+
+    fn begin_incoming<'a>(&'a self, options: &'a MigrationOptions, folder: &'a Path) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            machine::prepare_incoming(&self.qmp, options).await.map_err(|error| of_vm(&error))?;
+            let socket = migration_socket(folder);
+            machine::begin_incoming(&self.qmp, &socket).await.map_err(|error| of_vm(&error))
+        })
+    }
+
+    fn inlet<'a>(&'a self, folder: &'a Path) -> BoxFuture<'a, Result<BoxTransport>> {
+        Box::pin(async move {
+            let socket = migration_socket(folder);
+            let stream = UnixStream::connect(&socket).await.map_err(|error| {
+                let message = format!("QEMU takes no memory at {}: {error}", socket.display());
+                Error::new(ErrorCode::VmRefused, message).with_hint("see its log in the same folder")
+            })?;
+            Ok(Box::new(stream) as _)
+        })
+    }
+
+    fn is_loaded(&self) -> BoxFuture<'_, Result<bool>> {
+        Box::pin(async { machine::is_loaded(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn run(&self) -> BoxFuture<'_, Result<()>> {
+        Box::pin(async { machine::start_guest(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+}
+
+impl Qemu {
+    async fn until(&self, phase: MigrationPhase, noted: OnStatus<'_>, limit: Option<Duration>) -> Result<()> {
+        let reached = |status: &MigrationStatus| {
+            noted(status);
+            status.phase == phase
+        };
+        machine::wait_for(&self.qmp, reached, limit).await.map(drop).map_err(|error| of_vm(&error))
+    }
+}
+
+/// Where QEMU takes the memory.
+fn migration_socket(folder: &Path) -> PathBuf {
+    folder.join("migration.sock")
+}
+
+/// Who the process runs as.
+fn owner_of(pid: u32) -> Option<SocketOwner> {
+    use std::os::unix::fs::MetadataExt;
+    let process = std::fs::metadata(format!("/proc/{pid}")).ok()?;
+    Some(SocketOwner { uid: process.uid(), gid: process.gid() })
+}
+
+/// A socket to which QEMU connects.
+struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Socket {
+    /// A socket at `path` for the user that QEMU runs as.
+    fn open(path: &Path, owner: Option<SocketOwner>) -> Result<Self> {
+        let failed = |error: std::io::Error| of_state(error, format!("listening on {}", path.display()));
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder).map_err(failed)?;
+        }
+        // One that an earlier process has left.
+        let _ = std::fs::remove_file(path);
+        let listener = UnixListener::bind(path).map_err(failed)?;
+        if let Some(owner) = owner {
+            std::os::unix::fs::chown(path, Some(owner.uid), Some(owner.gid)).map_err(failed)?;
+        }
+        Ok(Self { listener, path: path.to_owned() })
+    }
+}
+
+impl Outlet for Socket {
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>> {
+        Box::pin(async { self.listener.accept().await.map(|(stream, _)| Box::new(stream) as _) })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // It may be gone with its folder.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
