@@ -81,9 +81,21 @@ impl Drop for Place {
             let shown = self.hosts.daemon(side).json(&["vm", "ls"]).unwrap_or_default();
             let pids = shown.as_array().into_iter().flatten().filter_map(|vm| vm["pid"].as_u64());
             for pid in pids {
-                let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+                // Its number may be another process's by now.
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if String::from_utf8_lossy(&line).contains("qemu") {
+                    let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+                }
             }
         }
+    }
+}
+
+fn wait_until(place: &Place, is_so: impl Fn(&Place) -> bool) {
+    let start = Instant::now();
+    while !is_so(place) {
+        assert!(start.elapsed() < HANG, "it does not come to that\n{}", place.logs());
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -133,4 +145,28 @@ fn a_vm_whose_move_is_cancelled_goes_on_where_it_is_and_nothing_is_left_at_the_t
     place.verify();
     assert_eq!(place.json(Side::A, &["vm", "show", "web1"])["state"], "running");
     assert!(place.folder.path().join("disk0.raw").exists());
+}
+
+#[test]
+fn a_vm_whose_target_dies_as_it_is_announced_moves_there_afterwards_and_back() {
+    let mut place = Place::new(1);
+    let arrives = |place: &Place| place.json(Side::B, &["vm", "ls"]) != Value::Array(Vec::new());
+    place.json(Side::A, &["vm", "move", "web1", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+    wait_until(&place, arrives);
+    place.hosts.daemon_mut(Side::B).kill();
+    place.hosts.daemon_mut(Side::B).start().expect("it starts");
+    // It has forgotten how the VM is started, and nobody asks it to run it.
+    wait_until(&place, |place| !arrives(place));
+    wait_until(&place, |place| place.json(Side::A, &["vm", "show", "web1"])["state"] == "running");
+    let mut former = place.guest.folder().to_owned();
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name(), "--delete-source"]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        assert!(former == place.guest.folder() || !former.exists(), "sockets are left in {}", former.display());
+        former = folder;
+        place.verify();
+    }
 }

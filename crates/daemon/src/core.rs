@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::v1::{
-    AttachRequest, Job, LayerRequest, MoveRequest, Prediction, Resolution, ResolveRequest, RevertRequest, SetRequest,
-    SnapshotRequest, Volume,
+    AttachRequest, Job, LayerRequest, Monitor, MoveRequest, Prediction, Resolution, ResolveRequest, RevertRequest,
+    SetRequest, SnapshotRequest, VmMove, VmMoveRequest, Volume,
 };
 use block::BufferPool;
 use migrate::{Control, MoveOptions};
@@ -14,6 +14,7 @@ use migrate::{Control, MoveOptions};
 use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
+use crate::machines::{self, MachineDisk};
 use crate::platform::Platform;
 use crate::problem::Result;
 use crate::recover;
@@ -36,8 +37,34 @@ impl Core {
         let state = StateDir::over(Layout::new(state_dir, Arc::clone(&platform.files)), None)?;
         let daemon = Arc::new(Daemon::new(platform, config, state, PathBuf::new())?);
         recover::recover(&daemon).await?;
-        remote::listen(&daemon).await?;
+        machines::recover(&daemon)?;
+        let reception = machines::Reception::new(&daemon, remote::receiver(&daemon)?)?;
+        daemon.hosts.listen(reception).await?;
         Ok(Self { daemon })
+    }
+
+    /// Makes the machine `name` known, whose disks are these volumes already. Done if it is known.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn add_machine_of(&self, name: &str, monitor: &str, disks: Vec<MachineDisk>) -> Result<()> {
+        self.daemon.add_machine_of(name, Monitor::Qmp(monitor.to_owned()), disks).await
+    }
+
+    /// Begins a move of a machine to another host.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn start_machine_move(&self, name: &str, request: VmMoveRequest) -> Result<VmMove> {
+        Box::pin(self.daemon.start_machine_move(&Peer::default(), name, request)).await
+    }
+
+    /// The move of a machine from here that is under way, or the last one.
+    ///
+    /// # Errors
+    /// There was none.
+    pub fn machine_move(&self, name: &str) -> Result<VmMove> {
+        self.daemon.show_machine_move(&*self.daemon.machine(name)?)
     }
 
     /// The daemon itself.

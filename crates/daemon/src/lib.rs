@@ -8,6 +8,7 @@
 //! | `jobs`, `job_control`, `persist` | moves, from the queue to the retired source |
 //! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
+//! | `hypervisor` | the programs that run machines, QEMU among them |
 //! | `machines` | whole VMs: memory, device state and disks, to another host |
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
 //! | `foreign` | exports of NBD servers that are not ours, as places of volumes |
@@ -69,7 +70,7 @@ pub use document::{
     LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
-pub use hypervisor::{Hypervisor, Hypervisors, Monitors, NoHypervisors, OnStatus, Outlet};
+pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Monitors, NoHypervisors, OnStatus, Outlet};
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
@@ -77,3 +78,12 @@ pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
 pub use workers::Worker;
+
+/// What [`Hypervisor`] speaks of.
+pub mod machine_types {
+    pub use vm::machine::{
+        CpuFacts, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
+        TargetCommand,
+    };
+    pub use vm::{DiskReport, QemuProcess, Version};
+}

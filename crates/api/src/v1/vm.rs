@@ -118,7 +118,7 @@ pub struct VmMoveRequest {
     /// How the copy of a disk and what the guest writes meanwhile come together.
     #[serde(default)]
     pub strategy: Strategy,
-    /// How many connections carry the memory; 1 is one stream of QEMU's. By the number of processors if nothing is said.
+    /// How many connections carry the memory; 1 is one stream of QEMU's. By its version and the processors if nothing is said.
     #[serde(default)]
     pub channels: Option<u8>,
     /// For how long QEMU may stop the guest for the rest of the memory, in milliseconds; 300 if nothing is said.

@@ -77,7 +77,7 @@ pub(crate) struct HowArgs {
     /// How the copy of a disk and what the guest writes meanwhile come together
     #[arg(long, value_enum, default_value = "mirror")]
     pub(crate) strategy: StrategyArg,
-    /// How many connections carry the memory [default: one a processor, 4 at most]
+    /// How many connections carry the memory [default: 1 before QEMU 8.1, then one a processor, 4 at most]
     #[arg(long, value_name = "N")]
     pub(crate) channels: Option<u8>,
     /// For how long the guest may be stopped for the rest of its memory [default: 300ms]

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use env::EnvRef;
-use vm::Qmp;
-use vm::machine::TargetCommand;
+use vm::machine::{MachineDescription, TargetCommand};
+use vm::{QemuProcess, Qmp};
 
 use super::Monitors;
 use crate::clients::SocketOwner;
@@ -82,6 +82,17 @@ pub(super) async fn launch(
     // Somebody must take its exit status.
     tokio::spawn(async move { child.wait().await });
     Ok(qmp)
+}
+
+/// The processes that were started with the monitor `path`: one at most, unless somebody else uses it.
+pub(super) fn started_with(path: &str) -> Vec<QemuProcess> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_meant = |pid: &u32| {
+        let found = MachineDescription::of_process(*pid).ok().flatten();
+        found.is_some_and(|found| found.words.iter().any(|word| word.contains(path)))
+    };
+    pids.filter(is_meant).filter_map(QemuProcess::of).collect()
 }
 
 fn starter(name: &str, command: &TargetCommand, owner: Option<SocketOwner>) -> Command {

@@ -15,6 +15,7 @@ mod qemu;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
@@ -27,6 +28,15 @@ use crate::problem::Result;
 
 pub use monitors::Monitors;
 pub(crate) use qemu::Qemus;
+
+/// When the guest of a machine is stopped.
+#[derive(Clone, Copy, Debug)]
+pub struct Convergence {
+    /// For so long it may be stopped for the rest of its memory.
+    pub downtime_limit: Duration,
+    /// Whether the guest is stopped before the hypervisor would stop it by itself.
+    pub stops_guest: bool,
+}
 
 /// Told how a migration stands, now and then.
 pub type OnStatus<'a> = &'a (dyn Fn(&MigrationStatus) + Send + Sync);
@@ -61,6 +71,9 @@ pub trait Hypervisors: Send + Sync {
     /// # Errors
     /// There is none.
     fn user(&self, name: &str) -> Result<SocketOwner>;
+
+    /// What was started for a machine with this monitor, whether anybody has it on record or not.
+    fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess>;
 
     /// Whether `process` still runs.
     fn lives(&self, process: &QemuProcess) -> bool;
@@ -108,12 +121,18 @@ pub trait Hypervisor: Send + Sync {
         path: &'a Path,
     ) -> BoxFuture<'a, Result<Box<dyn Outlet>>>;
 
-    /// Waits until it has stopped the guest, because what is left of the memory is little. Nothing after that is sent before
-    /// [`complete`](Self::complete).
+    /// Stops the guest once what is left of the memory is little, and sends that. Nothing after that is sent before
+    /// [`complete`](Self::complete). `stopped` is told when the guest is about to be stopped. However the migration ends after
+    /// that, a guest that was stopped so stays stopped until [`go_on`](Self::go_on).
     ///
     /// # Errors
-    /// The migration has failed: the guest runs.
-    fn converge<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>>;
+    /// The migration has failed.
+    fn converge<'a>(
+        &'a self,
+        convergence: Convergence,
+        stopped: &'a (dyn Fn() + Send + Sync),
+        noted: OnStatus<'a>,
+    ) -> BoxFuture<'a, Result<()>>;
 
     /// Sends all that is left, the guest being stopped.
     ///
@@ -183,6 +202,9 @@ impl Hypervisors for NoHypervisors {
     }
     fn user(&self, _: &str) -> Result<SocketOwner> {
         none()
+    }
+    fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
+        Vec::new()
     }
     fn lives(&self, _: &QemuProcess) -> bool {
         false

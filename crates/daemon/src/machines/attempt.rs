@@ -21,20 +21,23 @@ use super::outgoing::{Departure, call};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
-use crate::hypervisor::Outlet;
+use crate::hypervisor::{Convergence, Outlet};
 use crate::jobs::{JobHandle, MachineMember, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
 
 /// For how long QEMU may stop the guest for the rest of the memory, if nothing is said.
 const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
+/// The guest is stopped from here, before QEMU would do it: see [`Hypervisor::converge`](crate::hypervisor::Hypervisor::converge).
+const OWN_STOP_LIMIT: Duration = Duration::from_millis(1);
 /// How long the disks may take from when the machine is stopped to when all are held, before it goes on here.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 /// How long the rest of the memory may take.
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 /// How long the target's QEMU may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How often the target is asked again to run what it holds.
+/// How long one answer to what becomes of a machine may take, and how often it is told again.
+const TELL_LIMIT: Duration = Duration::from_secs(10);
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 /// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
@@ -42,8 +45,11 @@ const LET_GO_REST: Duration = Duration::from_millis(100);
 const LET_GO_TRIES: u32 = 50;
 /// QEMU's own limit of the bandwidth is none of ours.
 const UNLIMITED_BYTES: u64 = 1 << 40;
-/// How many connections carry the memory if nothing is said.
+/// How many connections carry the memory if nothing is said, one a processor.
 const CHANNELS_MAX: u8 = 4;
+/// Since this version of QEMU. An older one ends, or loses what its guest writes to its memory, if the other host is lost while
+/// the state of the devices is sent (tried with 7.2).
+const CHANNELS_SINCE: (u64, u64) = (8, 1);
 
 /// A disk and its move.
 pub(super) struct MovingDisk {
@@ -202,18 +208,16 @@ impl MachineMove {
         let outlet = self.unless_stopped(daemon, self.begin_memory(daemon)).await?;
         let carrying = self.carry_memory(daemon, outlet);
         let switched = async {
-            self.converge().await?;
+            self.converge(daemon).await?;
             self.enter(VmMovePhase::Switching);
-            let stopped = daemon.env.now();
-            self.state.lock().stopped = Some(stopped);
             self.complete_memory(daemon).await?;
             let held = env::timeout(&*daemon.env, HOLD_LIMIT, member.hold()).await;
             held.ok_or_else(|| {
                 Error::new(ErrorCode::MoveFailed, format!("the disks of {} could not be held in time", self.name))
                     .with_hint("see what their moves say, and move it again")
             })?;
-            // Whoever has died there since is missed by nobody yet.
-            self.ask(Ask::Loaded { id: self.id }).await
+            // Whoever has died there since is missed by nobody yet. The disks are held meanwhile.
+            self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id }).await
         };
         let switched = async {
             match select(Box::pin(switched), Box::pin(carrying)).await {
@@ -228,15 +232,11 @@ impl MachineMove {
     /// Has QEMUs on both sides ready, and the socket through which they are joined.
     async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Box<dyn Outlet>> {
         let channels = self.channels(daemon);
-        let starting = self.ask(Ask::Start { id: self.id, channels });
-        let started = env::timeout(&*daemon.env, START_LIMIT, starting).await;
-        started.unwrap_or_else(|| {
-            Err(Error::new(ErrorCode::HostUnreachable, format!("{} does not say whether QEMU has started", self.host)))
-        })?;
+        self.ask_within(daemon, START_LIMIT, Ask::Start { id: self.id, channels }).await?;
         let options = MigrationOptions {
             channels,
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
-            downtime_limit: self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis),
+            downtime_limit: if channels == 0 { OWN_STOP_LIMIT } else { self.downtime_limit() },
             auto_converge: self.request.auto_converge,
         };
         let path = daemon.machine_folder(&format!("{}.migration", self.name));
@@ -244,7 +244,10 @@ impl MachineMove {
     }
 
     fn channels(&self, daemon: &Daemon) -> u8 {
-        let own = u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX);
+        let own = match self.departure.arrival.facts.version {
+            version if (version.major, version.minor) < CHANNELS_SINCE => 1,
+            _ => u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
+        };
         match self.request.channels.unwrap_or(own) {
             0 | 1 => 0,
             channels => channels,
@@ -291,14 +294,26 @@ impl MachineMove {
     }
 
     async fn memory_connection(&self, daemon: &Daemon, number: u16) -> Result<BoxTransport> {
-        let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
-        call(&mut other, &self.host, Ask::Memory { id: self.id }).await?;
-        Ok(other)
+        let connecting = async {
+            let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
+            call(&mut other, &self.host, Ask::Memory { id: self.id }).await?;
+            Ok(other)
+        };
+        env::timeout(&*daemon.env, HOLD_LIMIT, connecting).await.unwrap_or_else(|| Err(no_answer(&self.host)))
     }
 
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
-    async fn converge(&self) -> Result<()> {
-        self.departure.hypervisor.converge(&|status| self.note_memory(status)).await
+    async fn converge(&self, daemon: &Daemon) -> Result<()> {
+        let convergence = Convergence {
+            downtime_limit: self.downtime_limit(),
+            stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
+        };
+        let stopped = || _ = self.state.lock().stopped.get_or_insert(daemon.env.now());
+        self.departure.hypervisor.converge(convergence, &stopped, &|status| self.note_memory(status)).await
+    }
+
+    fn downtime_limit(&self) -> Duration {
+        self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
     }
 
     fn note_memory(&self, status: &MigrationStatus) {
@@ -314,13 +329,7 @@ impl MachineMove {
     /// Has the rest of the memory and the devices' state at the other host, in its QEMU.
     async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
         self.departure.hypervisor.complete(&|status| self.note_memory(status)).await?;
-        let loaded = env::timeout(&*daemon.env, SWITCH_LIMIT, self.ask(Ask::Loaded { id: self.id })).await;
-        loaded.unwrap_or_else(|| {
-            Err(Error::new(
-                ErrorCode::HostUnreachable,
-                format!("{} does not say whether it has {}", self.host, self.name),
-            ))
-        })
+        self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
     }
 
     /// The one store of all. Awaited to its end, whatever happens: afterwards it is known whether it counts.
@@ -356,10 +365,13 @@ impl MachineMove {
         }
     }
 
-    /// Asks the other daemon, over the connection that was made for that.
-    async fn ask(&self, ask: Ask) -> Result<()> {
-        let mut channel = self.channel.lock().await;
-        call(&mut channel, &self.host, ask).await.map(drop)
+    /// Asks the other daemon, over the connection that was made for that. Nothing is asked there after one that took too long.
+    async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
+        let asked = async {
+            let mut channel = self.channel.lock().await;
+            call(&mut channel, &self.host, ask).await.map(drop)
+        };
+        env::timeout(&*daemon.env, limit, asked).await.unwrap_or_else(|| Err(no_answer(&self.host)))
     }
 
     /// Does `work`, unless the move is cancelled, a disk's move is over, or it takes too long.
@@ -424,8 +436,7 @@ impl MachineMove {
                 _ => disk.job.fail(error.clone()),
             }
         }
-        // What cannot be told now follows from the disks, which do not come.
-        let _ = self.ask(Ask::Abandon { id: self.id }).await;
+        abandon_there(daemon, &self.host, self.id);
         for disk in &self.disks {
             disk.job.wait().await;
         }
@@ -437,7 +448,9 @@ impl MachineMove {
     async fn finish(&self, daemon: &Arc<Daemon>, machine: &Machine) {
         self.enter(VmMovePhase::Finishing);
         self.state.lock().outcome = JobState::Finishing;
-        run_there(daemon, (&self.host, self.id), Some(&self.channel)).await;
+        if self.ask_within(daemon, TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
+            run_there(daemon, &self.host, self.id).await;
+        }
         {
             let mut state = self.state.lock();
             state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
@@ -478,29 +491,37 @@ pub(super) fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove) {
 }
 
 /// Has the other host run what it holds, however long that takes to tell.
-pub(super) async fn run_there(
-    daemon: &Arc<Daemon>,
-    (host, id): (&HostName, Uuid),
-    channel: Option<&tokio::sync::Mutex<BoxTransport>>,
-) {
+pub(super) async fn run_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
+    tell(daemon, host, Ask::Run { id }).await;
+}
+
+/// Tells the other host that a machine does not come, until it has heard it. Before its QEMU was started nothing else there says
+/// so. Nobody waits for that: the host may be away.
+pub(super) fn abandon_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
+    let (daemon, host, env) = (Arc::clone(daemon), host.clone(), Arc::clone(&daemon.env));
+    env.spawn(Box::pin(async move { tell(&daemon, &host, Ask::Abandon { id }).await }));
+}
+
+/// Over connections of its own: the answer to an earlier question may still come over the other one.
+async fn tell(daemon: &Arc<Daemon>, host: &HostName, ask: Ask) {
     let mut rest = REST_MIN;
-    if let Some(channel) = channel {
-        let mut channel = channel.lock().await;
-        match call(&mut channel, host, Ask::Run { id }).await {
-            Ok(_) => return,
-            Err(error) => tracing::warn!(%host, %error, "the host that holds a VM could not be told to run it"),
-        }
-    }
     loop {
-        match daemon.ask_about_machine(host, Ask::Run { id }).await {
+        let asked = daemon.ask_about_machine(host, ask.clone());
+        // A link that is cut says nothing.
+        match env::timeout(&*daemon.env, TELL_LIMIT, asked).await.unwrap_or_else(|| Err(no_answer(host))) {
             Ok(_) => return,
             // It has run there, or was given up by a person.
             Err(error) if error.code == ErrorCode::NotFound => return,
-            Err(error) => tracing::warn!(%host, %error, "the host that holds a VM could not be told to run it"),
+            Err(error) => tracing::warn!(%host, %error, ?ask, "a host is told again what becomes of a VM"),
         }
         daemon.env.sleep(rest).await;
         rest = (rest * 2).min(REST_MAX);
     }
+}
+
+pub(super) fn no_answer(host: &HostName) -> Error {
+    Error::new(ErrorCode::HostUnreachable, format!("{host} does not answer in time"))
+        .with_hint("see whether its transhumed runs, and whether its port can be reached from here")
 }
 
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
@@ -508,6 +529,8 @@ pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: V
     if let Some(process) = &machine.document().process {
         daemon.hypervisors.end(process).await;
     }
+    // Of one that had come here before.
+    daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
     for volume in volumes {
         if let Some(job) = volume.job() {
             job.wait().await;

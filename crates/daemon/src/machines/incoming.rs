@@ -74,7 +74,7 @@ async fn carry(daemon: &Arc<Daemon>, mut transport: BoxTransport, (host, id): (&
 impl Daemon {
     async fn answer_about_machine(self: &Arc<Self>, host: &str, ask: Ask) -> Result<Answer> {
         match ask {
-            Ask::Plan(arrival) => self.plan_arrival(&arrival).await,
+            Ask::Plan(arrival) => self.plan_arrival(host, &arrival).await,
             Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
             Ask::Start { id, channels } => self.start_arrival(host, id, channels).await,
             Ask::Loaded { id } => self.arrival_loaded(host, id).await,
@@ -149,20 +149,18 @@ impl Daemon {
     }
 
     /// What stands against a machine here, as far as it can be told before.
-    async fn arrival_refusals(&self, arrival: &Arrival) -> Result<Vec<Error>> {
+    async fn arrival_refusals(&self, host: &str, arrival: &Arrival) -> Result<Vec<Error>> {
         check_name(&arrival.name)?;
         self.may_run_machines(&arrival.description.program)?;
         self.machine_owner()?;
         let mut refusals = Vec::new();
-        if let Some(known) = self.machines.get(&arrival.name) {
-            let known = known.document();
-            if !is_moved(&known) && !self.is_gone(&known) {
-                let message = format!("this host has a VM {} already", arrival.name);
-                refusals.push(
-                    Error::new(ErrorCode::AlreadyExists, message)
-                        .with_hint("remove that one, or call this one otherwise"),
-                );
-            }
+        if let Some(known) = self.machines.get(&arrival.name)
+            && !self.is_replaceable(&known, host)
+        {
+            let message = format!("this host has a VM {} already", arrival.name);
+            refusals.push(
+                Error::new(ErrorCode::AlreadyExists, message).with_hint("remove that one, or call this one otherwise"),
+            );
         }
         let facts = self.hypervisors.host_facts(Path::new(&arrival.description.program)).await?;
         let found = arrival.facts.refusals(&facts).into_iter();
@@ -173,8 +171,8 @@ impl Daemon {
         Ok(refusals)
     }
 
-    async fn plan_arrival(&self, arrival: &Arrival) -> Result<Answer> {
-        let mut refusals = self.arrival_refusals(arrival).await.unwrap_or_else(|error| vec![error]);
+    async fn plan_arrival(&self, host: &str, arrival: &Arrival) -> Result<Answer> {
+        let mut refusals = self.arrival_refusals(host, arrival).await.unwrap_or_else(|error| vec![error]);
         let command = self.command_for(arrival);
         let (words, changes) = match command {
             Ok(command) => {
@@ -197,18 +195,20 @@ impl Daemon {
 
     /// The machine comes: nobody else takes its name.
     async fn prepare_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Answer> {
-        if let Some(refusal) = self.arrival_refusals(arrival).await?.into_iter().next() {
+        if let Some(refusal) = self.arrival_refusals(host, arrival).await?.into_iter().next() {
             return Err(refusal);
         }
         let command = self.command_for(arrival)?;
         let _membership = self.membership.lock().await;
-        if let Some(known) = self
-            .machines
-            .get(&arrival.name)
-            .map(|known| known.document())
-            .filter(|known| !is_moved(known) && !self.is_gone(known))
-        {
-            return Err(Error::new(ErrorCode::AlreadyExists, format!("this host has a VM {} already", known.name)));
+        if let Some(known) = self.machines.get(&arrival.name) {
+            let _operation = known.operation.lock().await;
+            if !self.is_replaceable(&known, host) {
+                let message = format!("this host has a VM {} already", arrival.name);
+                return Err(Error::new(ErrorCode::AlreadyExists, message));
+            }
+            if known.document().incoming.is_some() {
+                self.give_up(&known).await?;
+            }
         }
         let disk = |disk: &super::channel::ArrivingDisk| MachineDisk {
             volume: disk.volume.clone(),
@@ -355,10 +355,10 @@ impl Daemon {
             return Ok(Found::Waits);
         }
         let _operation = machine.operation.lock().await;
-        let Some(incoming) = machine.document().incoming else {
-            let is_here = self.machines.get(&machine.name).is_some_and(|known| Arc::ptr_eq(&known, machine));
-            return Ok(if is_here { Found::Runs } else { Found::GivenUp });
-        };
+        if !self.is_known(machine) {
+            return Ok(Found::GivenUp);
+        }
+        let Some(incoming) = machine.document().incoming else { return Ok(Found::Runs) };
         match holdings {
             Holdings::Some => return Ok(Found::Waits),
             Holdings::Gone => {
@@ -386,6 +386,32 @@ impl Daemon {
         Ok(Found::Runs)
     }
 
+    /// Whether a machine was not given up meanwhile.
+    fn is_known(&self, machine: &Machine) -> bool {
+        self.machines.get(&machine.name).is_some_and(|known| std::ptr::eq(&*known, machine))
+    }
+
+    /// Whether another machine of its name may come from `host`: it has gone, or is an earlier move of the same host, which has
+    /// given that up.
+    fn is_replaceable(&self, known: &Machine, host: &str) -> bool {
+        let document = known.document();
+        let is_its = document.incoming.as_ref().is_some_and(|incoming| incoming.host == host);
+        let is_abandoned = is_its && !matches!(self.holdings(known), Holdings::All);
+        is_abandoned || is_moved(&document) || self.is_gone(&document)
+    }
+
+    /// After a start: gives a machine up whose QEMU was not on record yet. Its source waits for the answer that it has started.
+    pub(super) async fn give_up_unstarted(&self, machine: &Machine) {
+        let _operation = machine.operation.lock().await;
+        // It may have been started just before this daemon's predecessor died.
+        for process in self.hypervisors.started_for(&machine.document().monitor) {
+            self.hypervisors.end(&process).await;
+        }
+        if let Err(error) = self.give_up(machine).await {
+            tracing::error!(vm = machine.name, %error, "a VM that does not come could not be forgotten");
+        }
+    }
+
     /// What is here of the disks of a machine.
     fn holdings(&self, machine: &Machine) -> Holdings {
         let document = machine.document();
@@ -406,6 +432,10 @@ impl Daemon {
 
     /// Ends the QEMU of a machine that does not come, and forgets it.
     async fn give_up(&self, machine: &Machine) -> Result<()> {
+        if !self.is_known(machine) {
+            // Another one of its name may come by now.
+            return Ok(());
+        }
         let document = machine.document();
         if let Some(process) = &document.process {
             self.hypervisors.end(process).await;

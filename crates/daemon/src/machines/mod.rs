@@ -227,6 +227,19 @@ impl Daemon {
         Ok(self.show_machine(&machine).await)
     }
 
+    /// Makes a machine known whose disks are volumes already. Done if it is known.
+    pub(crate) async fn add_machine_of(&self, name: &str, monitor: Monitor, disks: Vec<MachineDisk>) -> Result<()> {
+        let process = self.hypervisors.reach(&monitor).await?.process();
+        let _membership = self.membership.lock().await;
+        if self.machines.get(name).is_some() {
+            return Ok(());
+        }
+        let document = MachineDocument { process, disks, ..MachineDocument::new(name, monitor) };
+        document::store(&self.layout, &document)?;
+        self.machines.admit(Machine::new(document));
+        Ok(())
+    }
+
     /// Forgets a machine. What runs goes on.
     pub(crate) async fn remove_machine(self: &Arc<Self>, name: &str) -> Result<Vm> {
         let machine = self.machine(name)?;

@@ -1,6 +1,7 @@
 //! Machines that go to other hosts: what is looked at before, and the beginning of the move.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{
     AdoptRequest, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk, VmMove,
@@ -9,7 +10,7 @@ use api::v1::{
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
 
-use super::attempt::{MachineMove, MovingDisk};
+use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
 use super::{Machine, is_moved};
@@ -26,6 +27,9 @@ use crate::volume::Volume;
 const MEMORY_BYTES_PER_SECOND: f64 = 1.25e9;
 /// What a switchover takes beside what is left of the memory, in milliseconds: device state, the commit, two daemons.
 const SWITCHOVER_MS: f64 = 60.0;
+
+/// How long the other host may take to look at a machine, its QEMU included.
+const PREPARE_LIMIT: Duration = Duration::from_secs(30);
 
 /// A machine that is about to move.
 pub(super) struct Departure {
@@ -97,8 +101,6 @@ impl Daemon {
         }
         let departure = Box::pin(self.make_departure(&machine, &request)).await?;
         let id = departure.arrival.id;
-        let mut channel = self.machine_channel(&departure.host).await?;
-        call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
         let outgoing = OutgoingMachine {
             id,
             host: request.to.clone(),
@@ -106,7 +108,21 @@ impl Daemon {
             ran: departure.arrival.runs,
             started_unix_ms: unix_ms(self.env.wall_clock()),
         };
+        // Before the other host hears of it: what it has on record after a crash somebody here must take back.
         self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
+        let prepared = async {
+            let mut channel = self.machine_channel(&departure.host).await?;
+            call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
+            Ok(channel)
+        };
+        let prepared = env::timeout(&*self.env, PREPARE_LIMIT, prepared).await;
+        let channel = match prepared.unwrap_or_else(|| Err(no_answer(&departure.host))) {
+            Ok(channel) => channel,
+            Err(error) => {
+                self.take_back(&machine, &departure.host, id)?;
+                return Err(error);
+            }
+        };
         match Box::pin(self.start_disks(peer, name, &request, &departure)).await {
             Ok((record, disks)) => {
                 let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks));
@@ -115,12 +131,16 @@ impl Daemon {
                 Ok(moving.show(self))
             }
             Err(error) => {
-                self.update_machine(&machine, |document| document.outgoing = None)?;
-                // What is not told now is found out there: its disks do not come.
-                let _ = call(&mut channel, &departure.host, Ask::Abandon { id }).await;
+                self.take_back(&machine, &departure.host, id)?;
                 Err(error)
             }
         }
+    }
+
+    /// A move that has not begun is none. The other host is told, and does not wait for what does not come.
+    fn take_back(self: &Arc<Self>, machine: &Machine, host: &HostName, id: Uuid) -> Result<()> {
+        abandon_there(self, host, id);
+        self.update_machine(machine, |document| document.outgoing = None)
     }
 
     async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
@@ -247,8 +267,11 @@ impl Daemon {
 
     /// Asks `host` one thing about a machine.
     pub(super) async fn ask_about_machine(&self, host: &HostName, ask: Ask) -> Result<Answer> {
-        let mut channel = self.machine_channel(host).await?;
-        call(&mut channel, host, ask).await
+        let asked = async {
+            let mut channel = self.machine_channel(host).await?;
+            call(&mut channel, host, ask).await
+        };
+        env::timeout(&*self.env, PREPARE_LIMIT, asked).await.unwrap_or_else(|| Err(no_answer(host)))
     }
 
     /// Undoes the move of a machine, as long as that is possible.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | moves away | all at the other host | it is run there, its QEMU here is ended |
 //! | moves away | here | the move is undone: its guest goes on here |
+//! | comes, its QEMU was not on record | any | it is given up: its source waits for the word that QEMU has started |
 //! | comes | held here | it runs once its QEMU has all of it |
 //! | comes | being filled, or gone | its QEMU is ended once they are gone |
 
@@ -13,7 +14,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, JobState, VmMove, VmMovePhase};
 
 use super::Machine;
-use super::attempt::{end_here, note_end, run_there};
+use super::attempt::{abandon_there, end_here, note_end, run_there};
 use super::document::{self, OutgoingMachine};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
@@ -43,8 +44,12 @@ pub(crate) fn recover(daemon: &Arc<Daemon>) -> Result<()> {
 
 fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
     let document = machine.document();
-    if document.incoming.is_some() {
+    if document.incoming.is_some() && document.process.is_some() {
         daemon.tend(machine);
+    } else if document.incoming.is_some() {
+        let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
+        let env = Arc::clone(&daemon.env);
+        env.spawn(Box::pin(async move { daemon.give_up_unstarted(&machine).await }));
     }
     if let Some(outgoing) = document.outgoing {
         let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
@@ -75,13 +80,14 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
     };
     if is_committed {
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
-        run_there(daemon, (&host, outgoing.id), None).await;
+        run_there(daemon, &host, outgoing.id).await;
         end_here(daemon, machine, volumes).await;
         note_end(daemon, machine, over(JobState::Done, None));
     } else {
         let error = Error::new(ErrorCode::MoveFailed, format!("the daemon was restarted while {} moved", machine.name))
             .with_hint("the VM runs here; move it again");
         undo(daemon, machine, &outgoing, &volumes, &error).await;
+        abandon_there(daemon, &host, outgoing.id);
         note_end(daemon, machine, over(JobState::Failed, Some(error)));
     }
     if let Some(record) = record {
@@ -106,6 +112,10 @@ async fn is_committed(daemon: &Arc<Daemon>, machine: &Machine, volumes: &[Arc<Vo
 /// Whether nobody has said yet who holds a volume.
 fn is_in_doubt(daemon: &Daemon, machine: &Machine, volume: &Volume) -> bool {
     let document = volume.document();
+    if document.job.is_some() && volume.job().is_none() {
+        // It is down: its move is on record, and nobody can end it before it is back.
+        return true;
+    }
     let Some(record) = record_of(&document) else { return false };
     let is_asked = document.job.as_ref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
     is_asked && !daemon.machine_in_group(record, &machine.name).is_some_and(|member| member.is_committed())

@@ -85,14 +85,6 @@ pub(crate) use session_authorizer::of_wire;
 use crate::daemon::Daemon;
 use crate::problem::Result;
 
-/// Lets other hosts come, if this daemon speaks to any.
-///
-/// # Errors
-/// If nobody can come.
-pub(crate) async fn listen(daemon: &Arc<Daemon>) -> Result<()> {
-    daemon.hosts.listen(receiver(daemon)?).await
-}
-
 /// What serves the streams of other hosts.
 ///
 /// # Errors

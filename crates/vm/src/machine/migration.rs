@@ -155,6 +155,18 @@ pub async fn wait_for(
     }
 }
 
+/// Stops the guest of a source whose memory is still copied: what is left of it does not change any more.
+///
+/// A guest that QEMU itself has stopped for the switch is started again by QEMU if the connection fails then. QEMU before 8.1
+/// does that without taking the disks back, and dies of the guest's next write. One that was stopped before stays stopped, until
+/// [`resume`] takes the disks back and starts it.
+///
+/// # Errors
+/// What QMP says.
+pub async fn stop_guest(qmp: &Qmp) -> Result<()> {
+    qmp.execute("stop", json!({})).await.map(drop)
+}
+
 /// Lets a source in `pre-switchover` send the rest. From here on QEMU gives the disks up.
 ///
 /// # Errors

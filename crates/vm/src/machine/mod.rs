@@ -25,6 +25,6 @@ pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, Tar
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
-    start_guest, status, steer, switch_over, wait_for,
+    start_guest, status, steer, stop_guest, switch_over, wait_for,
 };
 pub use status::{MigrationPhase, MigrationStatus};
