@@ -102,7 +102,7 @@ impl Host {
     /// A host that is down. `sides[0]` holds the volume.
     #[must_use]
     pub fn new(world: &World, setup: Setup, port: &Port, guest: &Guest, disks: Disks) -> Self {
-        let daemon_harness = DaemonHarness::new(world, &disks.map, (setup.is_between_hosts, setup.has_arbiter));
+        let daemon_harness = DaemonHarness::new(world, &disks.map, &setup);
         Self::of(world, (0, daemon_harness), setup, (port, guest), disks)
     }
 
@@ -152,6 +152,9 @@ impl Host {
             *lives += 1;
             *lives
         };
+        if run == 1 {
+            self.assemble_machine();
+        }
         let process = match self.shared.setup.peer_dies_at_poll {
             true => Process::bystander(&self.shared.world, "process", run),
             false => Process::start(&self.shared.world, run),
@@ -262,6 +265,11 @@ impl Host {
 
     /// Asks for another move after one that has ended.
     pub fn move_again(&self) {
+        if self.is_gone_with_machine() {
+            // Somebody else has asked for the machine's, and it has succeeded.
+            self.set_status(Status::Switched(None));
+            return;
+        }
         self.set_status(Status::Idle);
         self.ask_for_move();
     }

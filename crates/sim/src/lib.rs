@@ -81,6 +81,7 @@ mod files;
 mod flush_error_latch;
 pub mod guest;
 pub mod host;
+mod hypervisor;
 mod inflight_write;
 pub mod link;
 pub mod log;

@@ -45,6 +45,19 @@ struct Shared {
     wire: Option<Wire>,
     /// Another way to the same export.
     second: Option<Port>,
+    /// Whether its guest is stopped, and how many requests it has under way.
+    stopped: Mutex<(bool, usize)>,
+    stepped: Notify,
+}
+
+/// A request of the guest that is not answered.
+struct Asked<'a>(&'a Shared);
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        self.0.stopped.lock().1 -= 1;
+        self.0.stepped.notify_waiters();
+    }
 }
 
 /// One connection of the guest to a process.
@@ -174,6 +187,8 @@ impl Port {
             changed: Notify::new(),
             wire,
             second,
+            stopped: Mutex::default(),
+            stepped: Notify::new(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -321,8 +336,43 @@ impl Port {
         }
     }
 
+    /// Stops its guest: waits until what it has asked for is answered, or it goes on.
+    pub(crate) async fn stop(&self) {
+        self.shared.stopped.lock().0 = true;
+        loop {
+            let stepped = self.shared.stepped.notified();
+            let (is_stopped, asked) = *self.shared.stopped.lock();
+            if !is_stopped || asked == 0 {
+                return;
+            }
+            stepped.await;
+        }
+    }
+
+    /// Lets its guest go on.
+    pub(crate) fn go_on(&self) {
+        self.shared.stopped.lock().0 = false;
+        self.shared.stepped.notify_waiters();
+    }
+
+    /// Waits until its guest may ask for something.
+    async fn turn(&self) -> Asked<'_> {
+        loop {
+            let stepped = self.shared.stepped.notified();
+            {
+                let mut stopped = self.shared.stopped.lock();
+                if !stopped.0 {
+                    stopped.1 += 1;
+                    return Asked(&self.shared);
+                }
+            }
+            stepped.await;
+        }
+    }
+
     /// Carries out what `ask` asks of the device, again and again until it is answered.
     pub async fn request<T: Send + 'static>(&self, ask: impl Fn(Device) -> IoFuture<'static, T>) -> Result<T> {
+        let _asked = self.turn().await;
         let one = self.one();
         loop {
             let connection = one.connection().await;

@@ -151,6 +151,7 @@ impl Scenario {
                 has_arbiter: false,
                 peer_dies_at_poll: false,
                 changes_layers: false,
+                has_machine: false,
                 mistakes: Mistakes::default(),
             },
             only_first_fails: false,
@@ -190,6 +191,13 @@ impl Scenario {
     #[must_use]
     pub const fn together(mut self) -> Self {
         self.setup.together = true;
+        self
+    }
+
+    /// The volumes are the disks of a machine, which moves to the other host with them.
+    #[must_use]
+    pub const fn machine(mut self) -> Self {
+        self.setup.has_machine = true;
         self
     }
 

@@ -100,6 +100,23 @@ impl<'a> ScenarioRunner<'a> {
         let ends = join_all(self.seats.iter().map(|seat| self.end_and_look(seat))).await;
         if ends.into_iter().all(|end| end.is_some()) {
             self.seats.iter().for_each(|seat| self.last_checks(seat));
+            self.check_machine().await;
+        }
+    }
+
+    /// One QEMU is left of the machine, and it runs.
+    async fn check_machine(&self) {
+        let Some(machine) = self.first().host.machine() else { return };
+        let begun = self.world.now();
+        while let Some(disorder) = machine.disorder() {
+            if self.world.now() - begun > RECORD_LIMIT {
+                self.world.violate(Invariant::OneWriter, disorder);
+                return;
+            }
+            self.world.sleep(Duration::from_millis(10)).await;
+        }
+        if machine.has_moved() {
+            self.world.occur(Occurrence::Told("machine moved"));
         }
     }
 

@@ -167,6 +167,8 @@ pub const SCENARIOS: &[NamedScenario] = &[
     ),
     scenario("hosts-together", "several volumes move to another host as one, and either daemon dies", hosts::together),
     scenario("hosts-together-judged", "the same with an arbiter that is hard to ask", hosts::together_judged),
+    scenario("machine", "a whole machine moves to another host, and daemons and QEMUs die", hosts::machine),
+    scenario("machine-await", "the same, and one of the daemons is killed at one await", hosts::machine_dying),
     scenario("hosts-together-await", "the same, and one of the daemons is killed at one await", hosts::together_dying),
     scenario(
         "snapshots-await",

@@ -8,6 +8,7 @@ use crate::disk::{Disk, Faults, Limits, Timing};
 use crate::failures::{Failures, Reporter};
 use crate::guest::Guest;
 use crate::host::{Disks, Host, SNAPSHOTS_MAX, Setup, names};
+use crate::hypervisor::SimMachine;
 use crate::medium::SECTOR_BYTES;
 use crate::pattern::Content;
 use crate::port::Port;
@@ -96,6 +97,7 @@ impl Seat {
         }
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
         let between = if scenario.setup.is_between_hosts { 256 } else { 0 };
+        let between = if scenario.setup.has_machine { 2 * between } else { between };
         let tasks_max = scenario.volume_count() * (64 + between + 4 * scenario.load.outstanding as usize);
         let options = scenario.options_of(number).clone();
         let setup =
@@ -146,6 +148,7 @@ impl Seat {
         }
         self.host.set_files_full(false);
         self.host.set_files_failing(0.0);
+        self.host.machine().into_iter().for_each(SimMachine::calm_down);
         if let Some(control) = self.host.control() {
             control.set_bandwidth(None);
             // A lost host is brought back by the daemon.

@@ -106,7 +106,8 @@ impl Host {
         let stem = path.file_stem();
         let is_meant = |volume: &Self| {
             let names = names(volume.shared.number);
-            path.starts_with(Path::new("/").join(names.pool)) || stem.is_some_and(|stem| stem == names.there)
+            path.starts_with(Path::new("/").join(names.pool))
+                || stem.is_some_and(|stem| stem == names.there || stem == names.volume)
         };
         self.besides().into_iter().find(is_meant).unwrap_or_else(|| self.clone())
     }

@@ -15,6 +15,7 @@
 mod fake_arbiter;
 mod group;
 mod layers;
+mod machine;
 mod peer_host;
 mod platform;
 mod records;
@@ -32,7 +33,7 @@ use migrate::{Control, Phase};
 use parking_lot::Mutex;
 
 use super::beside::names;
-use super::{Host, Status};
+use super::{Host, Setup, Status};
 use crate::checks;
 use crate::disk::Disk;
 use crate::files::SimFiles;
@@ -92,10 +93,11 @@ pub(super) struct Place {
 }
 
 impl DaemonHarness {
-    pub(super) fn new(world: &World, map: &Disk, (is_between_hosts, has_arbiter): (bool, bool)) -> Self {
+    pub(super) fn new(world: &World, map: &Disk, setup: &Setup) -> Self {
+        let is_between_hosts = setup.is_between_hosts;
         // What the target holds at the start is in a file, too; another host has none.
         let places = [1, 2].map(|number| Place { exists: number == 1 || !is_between_hosts, number });
-        let peer = is_between_hosts.then(|| PeerHost::new(world, has_arbiter));
+        let peer = is_between_hosts.then(|| PeerHost::new(world, setup));
         Self::with(SimFiles::new(world, map), places, peer, (Arc::default(), GroupStore::new(world)))
     }
 
@@ -145,6 +147,9 @@ impl DaemonHarness {
 
 /// The number of the place at `path`.
 fn side_of(path: &Path) -> usize {
+    if path.extension().is_some_and(|extension| extension == "raw") {
+        return 1;
+    }
     // The other host's is called like the volume there and has an extension, and what lies beside it one more.
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     usize::from(name.split(['.', '-']).next() == Some("1"))
@@ -242,6 +247,9 @@ impl Host {
 
     /// Gives the volume to the daemon, unless it has it. One that it has had it must not forget.
     async fn attach(&self, core: &::daemon::Core) -> Result<(), api::v1::Error> {
+        if self.is_gone_with_machine() {
+            return Ok(());
+        }
         let is_there = core.volumes().iter().any(|volume| volume.name == self.name());
         if !is_there && *self.shared.daemon_harness.is_attached.lock() {
             let what = format!("the daemon has forgotten {}", self.name());
@@ -338,7 +346,7 @@ impl Host {
     async fn next_move(&self, process: &Process, core: &::daemon::Core) {
         loop {
             let asked = self.shared.asked.notified();
-            if *self.shared.wanted.lock() && self.asks_itself() {
+            if *self.shared.wanted.lock() && self.asks_itself() && self.asks_for_machine() {
                 break;
             }
             if self.jobs(core).any(|job| !is_over(&job)) {
@@ -346,6 +354,9 @@ impl Host {
                 return;
             }
             asked.await;
+        }
+        if self.shared.setup.has_machine {
+            return self.move_machine(process, core).await;
         }
         if self.moved_together(process, core).await {
             return;

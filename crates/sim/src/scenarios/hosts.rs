@@ -216,6 +216,44 @@ pub(super) fn together(rng: &Rng) -> Scenario {
     as_one(rng, scenario)
 }
 
+/// A machine moves with its disks, one to three. Either daemon dies, the way is gone, QEMU does what it should not.
+pub(super) fn machine(rng: &Rng) -> Scenario {
+    let load = Load { requests: rng.pick(&[300, 1500]), ..common(rng).load };
+    let mut scenario = between(rng).guest(load);
+    let faults = [
+        FaultEvent::Crash,
+        FaultEvent::Crash,
+        FaultEvent::PeerCrash,
+        FaultEvent::PeerCrash,
+        FaultEvent::PeerTrouble,
+        FaultEvent::StoreFails,
+    ];
+    for _ in 0..rng.within(0..=3) {
+        scenario = around_the_one(rng, scenario, &faults);
+    }
+    if rng.chance(0.2) {
+        let phase = rng.pick(&[Phase::Copying, Phase::PreSwitch]);
+        scenario = scenario.at(When::In(phase), FaultEvent::Cancel);
+    }
+    of_machine(rng, scenario)
+}
+
+/// The same, and one of the daemons is killed at one await.
+pub(super) fn machine_dying(rng: &Rng) -> Scenario {
+    let scenario = of_machine(rng, small(rng).between_hosts()).dies_at_poll(rng.below(900));
+    let scenario = if rng.chance(0.4) { scenario.dies_at_poll(rng.below(900)) } else { scenario };
+    if rng.chance(0.5) { scenario.peer_dies() } else { scenario }
+}
+
+/// The volumes are disks of one machine.
+fn of_machine(rng: &Rng, scenario: Scenario) -> Scenario {
+    let any = |options: &mut MoveOptions| {
+        options.strategy = rng.pick(&[Strategy::Mirror, Strategy::Mirror, Strategy::Dbt, Strategy::Auto]);
+    };
+    let count = rng.within(1..=3) as usize;
+    scenario.options(any).volumes(count, |_| ()).together().machine()
+}
+
 /// The same, where an arbiter decides that is hard to ask.
 pub(super) fn together_judged(rng: &Rng) -> Scenario {
     let scenario = between(rng).with_arbiter().with(FaultEvent::ArbiterTrouble, rng.within(1..=3));

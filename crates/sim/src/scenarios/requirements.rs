@@ -173,6 +173,22 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         "hosts-together-judged",
         &[SWITCHED, Told("asked together"), Fault("arbiter-trouble"), Comes(InDoubt), Fault("crash"), Fault("neighbour-crash")],
     ),
+    requirement(
+        "machine",
+        &[
+            SWITCHED,
+            CANCELLED,
+            Told("machine runs there"),
+            Told("machine moved"),
+            Told("committed together"),
+            Fault("crash"),
+            Fault("neighbour-crash"),
+            Fault("qemu-dies"),
+            Fault("qemu-refuses"),
+            Fault("qemu-does-not-start"),
+        ],
+    ),
+    requirement("machine-await", &[SWITCHED, Told("machine moved"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
     requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])

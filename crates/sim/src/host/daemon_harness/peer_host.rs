@@ -28,7 +28,9 @@ use super::LAYERS_OF;
 use super::fake_arbiter::FakeArbiter;
 use crate::files::SimFiles;
 use crate::host::Host;
+use crate::host::Setup;
 use crate::host::beside::names;
+use crate::hypervisor::SimMachine;
 use crate::link::{Link, LinkFigures};
 use crate::occurrence::Occurrence;
 use crate::process::Process;
@@ -66,12 +68,14 @@ struct Shared {
     boots: Mutex<u8>,
     /// Whoever decides while the two cannot reach each other.
     fake_arbiter: Option<FakeArbiter>,
+    /// What has the volumes as its disks, if anything.
+    machine: Option<SimMachine>,
     /// It is down, or about to be: one cause at a time.
     outage: tokio::sync::Mutex<()>,
 }
 
 impl PeerHost {
-    pub(super) fn new(world: &World, has_arbiter: bool) -> Self {
+    pub(super) fn new(world: &World, setup: &Setup) -> Self {
         let volume = PeerVolume::new(world, 0);
         let shared = Shared {
             world: world.clone(),
@@ -84,7 +88,8 @@ impl PeerHost {
             process: Mutex::default(),
             lives: Mutex::new(0),
             boots: Mutex::new(128),
-            fake_arbiter: has_arbiter.then(|| FakeArbiter::new(world)),
+            fake_arbiter: setup.has_arbiter.then(|| FakeArbiter::new(world)),
+            machine: setup.has_machine.then(|| SimMachine::new(world)),
             outage: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared), volume: Arc::new(volume) }
@@ -115,10 +120,16 @@ impl PeerHost {
         self.shared.fake_arbiter.as_ref()
     }
 
+    /// The machine whose disks the volumes are, if there is one.
+    pub(in crate::host) fn machine(&self) -> Option<&SimMachine> {
+        self.shared.machine.as_ref()
+    }
+
     /// The story is over. Each daemon is held by who reaches it and holds the way to the other one: without this, both would stay.
     pub(super) fn close(&self) {
         let receptions = std::mem::take(&mut *self.shared.receptions.lock());
         drop(receptions);
+        self.shared.machine.iter().for_each(SimMachine::close);
     }
 }
 
@@ -177,7 +188,9 @@ impl Host {
     /// Waits until nothing is left on either host of moves that were undone.
     pub async fn forgotten_by_peer(&self) {
         let Some(peer) = &self.shared.daemon_harness.peer else { return };
-        while self.left_of_moves(peer).is_some() {
+        // A machine takes all of its disks along, whoever of them has asked.
+        let has_gone = || self.shared.setup.has_machine && peer.holds();
+        while !has_gone() && self.left_of_moves(peer).is_some() {
             self.shared.world.sleep(Duration::from_millis(5)).await;
         }
     }
@@ -187,7 +200,11 @@ impl Host {
         if self.shared.daemon_harness.places.lock()[1].exists {
             return Some("the other host has a file".to_owned());
         }
-        let directory = format!("/state/volumes/{}", names(self.shared.number).there);
+        let named = match self.shared.setup.has_machine {
+            true => self.name(),
+            false => names(self.shared.number).there,
+        };
+        let directory = format!("/state/volumes/{named}");
         if peer.shared.files.below("/state/volumes").any(|path| path == directory) {
             return Some(format!("the other host has {directory}"));
         }
@@ -242,6 +259,24 @@ impl Hosts for Seen {
         self.peer.fake_arbiter().map(|fake_arbiter| Arc::new(fake_arbiter.clone()) as _)
     }
 
+    fn machine_connection<'a>(
+        &'a self,
+        _: &'a HostName,
+        _: u16,
+    ) -> BoxFuture<'a, Result<BoxTransport, api::v1::Error>> {
+        let way = Way { peer: self.peer.clone(), own: self.own };
+        let refused = |error: Error| api::v1::Error::new(api::v1::ErrorCode::HostUnreachable, error.to_string());
+        let dialled = way.reach().map_err(refused).map(|(process, reception, far, near)| {
+            let peer = PeerName(NAMES[self.own].to_owned());
+            process.env().spawn(Box::pin(async move {
+                // How it ended, both daemons log.
+                let _ = reception.serve_machine(far, peer).await;
+            }));
+            near
+        });
+        Box::pin(std::future::ready(dialled))
+    }
+
     fn listen(&self, reception: Arc<dyn Reception>) -> BoxFuture<'_, Result<(), api::v1::Error>> {
         self.peer.shared.receptions.lock()[self.own] = Some((self.process.clone(), reception));
         Box::pin(std::future::ready(Ok(())))
@@ -254,23 +289,33 @@ struct Way {
     own: usize,
 }
 
-impl Dialer for Way {
-    fn dial(&self, _: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
+/// Who answers, in which process, and both ends of a connection.
+type Reached = (Process, Arc<dyn Reception>, BoxTransport, BoxTransport);
+
+impl Way {
+    /// A connection to the other host's daemon.
+    fn reach(&self) -> block::Result<Reached> {
         let shared = &self.peer.shared;
         let reception = shared.receptions.lock()[1 - self.own].clone();
         let reception = reception.filter(|(process, _)| !process.is_dead() && *shared.cuts.lock() == 0);
-        let dialled = match reception {
-            None => Err(Error::new(ErrorKind::Disconnected, format!("{} does not answer", NAMES[1 - self.own]))),
-            Some((process, reception)) => {
-                let (near, far) = shared.link.connect();
-                let peer = PeerName(NAMES[self.own].to_owned());
-                process.env().spawn(Box::pin(async move {
-                    // How it ended, both daemons log.
-                    let _ = reception.serve(Box::new(far), peer, Box::new(|_| ())).await;
-                }));
-                Ok(Box::new(near) as BoxTransport)
-            }
+        let Some((process, reception)) = reception else {
+            return Err(Error::new(ErrorKind::Disconnected, format!("{} does not answer", NAMES[1 - self.own])));
         };
+        let (near, far) = shared.link.connect();
+        Ok((process, reception, Box::new(far), Box::new(near)))
+    }
+}
+
+impl Dialer for Way {
+    fn dial(&self, _: u16) -> BoxFuture<'_, block::Result<BoxTransport>> {
+        let dialled = self.reach().map(|(process, reception, far, near)| {
+            let peer = PeerName(NAMES[self.own].to_owned());
+            process.env().spawn(Box::pin(async move {
+                // How it ended, both daemons log.
+                let _ = reception.serve(far, peer, Box::new(|_| ())).await;
+            }));
+            near
+        });
         Box::pin(std::future::ready(dialled))
     }
 }

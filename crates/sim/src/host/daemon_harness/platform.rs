@@ -9,7 +9,7 @@ use ::daemon::hosts::NoHosts;
 use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
-use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHypervisors, OpenBackend, Worker};
+use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, OpenBackend, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry, Offload};
 use env::Env;
@@ -54,7 +54,7 @@ impl Host {
             hosts: peer.map_or_else(|| Arc::new(NoHosts) as _, |peer| peer.hosts(0, process)),
             spawner: life,
             monitors: Arc::default(),
-            hypervisors: Arc::new(NoHypervisors),
+            hypervisors: self.hypervisors(0),
             boot: [*self.shared.boots.lock(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
@@ -85,11 +85,12 @@ impl Host {
             hosts: peer.hosts(1, process),
             spawner: life,
             monitors: Arc::default(),
-            hypervisors: Arc::new(NoHypervisors),
+            hypervisors: self.hypervisors(1),
             boot: [peer.boot(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
-        let hosts = HostsConfig { streams: 2, incoming_dirs: vec!["/pool".into()], ..HostsConfig::default() };
+        let incoming_dirs = vec!["/pool".into()];
+        let hosts = HostsConfig { streams: 2, incoming_dirs, run_vms: true, ..HostsConfig::default() };
         let socket_dir = Some("/run".into());
         let config = Config {
             request_pool_mib: 64,
@@ -364,7 +365,12 @@ impl Network for ProcessView {
         match peer {
             // Nobody comes to the neighbour's export: its guest is still at the first host.
             Some(peer) if self.is_far => {
-                if !peer.holds() {
+                if let Some(machine) = peer.machine() {
+                    // Its guests may be connected before the volume is taken.
+                    if machine.offered(1, host.shared.number, (&self.process, &export)) {
+                        host.shared.port.offer(&self.process, export);
+                    }
+                } else if !peer.holds() {
                     let what = "the neighbour serves the volume, and has not durably taken it";
                     self.host.shared.world.violate(Invariant::OneWriter, what);
                 }
@@ -374,7 +380,10 @@ impl Network for ProcessView {
                     let what = format!("the guest of {} is offered {}", host.name(), export.name());
                     host.shared.world.violate(Invariant::StableRead, what);
                 }
-                host.offer(&self.process, export);
+                let machine = peer.and_then(|peer| peer.machine());
+                if machine.is_none_or(|machine| machine.offered(0, host.shared.number, (&self.process, &export))) {
+                    host.offer(&self.process, export);
+                }
                 if let Some(peer) = peer {
                     peer.note_served(host.shared.guest.report().answered);
                 }

@@ -34,6 +34,12 @@ impl Host {
         !self.shared.daemon_harness.together.lock().is_asked
     }
 
+    /// Another move of all begins.
+    pub(super) fn begin_machine_move(&self) {
+        let mut together = self.shared.daemon_harness.together.lock();
+        (together.is_unwanted, together.is_undone) = (false, false);
+    }
+
     pub(super) fn note_wish_of_all(&self) {
         self.shared.daemon_harness.together.lock().is_unwanted = true;
     }

@@ -37,6 +37,10 @@ const DISTURBANCES: [&str; 3] = ["crash", "power-loss", "reconnect"];
 impl Host {
     /// Looks after the guest from now on, while the hosts cannot reach each other for `span`.
     pub(super) fn watch_guest_for(&self, span: Duration) {
+        if self.shared.setup.has_machine {
+            // It may be stopped for its switchover, for as long as that may take.
+            return;
+        }
         if let Some(peer) = &self.shared.daemon_harness.peer {
             *peer.shared.troubles.lock() += 1;
         }

@@ -135,6 +135,8 @@ impl Filter for Watched {
                 document.incoming.filter(|incoming| matches!(incoming.stage, IncomingStage::Held { .. }))
             });
             match (held, stage) {
+                // Its machine has it here, and nobody passes on to it any more.
+                (Some(held), None) if held.machine.is_some() && document.incoming.is_none() => {}
                 (Some(held), stage) if job != Some(held.job) || stage != Some(held.stage) => {
                     let what = format!("the neighbour holds the volume as {held:?}, and now records {stage:?}");
                     world.violate(Invariant::OneWriter, what);
@@ -151,7 +153,8 @@ impl Filter for Watched {
             world.event(format_args!("the neighbour's journal {word}: {stage:?}"));
             if stored.is_ok() {
                 *slots.lock() = Slots { acknowledged: Some(slot), doubtful: Vec::new() };
-                *self.peer.volume.is_held.lock() = matches!(stage, Some(IncomingStage::Held { .. }));
+                let is_let_go = self.host.shared.setup.has_machine && self.peer.holds() && document.incoming.is_none();
+                *self.peer.volume.is_held.lock() = is_let_go || matches!(stage, Some(IncomingStage::Held { .. }));
             }
             stored
         })

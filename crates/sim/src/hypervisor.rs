@@ -1,0 +1,338 @@
+//! A machine and the programs that run it: a QEMU on each host, in a few words.
+//!
+//! ```text
+//!   source:  running ─▶ sending ─▶ stopped ── complete ─▶ sent (never runs by itself)
+//!               ▲          │          │          │
+//!               └──────────┴──────────┴──────────┴─ the migration fails, or is given up
+//!
+//!   target:  waiting ─▶ loading ─▶ loaded ── run ─▶ running
+//! ```
+//!
+//! The guests of all volumes are the machine's: while it is stopped none of them asks for anything, and where it runs they are
+//! connected. Its memory is a number that grows with every answer that a guest has got, and is what the migration carries. What a
+//! QEMU does wrong it does once, at a moment from the seed: it does not start, it dies, it refuses what it was sent.
+
+mod seen;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::daemon::Hypervisors;
+use migrate::stream::BoxTransport;
+use nbd::Export;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{Notify, mpsc};
+
+use seen::Seen;
+
+use crate::port::Port;
+use crate::process::Process;
+use crate::rng::Rng;
+use crate::world::{Invariant, World};
+
+/// So many pieces the memory has, and so long each takes at most.
+const PIECES_MAX: u64 = 12;
+const PIECE_SPAN_MAX: Duration = Duration::from_millis(4);
+const PIECE_BYTES: usize = 1500;
+/// What says that all of it was loaded.
+const LOADED: u8 = b'K';
+/// Of so many attempts one meets a QEMU that does something wrong.
+const WRONG: f64 = 0.35;
+
+/// Two QEMUs and what they run. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct SimMachine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    world: World,
+    rng: Rng,
+    state: Mutex<State>,
+    changed: Notify,
+    seats: Mutex<Vec<MachineSeat>>,
+}
+
+/// A disk of the machine.
+struct MachineSeat {
+    port: Port,
+    exports: [Option<(Process, Arc<Export>)>; 2],
+    /// Whether the other host has durably taken it.
+    is_held_there: Arc<dyn Fn() -> bool + Send + Sync>,
+    answered: Arc<dyn Fn() -> u64 + Send + Sync>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The host that its guests are connected to.
+    at: usize,
+    instances: [Option<Instance>; 2],
+    last_pid: u32,
+    /// QEMUs do nothing wrong any more.
+    is_calm: bool,
+}
+
+struct Instance {
+    pid: u32,
+    stage: Stage,
+    /// Counts migrations of it, so that what is left of an earlier one does nothing.
+    attempt: u32,
+    /// Where the ways into it lead.
+    inlets: Option<mpsc::UnboundedSender<BoxTransport>>,
+    /// It refuses what it is sent.
+    refuses: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Running,
+    Sending,
+    Stopped,
+    Completing,
+    Sent,
+    Waiting,
+    Loaded(u64),
+    Failed,
+    Dead,
+}
+
+impl SimMachine {
+    pub(crate) fn new(world: &World) -> Self {
+        let first = Instance { pid: 1, stage: Stage::Running, attempt: 0, inlets: None, refuses: false };
+        let state = State { instances: [Some(first), None], last_pid: 1, ..State::default() };
+        let shared = Shared {
+            world: world.clone(),
+            rng: world.rng("machine"),
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            seats: Mutex::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// One more disk of it.
+    pub(crate) fn add_disk(
+        &self,
+        port: &Port,
+        is_held_there: impl Fn() -> bool + Send + Sync + 'static,
+        answered: impl Fn() -> u64 + Send + Sync + 'static,
+    ) {
+        let (is_held_there, answered) = (Arc::new(is_held_there) as _, Arc::new(answered) as _);
+        let seat = MachineSeat { port: port.clone(), exports: [None, None], is_held_there, answered };
+        self.shared.seats.lock().push(seat);
+    }
+
+    /// What `own` is for the daemon of host number `own`.
+    pub(crate) fn seen_from(&self, own: usize) -> Arc<dyn Hypervisors> {
+        Arc::new(Seen { machine: self.clone(), own })
+    }
+
+    /// The daemon of a host offers the export of a disk. Gives whether the machine's guests are connected there.
+    pub(crate) fn offered(&self, host: usize, disk: usize, (process, export): (&Process, &Arc<Export>)) -> bool {
+        self.shared.seats.lock()[disk].exports[host] = Some((process.clone(), Arc::clone(export)));
+        self.shared.state.lock().at == host
+    }
+
+    /// Its QEMUs do nothing wrong any more.
+    pub(crate) fn calm_down(&self) {
+        let mut state = self.shared.state.lock();
+        state.is_calm = true;
+        state.instances.iter_mut().flatten().for_each(|instance| instance.refuses = false);
+    }
+
+    /// The story is over: what is offered leads back to the hosts.
+    pub(crate) fn close(&self) {
+        let seats = std::mem::take(&mut *self.shared.seats.lock());
+        drop(seats);
+    }
+
+    /// What is wrong at the end: one QEMU has the machine, and it runs.
+    pub(crate) fn disorder(&self) -> Option<String> {
+        let state = self.shared.state.lock();
+        let stages: Vec<_> = state.instances.iter().map(|instance| instance.as_ref().map(|it| it.stage)).collect();
+        let alive = stages.iter().flatten().filter(|stage| **stage != Stage::Dead).count();
+        let runs = stages[state.at] == Some(Stage::Running);
+        (alive != 1 || !runs).then(|| format!("the QEMUs are {stages:?}, and the guests at host {}", state.at))
+    }
+
+    /// Whether its guests are at the other host.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.shared.state.lock().at == 1
+    }
+
+    fn memory(&self) -> u64 {
+        self.shared.seats.lock().iter().map(|seat| (seat.answered)()).sum()
+    }
+
+    fn ports(&self) -> Vec<Port> {
+        self.shared.seats.lock().iter().map(|seat| seat.port.clone()).collect()
+    }
+
+    fn is_held_there(&self) -> Vec<bool> {
+        self.shared.seats.lock().iter().map(|seat| (seat.is_held_there)()).collect()
+    }
+
+    /// Sets the stage of the process `pid`, if it lives and `may` be.
+    fn enter(&self, (host, pid): (usize, u32), stage: Stage, may: impl FnOnce(&Instance) -> bool) -> bool {
+        let mut state = self.shared.state.lock();
+        let instance = state.instances[host].as_mut();
+        let instance = instance.filter(|it| it.pid == pid && it.stage != Stage::Dead && may(it));
+        let Some(instance) = instance else { return false };
+        instance.stage = stage;
+        drop(state);
+        self.shared.world.event(format_args!("the QEMU at host {host} is {stage:?}"));
+        self.shared.changed.notify_waiters();
+        true
+    }
+
+    fn stage(&self, (host, pid): (usize, u32)) -> Stage {
+        let state = self.shared.state.lock();
+        let instance = state.instances[host].as_ref().filter(|it| it.pid == pid);
+        instance.map_or(Stage::Dead, |it| it.stage)
+    }
+
+    /// Whether it runs, and no later attempt has begun.
+    fn is_idle(&self, (host, pid): (usize, u32), attempt: u32) -> bool {
+        let state = self.shared.state.lock();
+        let instance = state.instances[host].as_ref().filter(|it| it.pid == pid);
+        instance.is_some_and(|it| it.stage == Stage::Running && it.attempt == attempt)
+    }
+
+    /// Waits until the process `pid` is in a stage that `is_it`.
+    async fn until(&self, who: (usize, u32), is_it: impl Fn(Stage) -> bool) -> Stage {
+        loop {
+            let changed = self.shared.changed.notified();
+            let stage = self.stage(who);
+            if is_it(stage) {
+                return stage;
+            }
+            changed.await;
+        }
+    }
+
+    /// The guests run at `host`, by `why`.
+    async fn let_run(&self, (host, pid): (usize, u32), why: &str) {
+        let other_runs = {
+            let state = self.shared.state.lock();
+            state.instances[1 - host].as_ref().is_some_and(|other| other.stage == Stage::Running)
+        };
+        if other_runs {
+            self.shared.world.violate(Invariant::OneWriter, format!("the machine runs on both hosts: {why}"));
+        }
+        let held = self.is_held_there();
+        if host == 0 && held.iter().any(|held| *held) {
+            let what =
+                format!("the machine goes on at the source, and the other host holds disks of it: {held:?} ({why})");
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+        if host == 1 && !held.iter().all(|held| *held) {
+            let what = format!("the machine runs at the target, which does not hold all disks: {held:?} ({why})");
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+        if !self.enter((host, pid), Stage::Running, |_| true) {
+            return;
+        }
+        self.shared.state.lock().at = host;
+        let offers: Vec<_> =
+            self.shared.seats.lock().iter().map(|seat| (seat.port.clone(), seat.exports[host].clone())).collect();
+        for (port, offer) in offers {
+            if host == 1 {
+                drop(port.cut());
+                if let Some((process, export)) = offer {
+                    port.offer(&process, export);
+                }
+            }
+            port.go_on();
+        }
+    }
+
+    fn kill(&self, (host, pid): (usize, u32), why: &str) {
+        let was = self.stage((host, pid));
+        if was == Stage::Running && self.shared.state.lock().at == host {
+            let what = format!("the QEMU at host {host} is ended, and its guest runs there: {why}");
+            self.shared.world.violate(Invariant::OneWriter, what);
+        }
+        self.enter((host, pid), Stage::Dead, |_| true);
+    }
+
+    /// What the source's QEMU does while it sends its machine. QEMU outlives the daemon.
+    async fn send(self, who: (usize, u32), attempt: u32, mut stream: BoxTransport) {
+        let is_mine = |it: &Instance| it.attempt == attempt;
+        let outcome = async {
+            for _ in 0..self.shared.rng.within(1..=PIECES_MAX) {
+                stream.write_all(&[0x5a; PIECE_BYTES]).await?;
+                self.shared.world.sleep(self.shared.rng.up_to(PIECE_SPAN_MAX)).await;
+                if self.stage(who) != Stage::Sending {
+                    return Err(std::io::Error::other("given up"));
+                }
+            }
+            for port in self.ports() {
+                port.stop().await;
+            }
+            let memory = self.memory();
+            if !self.enter(who, Stage::Stopped, |it| is_mine(it) && it.stage == Stage::Sending) {
+                return Err(std::io::Error::other("given up"));
+            }
+            let next = self.until(who, |stage| stage != Stage::Stopped).await;
+            if next != Stage::Completing {
+                return Err(std::io::Error::other("given up"));
+            }
+            stream.write_all(&memory.to_le_bytes()).await?;
+            stream.shutdown().await?;
+            let mut answer = [0];
+            stream.read_exact(&mut answer).await?;
+            if answer[0] == LOADED { Ok(()) } else { Err(std::io::Error::other("refused")) }
+        };
+        match outcome.await {
+            Ok(()) => _ = self.enter(who, Stage::Sent, |it| is_mine(it) && it.stage == Stage::Completing),
+            Err(error) => {
+                self.shared.world.event(format_args!("the migration ends: {error}"));
+                let stages = [Stage::Stopped, Stage::Completing];
+                // Its guest stays stopped, if it is, until somebody lets it go on.
+                let has_run = |it: &Instance| it.stage == Stage::Sending;
+                let goes_on = self.enter(who, Stage::Running, |it| is_mine(it) && has_run(it));
+                let fails = !goes_on && self.enter(who, Stage::Failed, |it| is_mine(it) && stages.contains(&it.stage));
+                if goes_on || !fails && self.is_idle(who, attempt) {
+                    self.ports().iter().for_each(Port::go_on);
+                }
+            }
+        }
+    }
+
+    /// What the target's QEMU does with what comes.
+    async fn load(self, who: (usize, u32), mut inlets: mpsc::UnboundedReceiver<BoxTransport>) {
+        let Some(mut main) = inlets.recv().await else { return };
+        let (world, beside) = (self.shared.world.clone(), self.shared.world.clone());
+        world.spawn(async move {
+            while let Some(mut inlet) = inlets.recv().await {
+                beside.spawn(async move { _ = tokio::io::copy(&mut inlet, &mut tokio::io::sink()).await });
+            }
+        });
+        let mut bytes = Vec::new();
+        let read = main.read_to_end(&mut bytes).await;
+        let whole = read.is_ok() && bytes.len() % PIECE_BYTES == 8;
+        let refuses = {
+            let state = self.shared.state.lock();
+            state.instances[who.0].as_ref().is_none_or(|it| it.pid != who.1 || it.refuses)
+        };
+        if !whole || refuses {
+            if refuses {
+                self.shared.world.fault("qemu-refuses", format_args!("the target's QEMU refuses the devices' state"));
+            }
+            self.enter(who, Stage::Failed, |_| true);
+            return;
+        }
+        let memory = u64::from_le_bytes(bytes[bytes.len() - 8..].try_into().expect("eight bytes"));
+        if self.enter(who, Stage::Loaded(memory), |it| it.stage == Stage::Waiting) {
+            // The source may be gone.
+            let _ = main.write_all(&[LOADED]).await;
+            let _ = main.shutdown().await;
+        }
+    }
+
+    fn is_wrong(&self) -> bool {
+        let is_calm = self.shared.state.lock().is_calm;
+        !is_calm && self.shared.rng.chance(WRONG)
+    }
+}

@@ -1,0 +1,351 @@
+//! The machine's QEMUs as the daemons see them.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::daemon::machine_types::{
+    CpuFacts, DiskReport, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
+    MigrationStatus, QemuProcess, TargetCommand, Version,
+};
+use ::daemon::{Convergence, Hypervisor, Hypervisors, OnStatus, Outlet, SocketOwner};
+use api::v1::{Error, ErrorCode, Monitor};
+use futures::future::BoxFuture;
+use migrate::stream::BoxTransport;
+use parking_lot::Mutex;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
+
+use super::{Instance, PIECE_BYTES, SimMachine, Stage};
+use crate::occurrence::Occurrence;
+use crate::world::Invariant;
+
+/// How much of a connection's bytes are on their way between QEMU and a daemon.
+const SOCKET_BYTES: usize = 16 << 10;
+
+/// The QEMUs as the daemon of one host sees them.
+pub(super) struct Seen {
+    pub(super) machine: SimMachine,
+    pub(super) own: usize,
+}
+
+fn gone() -> Error {
+    Error::new(ErrorCode::QmpUnreachable, "nothing listens there")
+}
+
+fn facts_version() -> Version {
+    Version { major: 7, minor: 2, micro: 0 }
+}
+
+impl Hypervisors for Seen {
+    fn reach<'a>(&'a self, _: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>, Error>> {
+        Box::pin(async {
+            let state = self.machine.shared.state.lock();
+            let instance = state.instances[self.own].as_ref().filter(|it| it.stage != Stage::Dead).ok_or_else(gone)?;
+            Ok(Arc::new(One { machine: self.machine.clone(), who: (self.own, instance.pid) }) as _)
+        })
+    }
+
+    fn launch<'a>(
+        &'a self,
+        _: &'a str,
+        _: &'a TargetCommand,
+        _: (&'a Path, Option<SocketOwner>),
+    ) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>, Error>> {
+        Box::pin(async {
+            let shared = &self.machine.shared;
+            shared.world.sleep(shared.rng.up_to(Duration::from_millis(3))).await;
+            let wrong = if self.machine.is_wrong() { shared.rng.below(3) } else { 3 };
+            if wrong == 0 {
+                shared.world.fault("qemu-does-not-start", format_args!("the target's QEMU does not start"));
+                return Err(Error::new(ErrorCode::VmRefused, "QEMU has ended"));
+            }
+            let pid = {
+                let mut state = shared.state.lock();
+                if state.instances[self.own].as_ref().is_some_and(|it| it.stage != Stage::Dead) {
+                    drop(state);
+                    shared.world.violate(Invariant::OneWriter, "a second QEMU is started on one host");
+                    return Err(gone());
+                }
+                state.last_pid += 1;
+                let pid = state.last_pid;
+                let refuses = wrong == 1;
+                let instance = Instance { pid, stage: Stage::Waiting, attempt: 0, inlets: None, refuses };
+                state.instances[self.own] = Some(instance);
+                pid
+            };
+            shared.changed.notify_waiters();
+            if wrong == 2 {
+                let (machine, who) = (self.machine.clone(), (self.own, pid));
+                let span = shared.rng.up_to(Duration::from_millis(60));
+                shared.world.spawn(async move {
+                    machine.shared.world.sleep(span).await;
+                    let stage = machine.stage(who);
+                    // One that has loaded everything is awaited by a commit: what dies from then on dies as on one host.
+                    if stage == Stage::Waiting {
+                        machine
+                            .shared
+                            .world
+                            .fault("qemu-dies", format_args!("the target's QEMU dies while it is {stage:?}"));
+                        machine.kill(who, "it dies");
+                    }
+                });
+            }
+            Ok(Arc::new(One { machine: self.machine.clone(), who: (self.own, pid) }) as _)
+        })
+    }
+
+    fn host_facts<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, Result<HostFacts, Error>> {
+        Box::pin(async {
+            Ok(HostFacts {
+                version: facts_version(),
+                machine_types: vec!["pc-i440fx-7.2".to_owned()],
+                memory_available_bytes: 1 << 40,
+                cpu: CpuFacts::default(),
+                has_kvm: true,
+            })
+        })
+    }
+
+    fn user(&self, _: &str) -> Result<SocketOwner, Error> {
+        Ok(SocketOwner { uid: 1, gid: 1 })
+    }
+
+    fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
+        let state = self.machine.shared.state.lock();
+        let started = state.instances[self.own].as_ref().filter(|it| it.stage == Stage::Waiting);
+        started.map(|it| QemuProcess { pid: it.pid, started: 0, boot: "sim".to_owned() }).into_iter().collect()
+    }
+
+    fn lives(&self, process: &QemuProcess) -> bool {
+        self.machine.stage((self.own, process.pid)) != Stage::Dead
+    }
+
+    fn end<'a>(&'a self, process: &'a QemuProcess) -> BoxFuture<'a, ()> {
+        Box::pin(async {
+            self.machine.kill((self.own, process.pid), "its daemon ends it");
+            self.machine.shared.world.sleep(Duration::from_micros(200)).await;
+        })
+    }
+
+    fn clear(&self, _: &Path) {}
+}
+
+/// One QEMU.
+struct One {
+    machine: SimMachine,
+    who: (usize, u32),
+}
+
+impl One {
+    fn alive(&self) -> Result<(), Error> {
+        if self.machine.stage(self.who) == Stage::Dead { Err(gone()) } else { Ok(()) }
+    }
+
+    async fn pause(&self) {
+        let shared = &self.machine.shared;
+        shared.world.sleep(shared.rng.up_to(Duration::from_micros(300))).await;
+    }
+}
+
+fn failed() -> Error {
+    Error::new(ErrorCode::QmpRefused, "the migration has failed")
+}
+
+impl Hypervisor for One {
+    fn process(&self) -> Option<QemuProcess> {
+        Some(QemuProcess { pid: self.who.1, started: 0, boot: "sim".to_owned() })
+    }
+
+    fn facts(&self) -> BoxFuture<'_, Result<MachineFacts, Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            let runs = self.machine.stage(self.who) == Stage::Running;
+            Ok(MachineFacts {
+                version: facts_version(),
+                machine_type: "pc-i440fx-7.2".to_owned(),
+                name: None,
+                uuid: None,
+                memory_bytes: 1 << 28,
+                vcpus: 1,
+                cpu_type: "qemu64-x86_64-cpu".to_owned(),
+                accelerator: "tcg".to_owned(),
+                run_state: if runs { "running" } else { "paused" }.to_owned(),
+                blocked_reasons: Vec::new(),
+                capabilities: ["events", "return-path", "pause-before-switchover", "late-block-activate", "multifd"]
+                    .map(str::to_owned)
+                    .to_vec(),
+                devices: BTreeSet::new(),
+                cpu: CpuFacts::default(),
+            })
+        })
+    }
+
+    fn description(&self) -> Result<MachineDescription, Error> {
+        self.alive()?;
+        let mut words = vec!["-machine".to_owned(), "pc".to_owned()];
+        for disk in 0..self.machine.shared.seats.lock().len() {
+            let node = format!("disk{disk}");
+            let blockdev = format!(r#"{{"driver":"file","node-name":"{node}","filename":"/images/{disk}"}}"#);
+            words.extend(["-blockdev".to_owned(), blockdev]);
+        }
+        Ok(MachineDescription { program: "/usr/bin/qemu-system-x86_64".to_owned(), words })
+    }
+
+    fn own_disks(&self) -> BoxFuture<'_, Result<Vec<DiskReport>, Error>> {
+        Box::pin(async { self.alive().map(|()| Vec::new()) })
+    }
+
+    fn ended(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async { _ = self.machine.until(self.who, |stage| stage == Stage::Dead).await })
+    }
+
+    fn begin_outgoing<'a>(
+        &'a self,
+        options: &'a MigrationOptions,
+        _: &'a Path,
+    ) -> BoxFuture<'a, Result<Box<dyn Outlet>, Error>> {
+        Box::pin(async move {
+            self.pause().await;
+            let attempt = {
+                let mut state = self.machine.shared.state.lock();
+                let instance = state.instances[self.who.0].as_mut().filter(|it| it.stage == Stage::Running);
+                let instance = instance.ok_or_else(failed)?;
+                (instance.stage, instance.attempt) = (Stage::Sending, instance.attempt + 1);
+                instance.attempt
+            };
+            let mut near = Vec::new();
+            for number in 0..=options.channels {
+                let (qemu, daemon) = tokio::io::duplex(SOCKET_BYTES);
+                near.push(Box::new(daemon) as BoxTransport);
+                let world = self.machine.shared.world.clone();
+                if number == 0 {
+                    world.spawn(self.machine.clone().send(self.who, attempt, Box::new(qemu)));
+                } else {
+                    let (machine, who, mut qemu) = (self.machine.clone(), self.who, qemu);
+                    world.spawn(async move {
+                        // It ends with the migration.
+                        let _ = qemu.write_all(&[0xa5; PIECE_BYTES]).await;
+                        let is_under_way = |stage| matches!(stage, Stage::Sending | Stage::Stopped | Stage::Completing);
+                        machine.until(who, |stage| !is_under_way(stage)).await;
+                    });
+                }
+            }
+            near.reverse();
+            Ok(Box::new(SimOutlet { near: Mutex::new(near) }) as _)
+        })
+    }
+
+    fn converge<'a>(
+        &'a self,
+        _: Convergence,
+        stopped: &'a (dyn Fn() + Send + Sync),
+        noted: OnStatus<'a>,
+    ) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            noted(&status(MigrationPhase::Active));
+            let stage = self.machine.until(self.who, |stage| stage != Stage::Sending).await;
+            stopped();
+            if stage == Stage::Stopped { Ok(()) } else { Err(failed()) }
+        })
+    }
+
+    fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if !self.machine.enter(self.who, Stage::Completing, |it| it.stage == Stage::Stopped) {
+                return Err(failed());
+            }
+            noted(&status(MigrationPhase::Device));
+            match self.machine.until(self.who, |stage| stage != Stage::Completing).await {
+                Stage::Sent => Ok(()),
+                _ => Err(failed()),
+            }
+        })
+    }
+
+    fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            self.pause().await;
+            self.alive()?;
+            if runs && self.machine.stage(self.who) != Stage::Running {
+                self.machine.let_run(self.who, "it is told to go on").await;
+            }
+            Ok(())
+        })
+    }
+
+    fn begin_incoming<'a>(&'a self, _: &'a MigrationOptions, _: &'a Path) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            let (inlets, incoming) = mpsc::unbounded_channel();
+            {
+                let mut state = self.machine.shared.state.lock();
+                let instance = state.instances[self.who.0].as_mut().filter(|it| it.stage == Stage::Waiting);
+                instance.ok_or_else(failed)?.inlets = Some(inlets);
+            }
+            self.machine.shared.world.spawn(self.machine.clone().load(self.who, incoming));
+            Ok(())
+        })
+    }
+
+    fn inlet<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, Result<BoxTransport, Error>> {
+        Box::pin(async {
+            let (qemu, daemon) = tokio::io::duplex(SOCKET_BYTES);
+            let state = self.machine.shared.state.lock();
+            let instance = state.instances[self.who.0].as_ref().filter(|it| it.stage == Stage::Waiting);
+            let inlets = instance.and_then(|it| it.inlets.as_ref()).ok_or_else(failed)?;
+            inlets.send(Box::new(qemu)).map_err(|_| failed())?;
+            Ok(Box::new(daemon) as _)
+        })
+    }
+
+    fn is_loaded(&self) -> BoxFuture<'_, Result<bool, Error>> {
+        Box::pin(async {
+            match self.machine.stage(self.who) {
+                Stage::Loaded(_) | Stage::Running => Ok(true),
+                Stage::Waiting => Ok(false),
+                _ => Err(failed()),
+            }
+        })
+    }
+
+    fn run(&self) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            match self.machine.stage(self.who) {
+                Stage::Running => return Ok(()),
+                Stage::Loaded(memory) if memory == self.machine.memory() => {}
+                Stage::Loaded(memory) => {
+                    let what = format!("the machine runs with memory {memory}, and had {}", self.machine.memory());
+                    self.machine.shared.world.violate(Invariant::StableRead, what);
+                }
+                _ => return Err(failed()),
+            }
+            self.machine.shared.world.occur(Occurrence::Told("machine runs there"));
+            self.machine.let_run(self.who, "it is told to").await;
+            Ok(())
+        })
+    }
+}
+
+fn status(phase: MigrationPhase) -> MigrationStatus {
+    MigrationStatus { phase, ..MigrationStatus::default() }
+}
+
+struct SimOutlet {
+    near: Mutex<Vec<BoxTransport>>,
+}
+
+impl Outlet for SimOutlet {
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>> {
+        let next = self.near.lock().pop();
+        Box::pin(async {
+            match next {
+                Some(near) => Ok(near),
+                None => std::future::pending().await,
+            }
+        })
+    }
+}
