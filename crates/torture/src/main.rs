@@ -1,5 +1,5 @@
-//! `transhume-torture`: what `cargo xtask torture` and `cargo xtask torture-hosts` run. It is a program of its own, so that
-//! no other chore of the repository waits for it to build.
+//! `transhume-torture`: what `cargo xtask torture`, `cargo xtask torture-hosts` and `cargo xtask torture-vms` run. It is a
+//! program of its own, so that no other chore of the repository waits for it to build.
 
 mod acts;
 mod alone;
@@ -13,6 +13,7 @@ mod proxy;
 mod stall;
 mod tally;
 mod testbed;
+mod vms;
 
 use std::process::ExitCode;
 
@@ -23,21 +24,24 @@ use clap::{Parser, Subcommand};
 #[command(bin_name = "cargo xtask")]
 struct Arguments {
     #[command(subcommand)]
-    torture: Torture,
+    kind: Kind,
 }
 
 #[derive(Subcommand)]
-enum Torture {
+enum Kind {
     /// Kill, cut, throttle, freeze and fill the real daemon while it moves a volume, at random from a seed.
     Torture(acts::Arguments),
     /// Do the same to two real daemons while a volume moves from one to the other.
     TortureHosts(hosts::Arguments),
+    /// Do the same while a whole VM goes back and forth between two real daemons.
+    TortureVms(vms::Arguments),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().torture {
-        Torture::Torture(arguments) => acts::play_all(&arguments),
-        Torture::TortureHosts(arguments) => hosts::play_all(&arguments),
+    let outcome = match Arguments::parse().kind {
+        Kind::Torture(arguments) => acts::play_all(&arguments),
+        Kind::TortureHosts(arguments) => hosts::play_all(&arguments),
+        Kind::TortureVms(arguments) => vms::play_all(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,79 @@
+//! What must hold once a move is over.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use serde_json::Value;
+use transhume_guest::pattern::{self, BLOCK_BYTES, Fault};
+
+use super::act::{Act, VM, other};
+
+impl Act {
+    /// What is not as it must be yet. `at` is where the VM should be.
+    pub(super) fn unsettled(&mut self) -> anyhow::Result<Option<String>> {
+        let (here, there) = (self.at, other(self.at));
+        let shown = self.daemon(here).json(&["vm", "show", VM])?;
+        let qemus = self.watcher.qemus();
+        let wrong = |what: String| Ok(Some(what));
+        if self.has_crashed && qemus.is_empty() {
+            if shown["state"] != "gone" {
+                return wrong(format!("{} does not know that its QEMU has ended: {shown}", here.name()));
+            }
+        } else {
+            if shown["state"] != "running" || !shown["problem"].is_null() {
+                return wrong(format!("it does not run at {}: {shown}", here.name()));
+            }
+            let [qemu] = &qemus[..] else { return wrong(format!("these QEMUs are there: {qemus:?}")) };
+            if shown["pid"] != qemu.pid || qemu.status != "running" {
+                return wrong(format!("{qemu:?} is not what {} says: {shown}", here.name()));
+            }
+            // The source's QEMU was to be killed, and the guest was at the target already.
+            self.has_crashed = false;
+        }
+        let others = self.daemon(there).json(&["vm", "ls"])?;
+        let stays = |vm: &Value| vm["state"] != "moved" || vm["host"] != here.name();
+        if let Some(vm) = others.as_array().into_iter().flatten().find(|vm| stays(vm)) {
+            return wrong(format!("{} says something else of it: {vm}", there.name()));
+        }
+        let volumes = self.daemon(here).json(&["volume", "ls"])?;
+        let is_here = |volume: &Value| volume["backend"].as_str().is_some_and(|backend| backend.starts_with("file:"));
+        let volumes = volumes.as_array().cloned().unwrap_or_default();
+        // A machine that never moved has its disks adopted only since its first move.
+        if volumes.len() != self.disks || !volumes.iter().all(is_here) {
+            return wrong(format!("its disks are not at {}: {volumes:?}", here.name()));
+        }
+        let left = self.daemon(there).json(&["volume", "ls"])?;
+        if left != Value::Array(Vec::new()) {
+            return wrong(format!("volumes are left at {}: {left}", there.name()));
+        }
+        let incoming = self.hosts.incoming(there);
+        let left: Vec<_> = std::fs::read_dir(&incoming)?.flatten().map(|entry| entry.file_name()).collect();
+        if !left.is_empty() {
+            return wrong(format!("files are left at {}: {left:?}", there.name()));
+        }
+        let folder = self.folder_at(there);
+        if folder.exists() {
+            return wrong(format!("sockets are left at {}: {}", there.name(), folder.display()));
+        }
+        Ok(None)
+    }
+}
+
+/// Fails unless every block of a disk is one that its guest has written there, or tried to as it crashed.
+pub(super) fn check_disk(path: &Path) -> anyhow::Result<()> {
+    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    let mut input = BufReader::with_capacity(1 << 20, file);
+    let mut bytes = vec![0; BLOCK_BYTES];
+    for block in 0..super::act::DISK_BYTES / BLOCK_BYTES as u64 {
+        input.read_exact(&mut bytes).with_context(|| format!("reading {}", path.display()))?;
+        let mut generation = 1;
+        if let Err(Fault::Newer { found }) = pattern::check(&bytes, block, generation) {
+            generation = found;
+        }
+        let checked = pattern::check(&bytes, block, generation);
+        ensure!(checked.is_ok(), "block {block} of {}: {checked:?}", path.display());
+    }
+    Ok(())
+}
