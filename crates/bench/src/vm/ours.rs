@@ -1,0 +1,107 @@
+//! A move by `transhume vm move`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use serde_json::Value;
+use transhume_guest::Side;
+
+use super::felt::Ended;
+use super::moment::{Witness, now_unix_ms};
+use super::place::{NAME, PATIENCE, Place};
+
+const POLL: Duration = Duration::from_millis(20);
+
+/// A move that was ordered.
+pub(crate) struct Ordered {
+    began_unix_ms: f64,
+    source: Witness,
+}
+
+/// A move that has come to its end.
+pub(crate) struct Done {
+    /// From the order to the end.
+    pub(crate) seconds: f64,
+    /// When QEMU stopped the guest at the source, in milliseconds since 1970.
+    pub(crate) stopped_unix_ms: f64,
+    /// When QEMU ran it at the target.
+    pub(crate) ran_unix_ms: f64,
+    /// What the daemon says of it.
+    pub(crate) shown: Value,
+}
+
+impl Ordered {
+    /// Orders the move of the place's guest to B.
+    pub(crate) fn new(place: &Place, options: &[&str]) -> anyhow::Result<Self> {
+        let source = Witness::of(place.guest.folder())?;
+        let began_unix_ms = now_unix_ms();
+        let words = [&["vm", "move", NAME, "--to", Side::B.name(), "--detach"], options].concat();
+        place.hosts.daemon(Side::A).json(&words)?;
+        Ok(Self { began_unix_ms, source })
+    }
+
+    /// When it was ordered, in milliseconds since 1970.
+    pub(crate) fn began_unix_ms(&self) -> f64 {
+        self.began_unix_ms
+    }
+
+    /// Follows the guest to the other host, and waits until the move is done.
+    pub(crate) fn follow(mut self, place: &mut Place) -> anyhow::Result<Done> {
+        let folder = place.folder_there()?;
+        let end = Instant::now() + PATIENCE;
+        // The new QEMU listens before the guest is there, but not before the disks are copied.
+        while !folder.join("workload.sock").exists() || !folder.join("qmp2.sock").exists() {
+            let shown = move_shown(place)?;
+            if shown["phase"] == "over" || Instant::now() > end {
+                bail!("the move has come to nothing: {shown}\n{}", place.logs());
+            }
+            std::thread::sleep(POLL);
+        }
+        let mut target = Witness::of(&folder)?;
+        place.guest.follow(&folder)?;
+        let shown = place.hosts.daemon(Side::A).json(&["vm", "watch", NAME])?;
+        if shown["state"] != "done" {
+            bail!("the move has come to nothing: {shown}\n{}", place.logs());
+        }
+        Ok(Done {
+            seconds: self.seconds_of(&shown),
+            stopped_unix_ms: self.source.when("STOP")?,
+            ran_unix_ms: target.when("RESUME")?,
+            shown,
+        })
+    }
+
+    /// Waits until the move is over, whatever comes of it; gives its seconds, and what the daemon says.
+    pub(crate) fn wait(self, place: &Place) -> anyhow::Result<(f64, Value)> {
+        // Whether it was done is told by what is shown of it.
+        let _ = place.hosts.daemon(Side::A).ask(&["vm", "watch", NAME])?;
+        let shown = move_shown(place)?;
+        Ok((self.seconds_of(&shown), shown))
+    }
+
+    fn seconds_of(&self, shown: &Value) -> f64 {
+        let time = |name: &str| shown[name].as_f64().unwrap_or(f64::NAN);
+        (time("started_unix_ms") + time("elapsed_ms") - self.began_unix_ms) / 1e3
+    }
+}
+
+/// What the source's daemon says of the guest's last move.
+fn move_shown(place: &Place) -> anyhow::Result<Value> {
+    Ok(place.hosts.daemon(Side::A).json(&["vm", "show", NAME])?["last_move"].clone())
+}
+
+/// Moves the guest, comparing as little as QEMU does.
+pub(super) fn transhume(
+    place: &mut Place,
+    strategy: &str,
+    channels: u8,
+    downtime_limit_ms: u64,
+) -> anyhow::Result<Ended> {
+    let (channels, limit) = (channels.to_string(), format!("{downtime_limit_ms}ms"));
+    let options = ["--verify", "off", "--strategy", strategy, "--channels", &channels, "--downtime-limit", &limit];
+    let done = Ordered::new(place, &options)?.follow(place)?;
+    if std::env::var_os("TRANSHUME_BENCH_LOGS").is_some() {
+        eprintln!("STOP {:.3}, RESUME {:.3}\n{}", done.stopped_unix_ms, done.ran_unix_ms, place.logs());
+    }
+    Ok(Ended { seconds: done.seconds, stopped_ms: done.ran_unix_ms - done.stopped_unix_ms, keeps: None })
+}

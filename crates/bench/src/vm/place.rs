@@ -1,0 +1,131 @@
+//! Two hosts, a guest on the first whose disk and memory are checked, and a client of that guest.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::Value;
+use transhume_guest::{
+    ClientSpec, Disk, Event, Guest, GuestNetwork, GuestSpec, Interval, Network, NetworkClient, Side, TwoHosts,
+    TwoHostsSpec, create_filled,
+};
+
+/// How long anything may take that is no move.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+/// What the guest is called.
+pub(crate) const NAME: &str = "web1";
+/// The disk's node in QEMU.
+pub(crate) const NODE: &str = "disk0";
+/// A line of both hosts' configurations.
+pub(crate) const RUNS_VMS: &str = "run-vms = true\n";
+
+const TAP: &str = "guest0";
+
+/// How much of a guest's memory its load may have. The rest is its system's.
+pub(crate) const fn fillable_mib(memory_mib: u32) -> u32 {
+    memory_mib - memory_mib / 8 - 64
+}
+
+/// The place of one move. Dropping it ends every QEMU in it.
+pub(crate) struct Place {
+    pub(crate) guest: Guest,
+    pub(crate) network: GuestNetwork,
+    pub(crate) hosts: TwoHosts,
+    pub(crate) disk: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// Makes two paired hosts and boots `guest` on the first, with a network card and a filled disk of so many bytes.
+    pub(crate) fn new(
+        (programs, parent): (&Path, &Path),
+        hosts: TwoHostsSpec,
+        guest: GuestSpec,
+        disk_bytes: u64,
+    ) -> anyhow::Result<Self> {
+        // Sockets of QEMU are below it, and their paths are short.
+        let folder = tempfile::Builder::new().prefix("vm").tempdir_in(parent).context("creating a folder")?;
+        let mut hosts = TwoHosts::new(programs, folder.path(), hosts)?;
+        hosts.start()?;
+        hosts.pair()?;
+        let network = GuestNetwork::new(&hosts, [TAP])?;
+        let disk = folder.path().join("disk.raw");
+        create_filled(&disk, disk_bytes)?;
+        let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
+        let mut guest = Guest::boot(guest.launcher(hosts.launcher(Side::A)))?;
+        guest.wait_for_load(PATIENCE)?;
+        Ok(Self { guest, network, hosts, disk, folder })
+    }
+
+    /// Makes the guest known to the daemon of its host.
+    pub(crate) fn add(&self) -> anyhow::Result<()> {
+        let qmp = self.guest.qmp_socket().display().to_string();
+        self.hosts.daemon(Side::A).json(&["vm", "add", NAME, "--qmp", &qmp]).map(drop)
+    }
+
+    /// Where everything of this place is.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where the sockets of the QEMU are that the other host starts for the guest.
+    pub(crate) fn folder_there(&self) -> anyhow::Result<PathBuf> {
+        let api = self.hosts.daemon(Side::B).api();
+        Ok(api.parent().context("the API is in a folder")?.join("vm").join(NAME))
+    }
+
+    /// A client of the guest.
+    pub(crate) fn client(&self, spec: ClientSpec) -> anyhow::Result<NetworkClient> {
+        NetworkClient::start(self.network.namespace(), Network::default().host(), spec, PATIENCE)
+    }
+
+    /// What both daemons have logged.
+    pub(crate) fn logs(&self) -> String {
+        Side::BOTH.map(|side| format!("--- {}\n{}", side.name(), self.hosts.daemon(side).log())).concat()
+    }
+
+    /// Has the guest read its whole disk and memory again.
+    ///
+    /// # Errors
+    /// Something is not as it was written.
+    pub(crate) fn verify(&mut self) -> anyhow::Result<()> {
+        self.guest.send("verify")?;
+        self.guest.wait_until(PATIENCE, |event| matches!(event, Event::Verified { .. }))?;
+        let found = self.guest.load_result();
+        if found.wrong + found.memory.wrong == 0 && found.blocks > 0 && found.complaints.is_empty() {
+            return Ok(());
+        }
+        bail!("the moved guest is not as it was: {found:?}")
+    }
+
+    /// What the guest's load has told between two moments.
+    pub(crate) fn intervals(&mut self, from: Instant, to: Instant) -> Vec<Interval> {
+        let all = self.guest.intervals().iter();
+        all.filter(|(at, _)| (from..=to).contains(at)).map(|(_, interval)| *interval).collect()
+    }
+
+    fn started_by_daemons(&self) -> Vec<u64> {
+        let ask = |side| self.hosts.daemon(side).json(&["vm", "ls"]).unwrap_or_default();
+        let shown = Side::BOTH.map(ask);
+        let pids = shown.iter().filter_map(Value::as_array).flatten().filter_map(|vm| vm["pid"].as_u64());
+        // One that has ended may have left its number to somebody else.
+        pids.filter(|pid| self.is_of_this_place(*pid)).collect()
+    }
+
+    fn is_of_this_place(&self, pid: u64) -> bool {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let places = [self.folder.path(), self.guest.folder()].map(|place| place.display().to_string());
+        let words = String::from_utf8_lossy(&words);
+        words.contains("qemu-system") && places.iter().any(|place| words.contains(place))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pid in self.started_by_daemons() {
+            // QEMUs that a daemon has started outlive it. One may have ended by itself.
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        }
+    }
+}

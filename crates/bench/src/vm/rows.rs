@@ -1,0 +1,197 @@
+//! The groups of `bench-vm`.
+
+use anyhow::bail;
+use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
+
+use super::VmBench;
+use super::felt::{Ended, Felt, feel};
+use super::ours::{Ordered, transhume};
+use super::peers::{How, recipe, shared_disk};
+use super::place::{Place, RUNS_VMS, fillable_mib};
+use crate::figures::{Goal, Row, Samples};
+
+/// Requests a second of a guest that is emulated and not at its limit.
+const RATE: u32 = 300;
+/// And of one that does next to nothing: one to show that it lives.
+const IDLE_RATE: u32 = 1;
+/// A limit of the downtime that leaves hardly any memory for it, in milliseconds.
+const SHORT_LIMIT_MS: u64 = 20;
+/// What is to be reached of each peer's figures.
+const DOWNTIME_RATIO_MAX: f64 = 1.2;
+const TIME_RATIO_MAX: f64 = 0.9;
+const P99_RATIO_MAX: f64 = 0.5;
+/// How long a move may take that may not end by itself.
+const DEADLINE_SECONDS: u32 = 120;
+
+/// What moves the guest.
+type Mover = fn(&mut Place, How) -> anyhow::Result<Ended>;
+
+/// What was felt of several moves.
+#[derive(Default)]
+struct Series {
+    seconds: Samples,
+    stopped: Samples,
+    downtime: Samples,
+    p99: Samples,
+    p99_before: Samples,
+    longest: Samples,
+}
+
+impl Series {
+    fn push(&mut self, felt: &Felt) {
+        self.seconds.push(felt.seconds);
+        self.stopped.push(felt.stopped_ms);
+        self.downtime.push(felt.downtime_ms);
+        self.p99.push(felt.p99_ms);
+        self.p99_before.push(felt.p99_before_ms);
+        self.longest.push(felt.longest_ms);
+    }
+}
+
+fn place(bench: &VmBench, load: Load) -> anyhow::Result<Place> {
+    let memory = MemoryLoad {
+        mib: fillable_mib(bench.memory_mib),
+        rewrite_mib_per_second: bench.busy_mib,
+        ..MemoryLoad::default()
+    };
+    let guest = GuestSpec::new().cores(bench.cores).memory_mib(bench.memory_mib).memory_load(memory).load(load);
+    let hosts = TwoHostsSpec { plaintext: !bench.is_encrypted, more: RUNS_VMS, ..TwoHostsSpec::default() };
+    Place::new((&bench.programs, bench.memory.path()), hosts, guest, bench.disk_mib << 20)
+}
+
+fn load(rate: u32) -> Load {
+    Load { is_prefilled: true, rate, workers: 4, interval_ms: 100, ..Load::default() }
+}
+
+impl VmBench {
+    fn ours(&self, rate: u32, limit_ms: u64) -> anyhow::Result<Felt> {
+        let mut place = place(self, load(rate))?;
+        place.add()?;
+        let felt = feel(&mut place, |place| transhume(place, &self.strategy, self.channels, limit_ms))?;
+        eprintln!("    ours: {felt}");
+        Ok(felt)
+    }
+
+    fn peer(&self, rate: u32, limit_ms: u64, mover: Mover) -> anyhow::Result<Felt> {
+        let how = How { channels: self.channels, downtime_limit_ms: limit_ms, is_encrypted: self.is_encrypted };
+        let mut place = place(self, load(rate))?;
+        let felt = feel(&mut place, |place| mover(place, how))?;
+        eprintln!("    QEMU: {felt}");
+        Ok(felt)
+    }
+
+    /// Both by turns.
+    fn by_turns(&self, rate: u32, limit_ms: u64, mover: Mover) -> anyhow::Result<[Series; 2]> {
+        let [mut ours, mut theirs] = [(); 2].map(|()| Series::default());
+        for _ in 0..self.runs {
+            ours.push(&self.ours(rate, limit_ms)?);
+            theirs.push(&self.peer(rate, limit_ms, mover)?);
+        }
+        Ok([ours, theirs])
+    }
+
+    fn guest_words(&self) -> String {
+        let tls = if self.is_encrypted { ", TLS" } else { "" };
+        format!("a guest of {} MiB with a disk of {} MiB{tls}", self.memory_mib, self.disk_mib)
+    }
+}
+
+/// A guest that does next to nothing: how long nobody reaches it. QEMU stops a guest as soon as it believes that the rest of
+/// the memory takes no longer than the limit, so with a short one it is seen what the switch itself takes.
+pub(super) fn idle(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for limit_ms in [bench.downtime_limit_ms, SHORT_LIMIT_MS] {
+        let [ours, theirs] = bench.by_turns(IDLE_RATE, limit_ms, shared_disk)?;
+        let peer = "QEMU, the disk shared";
+        let what = format!("{}, idle, limit {limit_ms} ms", bench.guest_words());
+        let same = |figure: &str| format!("the same: {figure}");
+        let unanswered = Row::new(
+            format!("{what}: longest time without an answer"),
+            "ms",
+            ours.downtime,
+            Goal::RatioAtMost(DOWNTIME_RATIO_MAX),
+        );
+        rows.extend([
+            unanswered.against(peer, theirs.downtime),
+            Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::None).against(peer, theirs.stopped),
+            Row::new(same("time, ours with the disk"), "s", ours.seconds, Goal::None).against(peer, theirs.seconds),
+        ]);
+    }
+    Ok(rows)
+}
+
+/// A guest that uses its disk: how long all of it takes, and what it feels.
+pub(super) fn total(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let [ours, theirs] = bench.by_turns(RATE, bench.downtime_limit_ms, recipe)?;
+    let peer = "QEMU's recipe: mirror over NBD, then migrate";
+    let what = format!("{}, {RATE} requests/s", bench.guest_words());
+    let same = |figure: &str| format!("the same: {figure}");
+    Ok(vec![
+        Row::new(format!("{what}: time"), "s", ours.seconds, Goal::RatioAtMost(TIME_RATIO_MAX))
+            .against(peer, theirs.seconds),
+        Row::new(same("the guest's p99"), "ms", ours.p99.clone(), Goal::RatioAtMost(P99_RATIO_MAX))
+            .against(peer, theirs.p99),
+        Row::new(same("the guest's p99"), "ms", ours.p99, Goal::None).against("before", ours.p99_before),
+        Row::new(same("the guest's longest request"), "ms", ours.longest, Goal::None).against(peer, theirs.longest),
+        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
+            .against(peer, theirs.downtime),
+        Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::None).against(peer, theirs.stopped),
+    ])
+}
+
+/// A guest that writes faster than one link carries: whether its move ends.
+pub(super) fn converge(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for links in [1, 2] {
+        let [mut ended, mut seconds] = [(); 2].map(|()| Samples::default());
+        for _ in 0..bench.runs.min(2) {
+            let (is_done, took) = converging(bench, links)?;
+            ended.push(f64::from(u8::from(is_done)));
+            seconds.push(took);
+        }
+        let what = format!(
+            "a guest that rewrites {} MiB/s of memory over {links} of {} Mbit/s",
+            bench.rewrite_mib,
+            bench.link_bits_per_second / 1_000_000
+        );
+        let goal = if links == 1 { Goal::None } else { Goal::AtLeast(1.0) };
+        rows.push(Row::new(format!("{what}: moves that end within {DEADLINE_SECONDS} s"), "share", ended, goal));
+        rows.push(Row::new("the same: time until it ends, or is undone", "s", seconds, Goal::None));
+    }
+    Ok(rows)
+}
+
+/// Whether one move ends, and its seconds.
+fn converging(bench: &VmBench, links: usize) -> anyhow::Result<(bool, f64)> {
+    let hosts = TwoHostsSpec {
+        links,
+        link_bits_per_second: Some(bench.link_bits_per_second),
+        plaintext: !bench.is_encrypted,
+        more: RUNS_VMS,
+    };
+    let memory_mib = bench.memory_mib.min(512);
+    let memory =
+        MemoryLoad { mib: fillable_mib(memory_mib), rewrite_mib_per_second: bench.rewrite_mib, hot_percent: 100 };
+    // The disk is written as fast as the guest gets that done beside.
+    let load = Load { read_percent: 0, rate: 1_000, ..load(0) };
+    let guest = GuestSpec::new().cores(bench.cores.max(2)).memory_mib(memory_mib).memory_load(memory).load(load);
+    let disk_bytes = bench.disk_mib.min(256) << 20;
+    let mut place = Place::new((&bench.programs, bench.memory.path()), hosts, guest, disk_bytes)?;
+    place.add()?;
+    let (deadline, channels) = (format!("{DEADLINE_SECONDS}s"), bench.channels.to_string());
+    let options = ["--verify", "off", "--channels", &channels, "--deadline", &deadline];
+    let (seconds, shown) = Ordered::new(&place, &options)?.wait(&place)?;
+    let is_done = shown["state"] == "done";
+    if !is_done && shown["error"]["code"] != "no-convergence" {
+        bail!("the move has failed otherwise: {shown}\n{}", place.logs());
+    }
+    eprintln!("    {links} links: {} in {seconds:.1} s, {}", shown["state"], shown["memory"]);
+    if is_done {
+        let folder = place.folder_there()?;
+        place.guest.follow(&folder)?;
+    }
+    place.verify()?;
+    let rewritten = place.guest.load_result().memory.rewritten / 256;
+    eprintln!("    {rewritten} MiB were rewritten since the guest's boot");
+    Ok((is_done, seconds))
+}
