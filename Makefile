@@ -12,7 +12,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts fuzz demo bench-local bench-large bench-range-lock bench-wire paper-esx-real deny docs clean
+.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ torture: setup ## Kill, cut, throttle, freeze and fill the real daemon (CYCLES=2
 torture-hosts: setup ## The same between two daemons in networks of their own (CYCLES=200: a quarter of an hour)
 	@$(CARGO) xtask torture-hosts --cycles $(CYCLES)
 
+torture-vms: setup ## The same while a whole VM goes back and forth between them (CYCLES=200: an hour)
+	@$(CARGO) xtask torture-vms --cycles $(CYCLES)
+
 # Each target, CRATE/NAME, has its share of the minutes. What is found is kept in crates/CRATE/fuzz/artifacts, with the
 # command to repeat it.
 fuzz: ## Fuzz what parses foreign bytes (MINUTES=5; needs a nightly toolchain, installs cargo-fuzz)
@@ -95,6 +98,10 @@ demo: ## Move a running guest's disk and print the report
 	@echo "building the programs and the demo: minutes, if little of it is built"
 	@$(CARGO) xtask demo
 
+demo-vm: setup ## Move a whole running guest to another host while a client asks it, and print the report (needs root)
+	@echo "building the programs and the demo: minutes, if little of it is built"
+	@$(CARGO) xtask demo-vm
+
 bench-local: setup ## Measure against nbdkit, QEMU and plain copies; prints a table and writes JSON
 	@$(CARGO) xtask bench-local
 
@@ -106,6 +113,9 @@ bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 
 
 bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and plain TCP (needs root; ONLY=links; twenty minutes)
 	@$(CARGO) xtask bench-wire $(if $(ONLY),--only $(ONLY))
+
+bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's own (needs root; ONLY=idle, RUNS=5)
+	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 # Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.
 paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx; SCALE=4: minutes, 1: half an hour)

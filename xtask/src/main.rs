@@ -30,6 +30,8 @@ enum Chore {
     Setup(setup::Arguments),
     /// Boot a real guest, move its disk while it works, and print the report.
     Demo(programs::Arguments),
+    /// Boot a guest that serves a web page, move it whole to another host while a client asks it, and print the report.
+    DemoVm(programs::Arguments),
     /// Play migrations in a simulated world and check what must always hold.
     Sim(programs::Arguments),
     /// Make mistakes in the engine on purpose, and check that the simulator sees each of them.
@@ -38,6 +40,8 @@ enum Chore {
     Torture(programs::Arguments),
     /// Do the same to two real daemons while a volume moves from one to the other.
     TortureHosts(programs::Arguments),
+    /// Do the same while a whole VM goes back and forth between two real daemons.
+    TortureVms(programs::Arguments),
     /// Repeat a paper's evaluation in the simulator (`paper esx`); writes one HTML page with plots, and JSON.
     Paper(programs::Arguments),
     /// The same as `paper esx`.
@@ -51,6 +55,9 @@ enum Chore {
     /// Measure moves between two hosts in network namespaces against nbdcopy, QEMU and plain TCP (needs root); prints a table
     /// and writes JSON.
     BenchWire(programs::Arguments),
+    /// Measure moves of whole VMs between two hosts against QEMU's own migration (needs root); prints a table and writes
+    /// JSON.
+    BenchVm(programs::Arguments),
     /// Record state directories, API answers and wire transcripts of a version, which later programs must read.
     RecordFixtures(programs::Arguments),
     /// Run a command, and keep what came of it in docs/runs, for the table in docs/reliability.md.
@@ -66,11 +73,13 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy(arguments) => tidy::run(&arguments),
         Chore::Setup(arguments) => setup::run(&arguments),
-        Chore::Demo(arguments) => programs::demo(&arguments),
+        Chore::Demo(arguments) => programs::demo("demo", &arguments),
+        Chore::DemoVm(arguments) => programs::demo("demo-vm", &arguments),
         Chore::Sim(arguments) => sim::run(&arguments),
         Chore::Mutations(arguments) => mutations::run(&arguments),
         Chore::Torture(arguments) => run_chore(TORTURE, "torture", &arguments),
         Chore::TortureHosts(arguments) => run_chore(TORTURE, "torture-hosts", &arguments),
+        Chore::TortureVms(arguments) => run_chore(TORTURE, "torture-vms", &arguments),
         Chore::Paper(arguments) => run_chore(EXPERIMENTS, "paper", &arguments),
         Chore::PaperEsx(mut arguments) => {
             arguments.arguments.insert(0, "esx".to_owned());
@@ -80,6 +89,7 @@ fn main() -> ExitCode {
         Chore::BenchLocal(arguments) => run_chore(BENCH, "bench-local", &arguments),
         Chore::BenchRangeLock(arguments) => run_chore(BENCH, "bench-range-lock", &arguments),
         Chore::BenchWire(arguments) => run_chore(BENCH, "bench-wire", &arguments),
+        Chore::BenchVm(arguments) => run_chore(BENCH, "bench-vm", &arguments),
         Chore::RecordFixtures(arguments) => run_chore(BENCH, "record-fixtures", &arguments),
         Chore::Record(arguments) => runs::record(&arguments),
         Chore::Runs(arguments) => runs::run(&arguments),

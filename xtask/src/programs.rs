@@ -30,8 +30,8 @@ pub(crate) fn run_chore(package: &str, chore: &str, arguments: &Arguments) -> an
     run(package, &words)
 }
 
-/// Builds the programs, the guest's load and the demo at once, so that nothing is built twice, and runs the demo with them.
-pub(crate) fn demo(arguments: &Arguments) -> anyhow::Result<()> {
+/// Builds the programs, the guest's load and the demos at once, so that nothing is built twice, and runs one with them.
+pub(crate) fn demo(chore: &str, arguments: &Arguments) -> anyhow::Result<()> {
     let packages = [BENCH, "transhume-cli", "transhume-guest"].map(|package| ["--package", package]);
     let built = cargo_itself()
         .args(["build", "--locked", "--profile", "demo", "--bins"])
@@ -41,7 +41,7 @@ pub(crate) fn demo(arguments: &Arguments) -> anyhow::Result<()> {
     ensure!(built.success(), "the programs could not be built: see above");
     let programs = target_folder()?.join("demo");
     let shown = Command::new(programs.join(BENCH))
-        .args(["demo", "--programs"])
+        .args([chore, "--programs"])
         .arg(&programs)
         .args(&arguments.arguments)
         .status()
