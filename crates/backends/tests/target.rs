@@ -205,9 +205,14 @@ async fn another_file_or_block_device_under_the_name_of_a_target_is_not_taken_fo
     let prepared: PreparedTarget = serde_json::from_str(&json).expect("the same");
     prepared.check().expect("it is the one");
     let name = device.path.display().to_string();
-    let reattach = |file: &Path| run("losetup", &[&name, file.to_str().expect("a plain name")]);
     run("losetup", &["--detach", &name]);
-    reattach(&other);
+    // A test beside this one may be given the number in between, and lets it go soon.
+    let reattach = || std::process::Command::new("losetup").arg(&name).arg(&other).status().expect("losetup runs");
+    let begun = std::time::Instant::now();
+    while !reattach().success() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{name} is not to be had again");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
     let error = prepared.check().expect_err("another block device");
     assert!(matches!(error, TargetError::Replaced { .. }), "{error}");
     open(&device.path).await.check_is(&prepared).expect_err("another one is open");

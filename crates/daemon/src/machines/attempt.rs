@@ -28,8 +28,6 @@ use crate::volume::Volume;
 
 /// For how long QEMU may stop the guest for the rest of the memory, if nothing is said.
 const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
-/// The guest is stopped from here, before QEMU would do it: see [`Hypervisor::converge`](crate::hypervisor::Hypervisor::converge).
-const OWN_STOP_LIMIT: Duration = Duration::from_millis(1);
 /// How long the disks may take from when the machine is stopped to when all are held, before it goes on here.
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 /// How long the rest of the memory may take.
@@ -236,7 +234,7 @@ impl MachineMove {
         let options = MigrationOptions {
             channels,
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
-            downtime_limit: if channels == 0 { OWN_STOP_LIMIT } else { self.downtime_limit() },
+            downtime_limit: self.downtime_limit(),
             auto_converge: self.request.auto_converge,
         };
         let path = daemon.machine_folder(&format!("{}.migration", self.name));
