@@ -249,6 +249,8 @@ fn bandwidth_of(rate: Option<Rate>, slow: bool) -> Result<Option<u64>> {
 fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
     Ok(MoveRequest {
         to: absolute_backend(&args.to)?,
+        // Only a disk of a whole VM is handed over.
+        shared: false,
         bandwidth: bandwidth_of(args.bandwidth, args.slow)?.filter(|rate| *rate > 0),
         reserve: args.reserve.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: args.verify.into(),

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::Client;
 use api::v1::{
-    Decision, Error, ErrorCode, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove, VmMovePhase,
-    VmMoveRequest, VmPlan,
+    Decision, DiskHandling, Error, ErrorCode, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove,
+    VmMovePhase, VmMoveRequest, VmPlan,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -80,6 +80,7 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
 fn request(how: &HowArgs) -> VmMoveRequest {
     VmMoveRequest {
         to: how.to.clone(),
+        disks: how.disks.clone(),
         bandwidth: how.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: how.verify.into(),
         strategy: how.strategy.into(),
@@ -172,8 +173,12 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     let mut lines = vec![format!("{} to {}", plan.vm, plan.to)];
     lines.push(format!("  memory       {}", show::bytes(plan.memory_bytes)));
     for disk in &plan.disks {
-        let how = if disk.volume.is_some() { "copied" } else { "adopted and copied" };
-        lines.push(format!("  disk         {}: {}, {}", disk.node, show::bytes(disk.size_bytes), how));
+        let adopted = if disk.volume.is_some() { "" } else { "adopted and " };
+        let how = match disk.handling {
+            Some(DiskHandling::Shared) => format!("{adopted}handed over at {}", disk.file),
+            Some(DiskHandling::Copied) | None => format!("{adopted}copied"),
+        };
+        lines.push(format!("  disk         {}: {}, {how}", disk.node, show::bytes(disk.size_bytes)));
     }
     lines.extend(plan.seconds.map(|seconds| format!("  takes        about {}", show::time(seconds))));
     lines.extend(plan.downtime_ms.map(|downtime| format!("  downtime     about {}", show::time(downtime / 1e3))));

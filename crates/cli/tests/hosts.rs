@@ -14,7 +14,7 @@ use support::{World, check_refusal, same};
 use transhume_guest::{Side, TwoHosts, TwoHostsSpec};
 
 /// Two running hosts that do not know each other, and where everything of theirs is.
-fn two_hosts(spec: TwoHostsSpec) -> (TwoHosts, tempfile::TempDir) {
+fn two_hosts(spec: TwoHostsSpec<'_>) -> (TwoHosts, tempfile::TempDir) {
     let folder = tempfile::Builder::new().prefix("th").tempdir().expect("a temporary directory");
     let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
     let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");

@@ -1,5 +1,6 @@
 //! A whole VM goes to another host: its memory, its devices and its disks, while a client asks it things.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -23,17 +24,25 @@ struct Place {
 
 impl Place {
     fn new(disks: usize) -> Self {
+        let files: Vec<_> = (0..disks).map(|number| format!("disk{number}.raw")).collect();
+        Self::on(|_| String::new(), &files.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// With disks in these files of the folder, of which `more` gives what both configurations say besides.
+    fn on(more: impl FnOnce(&Path) -> String, files: &[&str]) -> Self {
         let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let spec = TwoHostsSpec { more: RUNS_VMS, ..TwoHostsSpec::default() };
+        let more = format!("{RUNS_VMS}{}", more(folder.path()));
+        let spec = TwoHostsSpec { more: &more, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
         hosts.start().expect("both daemons start");
         hosts.pair().expect("paired");
         let network = GuestNetwork::new(&hosts, ["guest0"]).expect("a network");
         let load = Load { is_prefilled: true, rate: 200, workers: 4, read_percent: 50, ..Load::default() };
         let mut spec = GuestSpec::new().network(Network::default()).workload_socket().load(load);
-        for number in 0..disks {
-            let file = folder.path().join(format!("disk{number}.raw"));
+        for (number, file) in files.iter().enumerate() {
+            let file = folder.path().join(file);
+            std::fs::create_dir_all(file.parent().expect("in a folder")).expect("a folder");
             create_filled(&file, DISK_BYTES).expect("filled");
             spec = spec.disk(Disk::raw(&file, &format!("disk{number}")));
         }
@@ -169,4 +178,40 @@ fn a_vm_whose_target_dies_as_it_is_announced_moves_there_afterwards_and_back() {
         former = folder;
         place.verify();
     }
+}
+
+#[test]
+fn a_disk_that_both_hosts_reach_stays_where_it_is_and_another_is_copied() {
+    let shares = |folder: &Path| format!("shared-storage = [{:?}]\n", folder.join("shared"));
+    let mut place = Place::on(shares, &["shared/disk0.raw", "disk1.raw"]);
+    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b"]);
+    assert_eq!(plan["refusals"], Value::Array(Vec::new()), "{plan}");
+    let handling = [0, 1].map(|disk| plan["disks"][disk]["handling"].clone());
+    assert_eq!(handling, ["shared", "copied"], "{plan}");
+    let image = place.folder.path().join("shared/disk0.raw");
+    let same = std::fs::metadata(&image).expect("it is there").ino();
+    let mut ways = vec![(Side::A, Side::B), (Side::B, Side::A)];
+    // A move that is undone leaves the storage as it is.
+    place.json(Side::A, &["vm", "move", "web1", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+    wait_until(&place, |place| place.json(Side::B, &["volume", "ls"]).as_array().map(Vec::len) == Some(2));
+    place.json(Side::A, &["vm", "cancel", "web1"]);
+    wait_until(&place, |place| place.json(Side::B, &["volume", "ls"]) == Value::Array(Vec::new()));
+    assert!(image.exists(), "what both hosts reach was removed");
+    for (from, to) in ways.drain(..) {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        let reports = moved["disks"].as_array().expect("disks").iter().map(|disk| &disk["report"]["bytes_copied"]);
+        let copied: Vec<_> = reports.map(|bytes| bytes.as_u64().expect("a number")).collect();
+        assert!(copied.contains(&0) && copied.iter().any(|bytes| *bytes > 0), "{moved}");
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
+        assert_eq!(std::fs::metadata(&image).expect("it is where it was").ino(), same);
+    }
+    let left: Vec<_> = std::fs::read_dir(image.parent().expect("in a folder")).expect("a folder").flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let error = place.hosts.daemon(Side::A).json(&["vm", "move", "web1", "--to", "b", "--disk", "disk1=shared"]);
+    let error = format!("{:#}", error.expect_err("a disk that the other host may not use stays where it is"));
+    assert!(error.contains("shared-storage"), "{error}");
 }

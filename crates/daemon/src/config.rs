@@ -57,6 +57,9 @@ pub struct HostsConfig {
     pub addresses: Vec<String>,
     /// Where volumes of other hosts are put. Nowhere if nothing is said: then this host takes none.
     pub incoming_dirs: Vec<PathBuf>,
+    /// Storage that this host and others reach: directories, and beginnings of addresses of NBD exports. Disks of VMs that come
+    /// and lie there stay where they are.
+    pub shared_storage: Vec<String>,
     /// How many volumes there may be in those directories; 0 for any number.
     pub incoming_volumes_max: usize,
     /// How large they may be together, in GiB; 0 for any size.
@@ -121,6 +124,7 @@ impl Default for HostsConfig {
             plaintext: false,
             arbiter: Vec::new(),
             incoming_dirs: Vec::new(),
+            shared_storage: Vec::new(),
             run_vms: false,
             vm_programs: ["/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-system-aarch64", "/usr/bin/qemu-kvm"]
                 .map(PathBuf::from)

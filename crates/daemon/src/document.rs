@@ -53,6 +53,10 @@ pub const DOCUMENT_VERSION_CARRIED: u32 = 7;
 /// serve it to the machine's QEMU.
 pub const DOCUMENT_VERSION_MACHINES: u32 = 8;
 
+/// The layout of a document of a volume that is handed over on storage that both hosts reach. A program that does not know that
+/// would copy it onto itself, or put it away.
+pub const DOCUMENT_VERSION_SHARED: u32 = 9;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
@@ -61,7 +65,8 @@ pub struct VolumeDocument {
     /// another host. [`DOCUMENT_VERSION_ARBITER`] applies while an arbiter may have been asked.
     /// [`DOCUMENT_VERSION_LAYERS`] applies while the volume has layers. [`DOCUMENT_VERSION_GROUPS`] applies while a
     /// group's record may know better. [`DOCUMENT_VERSION_CARRIED`] applies while layers are between two hosts.
-    /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it.
+    /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it. [`DOCUMENT_VERSION_SHARED`] applies
+    /// while the volume is handed over on storage that both hosts reach.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -113,8 +118,10 @@ pub struct IncomingDocument {
     pub size: u64,
     /// What requests are multiples of, in bytes.
     pub request_alignment: u32,
-    /// Where it is put, and how to take that back.
-    pub target: PreparedTarget,
+    /// Where it is put, and how to take that back. None: it stays on storage that both hosts reach, which is left as it is
+    /// whatever becomes of the move.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<PreparedTarget>,
     /// How far it has come.
     pub stage: IncomingStage,
     /// Of a volume that is held: only that host's guest uses it, so it has no export here until that host lets it go. Volumes
@@ -321,7 +328,12 @@ impl VolumeDocument {
             || job.is_some_and(|job| names_layers(&job.target.location()));
         let is_of_group = |job: &JobDocument| job.group.as_ref().is_some_and(|group| group.record.is_some());
         let is_of_machine = self.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
+        let is_shared = |place: &Location| matches!(place, Location::Remote(remote) if remote.shared);
+        let is_handed_over = self.incoming.as_ref().is_some_and(|incoming| incoming.target.is_none())
+            || is_shared(&self.backend)
+            || job.is_some_and(|job| job.target.is_shared());
         self.version = match job {
+            _ if is_handed_over => DOCUMENT_VERSION_SHARED,
             _ if is_of_machine => DOCUMENT_VERSION_MACHINES,
             _ if are_layers_carried => DOCUMENT_VERSION_CARRIED,
             Some(job) if is_of_group(job) => DOCUMENT_VERSION_GROUPS,
@@ -447,6 +459,7 @@ mod tests {
             size: 4096,
             request_alignment: 512,
             layers: None,
+            shared: false,
         };
         document.job.as_mut().expect("a job").target = JobTarget::Remote(remote);
         assert_eq!(document.clone().with_version().version, DOCUMENT_VERSION_PLACES);

@@ -152,6 +152,11 @@ pub(crate) async fn inspect(uri: &NbdUri, env: &EnvRef) -> block::Result<Inspect
 }
 
 impl Inspected {
+    /// How large it is.
+    pub(crate) const fn size(&self) -> Bytes {
+        self.geometry.size
+    }
+
     /// All of it, as what is read.
     pub(crate) fn whole(&self) -> ForeignExport {
         self.part(self.geometry.size, self.geometry.request_alignment, false)

@@ -66,8 +66,8 @@ pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_MACHINES,
-    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, GroupDocument, IncomingDocument, IncomingStage, JobDocument,
-    LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
+    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED, GroupDocument, IncomingDocument,
+    IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Monitors, NoHypervisors, OnStatus, Outlet};

@@ -51,6 +51,9 @@ pub struct RemoteVolume {
     /// volume came from. Until that host lets it go, the other one keeps no more than the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<SessionLayers>,
+    /// Whether its bytes lie on storage that both hosts reach: then they stay where they are, and nothing is copied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
 }
 
 impl RemoteVolume {
@@ -163,6 +166,14 @@ impl JobTarget {
         }
     }
 
+    /// Whether the volume stays where it is, and only its host changes.
+    pub(crate) const fn is_shared(&self) -> bool {
+        match self {
+            Self::Remote(remote) => remote.shared,
+            Self::Local(_) | Self::Foreign(_) => false,
+        }
+    }
+
     /// Whether it may be larger than the volume: then the volume's end must be kept on record.
     pub(crate) fn may_be_larger(&self) -> bool {
         match self {
@@ -265,6 +276,7 @@ mod tests {
             size: 1 << 30,
             request_alignment: 512,
             layers: None,
+            shared: false,
         }
     }
 

@@ -18,6 +18,7 @@ use crate::foreign::ForeignExport;
 use crate::location::Location;
 use crate::platform::Backends;
 use crate::problem::Result;
+use crate::reject_all::reject_all;
 use crate::remote::{RemoteDeviceGuard, RemoteVolumeDevice};
 
 /// What clients may count on. Requests of multiples of this are served, and no finer ones, on every backend that the
@@ -37,6 +38,8 @@ pub struct BackendOpenOptions {
     pub lock_wait: Duration,
     /// How programs of QEMU's are kept out.
     pub qemu: QemuRule,
+    /// No lock is taken: somebody else has it, and only reads are meant.
+    pub unlocked: bool,
 }
 
 /// How QEMU's programs are kept out of an image that is served.
@@ -177,7 +180,7 @@ impl OpenBackend {
         if open_options.read_only {
             options.access = Access::ReadOnly;
         }
-        options.lock_wait = Some(open_options.lock_wait);
+        options.lock_wait = (!open_options.unlocked).then_some(open_options.lock_wait);
         options.size_limit = open_options.size_limit;
         options.request_alignment_min = CLIENT_SECTOR;
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
@@ -203,6 +206,13 @@ impl OpenBackend {
             files: Vec::new(),
             whole: None,
         })
+    }
+
+    /// Lets go of the file, block device or export, and of its locks: somebody else opens it.
+    pub(crate) fn close(&mut self) {
+        let geometry = self.device.geometry();
+        self.device = reject_all("let go", geometry, block::ErrorKind::Fenced, "this host has let it go");
+        (self.backend, self.export, self.qemu_locks) = (None, None, None);
     }
 
     /// The file of one more layer, over the others.

@@ -11,7 +11,7 @@
 mod overlay_files;
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, Dialer, LinkCounters};
 use nbd::NbdUri;
 use nbd::server::Export;
+use uuid::Uuid;
 
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
@@ -137,6 +138,30 @@ pub trait Backends: OverlayBackends {
     /// # Errors
     /// What the place says.
     fn remove(&self, path: &Path) -> std::io::Result<()>;
+
+    /// Puts a file called by `mark` beside `image`, where whoever shares that storage sees it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn leave_mark(&self, _image: &Path, _mark: Uuid) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+
+    /// Whether it is there.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn has_mark(&self, _image: &Path, _mark: Uuid) -> std::io::Result<bool> {
+        Ok(false)
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn remove_mark(&self, _image: &Path, _mark: Uuid) -> std::io::Result<()> {
+        Ok(())
+    }
 
     /// How long a file or block device is.
     ///
@@ -368,6 +393,18 @@ impl Backends for RealBackends {
         })
     }
 
+    fn leave_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<()> {
+        in_place(|| std::fs::OpenOptions::new().write(true).create_new(true).open(mark_beside(image, mark)).map(drop))
+    }
+
+    fn has_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<bool> {
+        in_place(|| mark_beside(image, mark).try_exists())
+    }
+
+    fn remove_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<()> {
+        self.remove(&mark_beside(image, mark))
+    }
+
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         in_place(|| file_size(path))
     }
@@ -406,6 +443,10 @@ impl OverlayBackends for RealBackends {
     }
 }
 
+fn mark_beside(image: &Path, mark: Uuid) -> PathBuf {
+    image.with_file_name(format!(".transhume-{mark}"))
+}
+
 /// Copies run on threads of their own, which give way.
 struct Threads;
 
@@ -423,6 +464,6 @@ impl WorkerSpawner for Threads {
 pub(crate) fn boot_identity() -> Result<[u8; 16]> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map_err(|error| of_state(error, "asking the kernel for this boot's identity"))?;
-    let boot: uuid::Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
+    let boot: Uuid = boot.trim().parse().map_err(|_| Error::new(ErrorCode::Internal, "no boot identity"))?;
     Ok(*boot.as_bytes())
 }

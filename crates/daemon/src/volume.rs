@@ -106,7 +106,14 @@ impl Volume {
         };
         // While it moves a volume keeps its size, whatever becomes of the file below it.
         let size_limit = document.job.as_ref().and_then(|job| job.size).or(document.size_limit).map(Bytes);
-        BackendOpenOptions { read_only: document.read_only, size_advertised, size_limit, lock_wait, qemu }
+        BackendOpenOptions {
+            read_only: document.read_only,
+            size_advertised,
+            size_limit,
+            lock_wait,
+            qemu,
+            unlocked: false,
+        }
     }
 
     /// Builds the stack that is on record over `open_backend`, with the overlays of a snapshot move that was
@@ -233,6 +240,11 @@ impl Volume {
     /// Puts `open_backend` in the place of the backend that held it, and gives that back.
     pub(crate) fn replace_backend(&self, open_backend: OpenBackend) -> Option<OpenBackend> {
         self.with_stack(|stack| stack.replace_backend(open_backend))
+    }
+
+    /// Closes what holds the volume, with its locks. The slot has another device by then.
+    pub(crate) fn let_go_of_backend(&self) {
+        self.with_backend(OpenBackend::close);
     }
 
     /// What clients come to, while it is up.

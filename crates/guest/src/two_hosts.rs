@@ -51,7 +51,7 @@ impl Side {
 
 /// What the two are like.
 #[derive(Clone, Copy, Debug)]
-pub struct TwoHostsSpec {
+pub struct TwoHostsSpec<'a> {
     /// How many links join them; stream k takes the k-th in turn.
     pub links: usize,
     /// How fast each link is in each direction, in bits a second; as fast as the machine if nothing is said.
@@ -59,10 +59,10 @@ pub struct TwoHostsSpec {
     /// Whether both leave encryption out.
     pub plaintext: bool,
     /// More lines for the section `[hosts]` of both configurations, each with its end.
-    pub more: &'static str,
+    pub more: &'a str,
 }
 
-impl Default for TwoHostsSpec {
+impl Default for TwoHostsSpec<'_> {
     fn default() -> Self {
         Self { links: 1, link_bits_per_second: None, plaintext: false, more: "" }
     }
@@ -83,7 +83,7 @@ impl TwoHosts {
     ///
     /// # Errors
     /// The networks cannot be made.
-    pub fn new(programs: &Path, folder: &Path, spec: TwoHostsSpec) -> anyhow::Result<Self> {
+    pub fn new(programs: &Path, folder: &Path, spec: TwoHostsSpec<'_>) -> anyhow::Result<Self> {
         let pair = folder.file_name().unwrap_or_default().to_string_lossy().replace('.', "");
         let namespaces = Side::BOTH.map(|side| format!("{pair}-{}", side.name()));
         let mut folders: [PathBuf; 2] = [PathBuf::new(), PathBuf::new()];
@@ -120,7 +120,7 @@ impl TwoHosts {
         Ok(hosts)
     }
 
-    fn make_networks(&self, spec: TwoHostsSpec) -> anyhow::Result<()> {
+    fn make_networks(&self, spec: TwoHostsSpec<'_>) -> anyhow::Result<()> {
         let [a, b] = &self.namespaces;
         for namespace in [a, b] {
             ip(&format!("netns add {namespace}"))?;
@@ -264,7 +264,7 @@ fn address(side: Side, link: usize) -> String {
 }
 
 /// What a card of that speed tells the kernel.
-fn speeds(spec: TwoHostsSpec) -> String {
+fn speeds(spec: TwoHostsSpec<'_>) -> String {
     let Some(rate) = spec.link_bits_per_second else { return String::new() };
     let speed = |link| format!("{} = {}", device(link), rate / 1_000_000);
     let speeds: Vec<String> = (0..spec.links).map(speed).collect();

@@ -180,7 +180,7 @@ pub struct Iteration {
 }
 
 /// The whole of a migration, for people and for programs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Where it ended.
     pub phase: Phase,

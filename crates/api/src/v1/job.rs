@@ -83,6 +83,9 @@ pub struct MoveRequest {
     /// Where to: `file:PATH[,format=raw][,cache=auto|direct|page]`, `HOST[:VOLUME]` for another host's daemon, or the
     /// export of an NBD server, `nbd://HOST:PORT/NAME` or `nbd+unix:///NAME?socket=PATH`, with `nbds` for TLS.
     pub to: String,
+    /// Of a disk that goes with its machine: it stays on storage that both hosts reach, and nothing is copied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared: bool,
     /// How many bytes a second may be copied; what the guest writes meanwhile does not count.
     #[serde(default)]
     pub bandwidth: Option<u64>,

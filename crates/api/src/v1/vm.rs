@@ -100,6 +100,41 @@ pub struct VmDisk {
     /// The volume that it is, if it goes through the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
+    /// In a plan: how it goes to the other host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handling: Option<DiskHandling>,
+    /// In a plan, of one that is copied: why it cannot stay where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_shared: Option<String>,
+}
+
+/// How a disk goes to another host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskHandling {
+    /// It is copied there.
+    Copied,
+    /// It stays on storage that both hosts reach, and the other host uses it there from the switchover on.
+    Shared,
+}
+
+impl std::fmt::Display for DiskHandling {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Copied => "copied",
+            Self::Shared => "shared",
+        })
+    }
+}
+
+/// How one disk is to go to another host, whatever is found of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmDiskChoice {
+    /// QEMU's node.
+    pub node: String,
+    /// How it goes.
+    pub handling: DiskHandling,
 }
 
 /// Asks for a machine to be moved to another host (`POST /v1/vms/NAME/move`), or for what that would be
@@ -109,6 +144,9 @@ pub struct VmDisk {
 pub struct VmMoveRequest {
     /// The host, as this daemon trusts it.
     pub to: String,
+    /// How disks are to go. Of the others those are copied that the other host does not reach where they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<VmDiskChoice>,
     /// How many bytes a second memory and disks may take.
     #[serde(default)]
     pub bandwidth: Option<u64>,

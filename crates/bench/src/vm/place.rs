@@ -40,7 +40,7 @@ impl Place {
     /// Makes two paired hosts and boots `guest` on the first, with a network card and a filled disk of so many bytes.
     pub(crate) fn new(
         (programs, parent): (&Path, &Path),
-        hosts: TwoHostsSpec,
+        hosts: TwoHostsSpec<'_>,
         guest: GuestSpec,
         disk_bytes: u64,
     ) -> anyhow::Result<Self> {

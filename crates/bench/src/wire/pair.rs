@@ -53,12 +53,12 @@ pub(super) struct Moved {
 
 impl Pair {
     /// Two hosts and a volume of the usual size.
-    pub(super) fn start(bench: &WireBench, spec: TwoHostsSpec, content: Content) -> anyhow::Result<Self> {
+    pub(super) fn start(bench: &WireBench, spec: TwoHostsSpec<'_>, content: Content) -> anyhow::Result<Self> {
         Self::of(bench, spec, content, bench.bytes)
     }
 
     /// Two hosts and a volume of `bytes`.
-    pub(super) fn of(bench: &WireBench, spec: TwoHostsSpec, content: Content, bytes: u64) -> anyhow::Result<Self> {
+    pub(super) fn of(bench: &WireBench, spec: TwoHostsSpec<'_>, content: Content, bytes: u64) -> anyhow::Result<Self> {
         let folder = private_folder(bench.memory.path())?;
         let source = folder.path().join("source.raw");
         fill(&source, bytes, content)?;

@@ -1,5 +1,6 @@
 //! The commands about whole VMs.
 
+use api::v1::{DiskHandling, VmDiskChoice};
 use clap::{Args, Subcommand};
 
 use super::{StrategyArg, VerifyArg};
@@ -68,6 +69,10 @@ pub(crate) struct HowArgs {
     /// The host, as `transhume trust --list` calls it
     #[arg(long, value_name = "HOST")]
     pub(crate) to: String,
+    /// How a disk goes, by its node: `copied`, or `shared` if it stays on storage that both hosts reach; may be given again
+    /// [default: shared if the other host reaches it where it is, copied otherwise]
+    #[arg(long = "disk", value_name = "NODE=shared|copied", value_parser = disk_choice)]
+    pub(crate) disks: Vec<VmDiskChoice>,
     /// Disks and memory may take so much each: 200MiB/s, 1Gbit/s
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,
@@ -122,4 +127,17 @@ pub(crate) struct VmResolveArgs {
     /// The host that it was moved from is to hold them
     #[arg(long)]
     pub(crate) give_back: bool,
+}
+
+/// How a disk goes, as a user writes it.
+fn disk_choice(text: &str) -> Result<VmDiskChoice, String> {
+    let parsed = text.rsplit_once('=').and_then(|(node, handling)| {
+        let handling = match handling {
+            "shared" => DiskHandling::Shared,
+            "copied" => DiskHandling::Copied,
+            _ => return None,
+        };
+        Some(VmDiskChoice { node: node.to_owned(), handling })
+    });
+    parsed.filter(|choice| !choice.node.is_empty()).ok_or_else(|| "write NODE=shared or NODE=copied".to_owned())
 }

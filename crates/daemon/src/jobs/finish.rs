@@ -177,6 +177,10 @@ async fn retire(
     committed: &Committed,
     delete: bool,
 ) -> Result<Retirement, Error> {
+    if record.target.is_shared() {
+        let note = format!("nothing was copied: both hosts reach {}, which stays where it is", committed.source);
+        return Ok(Retirement { kept: None, note: Some(note) });
+    }
     let path = match &committed.source {
         Location::Local(spec) => spec.path(),
         // What lies there is the other host's to put away.

@@ -159,7 +159,9 @@ impl Daemon {
         let spec = match to {
             Destination::Local(spec) => spec,
             Destination::Host { host, volume: name } => {
-                if let Err(error) = require_local(&backend, "it cannot go to another host from there") {
+                if let (false, Err(error)) =
+                    (request.shared, require_local(&backend, "it cannot go to another host from there"))
+                {
                     return Some(error);
                 }
                 let target = self.remote_target(volume, (host.clone(), name.clone()), options, request);

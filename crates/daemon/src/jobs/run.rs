@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Prediction};
-use block::{BufferPool, Bytes};
+use block::{BufferPool, Bytes, ErrorKind};
 use migrate::{
-    Comparison, Control, MapIdentity, Migration, MigrationContext, MoveOptions, Outcome, Phase, Progress, ProgressMap,
-    UnderWay,
+    Comparison, Control, Handover, HandoverContext, MapIdentity, Migration, MigrationContext, MoveOptions, Outcome,
+    Phase, Progress, ProgressMap, UnderWay,
 };
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tracing::Instrument;
@@ -93,7 +93,7 @@ async fn wait_for_turn(
 /// changed.
 pub(crate) async fn start_migration(
     daemon: &Daemon,
-    volume: &Volume,
+    volume: &Arc<Volume>,
     target: &OpenBackend,
     prediction: Option<Prediction>,
 ) -> block::Result<Started> {
@@ -110,6 +110,9 @@ pub(crate) async fn start_migration(
     let Some(job) = &document.job else {
         return Err(block::Error::new(block::ErrorKind::Internal, "a job that nobody asked for was to be run"));
     };
+    if job.target.is_shared() {
+        return start_handover(daemon, volume, job, target).await;
+    }
     let (slot, below) = Box::pin(volume.copy_face()).await?;
     // With overlays that a restart has found the slot shows the highest of them.
     let backend = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
@@ -160,6 +163,39 @@ pub(crate) async fn start_migration(
     let span = span_of(volume, job.id);
     let (control, work) =
         worker.run(async move { Box::pin(Migration::start(context, options).instrument(span)).await }).await?;
+    Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
+}
+
+/// Hands a volume over that lies where the other host reaches it, too.
+async fn start_handover(
+    daemon: &Daemon,
+    volume: &Arc<Volume>,
+    job: &JobDocument,
+    target: &OpenBackend,
+) -> block::Result<Started> {
+    let gone = || block::Error::new(ErrorKind::Disconnected, "the volume is not served");
+    let slot = volume.slot().ok_or_else(gone)?;
+    let under_way = under_way(daemon, job);
+    let source = Arc::clone(volume);
+    let context = HandoverContext {
+        env: Arc::clone(&daemon.env),
+        source: slot.device(),
+        slot,
+        target: target.ground()?,
+        phase: job.record.phase,
+        under_way,
+        journal: daemon.job_journal(volume, crate::remote::job_journal(daemon, volume, target))?,
+        meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
+        let_go: Box::new(move || source.let_go_of_backend()),
+    };
+    let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
+    let options = MoveOptions { silence_ms, ..job.record.options.clone() };
+    let worker = daemon
+        .spawner
+        .spawn_worker(&format!("copy-{}", job.id))
+        .map_err(|error| block::Error::new(ErrorKind::Internal, error.to_string()))?;
+    let (control, work) = Handover::start(context, options)?;
+    let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
 }
 

@@ -82,7 +82,9 @@ impl Daemon {
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
             Destination::Host { host, volume: name } => {
-                require_local(&volume.document().backend, "it cannot go to another host from there")?;
+                if !request.shared {
+                    require_local(&volume.document().backend, "it cannot go to another host from there")?;
+                }
                 let target = self.remote_target(volume, (host, name), &options, &request)?;
                 let options = MoveOptions { path_depth: HOST_PATH_DEPTH, flush_ms: HOST_FLUSH_MS, ..options };
                 let document = volume.document();

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source                                                target
+//!     │ share: disks that may lie where both reach them ────▶ │ which of them it reaches
 //!     │ plan: the command line, the disks, what QEMU says ──▶ │ what stands against it, the command at the target
 //!     │ prepare ────────────────────────────────────────────▶ │ on record: it comes
 //!     │          (the disks' own moves make their volumes)    │
@@ -25,6 +26,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 use vm::machine::{MachineDescription, MachineFacts};
 
+use crate::location::Location;
+
 /// The longest message: a command line has its place in it.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 
@@ -34,6 +37,12 @@ const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 pub(super) enum Ask {
     /// What would become of the machine. Changes nothing.
     Plan(Arrival),
+    /// Which of these disks this host reaches where they are. Changes nothing. Whoever does not know this question does not know
+    /// disks that stay where they are, so no other that names one is asked before it is answered.
+    Share {
+        /// The disks.
+        disks: Vec<SharedDisk>,
+    },
     /// The machine comes: its name is taken from here on.
     Prepare(Arrival),
     /// Its disks are there: starts its QEMU on them.
@@ -92,6 +101,20 @@ pub(super) struct ArrivingDisk {
     pub(super) image: String,
     /// How large it is, in bytes.
     pub(super) size: u64,
+    /// Where it is and stays, if both hosts reach it there. It is copied otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) shared: Option<Location>,
+}
+
+/// A disk that may lie where both hosts reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SharedDisk {
+    /// Where the source has it.
+    pub(super) place: Location,
+    /// How large it is, in bytes.
+    pub(super) size: u64,
+    /// What the source has put beside a file just now: whoever finds it there looks at the same storage.
+    pub(super) mark: Option<Uuid>,
 }
 
 /// What the target answers.
@@ -108,6 +131,11 @@ pub(super) enum Answer {
         command: Vec<String>,
         /// What of that differs.
         changes: Vec<VmChange>,
+    },
+    /// Of each disk in turn, what stands against its being used here where it is.
+    Shared {
+        /// Nothing if it can be.
+        refusals: Vec<Option<Error>>,
     },
     /// It is not done.
     Refused {

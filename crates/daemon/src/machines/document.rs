@@ -12,6 +12,7 @@ use uuid::Uuid;
 use vm::QemuProcess;
 use vm::machine::MachineDescription;
 
+use crate::location::Location;
 use crate::problem::{Result, of_state};
 use crate::state_dir::Layout;
 
@@ -56,6 +57,9 @@ pub struct MachineDisk {
     pub node: String,
     /// The image, as the command line had it where the machine was started first.
     pub image: String,
+    /// Of a machine that comes: where the disk is and stays, if both hosts reach it there. It is copied otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared: Option<Location>,
 }
 
 /// A move to another host.

@@ -74,6 +74,7 @@ async fn carry(daemon: &Arc<Daemon>, mut transport: BoxTransport, (host, id): (&
 impl Daemon {
     async fn answer_about_machine(self: &Arc<Self>, host: &str, ask: Ask) -> Result<Answer> {
         match ask {
+            Ask::Share { disks } => Ok(self.answer_which_are_shared(&disks).await),
             Ask::Plan(arrival) => self.plan_arrival(host, &arrival).await,
             Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
             Ask::Start { id, channels } => self.start_arrival(host, id, channels).await,
@@ -151,6 +152,7 @@ impl Daemon {
     /// What stands against a machine here, as far as it can be told before.
     async fn arrival_refusals(&self, host: &str, arrival: &Arrival) -> Result<Vec<Error>> {
         check_name(&arrival.name)?;
+        arrival.disks.iter().filter_map(|disk| disk.shared.as_ref()).try_for_each(|place| self.may_share(place))?;
         self.may_run_machines(&arrival.description.program)?;
         self.machine_owner()?;
         let mut refusals = Vec::new();
@@ -214,6 +216,7 @@ impl Daemon {
             volume: disk.volume.clone(),
             node: disk.node.clone(),
             image: disk.image.clone(),
+            shared: disk.shared.clone(),
         };
         let folder = self.machine_folder(&arrival.name);
         let incoming = IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs };

@@ -27,6 +27,7 @@
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
+//! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 
 mod attempt;
@@ -36,6 +37,7 @@ mod incoming;
 mod memory;
 mod outgoing;
 mod restart;
+mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -321,26 +323,21 @@ impl Daemon {
             let volume = self.volume(&disk.volume)?;
             let file = volume.document().backend.to_string();
             let size_bytes = volume.show().size_bytes;
-            disks.push(VmDisk { node: disk.node.clone(), file, size_bytes, volume: Some(disk.volume.clone()) });
+            disks.push(known_disk(&disk.node, file, size_bytes, Some(&disk.volume)));
         }
         for volume in self.adopted_from(&document.monitor) {
             let adopted = volume.document();
             let Some(adoption) = &adopted.adoption else { continue };
             let (node, file) = (adoption.node.clone(), adopted.backend.to_string());
             let size_bytes = volume.show().size_bytes;
-            disks.push(VmDisk { node, file, size_bytes, volume: Some(volume.name.clone()) });
+            disks.push(known_disk(&node, file, size_bytes, Some(&volume.name)));
         }
         for report in hypervisor.own_disks().await? {
             if disks.iter().any(|disk| disk.node == report.node) {
                 continue;
             }
             let size_bytes = report.bytes.unwrap_or_default();
-            disks.push(VmDisk {
-                node: report.node,
-                file: report.image.display().to_string(),
-                size_bytes,
-                volume: None,
-            });
+            disks.push(known_disk(&report.node, report.image.display().to_string(), size_bytes, None));
         }
         Ok(disks)
     }
@@ -385,4 +382,8 @@ fn show_facts(facts: &MachineFacts) -> VmFacts {
         vcpus: facts.vcpus,
         accelerator: facts.accelerator.clone(),
     }
+}
+
+fn known_disk(node: &str, file: String, size_bytes: u64, volume: Option<&String>) -> VmDisk {
+    VmDisk { node: node.to_owned(), file, size_bytes, volume: volume.cloned(), handling: None, not_shared: None }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm, VmDisk, VmMove,
-    VmMoveRequest, VmPlan,
+    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm,
+    VmDisk, VmMove, VmMoveRequest, VmPlan,
 };
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
+use super::shared::Handling;
 use super::{Machine, is_moved};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -47,8 +48,13 @@ impl Daemon {
         refuse_absent(&document)?;
         let host = HostName::new(&request.to)?;
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
-        let disks = self.disks_of(&document, &*hypervisor).await?;
-        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks)).await?;
+        let mut disks = self.disks_of(&document, &*hypervisor).await?;
+        let handled = self.handle_disks(&host, &disks, &request).await?;
+        for (disk, handling) in disks.iter_mut().zip(&handled) {
+            disk.handling = Some(handling.handling);
+            disk.not_shared = handling.why.as_ref().map(ToString::to_string);
+        }
+        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;
         let mut plan = VmPlan {
             vm: name.to_owned(),
             to: request.to.clone(),
@@ -73,8 +79,13 @@ impl Daemon {
             Err(error) => plan.refusals.push(error),
         }
         let mut seconds = memory_seconds;
-        for volume in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
-            let planned = self.plan(volume, PlanRequest { request: disk_request(&request) }).await?;
+        for (volume, handling) in planned_volumes(&disks) {
+            let is_shared = handling == Some(DiskHandling::Shared);
+            if is_shared {
+                // Nothing of it is copied, and its host was asked about it.
+                continue;
+            }
+            let planned = self.plan(volume, PlanRequest { request: disk_request(&request, is_shared) }).await?;
             plan.refusals.extend(planned.refusal);
             seconds += planned.seconds;
         }
@@ -150,6 +161,7 @@ impl Daemon {
         Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
         let disks = self.disks_of(&document, &*hypervisor).await?;
         self.refuse_disks(&document, &disks)?;
+        let handled = self.handle_disks(&host, &disks, request).await?;
         let mut volumes: Vec<_> = disks
             .iter()
             .filter_map(|disk| disk.volume.as_ref())
@@ -161,7 +173,7 @@ impl Daemon {
         }
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
-        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks)).await?;
+        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;
         Ok(Departure { hypervisor, arrival, volumes, host })
     }
 
@@ -249,7 +261,11 @@ impl Daemon {
         departure: &Departure,
     ) -> Result<(Uuid, Vec<MovingDisk>)> {
         let volumes = &departure.volumes;
-        let requests = volumes.iter().map(|_| disk_request(request)).collect();
+        let is_shared = |volume: &Arc<Volume>| {
+            let mut disks = departure.arrival.disks.iter();
+            disks.any(|disk| disk.volume == volume.name && disk.shared.is_some())
+        };
+        let requests = volumes.iter().map(|volume| disk_request(request, is_shared(volume))).collect();
         self.start_together(peer, volumes, requests, Some(name), |_, _| ()).await?;
         let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
         let record =
@@ -358,14 +374,21 @@ fn refuse_absent(document: &MachineDocument) -> Result<()> {
     Ok(())
 }
 
+/// The volumes among the disks of a plan, and how they go.
+fn planned_volumes(disks: &[VmDisk]) -> impl Iterator<Item = (&String, Option<DiskHandling>)> {
+    disks.iter().filter_map(|disk| Some((disk.volume.as_ref()?, disk.handling)))
+}
+
 /// The move of a disk that goes with its machine.
-fn disk_request(request: &VmMoveRequest) -> MoveRequest {
+fn disk_request(request: &VmMoveRequest, shared: bool) -> MoveRequest {
     MoveRequest {
         to: request.to.clone(),
+        shared,
         bandwidth: request.bandwidth,
         verify: request.verify,
         strategy: request.strategy,
-        delete_source: request.delete_source,
+        // What both hosts reach is nobody's to delete.
+        delete_source: request.delete_source && !shared,
         // Where the machine is started next is no question of one disk.
         no_persist: true,
         ..MoveRequest::default()
@@ -373,12 +396,13 @@ fn disk_request(request: &VmMoveRequest) -> MoveRequest {
 }
 
 /// The disks as the target is told of them; one that is no volume yet has no name.
-fn arriving(disks: &[VmDisk]) -> Vec<ArrivingDisk> {
-    let arriving = |disk: &VmDisk| ArrivingDisk {
+fn arriving(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
+    let arriving = |(disk, handling): (&VmDisk, &Handling)| ArrivingDisk {
         volume: disk.volume.clone().unwrap_or_default(),
         node: disk.node.clone(),
         image: disk.file.clone(),
         size: disk.size_bytes,
+        shared: handling.place.clone(),
     };
-    disks.iter().map(arriving).collect()
+    disks.iter().zip(handled).map(arriving).collect()
 }

@@ -95,8 +95,9 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
+    /// The volume's, whose writes wait: what lies where both hosts reach it is only read until it is held here.
     fn geometry(&self) -> Geometry {
-        self.copy.geometry()
+        Geometry { read_only: false, ..self.copy.geometry() }
     }
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move { self.readable()?.read(offset, buffer).await })

@@ -69,6 +69,35 @@ pub(crate) fn without_bytes(size: Bytes, request_alignment: u32) -> Device {
     reject_all("asking", geometry, ErrorKind::Fenced, "this session only asks")
 }
 
+/// A device for a session that hands a volume over: it is asked for no bytes, and told that nothing of it is pending.
+pub(crate) fn handed_over(volume: &Device) -> Device {
+    Device::new("handed over", HandedOver(volume.geometry()))
+}
+
+struct HandedOver(Geometry);
+
+fn refuse<T: Send + 'static>() -> IoFuture<'static, T> {
+    block::ready(Err(block::Error::new(ErrorKind::Fenced, "the volume is handed over where it is: nothing is copied")))
+}
+
+impl BlockDevice for HandedOver {
+    fn geometry(&self) -> Geometry {
+        Geometry { read_only: false, ..self.0 }
+    }
+    fn read(&self, _: Bytes, _: Buffer) -> IoFuture<'_, Buffer> {
+        refuse()
+    }
+    fn write(&self, _: Mutation) -> IoFuture<'_, ()> {
+        refuse()
+    }
+    fn flush(&self) -> IoFuture<'_, ()> {
+        block::ready(Ok(()))
+    }
+    fn extents(&self, _: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        refuse()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use migrate::Journal;
 use migrate::stream::protocol::PART_ALIGNMENT;
 use migrate::stream::{SessionRequest, VolumeStatus};
 
-use super::fenced_lane::FencedLane;
+use super::fenced_lane::{FencedLane, handed_over};
 use super::pending_files::PendingFile;
 use super::session_authorizer::ASKING_EPOCH;
 use crate::audit::Peer;
@@ -50,7 +50,7 @@ impl Daemon {
     pub(super) fn may_open_incoming(&self, host: &str, request: &SessionRequest) -> Result<()> {
         match self.volume(&request.volume) {
             Ok(volume) => may_fill(&volume.name, &incoming_of(&volume, host, request)?, request),
-            Err(error) if error.code == ErrorCode::NotFound => self.may_arrive(request).map(drop),
+            Err(error) if error.code == ErrorCode::NotFound => self.may_arrive(host, request).map(drop),
             Err(error) => Err(error),
         }
     }
@@ -77,6 +77,7 @@ impl Daemon {
             set_stage(&volume, IncomingStage::Filling).await?;
         }
         close_lane(&volume).await;
+        let is_shared = incoming.target.is_none();
         let mut incoming = volume.incoming.lock();
         let Some(incoming) = incoming.as_mut() else {
             volume.require_up()?;
@@ -86,7 +87,9 @@ impl Daemon {
             // Whoever fills it has given up what was not flushed, and writes it again.
             backend.forget_failed_sync();
         }
-        let (fenced_lane, device) = FencedLane::open(incoming.ground.clone());
+        // Nothing is copied of what both hosts reach.
+        let ground = if is_shared { handed_over(&incoming.ground) } else { incoming.ground.clone() };
+        let (fenced_lane, device) = FencedLane::open(ground);
         incoming.fenced_lane = Some(fenced_lane);
         Ok((device, is_new))
     }
@@ -95,10 +98,14 @@ impl Daemon {
     async fn make_incoming(&self, host: &str, request: &SessionRequest) -> Result<Arc<Volume>> {
         let name = &request.volume;
         let _membership = self.membership.lock().await;
-        let spec = self.may_arrive(request)?;
+        let place = self.may_arrive(host, request)?;
         if self.volume(name).is_ok() {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a volume {name} already")));
         }
+        let spec = match place {
+            ArrivalPlace::Made(spec) => spec,
+            ArrivalPlace::Shared(place) => return Box::pin(self.make_shared_incoming(host, request, place)).await,
+        };
         let noted = self.note_pending_file(name, &spec).await?;
         let made = Box::pin(self.make_noted_incoming(host, request, (spec, noted.as_ref()))).await;
         if let Some(noted) = noted {
@@ -107,14 +114,17 @@ impl Daemon {
         made
     }
 
-    /// Where a volume that is not here is to be put, if it may come.
-    fn may_arrive(&self, request: &SessionRequest) -> Result<BackendSpec> {
+    /// Where a volume of `host` that is not here is to be, if it may come.
+    fn may_arrive(&self, host: &str, request: &SessionRequest) -> Result<ArrivalPlace> {
         check_name(&request.volume)?;
         if self.aborted_jobs.has(request.job) {
             return Err(fenced(format!("the move of {} was undone", request.volume)));
         }
+        if let Some(place) = self.shared_place_of(host, &request.volume) {
+            return Ok(ArrivalPlace::Shared(place));
+        }
         self.check_quota(request)?;
-        self.place_for_incoming(&request.volume)
+        self.place_for_incoming(&request.volume).map(ArrivalPlace::Made)
     }
 
     /// Whether what other hosts have put here leaves room for one more volume, as this host is configured.
@@ -170,12 +180,39 @@ impl Daemon {
                 return Err(error);
             }
         };
-        let document = VolumeDocument {
+        let mut document = self.arriving_document(host, request, Location::Local(spec));
+        if let Some(incoming) = &mut document.incoming {
+            (incoming.target, incoming.layers) = (Some(target.clone()), layers.clone());
+        }
+        match self.begin_arrival(host, request, document).await {
+            Ok(volume) => Ok(volume),
+            Err(error) => {
+                self.state.abandon_volume(name);
+                self.discard_unused(&JobTarget::Local(target), &layers);
+                Err(error)
+            }
+        }
+    }
+
+    /// A volume of `host` that stays where both hosts reach it: nothing is made here but its journal.
+    async fn make_shared_incoming(&self, host: &str, request: &SessionRequest, place: Location) -> Result<Arc<Volume>> {
+        if request.layers.is_some() {
+            return Err(invalid("layers do not come with shared storage", "this is a defect of the other host"));
+        }
+        let document = self.arriving_document(host, request, place);
+        let made = self.begin_arrival(host, request, document).await;
+        made.inspect_err(|_| self.state.abandon_volume(&request.volume))
+    }
+
+    /// What is on record of a volume that begins to come, without a target of its own.
+    fn arriving_document(&self, host: &str, request: &SessionRequest, backend: Location) -> VolumeDocument {
+        let name = &request.volume;
+        VolumeDocument {
             version: DOCUMENT_VERSION,
             name: name.clone(),
             // It holds nothing yet.
             epoch: 0,
-            backend: Location::Local(spec),
+            backend,
             export: format!("nbd+unix:///{name}?socket={}", self.socket_dir.join(format!("{name}.sock")).display()),
             socket_owner: None,
             read_only: false,
@@ -189,27 +226,27 @@ impl Daemon {
                 epoch: request.epoch,
                 size: request.size.get(),
                 request_alignment: request.request_alignment,
-                target: target.clone(),
+                target: None,
                 stage: IncomingStage::Filling,
                 exclusive: false,
                 machine: None,
-                layers: layers.clone(),
+                layers: Vec::new(),
             }),
             id: None,
             layers: Vec::new(),
-        };
-        match self.record_incoming(document).await {
-            Ok(volume) => {
-                let what = serde_json::json!({ "host": host, "origin": request.origin, "job": request.job });
-                self.note(&Peer::daemon(), ("arrival.begin", name), what, None);
-                Ok(volume)
-            }
-            Err(error) => {
-                self.state.abandon_volume(name);
-                self.discard_unused(&JobTarget::Local(target), &layers);
-                Err(error)
-            }
         }
+    }
+
+    async fn begin_arrival(
+        &self,
+        host: &str,
+        request: &SessionRequest,
+        document: VolumeDocument,
+    ) -> Result<Arc<Volume>> {
+        let volume = self.record_incoming(document).await?;
+        let what = serde_json::json!({ "host": host, "origin": request.origin, "job": request.job });
+        self.note(&Peer::daemon(), ("arrival.begin", &request.volume), what, None);
+        Ok(volume)
     }
 
     /// Makes the files of the layers that come with a volume, beside `image`. When this fails none is left.
@@ -238,14 +275,21 @@ impl Daemon {
         Ok(volume)
     }
 
-    /// Locks what a volume that arrives is written to.
+    /// Locks what a volume that arrives is written to, or opens what stays where the other host still writes it: to be read,
+    /// without locks.
     pub(crate) async fn open_backend_of_incoming(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
         let open_options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
-        let open_backend = match &document.incoming {
-            Some(incoming) => {
-                let target = JobTarget::Local(incoming.target.clone());
+        let arrival = document.incoming.as_ref();
+        let open_backend = match arrival.map(|incoming| (incoming, incoming.target.clone())) {
+            Some((incoming, Some(target))) => {
+                let target = JobTarget::Local(target);
                 self.open_prepared(volume, &target, &incoming.layers, &open_options.for_target()).await
+            }
+            Some((incoming, None)) => {
+                let options = BackendOpenOptions { read_only: true, unlocked: true, ..open_options };
+                let opened = self.open_backend(volume, &document.backend, &options).await;
+                opened.and_then(|open_backend| has_size(open_backend, incoming))
             }
             None => self.open_backend(volume, &document.backend, &open_options.for_target()).await,
         };
@@ -280,7 +324,9 @@ impl Daemon {
         match incoming.stage {
             IncomingStage::Prepared { epoch: prepared } if prepared == epoch => Ok(()),
             IncomingStage::Filling | IncomingStage::Prepared { .. } if epoch > incoming.epoch => {
-                self.backends.check(&incoming.target).map_err(|error| of_target(&error))?;
+                if let Some(target) = &incoming.target {
+                    self.backends.check(target).map_err(|error| of_target(&error))?;
+                }
                 set_stage(&volume, IncomingStage::Prepared { epoch }).await
             }
             _ => Err(fenced(format!("{} cannot be prepared for epoch {epoch} here", volume.name))),
@@ -300,6 +346,9 @@ impl Daemon {
         }
         // Nothing of the copy lands from here on.
         close_lane(volume).await;
+        if incoming.target.is_none() {
+            self.open_shared(volume, incoming).await?;
+        }
         let device = volume.incoming.lock().as_ref().map(|incoming| incoming.ground.clone());
         let Some(device) = device else { return volume.require_up().map(drop) };
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
@@ -320,6 +369,20 @@ impl Daemon {
         }
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
+        Ok(())
+    }
+
+    /// The other host has let go of what both reach: opens and locks it here.
+    async fn open_shared(&self, volume: &Volume, incoming: &IncomingDocument) -> Result<()> {
+        if volume.incoming.lock().is_none() {
+            return Ok(());
+        }
+        let options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
+        let place = volume.document().backend.clone();
+        let opened = self.open_backend(volume, &place, &options.for_target()).await;
+        let opened = opened.and_then(|open_backend| has_size(open_backend, incoming)).and_then(Incoming::new);
+        let opened = opened.map_err(|error| of_backend(&error, "the storage that both hosts reach"))?;
+        *volume.incoming.lock() = Some(opened);
         Ok(())
     }
 
@@ -439,8 +502,10 @@ impl Daemon {
         close_lane(volume).await;
         volume.end_arriving();
         drop(volume.incoming.lock().take());
-        remove_layer_files(&*self.backends, &incoming.layers, incoming.target.spec.path());
-        self.backends.discard(&incoming.target).map_err(|error| of_target(&error))?;
+        if let Some(target) = &incoming.target {
+            remove_layer_files(&*self.backends, &incoming.layers, target.spec.path());
+            self.backends.discard(target).map_err(|error| of_target(&error))?;
+        }
         self.remove_volume(volume).await?;
         let what = serde_json::json!({ "host": incoming.host, "job": incoming.job });
         self.note(&Peer::daemon(), ("arrival.drop", &volume.name), what, None);
@@ -483,6 +548,24 @@ impl Daemon {
         *volume.forward.lock() = Some(fenced_lane);
         Ok(device)
     }
+}
+
+/// Where a volume is to be that comes.
+enum ArrivalPlace {
+    /// A file that is made for it.
+    Made(BackendSpec),
+    /// Where it is already, on storage that both hosts reach.
+    Shared(Location),
+}
+
+/// Refuses storage that is not as large as the volume that is said to be there.
+fn has_size(open_backend: OpenBackend, incoming: &IncomingDocument) -> block::Result<OpenBackend> {
+    let size = open_backend.device.size();
+    if size.get() == incoming.size {
+        return Ok(open_backend);
+    }
+    let context = format!("{} has {size} here and {} there", open_backend.place, Bytes(incoming.size));
+    Err(block::Error::new(block::ErrorKind::Invalid, context))
 }
 
 /// The size of each part of a volume that is to come, the backend's first.

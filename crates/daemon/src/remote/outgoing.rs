@@ -61,7 +61,11 @@ impl Daemon {
             size: size.get(),
             request_alignment: geometry.request_alignment,
             layers: carried(&document.layers, &parts),
+            shared: request.shared,
         };
+        if request.shared && !document.layers.is_empty() {
+            return refuse("it has layers, which are not on the storage that both hosts reach", "remove them first");
+        }
         if !document.has_holding_layers() {
             return Ok(target);
         }

@@ -226,6 +226,7 @@ impl Daemon {
             size: incoming.size,
             request_alignment: incoming.request_alignment,
             layers: None,
+            shared: incoming.target.is_none(),
         };
         let there = self.ask_volume_status(&remote).await;
         let resolution = begin(volume, &volume.document(), host, &there);

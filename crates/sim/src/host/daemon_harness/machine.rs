@@ -55,10 +55,12 @@ impl Host {
             volume: volume.name().to_owned(),
             node: format!("disk{number}"),
             image: format!("/images/{number}"),
+            shared: None,
         };
         let disks = volumes.iter().enumerate().map(disk).collect();
         let request = VmMoveRequest {
             to: "b".to_owned(),
+            disks: Vec::new(),
             bandwidth: requests[0].bandwidth,
             verify: requests[0].verify,
             strategy: requests[0].strategy,

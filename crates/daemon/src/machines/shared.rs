@@ -1,0 +1,260 @@
+//! Disks that lie where both hosts reach them: which ones they are, and what makes sure of that.
+//!
+//! A path says nothing by itself: the same one may lead to another disk at another host. So the source puts a file beside the
+//! image, whose name nobody could guess, and the target says whether it sees it. An export of an NBD server is the same for
+//! both if neither reaches it through itself. The target opens neither before its configuration lists it.
+
+use std::path::{Component, Path};
+use std::sync::Arc;
+
+use api::v1::{DiskHandling, Error, ErrorCode, VmDisk, VmMoveRequest};
+use block::Bytes;
+use nbd::NbdUri;
+
+use super::channel::{Answer, Ask, SharedDisk};
+use super::document::{MachineDisk, MachineDocument};
+use crate::daemon::Daemon;
+use crate::document::random_uuid;
+use crate::foreign::{ForeignExport, inspect, of_server};
+use crate::hosts::HostName;
+use crate::location::{Location, parse_backend};
+use crate::problem::{Result, invalid};
+
+/// How one disk goes, and why.
+pub(super) struct Handling {
+    pub(super) handling: DiskHandling,
+    /// Where it is and stays, if it is not copied.
+    pub(super) place: Option<Location>,
+    /// Why it cannot stay where it is.
+    pub(super) why: Option<Error>,
+}
+
+impl Daemon {
+    /// How each disk goes to `host`: as `request` says, or by whether that reaches it where it is.
+    pub(super) async fn handle_disks(
+        self: &Arc<Self>,
+        host: &HostName,
+        disks: &[VmDisk],
+        request: &VmMoveRequest,
+    ) -> Result<Vec<Handling>> {
+        let unknown = request.disks.iter().find(|choice| !disks.iter().any(|disk| disk.node == choice.node));
+        if let Some(choice) = unknown {
+            let nodes: Vec<_> = disks.iter().map(|disk| disk.node.as_str()).collect();
+            return Err(invalid(
+                format!("the VM has no disk {}", choice.node),
+                format!("its disks are {}", nodes.join(", ")),
+            ));
+        }
+        let chosen = |disk: &VmDisk| {
+            let choice = request.disks.iter().find(|choice| choice.node == disk.node);
+            choice.map(|choice| choice.handling)
+        };
+        let mut asked = Vec::new();
+        let mut handled = Vec::with_capacity(disks.len());
+        for disk in disks {
+            let place = match chosen(disk) {
+                Some(DiskHandling::Copied) => None,
+                Some(DiskHandling::Shared) | None => Some(self.place_of(disk)?),
+            };
+            handled.push(match place {
+                Some(Ok(place)) => {
+                    asked.push((handled.len(), place));
+                    Handling { handling: DiskHandling::Copied, place: None, why: None }
+                }
+                Some(Err(why)) => Handling { handling: DiskHandling::Copied, place: None, why: Some(why) },
+                None => Handling { handling: DiskHandling::Copied, place: None, why: None },
+            });
+        }
+        self.ask_which_are_shared(host, disks, &mut handled, asked).await?;
+        for (disk, handling) in disks.iter().zip(&handled) {
+            let is_refused = handling.handling == DiskHandling::Copied && chosen(disk) == Some(DiskHandling::Shared);
+            if let Some(why) = handling.why.as_ref().filter(|_| is_refused) {
+                let message = format!("{} cannot stay where it is: {}", disk.node, why.message);
+                return Err(Error { message, ..why.clone() });
+            }
+        }
+        Ok(handled)
+    }
+
+    async fn ask_which_are_shared(
+        &self,
+        host: &HostName,
+        disks: &[VmDisk],
+        handled: &mut [Handling],
+        asked: Vec<(usize, Location)>,
+    ) -> Result<()> {
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let mut question = Vec::with_capacity(asked.len());
+        for (index, place) in &asked {
+            let mark = place.local_path().map(|_| random_uuid(&*self.env));
+            question.push(SharedDisk { place: place.clone(), size: disks[*index].size_bytes, mark });
+        }
+        let answered = self.ask_with_marks(host, question).await;
+        let refusals = match answered {
+            Ok(Answer::Shared { refusals }) if refusals.len() == asked.len() => refusals,
+            // It is of an older version, and knows none: everything is copied.
+            Ok(_) => vec![Some(not_known(host)); asked.len()],
+            Err(error) if error.code == ErrorCode::HostUnreachable => vec![Some(not_known(host)); asked.len()],
+            Err(error) => return Err(error),
+        };
+        for ((index, place), refusal) in asked.into_iter().zip(refusals) {
+            handled[index] = match refusal {
+                None => Handling { handling: DiskHandling::Shared, place: Some(place), why: None },
+                why => Handling { handling: DiskHandling::Copied, place: None, why },
+            };
+        }
+        Ok(())
+    }
+
+    /// Asks while the marks are there, and removes them whatever is answered.
+    async fn ask_with_marks(&self, host: &HostName, mut disks: Vec<SharedDisk>) -> Result<Answer> {
+        let mut left = Vec::new();
+        for disk in &mut disks {
+            let (Some(image), Some(mark)) = (disk.place.local_path(), disk.mark) else { continue };
+            match self.backends.leave_mark(image, mark) {
+                Ok(()) => left.push((image.to_owned(), mark)),
+                // Nobody could prove anything there.
+                Err(error) => {
+                    tracing::info!(image = %image.display(), %error, "whether a disk is shared cannot be found out");
+                    disk.mark = None;
+                }
+            }
+        }
+        let answer = self.ask_about_machine(host, Ask::Share { disks }).await;
+        for (image, mark) in left {
+            if let Err(error) = self.backends.remove_mark(&image, mark) {
+                tracing::warn!(image = %image.display(), %mark, %error, "a mark beside an image could not be removed");
+            }
+        }
+        answer
+    }
+
+    /// Where a disk is, if it could stay there.
+    fn place_of(&self, disk: &VmDisk) -> Result<Result<Location>> {
+        let Some(name) = &disk.volume else {
+            return Ok(parse_backend(&format!("file:{}", disk.file), backends::CacheMode::Auto).map(Location::Local));
+        };
+        let document = self.volume(name)?.document();
+        let refuse = |why: &str, hint: &str| Ok(Err(invalid(format!("{name} {why}"), hint)));
+        match document.backend.clone() {
+            _ if !document.layers.is_empty() => refuse("has layers", "remove them first"),
+            Location::Remote(_) => refuse("is at another host", "move the VM from there"),
+            place @ (Location::Local(_) | Location::Foreign(_)) => Ok(Ok(place)),
+        }
+    }
+
+    /// Which of these disks this host reaches where they are.
+    pub(super) async fn answer_which_are_shared(&self, disks: &[SharedDisk]) -> Answer {
+        let mut refusals = Vec::with_capacity(disks.len());
+        for disk in disks {
+            refusals.push(self.look_at_shared(disk).await.err());
+        }
+        Answer::Shared { refusals }
+    }
+
+    async fn look_at_shared(&self, disk: &SharedDisk) -> Result<()> {
+        self.may_share(&disk.place)?;
+        let found = match &disk.place {
+            Location::Local(spec) => {
+                let lacks = |what: &str| {
+                    Error::new(ErrorCode::BackendMissing, format!("{} {what}", spec.path().display()))
+                        .with_hint("mount the same storage at both hosts, under the same path")
+                };
+                let mark = disk.mark.ok_or_else(|| lacks("is on storage where the other host may make no files"))?;
+                if !self.backends.has_mark(spec.path(), mark).unwrap_or(false) {
+                    return Err(lacks("is on other storage here than there"));
+                }
+                self.backends.size(spec.path()).map_err(|error| lacks(&format!("cannot be looked at here: {error}")))?
+            }
+            Location::Foreign(export) => {
+                let uri: NbdUri = export.uri().map_err(|error| of_server(&error))?;
+                inspect(&uri, &self.env).await.map_err(|error| of_server(&error))?.size()
+            }
+            Location::Remote(remote) => return Err(invalid(format!("{remote} is no storage"), "copy it")),
+        };
+        if !reaches(&disk.place, found, Bytes(disk.size)) {
+            let message = format!("{} has {found} here and {} there", disk.place, Bytes(disk.size));
+            return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("copy it: --disk NODE=copied"));
+        }
+        Ok(())
+    }
+
+    /// Whether this host's configuration lets disks of others stay at `place`.
+    pub(super) fn may_share(&self, place: &Location) -> Result<()> {
+        let listed = self.config.hosts.as_ref().map(|hosts| hosts.shared_storage.as_slice()).unwrap_or_default();
+        let is_listed = match place {
+            Location::Local(spec) => listed.iter().any(|folder| lies_in(spec.path(), Path::new(folder))),
+            Location::Foreign(export) => listed.iter().any(|start| is_export_at(export, start)),
+            Location::Remote(_) => false,
+        };
+        if is_listed {
+            return Ok(());
+        }
+        let message = format!("{place} is on no storage that this host says it shares");
+        Err(Error::new(ErrorCode::HostRefused, message)
+            .with_hint("list it as `shared-storage` in the section [hosts] there, if both hosts reach it"))
+    }
+
+    /// Where the volume `name` is and stays that comes from `host` with a machine, if it is not copied.
+    pub(crate) fn shared_place_of(&self, host: &str, name: &str) -> Option<Location> {
+        let of = |document: MachineDocument| {
+            document.incoming.filter(|incoming| incoming.host == host)?;
+            document.disks.into_iter().find(|disk: &MachineDisk| disk.volume == name)?.shared
+        };
+        self.machines.list().into_iter().find_map(|machine| of(machine.document()))
+    }
+}
+
+fn not_known(host: &HostName) -> Error {
+    Error::new(ErrorCode::VersionMismatch, format!("{host} knows no disks that stay where they are"))
+        .with_hint("install the same version of transhumed on both hosts")
+}
+
+/// An export may be larger than the volume on it.
+fn reaches(place: &Location, found: Bytes, wanted: Bytes) -> bool {
+    match place {
+        Location::Foreign(_) => found >= wanted,
+        Location::Local(_) | Location::Remote(_) => found == wanted,
+    }
+}
+
+/// Whether `path` leads into `folder`, with whatever links there are on the way.
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+    if !is_plain || !path.starts_with(folder) {
+        return false;
+    }
+    // What does not resolve is not there, and is refused for that.
+    match (path.canonicalize(), folder.canonicalize()) {
+        (Ok(path), Ok(folder)) => path.starts_with(folder),
+        _ => true,
+    }
+}
+
+/// Whether `export` is one of those whose addresses begin with `start`, and is no other one at each host.
+fn is_export_at(export: &ForeignExport, start: &str) -> bool {
+    let Ok(uri) = export.uri() else { return false };
+    NbdUri::is_meant(start) && uri.socket().is_none() && export.nbd.starts_with(start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_lies_in_a_folder_only_where_it_leads_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (shared, private) = (folder.path().join("shared"), folder.path().join("private"));
+        std::fs::create_dir(&shared).expect("a folder");
+        std::fs::create_dir(&private).expect("a folder");
+        std::fs::write(private.join("secret"), "x").expect("a file");
+        std::fs::write(shared.join("disk.raw"), "x").expect("a file");
+        std::os::unix::fs::symlink(private.join("secret"), shared.join("link")).expect("a link");
+        assert!(lies_in(&shared.join("disk.raw"), &shared));
+        assert!(!lies_in(&shared.join("../private/secret"), &shared));
+        assert!(!lies_in(&shared.join("link"), &shared), "a link leads out of the folder");
+        assert!(!lies_in(&private.join("secret"), &shared));
+    }
+}
