@@ -139,6 +139,14 @@ pub trait Backends: OverlayBackends {
     /// What the place says.
     fn remove(&self, path: &Path) -> std::io::Result<()>;
 
+    /// Where `path` leads, with whatever links there are on the way.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn resolve(&self, path: &Path) -> std::io::Result<PathBuf> {
+        Ok(path.to_owned())
+    }
+
     /// Puts a file called by `mark` beside `image`, where whoever shares that storage sees it.
     ///
     /// # Errors
@@ -391,6 +399,10 @@ impl Backends for RealBackends {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| RealFiles::shared().sync_directory(path.parent().unwrap_or(path))),
         })
+    }
+
+    fn resolve(&self, path: &Path) -> std::io::Result<PathBuf> {
+        in_place(|| path.canonicalize())
     }
 
     fn leave_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<()> {

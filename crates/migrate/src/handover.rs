@@ -29,6 +29,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// After a guest that did not drain, or a store that has failed.
 const REST: Duration = Duration::from_millis(100);
 
+/// How long the guest's longest request is waited for after the switchover.
+const STALL_TAIL: Duration = Duration::from_millis(20);
+
 /// The hand-over of one volume.
 pub struct Handover;
 
@@ -171,6 +174,8 @@ impl Driver {
         self.context.journal.committed();
         drop(quiesced);
         self.enter(Phase::Switched);
+        // Who was held is under way still.
+        self.context.env.sleep(STALL_TAIL).await;
         Ok(())
     }
 

@@ -173,6 +173,11 @@ impl Host {
         self.shared.outage.lock().await
     }
 
+    /// Whether the volume lies where both hosts reach it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared.setup.is_shared
+    }
+
     /// Whether the volume moves to another host.
     pub(crate) fn is_between_hosts(&self) -> bool {
         self.shared.setup.is_between_hosts
@@ -205,7 +210,12 @@ impl Host {
             let Shared { guest, port, journal, map, sides, shelf, .. } = &*volume.shared;
             guest.lose_power().await;
             port.lose_power().await;
-            let own = if self.shared.setup.is_between_hosts { &sides[..1] } else { &sides[..] };
+            let own = match () {
+                // It has a power of its own.
+                () if volume.is_shared() => &[],
+                () if self.shared.setup.is_between_hosts => &sides[..1],
+                () => &sides[..],
+            };
             [journal, map].into_iter().chain(own).for_each(Disk::lose_power);
             shelf.lose_power(|side| !self.shared.setup.is_between_hosts || !self.is_of_peer(side));
         }

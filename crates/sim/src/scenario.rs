@@ -46,6 +46,8 @@ pub struct Scenario {
     pub(crate) space: Option<f64>,
     pub(crate) load: Load,
     pub(crate) setup: Setup,
+    /// Which volumes lie where both hosts reach them.
+    pub(crate) shared_volumes: Vec<usize>,
     /// Nothing is wrong with the disks of the other volumes.
     pub(crate) only_first_fails: bool,
     /// How the moves of the other volumes are carried out.
@@ -136,6 +138,7 @@ impl Scenario {
             has_two_connections: false,
             space: None,
             load: Load::default(),
+            shared_volumes: Vec::new(),
             setup: Setup {
                 options,
                 map_page_chunks: ProgressMap::PAGE_CHUNKS,
@@ -151,6 +154,7 @@ impl Scenario {
                 has_arbiter: false,
                 peer_dies_at_poll: false,
                 changes_layers: false,
+                is_shared: false,
                 has_machine: false,
                 mistakes: Mistakes::default(),
             },
@@ -198,6 +202,13 @@ impl Scenario {
     #[must_use]
     pub const fn machine(mut self) -> Self {
         self.setup.has_machine = true;
+        self
+    }
+
+    /// These volumes of the machine, by their numbers, lie where both hosts reach them.
+    #[must_use]
+    pub fn sharing(mut self, volumes: Vec<usize>) -> Self {
+        self.shared_volumes = volumes;
         self
     }
 

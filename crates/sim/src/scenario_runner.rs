@@ -30,6 +30,8 @@ const CHAOS_LIMIT: Duration = STUCK_MAX.saturating_mul(10);
 const PHASE_LIMIT: Duration = Duration::from_secs(60);
 /// The end of a job is on record within this.
 const RECORD_LIMIT: Duration = Duration::from_secs(5);
+/// How long the end of a machine's move may take: a word that was not heard is said again.
+const MACHINE_LIMIT: Duration = Duration::from_secs(30);
 /// So long is a write of the guest waited for at which something shall happen.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 
@@ -109,7 +111,7 @@ impl<'a> ScenarioRunner<'a> {
         let Some(machine) = self.first().host.machine() else { return };
         let begun = self.world.now();
         while let Some(disorder) = machine.disorder() {
-            if self.world.now() - begun > RECORD_LIMIT {
+            if self.world.now() - begun > MACHINE_LIMIT {
                 self.world.violate(Invariant::OneWriter, disorder);
                 return;
             }

@@ -58,7 +58,11 @@ impl Seat {
         let is_larger = rng.chance(0.2) && scenario.moves < 2 && !is_file;
         let target_size = if is_larger { size + Bytes::kib(64) } else { size };
         let alignment = scenario.target_alignment.unwrap_or(scenario.alignment);
-        let target = Disk::new(world, names.target, target_size, alignment, scenario.timings[1]);
+        let is_shared = scenario.shared_volumes.contains(&number);
+        let target = match is_shared {
+            true => source.clone(),
+            false => Disk::new(world, names.target, target_size, alignment, scenario.timings[1]),
+        };
         let journal = Disk::new(world, names.journal, Bytes::mib(1), 512, Timing::FLASH);
         let map_bytes = match scenario.setup.changes_layers {
             true => {
@@ -78,7 +82,7 @@ impl Seat {
                 content.fill(sector, &mut bytes);
                 source.fill(offset, &bytes);
             }
-            if scenario.dirty_target && rng.chance(0.5) {
+            if scenario.dirty_target && rng.chance(0.5) && !is_shared {
                 target.fill(offset, &vec![0xdd; bytes.len()]);
             }
         }
@@ -92,7 +96,8 @@ impl Seat {
         let failures = Failures::default();
         let guest = Guest::excusing(world, names.guest, &port, (scenario.load, history), failures.clone());
         let sides = [source, target];
-        for (side, disk) in sides.iter().enumerate() {
+        let reporting = if is_shared { &sides[..1] } else { &sides[..] };
+        for (side, disk) in reporting.iter().enumerate() {
             disk.report_to(Reporter { failures: failures.clone(), side });
         }
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
@@ -100,8 +105,13 @@ impl Seat {
         let between = if scenario.setup.has_machine { 2 * between } else { between };
         let tasks_max = scenario.volume_count() * (64 + between + 4 * scenario.load.outstanding as usize);
         let options = scenario.options_of(number).clone();
-        let setup =
-            Setup { corrupts: scenario.corrupts(), tasks_max, options: options.clone(), ..scenario.setup.clone() };
+        let setup = Setup {
+            corrupts: scenario.corrupts(),
+            tasks_max,
+            options: options.clone(),
+            is_shared,
+            ..scenario.setup.clone()
+        };
         let host = match first {
             Some((first, _)) => first.host.with_beside(setup, &port, &guest, disks),
             None => Host::new(world, setup, &port, &guest, disks),
@@ -130,13 +140,14 @@ impl Seat {
     }
 
     pub(crate) fn begin_faults(&self, scenario: &Scenario) {
-        for (disk, faults) in self.sides.iter().zip(self.faults) {
+        for (disk, faults) in self.sides.iter().zip(self.faults).take(if self.host.is_shared() { 1 } else { 2 }) {
             disk.set_faults(faults);
         }
         self.journal.set_faults(scenario.journal_faults);
         self.map.set_faults(scenario.map_faults);
         self.host.group_disk().set_faults(scenario.journal_faults);
-        self.sides[1].set_space(scenario.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
+        self.sides[usize::from(!self.host.is_shared())]
+            .set_space(scenario.space.map(|part| Bytes((self.size.0 as f64 * part) as u64)));
     }
 
     pub(crate) fn end_faults(&self) {

@@ -32,6 +32,9 @@ const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
 const HOLD_LIMIT: Duration = Duration::from_secs(10);
 /// How long the rest of the memory may take.
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
+/// A memory of which nothing was sent for so long is on a link that carries nothing, whatever that says of itself.
+const SILENCE_LIMIT: Duration = Duration::from_secs(30);
+const SILENCE_LOOK: Duration = Duration::from_secs(1);
 /// How long the target's QEMU may take to start.
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long one answer to what becomes of a machine may take, and how often it is told again.
@@ -73,6 +76,8 @@ pub(crate) struct MachineMove {
     channel: tokio::sync::Mutex<BoxTransport>,
     /// A connection of QEMU's migration has failed.
     lost: Arc<Lost>,
+    /// All of the memory was sent.
+    is_sent: AtomicBool,
     is_committed: AtomicBool,
 }
 
@@ -130,6 +135,7 @@ impl MachineMove {
             over: watch::Sender::new(false),
             channel: channel.into(),
             lost: Arc::default(),
+            is_sent: AtomicBool::new(false),
             is_committed: AtomicBool::new(false),
         })
     }
@@ -218,9 +224,10 @@ impl MachineMove {
             self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id }).await
         };
         let switched = async {
-            match select(Box::pin(switched), Box::pin(carrying)).await {
+            let lost = select(Box::pin(carrying), Box::pin(self.silent(daemon)));
+            match select(Box::pin(switched), lost).await {
                 Either::Left((outcome, _)) => outcome,
-                Either::Right((lost, _)) => Err(lost),
+                Either::Right((Either::Left((lost, _)) | Either::Right((lost, _)), _)) => Err(lost),
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
@@ -291,6 +298,23 @@ impl MachineMove {
         }
     }
 
+    /// Ends when nothing of the memory was sent for long, and some of it is left.
+    async fn silent(&self, daemon: &Daemon) -> Error {
+        let sent = || self.state.lock().memory.map_or(0, |memory| memory.bytes_sent);
+        let limit = SILENCE_LIMIT.max(self.downtime_limit() * 2);
+        let (mut before, mut since) = (sent(), daemon.env.now());
+        while self.is_sent.load(Ordering::Acquire) || daemon.env.now().since(since) < limit {
+            daemon.env.sleep(SILENCE_LOOK).await;
+            let now = sent();
+            if now != before {
+                (before, since) = (now, daemon.env.now());
+            }
+        }
+        let message = format!("nothing of the memory of {} was sent for {limit:?}", self.name);
+        Error::new(ErrorCode::MoveFailed, message)
+            .with_hint("see whether both hosts reach each other, and move it again")
+    }
+
     async fn memory_connection(&self, daemon: &Daemon, number: u16) -> Result<BoxTransport> {
         let connecting = async {
             let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
@@ -327,6 +351,7 @@ impl MachineMove {
     /// Has the rest of the memory and the devices' state at the other host, in its QEMU.
     async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
         self.departure.hypervisor.complete(&|status| self.note_memory(status)).await?;
+        self.is_sent.store(true, Ordering::Release);
         self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
     }
 

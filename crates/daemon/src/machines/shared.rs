@@ -18,6 +18,7 @@ use crate::document::random_uuid;
 use crate::foreign::{ForeignExport, inspect, of_server};
 use crate::hosts::HostName;
 use crate::location::{Location, parse_backend};
+use crate::platform::Backends;
 use crate::problem::{Result, invalid};
 
 /// How one disk goes, and why.
@@ -185,7 +186,9 @@ impl Daemon {
     pub(super) fn may_share(&self, place: &Location) -> Result<()> {
         let listed = self.config.hosts.as_ref().map(|hosts| hosts.shared_storage.as_slice()).unwrap_or_default();
         let is_listed = match place {
-            Location::Local(spec) => listed.iter().any(|folder| lies_in(spec.path(), Path::new(folder))),
+            Location::Local(spec) => {
+                listed.iter().any(|folder| lies_in(&*self.backends, spec.path(), Path::new(folder)))
+            }
             Location::Foreign(export) => listed.iter().any(|start| is_export_at(export, start)),
             Location::Remote(_) => false,
         };
@@ -221,13 +224,13 @@ fn reaches(place: &Location, found: Bytes, wanted: Bytes) -> bool {
 }
 
 /// Whether `path` leads into `folder`, with whatever links there are on the way.
-fn lies_in(path: &Path, folder: &Path) -> bool {
+fn lies_in(backends: &dyn Backends, path: &Path, folder: &Path) -> bool {
     let is_plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
     if !is_plain || !path.starts_with(folder) {
         return false;
     }
     // What does not resolve is not there, and is refused for that.
-    match (path.canonicalize(), folder.canonicalize()) {
+    match (backends.resolve(path), backends.resolve(folder)) {
         (Ok(path), Ok(folder)) => path.starts_with(folder),
         _ => true,
     }
@@ -242,6 +245,7 @@ fn is_export_at(export: &ForeignExport, start: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::RealBackends;
 
     #[test]
     fn a_path_lies_in_a_folder_only_where_it_leads_there() {
@@ -252,9 +256,9 @@ mod tests {
         std::fs::write(private.join("secret"), "x").expect("a file");
         std::fs::write(shared.join("disk.raw"), "x").expect("a file");
         std::os::unix::fs::symlink(private.join("secret"), shared.join("link")).expect("a link");
-        assert!(lies_in(&shared.join("disk.raw"), &shared));
-        assert!(!lies_in(&shared.join("../private/secret"), &shared));
-        assert!(!lies_in(&shared.join("link"), &shared), "a link leads out of the folder");
-        assert!(!lies_in(&private.join("secret"), &shared));
+        assert!(lies_in(&RealBackends, &shared.join("disk.raw"), &shared));
+        assert!(!lies_in(&RealBackends, &shared.join("../private/secret"), &shared));
+        assert!(!lies_in(&RealBackends, &shared.join("link"), &shared), "a link leads out of the folder");
+        assert!(!lies_in(&RealBackends, &private.join("secret"), &shared));
     }
 }

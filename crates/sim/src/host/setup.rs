@@ -76,6 +76,8 @@ pub struct Setup {
     pub peer_dies_at_poll: bool,
     /// Whether somebody takes snapshots, removes them and limits the guest.
     pub changes_layers: bool,
+    /// Whether the volume lies where both hosts reach it: its sides are one disk, with a power of its own.
+    pub is_shared: bool,
     /// Whether the volumes are the disks of a machine, which moves to the other host with them.
     pub has_machine: bool,
     /// See [`Mistakes`].

@@ -245,6 +245,23 @@ pub(super) fn machine_dying(rng: &Rng) -> Scenario {
     if rng.chance(0.5) { scenario.peer_dies() } else { scenario }
 }
 
+/// The same, where the first disk at least lies on storage that both hosts reach.
+pub(super) fn machine_sharing(rng: &Rng) -> Scenario {
+    let scenario = sharing(rng, machine(rng));
+    if rng.chance(0.3) { around_the_one(rng, scenario, &[FaultEvent::StoreFails]) } else { scenario }
+}
+
+/// The same, and one of the daemons is killed at one await.
+pub(super) fn machine_sharing_dying(rng: &Rng) -> Scenario {
+    sharing(rng, machine_dying(rng))
+}
+
+fn sharing(rng: &Rng, scenario: Scenario) -> Scenario {
+    let others = (1..scenario.volume_count()).filter(|_| rng.chance(0.5));
+    let shared = std::iter::once(0).chain(others).collect();
+    scenario.sharing(shared)
+}
+
 /// The volumes are disks of one machine.
 fn of_machine(rng: &Rng, scenario: Scenario) -> Scenario {
     let any = |options: &mut MoveOptions| {

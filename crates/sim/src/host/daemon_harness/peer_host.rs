@@ -229,8 +229,16 @@ impl Host {
         }
         let world = &self.shared.world;
         let places = *self.shared.daemon_harness.places.lock();
-        if places[0].exists || !places[1].exists {
+        let is_in_order = match self.is_shared() {
+            // It has never left its place.
+            true => places[0].exists && !places[1].exists,
+            false => !places[0].exists && places[1].exists,
+        };
+        if !is_in_order {
             world.violate(Invariant::OneWriter, format!("the move is done and the places are {places:?}"));
+        }
+        if self.is_shared() {
+            world.occur(Occurrence::Told("handed over"));
         }
         if self.has_layers(1) {
             world.occur(Occurrence::Told("layers there"));

@@ -16,6 +16,7 @@ use env::Env;
 use futures::future::BoxFuture;
 use nbd::{Export, NbdUri};
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use super::group::GroupStore;
 use super::{Host, Place, Watched, shelf_side_of, side_of};
@@ -90,7 +91,9 @@ impl Host {
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
         let incoming_dirs = vec!["/pool".into()];
-        let hosts = HostsConfig { streams: 2, incoming_dirs, run_vms: true, ..HostsConfig::default() };
+        // Only the mark tells what both reach.
+        let shared_storage = vec!["/".into()];
+        let hosts = HostsConfig { streams: 2, incoming_dirs, shared_storage, run_vms: true, ..HostsConfig::default() };
         let socket_dir = Some("/run".into());
         let config = Config {
             request_pool_mib: 64,
@@ -127,6 +130,19 @@ impl Host {
 }
 
 impl ProcessView {
+    /// What the neighbour finds where the first host has the volume: the same disk, or one of its own that is called so. Nothing
+    /// there keeps anybody from writing, and nobody waits for what others have under way.
+    fn open_shared(&self, host: &Host, open_options: &BackendOpenOptions) -> std::io::Result<Device> {
+        let Some(peer) = &host.shared.daemon_harness.peer else { return Err(OsErrorKind::NotFound.into()) };
+        let disk = &host.shared.sides[usize::from(!host.is_shared())];
+        let device = disk.open_at_once(peer.epoch());
+        if open_options.read_only {
+            let geometry = Geometry { read_only: true, ..device.geometry() };
+            return Ok(Device::new(disk.name(), Bare { lower: device, geometry }));
+        }
+        Ok(peer.counted(host, device))
+    }
+
     /// The newest epoch that this life knows of the volume of `host`.
     fn known_of(&self, host: &Host) -> u64 {
         self.known[host.shared.number].load(Ordering::Relaxed)
@@ -174,6 +190,9 @@ impl Backends for ProcessView {
         Box::pin(async move {
             let missing = |error| Error::from_os(error, format!("opening {spec}"));
             let host = self.host.with_place(spec.path());
+            if self.is_far && side_of(spec.path()) == 0 {
+                return Ok(OpenBackend::over(spec.clone(), self.open_shared(&host, open_options).map_err(missing)?));
+            }
             let (side, _, disk) = host.place(spec.path()).map_err(missing)?;
             let role = if side == host.holder() { Role::Source } else { Role::Target };
             if role == Role::Target {
@@ -295,6 +314,17 @@ impl Backends for ProcessView {
         Ok(())
     }
 
+    fn leave_mark(&self, _: &Path, _: Uuid) -> std::io::Result<()> {
+        match self.process.step() {
+            true => Ok(()),
+            false => Err(OsErrorKind::Other.into()),
+        }
+    }
+
+    fn has_mark(&self, image: &Path, _: Uuid) -> std::io::Result<bool> {
+        Ok(self.host.with_place(image).is_shared())
+    }
+
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {
         self.host.with_place(path).place(path).map(|(_, _, disk)| disk.size())
     }
@@ -408,6 +438,22 @@ impl WorkerSpawner for ProcessView {
 
     fn abort_process(&self) {
         self.host.shared.world.violate(Invariant::NoPanic, "a migration has panicked");
+    }
+}
+
+/// The same bytes as something else.
+struct Bare {
+    lower: Device,
+    geometry: Geometry,
+}
+
+impl Filter for Bare {
+    fn lower(&self) -> &Device {
+        &self.lower
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.geometry
     }
 }
 

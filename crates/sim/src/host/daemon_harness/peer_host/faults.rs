@@ -68,7 +68,10 @@ impl Host {
         let Shared { files, boots, .. } = &*peer.shared;
         for volume in self.volumes() {
             let Some(peer) = &volume.shared.daemon_harness.peer else { continue };
-            [&peer.volume.journal, &peer.volume.map, &volume.shared.sides[1]].into_iter().for_each(Disk::lose_power);
+            [&peer.volume.journal, &peer.volume.map].into_iter().for_each(Disk::lose_power);
+            if !volume.is_shared() {
+                volume.shared.sides[1].lose_power();
+            }
             volume.shared.shelf.lose_power(|side| self.is_of_peer(side));
             let mut flushes = peer.volume.flushes.lock();
             flushes.after_power_loss = flushes.begun + 1;
@@ -82,7 +85,7 @@ impl Host {
     /// the source's daemon believes to be there, or copies anyway.
     fn meddle(&self, peer: &PeerHost) {
         let is_filled = peer.stage() == Some(IncomingStage::Filling) && peer.is_certain();
-        if !is_filled {
+        if !is_filled || self.is_shared() {
             return;
         }
         let [source, target] = &self.shared.sides;

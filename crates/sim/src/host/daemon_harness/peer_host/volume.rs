@@ -74,6 +74,14 @@ impl PeerHost {
         self.stage() == Some(IncomingStage::Prepared { epoch }) || self.holds()
     }
 
+    /// The epoch under which it is ready to take the volume, or has it.
+    pub(in crate::host) fn epoch(&self) -> u64 {
+        match self.stage() {
+            Some(IncomingStage::Prepared { epoch } | IncomingStage::Held { epoch }) => epoch,
+            Some(IncomingStage::Filling) | None => self.document().map_or(0, |document| document.epoch),
+        }
+    }
+
     /// Whether it has durably taken the volume.
     pub(in crate::host) fn holds(&self) -> bool {
         *self.volume.is_held.lock()
