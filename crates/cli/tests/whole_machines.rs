@@ -215,3 +215,32 @@ fn a_disk_that_both_hosts_reach_stays_where_it_is_and_another_is_copied() {
     let error = format!("{:#}", error.expect_err("a disk that the other host may not use stays where it is"));
     assert!(error.contains("shared-storage"), "{error}");
 }
+
+#[test]
+fn a_disk_on_the_export_of_a_third_server_is_handed_over_there_and_back() {
+    let address = "10.77.0.1:10899";
+    let shares = |_: &Path| format!("shared-storage = [\"nbd://{address}/\"]\n");
+    let mut place = Place::on(shares, &["disk0.raw"]);
+    let mut server = place.hosts.command(Side::A, "nbdkit");
+    let (ip, port) = address.split_once(':').expect("an address");
+    server.args(["--foreground", "--ipaddr", ip, "--port", port, "memory", &DISK_BYTES.to_string()]);
+    let mut server = server.spawn().expect("nbdkit starts; run `make setup`");
+    let volume = "web1-disk0";
+    let qmp = place.guest.qmp_socket().display().to_string();
+    place.json(Side::A, &["adopt", "--qmp", &qmp, "--node", "disk0", "--name", volume]);
+    let export = format!("nbd://{address}/");
+    wait_until(&place, |place| {
+        place.hosts.daemon(Side::A).json(&["move", volume, "--to", &export, "--no-persist"]).is_ok()
+    });
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        assert_eq!(moved["disks"][0]["report"]["bytes_copied"], 0, "{moved}");
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
+    }
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+}
