@@ -48,6 +48,7 @@
 //! | `commit`, `watch` | the two phases, and the arbiter's part in them, at the source and at the target |
 //! | `remote_volume_device` | the device over a volume of another host |
 //! | `arriving_export` | what the QEMU of a machine reads of a disk that comes with it |
+//! | `arrival` | places for volumes that come here |
 //! | `incoming`, `fenced_lane`, `session_authorizer` | volumes that come here, and what other hosts may ask |
 //! | `aborted_jobs` | moves that are over, so that late messages of theirs do nothing |
 //! | `pending_files` | files of volumes that come here and are not on record yet |
@@ -56,6 +57,7 @@
 
 mod abort_notices;
 mod aborted_jobs;
+mod arrival;
 mod arriving_export;
 mod commit;
 mod fenced_lane;
