@@ -42,7 +42,7 @@ quick: ## Format, clippy, unit tests and 100 seeds: what to run before every com
 test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture
 	@echo "building all there is, with the tests: minutes, if little of it is built"
 	$(CARGO) build --locked --workspace --all-targets
-	$(CARGO) test --locked --workspace --no-fail-fast
+	$(CARGO) xtask test
 	$(MAKE) sim
 	$(CARGO) xtask torture --seed 100 --cycles 5 --act-cycles 2
 

@@ -51,7 +51,7 @@ pub(crate) fn demo(chore: &str, arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 /// Where cargo puts what it builds, this program among it.
-fn target_folder() -> anyhow::Result<PathBuf> {
+pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("asking where this program is")?;
     let target = own.parent().and_then(Path::parent).context("this program is not in a target folder")?;
     Ok(target.to_owned())
@@ -73,7 +73,7 @@ pub(crate) fn output(package: &str, arguments: &[&str]) -> anyhow::Result<String
     String::from_utf8(printed.stdout).with_context(|| format!("{package} prints UTF-8"))
 }
 
-fn cargo_itself() -> Command {
+pub(crate) fn cargo_itself() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
