@@ -90,7 +90,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
 
 /// One encrypted link of so many bits a second.
 const fn limited(bits_per_second: u64) -> TwoHostsSpec<'static> {
-    TwoHostsSpec { links: 1, link_bits_per_second: Some(bits_per_second), plaintext: false, more: "" }
+    TwoHostsSpec { links: 1, link_bits_per_second: Some(bits_per_second), plaintext: false, more: "", more_at_b: "" }
 }
 
 /// Megabytes a second.

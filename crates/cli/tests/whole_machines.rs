@@ -30,10 +30,21 @@ impl Place {
 
     /// With disks in these files of the folder, of which `more` gives what both configurations say besides.
     fn on(more: impl FnOnce(&Path) -> String, files: &[&str]) -> Self {
+        Self::with(more, "", files)
+    }
+
+    fn with(more: impl FnOnce(&Path) -> String, more_at_b: &str, files: &[&str]) -> Self {
         let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let more = format!("{RUNS_VMS}{}", more(folder.path()));
-        let spec = TwoHostsSpec { more: &more, ..TwoHostsSpec::default() };
+        let mut own = String::new();
+        let mut more_at_b = more_at_b.to_owned();
+        if let Some((unpacked, wrapper)) = unpacked_qemu() {
+            // It runs only through the program that tells it where its libraries are.
+            own = format!("vm-program-for = {{ {unpacked:?} = {wrapper:?} }}\n");
+            more_at_b = String::new();
+        }
+        let more = format!("{RUNS_VMS}{own}{}", more(folder.path()));
+        let spec = TwoHostsSpec { more: &more, more_at_b: &more_at_b, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
         hosts.start().expect("both daemons start");
         hosts.pair().expect("paired");
@@ -98,6 +109,15 @@ impl Drop for Place {
             }
         }
     }
+}
+
+/// The QEMU that PATH leads to if it is one that was unpacked beside the distribution's (`make test-qemu10`), and what starts it.
+fn unpacked_qemu() -> Option<(PathBuf, PathBuf)> {
+    let path = std::env::var_os("PATH")?;
+    let mut programs = std::env::split_paths(&path).map(|folder| folder.join("qemu-system-x86_64"));
+    let wrapper = programs.find(|program| program.exists())?;
+    let unpacked = wrapper.parent()?.parent()?.join("files/usr/bin/qemu-system-x86_64");
+    unpacked.exists().then_some((unpacked, wrapper))
 }
 
 fn wait_until(place: &Place, is_so: impl Fn(&Place) -> bool) {
@@ -243,4 +263,27 @@ fn a_disk_on_the_export_of_a_third_server_is_handed_over_there_and_back() {
     }
     server.kill().expect("it runs");
     server.wait().expect("it ends");
+}
+
+/// From the distribution's QEMU to a later one at a host that has no other, and back.
+#[test]
+fn a_vm_moves_to_a_host_with_another_qemu_and_back() {
+    let Some(other) = std::env::var_os("TRANSHUME_TEST_OTHER_QEMU") else {
+        println!("not run: `make test-qemu10` names another QEMU");
+        return;
+    };
+    let own = "/usr/bin/qemu-system-x86_64";
+    let more_at_b = format!("vm-program-for = {{ {own:?} = {other:?} }}\n");
+    let mut place = Place::with(|_| String::new(), &more_at_b, &["disk0.raw"]);
+    let version = |place: &Place, side| place.json(side, &["vm", "show", "web1"])["facts"]["qemu"].clone();
+    let before = version(&place, Side::A);
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
+        assert_eq!(version(&place, to) == before, to == Side::A, "its QEMU is the wrong one");
+    }
 }

@@ -78,6 +78,9 @@ pub struct HostsConfig {
     pub run_vms: bool,
     /// The programs that it starts for them, by their whole paths.
     pub vm_programs: Vec<PathBuf>,
+    /// Which program it starts here for one that runs elsewhere, where that has another path or version: hosts of another
+    /// distribution.
+    pub vm_program_for: BTreeMap<PathBuf, PathBuf>,
     /// As which user it starts them; its own if nothing is said.
     pub vm_user: Option<String>,
     /// How fast network interfaces are, in Mbit/s, where the kernel does not know it or the network behind them is slower.
@@ -126,6 +129,7 @@ impl Default for HostsConfig {
             incoming_dirs: Vec::new(),
             shared_storage: Vec::new(),
             run_vms: false,
+            vm_program_for: BTreeMap::new(),
             vm_programs: ["/usr/bin/qemu-system-x86_64", "/usr/bin/qemu-system-aarch64", "/usr/bin/qemu-kvm"]
                 .map(PathBuf::from)
                 .to_vec(),

@@ -60,11 +60,13 @@ pub struct TwoHostsSpec<'a> {
     pub plaintext: bool,
     /// More lines for the section `[hosts]` of both configurations, each with its end.
     pub more: &'a str,
+    /// What the configuration of the second says besides that.
+    pub more_at_b: &'a str,
 }
 
 impl Default for TwoHostsSpec<'_> {
     fn default() -> Self {
-        Self { links: 1, link_bits_per_second: None, plaintext: false, more: "" }
+        Self { links: 1, link_bits_per_second: None, plaintext: false, more: "", more_at_b: "" }
     }
 }
 
@@ -105,13 +107,14 @@ impl TwoHosts {
             let addresses: Vec<String> = (0..spec.links).map(|link| format!("\"{}\"", address(side, link))).collect();
             let text = format!(
                 "log = \"info\"\n[hosts]\nname = \"{}\"\naddresses = [{}]\nplaintext = {}\n\
-                 incoming-dirs = [\"{}\"]\n{}{}",
+                 incoming-dirs = [\"{}\"]\n{}{}{}",
                 side.name(),
                 addresses.join(", "),
                 spec.plaintext,
                 hosts.incoming(side).display(),
                 speeds(spec),
-                spec.more
+                spec.more,
+                if side == Side::B { spec.more_at_b } else { "" }
             );
             std::fs::create_dir_all(hosts.incoming(side)).context("making a place for volumes")?;
             std::fs::write(hosts.folders[side.number()].join("config.toml"), text)

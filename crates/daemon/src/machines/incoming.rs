@@ -111,8 +111,8 @@ impl Daemon {
         self.hypervisors.user(&user).map(Some)
     }
 
-    /// Whether this host starts machines for others by `program`.
-    fn may_run_machines(&self, program: &str) -> Result<()> {
+    /// The program that this host starts for others' `program`.
+    fn program_for(&self, program: &str) -> Result<PathBuf> {
         let refuse =
             |what: String, hint: &str| Err(Error::new(ErrorCode::HostRefused, what).with_hint(hint.to_owned()));
         let Some(hosts) = self.config.hosts.as_ref().filter(|hosts| hosts.run_vms) else {
@@ -121,14 +121,17 @@ impl Daemon {
                 "give its configuration `run-vms = true` in the section [hosts] and restart it; docs/hosts.md says what that means",
             );
         };
-        let is_listed = hosts.vm_programs.iter().any(|listed| listed == Path::new(program));
-        if !is_listed {
+        let program = Path::new(program);
+        if let Some(own) = hosts.vm_program_for.get(program) {
+            return Ok(own.clone());
+        }
+        if !hosts.vm_programs.iter().any(|listed| listed == program) {
             return refuse(
-                format!("this host does not run {program}"),
-                "add it to `vm-programs` in its section [hosts]",
+                format!("this host does not run {}", program.display()),
+                "add it to `vm-programs` in its section [hosts], or say in `vm-program-for` what it runs instead",
             );
         }
-        Ok(())
+        Ok(program.to_owned())
     }
 
     fn command_for(&self, arrival: &Arrival) -> Result<TargetCommand> {
@@ -146,14 +149,16 @@ impl Daemon {
             disks: arrival.disks.iter().map(disk).collect(),
             machine_type: Some(arrival.facts.machine_type.clone()),
         };
-        arrival.description.for_target(&places).map_err(|error| Error { code: ErrorCode::VmRefused, ..of_vm(&error) })
+        let command = arrival.description.for_target(&places);
+        let command = command.map_err(|error| Error { code: ErrorCode::VmRefused, ..of_vm(&error) })?;
+        Ok(command.run_by(&self.program_for(&arrival.description.program)?))
     }
 
     /// What stands against a machine here, as far as it can be told before.
     async fn arrival_refusals(&self, host: &str, arrival: &Arrival) -> Result<Vec<Error>> {
         check_name(&arrival.name)?;
         arrival.disks.iter().filter_map(|disk| disk.shared.as_ref()).try_for_each(|place| self.may_share(place))?;
-        self.may_run_machines(&arrival.description.program)?;
+        let program = self.program_for(&arrival.description.program)?;
         self.machine_owner()?;
         let mut refusals = Vec::new();
         if let Some(known) = self.machines.get(&arrival.name)
@@ -164,7 +169,7 @@ impl Daemon {
                 Error::new(ErrorCode::AlreadyExists, message).with_hint("remove that one, or call this one otherwise"),
             );
         }
-        let facts = self.hypervisors.host_facts(Path::new(&arrival.description.program)).await?;
+        let facts = self.hypervisors.host_facts(&program).await?;
         let found = arrival.facts.refusals(&facts).into_iter();
         refusals.extend(found.map(|refusal| {
             Error::new(ErrorCode::VmRefused, refusal.reason)

@@ -75,6 +75,20 @@ pub struct Change {
     pub why: String,
 }
 
+impl TargetCommand {
+    /// The same with `program`, which is what the target has of the source's.
+    #[must_use]
+    pub fn run_by(mut self, program: &Path) -> Self {
+        let own = program.display().to_string();
+        if own != self.program {
+            let why = "the target's configuration says so".to_owned();
+            self.changes.push(Change { option: "(program)".to_owned(), from: self.program, to: own.clone(), why });
+            self.program = own;
+        }
+        self
+    }
+}
+
 impl MachineDescription {
     /// What the process `pid` was started with; `None` if it is no QEMU. A relative path in it counts from the folder
     /// that this QEMU was started in.
