@@ -55,7 +55,11 @@ impl Place {
             let file = folder.path().join(file);
             std::fs::create_dir_all(file.parent().expect("in a folder")).expect("a folder");
             create_filled(&file, DISK_BYTES).expect("filled");
-            spec = spec.disk(Disk::raw(&file, &format!("disk{number}")));
+            let name = format!("disk{number}");
+            spec = spec.disk(match file.extension().is_some_and(|extension| extension == "qcow2") {
+                true => Disk::qcow2(to_qcow2(&file), &name),
+                false => Disk::raw(&file, &name),
+            });
         }
         let mut guest = Guest::boot(spec.launcher(hosts.launcher(Side::A))).expect("QEMU starts; run `make setup`");
         guest.wait_for_load(HANG).expect("the load begins");
@@ -109,6 +113,16 @@ impl Drop for Place {
             }
         }
     }
+}
+
+/// Makes a qcow2 image in the place of a raw one, compressed: it grows with everything that is written.
+fn to_qcow2(file: &Path) -> &Path {
+    let raw = file.with_extension("filled");
+    std::fs::rename(file, &raw).expect("renamed");
+    let mut convert = std::process::Command::new("qemu-img");
+    convert.args(["convert", "-c", "-f", "raw", "-O", "qcow2"]).arg(&raw).arg(file);
+    assert!(convert.status().expect("qemu-img runs").success());
+    file
 }
 
 /// The QEMU that PATH leads to if it is one that was unpacked beside the distribution's (`make test-qemu10`), and what starts it.
@@ -285,5 +299,18 @@ fn a_vm_moves_to_a_host_with_another_qemu_and_back() {
         place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
         place.verify();
         assert_eq!(version(&place, to) == before, to == Side::A, "its QEMU is the wrong one");
+    }
+}
+
+#[test]
+fn a_disk_in_a_container_goes_along_and_grows_at_the_other_host() {
+    let mut place = Place::on(|_| String::new(), &["disk0.qcow2"]);
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full"]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
     }
 }

@@ -14,7 +14,7 @@ use super::session_authorizer::of_wire;
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument, random_uuid};
 use crate::hosts::HostName;
-use crate::jobs::{JobHandle, record_of, volume_size};
+use crate::jobs::{JobHandle, record_of};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, RemoteVolume};
 use crate::open_backend::OpenBackend;
@@ -36,12 +36,6 @@ impl Daemon {
     ) -> Result<RemoteVolume> {
         drop(self.hosts.dialer(&HostName::new(&host)?)?);
         let refuse = |what: &str, hint: &str| Err(invalid(format!("{}: {what}", volume.name), hint));
-        let Some(size) = volume_size(volume) else {
-            return refuse(
-                "it is a container that grows, and the other host could not tell how large it may become",
-                "convert it to raw first",
-            );
-        };
         if volume.document().read_only {
             return refuse("it is served read-only", "attach it without --read-only first");
         }
@@ -51,7 +45,9 @@ impl Daemon {
         if request.overwrite {
             return refuse("nothing is overwritten on another host", "leave --overwrite out");
         }
+        // A container goes with all the room that it may grow into: what it does not take yet is a hole there.
         let geometry = volume.require_up()?.device().geometry();
+        let size = geometry.size;
         let document = volume.document();
         let parts = volume.with_backend(|open_backend| open_backend.parts()).unwrap_or_default();
         let target = RemoteVolume {
