@@ -304,13 +304,33 @@ fn a_vm_moves_to_a_host_with_another_qemu_and_back() {
 
 #[test]
 fn a_disk_in_a_container_goes_along_and_grows_at_the_other_host() {
-    let mut place = Place::on(|_| String::new(), &["disk0.qcow2"]);
+    a_container_moves("disk0.qcow2", "copied");
+}
+
+#[test]
+fn a_container_that_both_hosts_reach_stays_where_it_is_and_grows() {
+    a_container_moves("shared/disk0.qcow2", "shared");
+}
+
+fn a_container_moves(file: &str, handling: &str) {
+    let shares = |folder: &Path| format!("shared-storage = [{:?}]\n", folder.join("shared"));
+    let mut place = Place::on(shares, &[file]);
+    let length = |place: &Place| std::fs::metadata(place.folder.path().join(file)).expect("it is there").len();
+    let before = length(&place);
     for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let plan = place.json(from, &["vm", "plan", "web1", "--to", to.name()]);
+        assert_eq!(plan["disks"][0]["handling"], handling, "{plan}");
         let moved = place.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full"]);
         assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
         let folder = place.folder_of(to);
         place.guest.leave();
         place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        if to == Side::B {
+            // It finds the room that it may grow into, after a start of the daemon, too.
+            place.hosts.daemon_mut(Side::B).kill();
+            place.hosts.daemon_mut(Side::B).start().expect("it starts");
+        }
         place.verify();
     }
+    assert!(handling == "copied" || length(&place) > before, "nothing was written to it");
 }

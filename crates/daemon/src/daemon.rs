@@ -299,6 +299,7 @@ impl Daemon {
             socket_owner: new.socket_owner,
             read_only: new.read_only,
             size_limit: None,
+            size_advertised: None,
             adoption: new.adoption,
             job: None,
             incoming: None,

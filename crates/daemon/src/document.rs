@@ -88,6 +88,10 @@ pub struct VolumeDocument {
     /// Where the volume ends, if what holds it may be larger: a block device that it was moved to.
     #[serde(default)]
     pub size_limit: Option<u64>,
+    /// Of a container that came with its machine and stayed where both hosts reach it: how large it may become. An adopted one
+    /// has that with its adoption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_advertised: Option<u64>,
     /// The running VM that it was adopted from.
     #[serde(default)]
     pub adoption: Option<AdoptionDocument>,
@@ -314,6 +318,12 @@ impl VolumeDocument {
         Clients { owner: self.socket_owner, disk }
     }
 
+    /// How large the volume may become, if it is a container that grows.
+    #[must_use]
+    pub fn room_to_grow(&self) -> Option<u64> {
+        self.adoption.as_ref().and_then(|adoption| adoption.size_advertised).or(self.size_advertised)
+    }
+
     /// This document with the layout that what it says takes.
     #[must_use]
     pub fn with_version(mut self) -> Self {
@@ -331,6 +341,7 @@ impl VolumeDocument {
         let is_shared = |place: &Location| matches!(place, Location::Remote(remote) if remote.shared);
         let is_handed_over = self.incoming.as_ref().is_some_and(|incoming| incoming.target.is_none())
             || is_shared(&self.backend)
+            || self.size_advertised.is_some()
             || job.is_some_and(|job| job.target.is_shared());
         self.version = match job {
             _ if is_handed_over => DOCUMENT_VERSION_SHARED,

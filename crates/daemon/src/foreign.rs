@@ -111,7 +111,7 @@ impl Daemon {
     ) -> Result<ForeignExport> {
         let slot = volume.require_up()?;
         self.refuse_own(volume, uri)?;
-        if volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
+        if volume.document().room_to_grow().is_some() {
             let message = format!("{} is a container that grows, and {uri} does not", volume.name);
             return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("move it to a file"));
         }

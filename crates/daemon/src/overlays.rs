@@ -160,7 +160,7 @@ pub(crate) fn add_needs(
     target: &Path,
     needs: &mut Needs,
 ) -> Result<()> {
-    if volume.adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
+    if volume.room_to_grow().is_some() {
         return refuse(format!(
             "{} is a container that grows, and a snapshot move has overlays of a fixed size",
             volume.name

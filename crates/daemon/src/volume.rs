@@ -98,7 +98,7 @@ impl Volume {
     /// How its backends are opened.
     pub(crate) fn open_options(&self, lock_wait: std::time::Duration) -> BackendOpenOptions {
         let document = self.document();
-        let size_advertised = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
+        let size_advertised = document.room_to_grow().map(Bytes);
         let qemu = match document.adoption.as_ref().map(|adoption| adoption.direction) {
             // A QEMU that goes through us has no locks; one that has them was started on the image itself.
             None | Some(AdoptionDirection::Adopted) => QemuRule::Exclude,
@@ -163,7 +163,7 @@ impl Volume {
         let slot = Slot::new(top);
         let (lanes, meter, name) = (slot.clone(), self.meter.clone(), self.name.clone());
         let open = move || metered(&name, &meter, &lanes);
-        let size = document.adoption.as_ref().and_then(|adoption| adoption.size_advertised).map(Bytes);
+        let size = document.room_to_grow().map(Bytes);
         let export_name = parse_export(&document.export).map_or_else(|_| self.name.clone(), |uri| uri.export);
         let export = Export::new(export_name, pool, open)
             .with_description(format!("volume {}", self.name))

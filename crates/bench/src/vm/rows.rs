@@ -55,7 +55,8 @@ fn place(bench: &VmBench, load: Load) -> anyhow::Result<Place> {
         ..MemoryLoad::default()
     };
     let guest = GuestSpec::new().cores(bench.cores).memory_mib(bench.memory_mib).memory_load(memory).load(load);
-    let hosts = TwoHostsSpec { plaintext: !bench.is_encrypted, more: RUNS_VMS, ..TwoHostsSpec::default() };
+    let hosts =
+        TwoHostsSpec { plaintext: !bench.is_encrypted, more: RUNS_VMS, more_at_b: "", ..TwoHostsSpec::default() };
     Place::new((&bench.programs, bench.memory.path()), hosts, guest, bench.disk_mib << 20)
 }
 
@@ -168,6 +169,7 @@ fn converging(bench: &VmBench, links: usize) -> anyhow::Result<(bool, f64)> {
         link_bits_per_second: Some(bench.link_bits_per_second),
         plaintext: !bench.is_encrypted,
         more: RUNS_VMS,
+        more_at_b: "",
     };
     let memory_mib = bench.memory_mib.min(512);
     let memory =

@@ -138,7 +138,7 @@ impl Daemon {
         let geometry = slot.device().geometry();
         let backend = volume.document().backend.clone();
         let source = backend.local_path();
-        let grows = volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some());
+        let grows = volume.document().room_to_grow().is_some();
         let size = match source.filter(|_| grows) {
             // A container is as long as it is now; it grows as it is written.
             Some(source) => self.backends.size(source).unwrap_or(geometry.size),
@@ -362,7 +362,7 @@ pub(crate) fn refuse_reserve_above(reserve: u64, bandwidth: Option<u64>) -> Resu
 
 /// How large the volume is and stays, unless it is a container that grows.
 pub(crate) fn volume_size(volume: &Volume) -> Option<Bytes> {
-    let grows = volume.document().adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some());
+    let grows = volume.document().room_to_grow().is_some();
     volume.slot().filter(|_| !grows).map(|slot| slot.device().size())
 }
 

@@ -104,6 +104,9 @@ pub(super) struct ArrivingDisk {
     /// Where it is and stays, if both hosts reach it there. It is copied otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) shared: Option<Location>,
+    /// Whether that is a container that grows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) grows: bool,
 }
 
 /// A disk that may lie where both hosts reach it.
@@ -111,8 +114,8 @@ pub(super) struct ArrivingDisk {
 pub(super) struct SharedDisk {
     /// Where the source has it.
     pub(super) place: Location,
-    /// How large it is, in bytes.
-    pub(super) size: u64,
+    /// How large it is, in bytes; none of a container that grows, and of what nobody has opened yet.
+    pub(super) size: Option<u64>,
     /// What the source has put beside a file just now: whoever finds it there looks at the same storage.
     pub(super) mark: Option<Uuid>,
 }

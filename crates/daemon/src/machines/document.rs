@@ -60,6 +60,9 @@ pub struct MachineDisk {
     /// Of a machine that comes: where the disk is and stays, if both hosts reach it there. It is copied otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared: Option<Location>,
+    /// Whether that is a container that grows.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub grows: bool,
 }
 
 /// A move to another host.

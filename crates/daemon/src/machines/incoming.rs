@@ -222,6 +222,7 @@ impl Daemon {
             node: disk.node.clone(),
             image: disk.image.clone(),
             shared: disk.shared.clone(),
+            grows: disk.grows,
         };
         let folder = self.machine_folder(&arrival.name);
         let incoming = IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs };

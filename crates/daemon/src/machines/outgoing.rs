@@ -403,6 +403,7 @@ fn arriving(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
         image: disk.file.clone(),
         size: disk.size_bytes,
         shared: handling.place.clone(),
+        grows: handling.grows,
     };
     disks.iter().zip(handled).map(arriving).collect()
 }

@@ -26,8 +26,16 @@ pub(super) struct Handling {
     pub(super) handling: DiskHandling,
     /// Where it is and stays, if it is not copied.
     pub(super) place: Option<Location>,
+    /// Whether that is a container that grows.
+    pub(super) grows: bool,
     /// Why it cannot stay where it is.
     pub(super) why: Option<Error>,
+}
+
+impl Handling {
+    const fn copied(why: Option<Error>) -> Self {
+        Self { handling: DiskHandling::Copied, place: None, grows: false, why }
+    }
 }
 
 impl Daemon {
@@ -60,10 +68,10 @@ impl Daemon {
             handled.push(match place {
                 Some(Ok(place)) => {
                     asked.push((handled.len(), place));
-                    Handling { handling: DiskHandling::Copied, place: None, why: None }
+                    Handling::copied(None)
                 }
-                Some(Err(why)) => Handling { handling: DiskHandling::Copied, place: None, why: Some(why) },
-                None => Handling { handling: DiskHandling::Copied, place: None, why: None },
+                Some(Err(why)) => Handling::copied(Some(why)),
+                None => Handling::copied(None),
             });
         }
         self.ask_which_are_shared(host, disks, &mut handled, asked).await?;
@@ -90,7 +98,9 @@ impl Daemon {
         let mut question = Vec::with_capacity(asked.len());
         for (index, place) in &asked {
             let mark = place.local_path().map(|_| random_uuid(&*self.env));
-            question.push(SharedDisk { place: place.clone(), size: disks[*index].size_bytes, mark });
+            let disk = &disks[*index];
+            let size = (disk.volume.is_some() && !self.grows(disk)).then_some(disk.size_bytes);
+            question.push(SharedDisk { place: place.clone(), size, mark });
         }
         let answered = self.ask_with_marks(host, question).await;
         let refusals = match answered {
@@ -102,8 +112,11 @@ impl Daemon {
         };
         for ((index, place), refusal) in asked.into_iter().zip(refusals) {
             handled[index] = match refusal {
-                None => Handling { handling: DiskHandling::Shared, place: Some(place), why: None },
-                why => Handling { handling: DiskHandling::Copied, place: None, why },
+                None => {
+                    let grows = self.grows(&disks[index]);
+                    Handling { handling: DiskHandling::Shared, place: Some(place), grows, why: None }
+                }
+                why => Handling::copied(why),
             };
         }
         Ok(())
@@ -130,6 +143,11 @@ impl Daemon {
             }
         }
         answer
+    }
+
+    fn grows(&self, disk: &VmDisk) -> bool {
+        let volume = disk.volume.as_ref().and_then(|name| self.volume(name).ok());
+        volume.is_some_and(|volume| volume.document().room_to_grow().is_some())
     }
 
     /// Where a disk is, if it could stay there.
@@ -175,8 +193,8 @@ impl Daemon {
             }
             Location::Remote(remote) => return Err(invalid(format!("{remote} is no storage"), "copy it")),
         };
-        if !reaches(&disk.place, found, Bytes(disk.size)) {
-            let message = format!("{} has {found} here and {} there", disk.place, Bytes(disk.size));
+        if let Some(size) = disk.size.map(Bytes).filter(|size| !reaches(&disk.place, found, *size)) {
+            let message = format!("{} has {found} here and {size} there", disk.place);
             return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("copy it: --disk NODE=copied"));
         }
         Ok(())
@@ -201,10 +219,12 @@ impl Daemon {
     }
 
     /// Where the volume `name` is and stays that comes from `host` with a machine, if it is not copied.
-    pub(crate) fn shared_place_of(&self, host: &str, name: &str) -> Option<Location> {
+    /// With it, whether it is a container that grows.
+    pub(crate) fn shared_place_of(&self, host: &str, name: &str) -> Option<(Location, bool)> {
         let of = |document: MachineDocument| {
             document.incoming.filter(|incoming| incoming.host == host)?;
-            document.disks.into_iter().find(|disk: &MachineDisk| disk.volume == name)?.shared
+            let disk = document.disks.into_iter().find(|disk: &MachineDisk| disk.volume == name)?;
+            Some((disk.shared?, disk.grows))
         };
         self.machines.list().into_iter().find_map(|machine| of(machine.document()))
     }

@@ -29,7 +29,11 @@ pub(super) enum ArrivalPlace {
     /// A file that is made for it.
     Made(BackendSpec),
     /// Where it is already, on storage that both hosts reach.
-    Shared(Location),
+    Shared {
+        place: Location,
+        /// It is a container that grows.
+        grows: bool,
+    },
 }
 
 impl Daemon {
@@ -43,7 +47,9 @@ impl Daemon {
         }
         let spec = match place {
             ArrivalPlace::Made(spec) => spec,
-            ArrivalPlace::Shared(place) => return Box::pin(self.make_shared_incoming(host, request, place)).await,
+            ArrivalPlace::Shared { place, grows } => {
+                return Box::pin(self.make_shared_incoming(host, request, (place, grows))).await;
+            }
         };
         let noted = self.note_pending_file(name, &spec).await?;
         let made = Box::pin(self.make_noted_incoming(host, request, (spec, noted.as_ref()))).await;
@@ -59,8 +65,8 @@ impl Daemon {
         if self.aborted_jobs.has(request.job) {
             return Err(fenced(format!("the move of {} was undone", request.volume)));
         }
-        if let Some(place) = self.shared_place_of(host, &request.volume) {
-            return Ok(ArrivalPlace::Shared(place));
+        if let Some((place, grows)) = self.shared_place_of(host, &request.volume) {
+            return Ok(ArrivalPlace::Shared { place, grows });
         }
         self.check_quota(request)?;
         self.place_for_incoming(&request.volume).map(ArrivalPlace::Made)
@@ -134,11 +140,17 @@ impl Daemon {
     }
 
     /// A volume of `host` that stays where both hosts reach it: nothing is made here but its journal.
-    async fn make_shared_incoming(&self, host: &str, request: &SessionRequest, place: Location) -> Result<Arc<Volume>> {
+    async fn make_shared_incoming(
+        &self,
+        host: &str,
+        request: &SessionRequest,
+        (place, grows): (Location, bool),
+    ) -> Result<Arc<Volume>> {
         if request.layers.is_some() {
             return Err(invalid("layers do not come with shared storage", "this is a defect of the other host"));
         }
-        let document = self.arriving_document(host, request, place);
+        let mut document = self.arriving_document(host, request, place);
+        document.size_advertised = grows.then_some(request.size.get());
         let made = Box::pin(self.begin_arrival(host, request, document)).await;
         made.inspect_err(|_| self.state.abandon_volume(&request.volume))
     }
@@ -156,6 +168,7 @@ impl Daemon {
             socket_owner: None,
             read_only: false,
             size_limit: None,
+            size_advertised: None,
             adoption: None,
             job: None,
             incoming: Some(IncomingDocument {

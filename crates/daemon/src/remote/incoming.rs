@@ -98,7 +98,8 @@ impl Daemon {
                 self.open_prepared(volume, &target, &incoming.layers, &open_options.for_target()).await
             }
             Some((incoming, None)) => {
-                let options = BackendOpenOptions { read_only: true, unlocked: true, ..open_options };
+                let size_advertised = document.room_to_grow().map(Bytes);
+                let options = BackendOpenOptions { read_only: true, unlocked: true, size_advertised, ..open_options };
                 let opened = self.open_backend(volume, &document.backend, &options).await;
                 opened.and_then(|open_backend| has_size(open_backend, incoming))
             }
@@ -178,7 +179,9 @@ impl Daemon {
         if volume.incoming.lock().is_none() {
             return Ok(());
         }
-        let options = BackendOpenOptions { lock_wait: self.config.lock_wait(), ..BackendOpenOptions::default() };
+        let size_advertised = volume.document().room_to_grow().map(Bytes);
+        let lock_wait = self.config.lock_wait();
+        let options = BackendOpenOptions { lock_wait, size_advertised, ..BackendOpenOptions::default() };
         let place = volume.document().backend.clone();
         let opened = self.open_backend(volume, &place, &options.for_target()).await;
         let opened = opened.and_then(|open_backend| has_size(open_backend, incoming)).and_then(Incoming::new);

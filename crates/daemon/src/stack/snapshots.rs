@@ -73,7 +73,7 @@ pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Re
         let message = format!("a guest of another host uses {name}");
         return Err(Error::new(ErrorCode::InUse, message).with_hint("wait until that host lets it go"));
     }
-    if document.adoption.as_ref().is_some_and(|adoption| adoption.size_advertised.is_some()) {
+    if document.room_to_grow().is_some() {
         let message = format!("{name} is a container that grows, and a snapshot has a fixed size");
         return Err(invalid(message, "snapshots need an image in the format raw"));
     }

@@ -56,6 +56,7 @@ impl Host {
             node: format!("disk{number}"),
             image: format!("/images/{number}"),
             shared: None,
+            grows: false,
         };
         let disks = volumes.iter().enumerate().map(disk).collect();
         let request = VmMoveRequest {
