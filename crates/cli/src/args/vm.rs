@@ -73,7 +73,7 @@ pub(crate) struct HowArgs {
     /// [default: shared if the other host reaches it where it is, copied otherwise]
     #[arg(long = "disk", value_name = "NODE=shared|copied", value_parser = disk_choice)]
     pub(crate) disks: Vec<VmDiskChoice>,
-    /// Disks and memory may take so much each: 200MiB/s, 1Gbit/s
+    /// All disks together, and then the memory, may take so much: 200MiB/s, 1Gbit/s
     #[arg(long, value_name = "RATE")]
     pub(crate) bandwidth: Option<Rate>,
     /// How much of the disks to compare before the switchover

@@ -14,10 +14,10 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 use vm::machine::{MigrationOptions, MigrationStatus};
 
-use super::Machine;
 use super::channel::Ask;
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
+use super::{Machine, budget};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
@@ -204,8 +204,16 @@ impl MachineMove {
     /// Everything up to the commit, which counts when this ends well and does not when it does not.
     async fn reach_commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
         self.unless_stopped(daemon, async {
-            member.disks_ready().await;
-            Ok(())
+            let dividing = async {
+                match self.request.bandwidth {
+                    Some(limit) => budget::divide(&*daemon.env, &self.disks, limit).await,
+                    None => std::future::pending().await,
+                }
+            };
+            match select(pin!(member.disks_ready()), pin!(dividing)).await {
+                Either::Left(((), _)) => Ok(()),
+                Either::Right((never, _)) => match never {},
+            }
         })
         .await?;
         self.enter(VmMovePhase::Memory);

@@ -26,11 +26,13 @@
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
+//! | `budget` | one limit of the network for all disks |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 
 mod attempt;
+mod budget;
 mod channel;
 mod document;
 mod incoming;

@@ -14,7 +14,7 @@ use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
 use super::shared::Handling;
-use super::{Machine, is_moved};
+use super::{Machine, budget, is_moved};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
@@ -265,7 +265,9 @@ impl Daemon {
             let mut disks = departure.arrival.disks.iter();
             disks.any(|disk| disk.volume == volume.name && disk.shared.is_some())
         };
-        let requests = volumes.iter().map(|volume| disk_request(request, is_shared(volume))).collect();
+        let share = request.bandwidth.map(|limit| budget::first_share(limit, volumes.len()));
+        let request = VmMoveRequest { bandwidth: share, ..request.clone() };
+        let requests = volumes.iter().map(|volume| disk_request(&request, is_shared(volume))).collect();
         self.start_together(peer, volumes, requests, Some(name), |_, _| ()).await?;
         let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
         let record =
