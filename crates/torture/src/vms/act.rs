@@ -33,6 +33,9 @@ pub(super) struct Act {
     _network: GuestNetwork,
     pub(super) hosts: TwoHosts,
     pub(super) disks: usize,
+    /// The storage that both hosts reach, and whether the first disk is there.
+    pub(super) shared: PathBuf,
+    pub(super) shares: bool,
     /// How many connections carry the memory.
     pub(super) channels: u8,
     /// Where the VM is.
@@ -53,11 +56,13 @@ pub(super) const fn other(side: Side) -> Side {
 impl Act {
     pub(super) fn set(programs: &Path, folder: &Path, rng: &mut Rng) -> anyhow::Result<Self> {
         let disks = 1 + rng.number(2) as usize;
-        let spec = TwoHostsSpec {
-            more: "run-vms = true\n",
-            link_bits_per_second: Some(LINK_BITS_PER_SECOND),
-            ..TwoHostsSpec::default()
-        };
+        // The first disk stays where both hosts reach it, or goes along.
+        let shared = folder.join("shared");
+        std::fs::create_dir(&shared).context("making the storage that both hosts reach")?;
+        let shares = rng.number(2) == 0;
+        let more = format!("run-vms = true\nshared-storage = [{shared:?}]\n");
+        let spec =
+            TwoHostsSpec { more: &more, link_bits_per_second: Some(LINK_BITS_PER_SECOND), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder, spec)?;
         let room = DISK_BYTES * disks as u64 + SPARE_BYTES;
         for side in Side::BOTH {
@@ -77,7 +82,8 @@ impl Act {
             .memory_load(MemoryLoad { mib: 48, rewrite_mib_per_second: 4, ..MemoryLoad::default() })
             .arguments(["-qmp", third.as_str()]);
         for number in 0..disks {
-            let file = folder.join(format!("disk{number}.raw"));
+            let home = if shares && number == 0 { &shared } else { folder };
+            let file = home.join(format!("disk{number}.raw"));
             create_filled(&file, DISK_BYTES)?;
             spec = spec.disk(Disk::raw(&file, &format!("disk{number}")));
         }
@@ -96,6 +102,8 @@ impl Act {
             _network: network,
             hosts,
             disks,
+            shared,
+            shares,
             channels: 1,
             at: Side::A,
             home,
@@ -236,6 +244,7 @@ impl Act {
         for volume in volumes.as_array().into_iter().flatten() {
             let backend = volume["backend"].as_str().unwrap_or_default();
             let (_, path) = backend.split_once("file:").with_context(|| format!("a file holds it: {volume}"))?;
+            let path = path.split_once(',').map_or(path, |(path, _)| path);
             files.push(PathBuf::from(path));
         }
         ensure!(files.len() == self.disks, "the disks are not all there: {volumes}");

@@ -53,6 +53,10 @@ impl Act {
         if !left.is_empty() {
             return wrong(format!("files are left at {}: {left:?}", there.name()));
         }
+        let shared: Vec<_> = std::fs::read_dir(&self.shared)?.flatten().map(|entry| entry.file_name()).collect();
+        if shared.len() != usize::from(self.shares) {
+            return wrong(format!("what both hosts reach is not as it was: {shared:?}"));
+        }
         let folder = self.folder_at(there);
         if folder.exists() {
             return wrong(format!("sockets are left at {}: {}", there.name(), folder.display()));
