@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::Monitor;
+use env::EnvRef;
 use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
 
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
+use crate::hypervisor::Monitors;
 use crate::problem::{Result, of_vm};
 
 /// How many released disks are remembered.
@@ -31,7 +33,7 @@ impl Daemon {
             Monitor::Libvirt(domain) => {
                 let xml = domain_xml(domain).await.map_err(|error| of_vm(&error))?;
                 let parsed = LibvirtDomain::parse(&xml).map_err(|error| of_vm(&error))?;
-                (self.connect_to_domain(&xml, &parsed).await, Some(parsed))
+                (connect_to_domain(&xml, &parsed, (&self.monitors, &self.env)).await, Some(parsed))
             }
         };
         let qmp = qmp.map_err(|error| of_vm(&error))?;
@@ -41,22 +43,6 @@ impl Daemon {
         let owner = owner.map(|process| SocketOwner { uid: process.uid(), gid: process.gid() });
         let process = pid.and_then(QemuProcess::of);
         Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered(), process }, owner })
-    }
-
-    /// Over a monitor of the domain's own that libvirt does not use, if there is one that answers; through libvirt
-    /// otherwise.
-    async fn connect_to_domain(&self, xml: &str, domain: &LibvirtDomain) -> vm::Result<Qmp> {
-        if !domain.is_running {
-            let context = format!("the libvirt domain {} does not run", domain.name);
-            return Err(vm::Error::new(vm::ErrorKind::NoMonitor, context));
-        }
-        if let Some(path) = second_monitor(xml) {
-            match self.monitors.connect(&path, &self.env).await {
-                Ok(qmp) => return Ok(qmp),
-                Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
-            }
-        }
-        Qmp::through_libvirt(Virsh::default(), domain, Arc::clone(&self.env)).await
     }
 
     fn remembered(&self) -> Vec<Remembered> {
@@ -82,8 +68,28 @@ impl Daemon {
     }
 }
 
+/// Over a monitor of the domain's own that libvirt does not use, if there is one that answers; through libvirt
+/// otherwise.
+pub(crate) async fn connect_to_domain(
+    xml: &str,
+    domain: &LibvirtDomain,
+    (monitors, env): (&Monitors, &EnvRef),
+) -> vm::Result<Qmp> {
+    if !domain.is_running {
+        let context = format!("the libvirt domain {} does not run", domain.name);
+        return Err(vm::Error::new(vm::ErrorKind::NoMonitor, context));
+    }
+    if let Some(path) = second_monitor(xml) {
+        match monitors.connect(&path, env).await {
+            Ok(qmp) => return Ok(qmp),
+            Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
+        }
+    }
+    Qmp::through_libvirt(Virsh::default(), domain, Arc::clone(env)).await
+}
+
 /// The XML of a libvirt domain as it runs.
-async fn domain_xml(domain: &str) -> vm::Result<String> {
+pub(crate) async fn domain_xml(domain: &str) -> vm::Result<String> {
     let output = Virsh::default().run(&["dumpxml", "--security-info", "--", domain]).await;
     output.map_err(|error| vm::Error::new(error.kind(), format!("the libvirt domain {domain}")).with_source(error))
 }
