@@ -46,6 +46,7 @@ cat > /etc/libvirt/qemu.conf <<END
 user = "$3"
 group = "$4"
 security_driver = "none"
+remember_owner = 0
 stdio_handler = "file"
 cgroup_controllers = []
 namespaces = []
@@ -219,6 +220,13 @@ impl Place {
         self.hosts.daemon(side).json(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}\n{}", self.logs()))
     }
 
+    /// What a command that fails says.
+    fn refused(&self, words: &[&str]) -> String {
+        let output = self.hosts.daemon(Side::A).run(words).expect("it answers");
+        assert!(!output.status.success(), "{words:?} was not refused");
+        [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat()
+    }
+
     fn logs(&self) -> String {
         let of = |side: Side| {
             let domain = self.libvirt(side).folder.join("log/qemu/guest1.log");
@@ -259,6 +267,22 @@ impl Place {
         assert_eq!(self.json(from, &["volume", "ls"]), Value::Array(Vec::new()), "its disks are let go");
     }
 
+    /// Begins a slow move to the second host, and returns in the middle of its memory.
+    fn move_until_memory(&self) {
+        self.json(Side::A, &["vm", "move", "web1", "--to", "b", "--bandwidth", "4MiB/s", "--detach"]);
+        let is_migrating = |place: &Self| {
+            place.libvirt(Side::B).try_virsh(&["domstate", "--reason", "guest1"]).1 == "paused (migrating)"
+        };
+        wait_until(self, is_migrating);
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(is_migrating(self), "the memory goes too fast\n{}", self.logs());
+    }
+
+    /// How the last move has ended.
+    fn last_move(&self) -> Value {
+        self.json(Side::A, &["vm", "show", "web1"])["last_move"]["state"].clone()
+    }
+
     /// The domain runs at the first host as if nothing had been, and nothing is left at the second.
     fn is_undone(&mut self) {
         wait_until(self, |place| {
@@ -293,6 +317,74 @@ fn a_domain_moves_to_another_host_and_is_libvirts_there() {
     let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b"]);
     assert_eq!(plan["refusals"], Value::Array(Vec::new()), "{plan}");
     place.move_it(Side::A, Side::B);
+    assert!(place.folder.path().join("disk.raw.moved-1").exists() || !place.folder.path().join("disk.raw").exists());
     let next = place.libvirt(Side::B).virsh(&["dumpxml", "--inactive", "guest1"]);
     assert!(next.contains("protocol='nbd'") && !next.contains("disk.raw"), "{next}");
+
+    place.guest.leave();
+    place.move_it(Side::B, Side::A);
+}
+
+#[test]
+fn a_host_whose_libvirt_is_not_for_others_refuses_a_domain_and_it_goes_on() {
+    let mut place = Place::new("");
+    let plan = place.refused(&["vm", "plan", "web1", "--to", "b"]);
+    assert!(plan.contains("libvirt-vms"), "{plan}");
+    let moved = place.refused(&["vm", "move", "web1", "--to", "b"]);
+    assert!(moved.contains("libvirt-vms"), "{moved}");
+    place.is_undone();
+}
+
+#[test]
+fn a_domain_whose_target_dies_or_whose_move_is_cancelled_while_its_memory_goes_runs_on() {
+    let mut place = Place::new(BOTH_MAY);
+    place.move_until_memory();
+    place.hosts.daemon_mut(Side::B).kill();
+    wait_until(&place, |place| place.last_move() == "failed");
+    place.hosts.daemon_mut(Side::B).start().expect("it starts");
+    place.is_undone();
+
+    place.move_until_memory();
+    let over = place.json(Side::A, &["vm", "cancel", "web1"]);
+    assert_eq!(over["state"], "cancelled", "{over}\n{}", place.logs());
+    place.is_undone();
+}
+
+#[test]
+fn a_domain_whose_source_daemon_dies_while_its_memory_goes_runs_on() {
+    let mut place = Place::new(BOTH_MAY);
+    place.move_until_memory();
+    place.hosts.daemon_mut(Side::A).kill();
+    place.hosts.daemon_mut(Side::A).start().expect("it starts");
+    place.is_undone();
+    place.move_it(Side::A, Side::B);
+}
+
+#[test]
+fn a_domain_whose_source_daemon_dies_at_the_switchover_runs_at_one_host() {
+    let mut place = Place::new(BOTH_MAY);
+    let mut at = Side::A;
+    for delay in [0, 40, 80, 120, 300] {
+        let to = if at == Side::A { Side::B } else { Side::A };
+        place.json(at, &["vm", "move", "web1", "--to", to.name(), "--detach"]);
+        wait_until(&place, |place| place.libvirt(at).try_virsh(&["domstate", "guest1"]).1 != "running");
+        std::thread::sleep(Duration::from_millis(delay));
+        place.hosts.daemon_mut(at).kill();
+        place.hosts.daemon_mut(at).start().expect("it starts");
+        let runs = |place: &Place, side| place.libvirt(side).try_virsh(&["domstate", "guest1"]).1 == "running";
+        let runs_only = |place: &Place, side, other| runs(place, side) && place.libvirt(other).domains().is_empty();
+        wait_until(&place, |place| runs_only(place, at, to) || runs_only(place, to, at));
+        println!("{delay} ms: it runs at {}", if runs(&place, to) { "the target" } else { "the source" });
+        if runs(&place, to) {
+            wait_until(&place, |place| place.json(at, &["vm", "show", "web1"])["state"] == "moved");
+            place.guest.leave();
+            let folder = place.guest_folder(to);
+            place.guest.follow(&folder).expect("it listens");
+            at = to;
+        } else {
+            wait_until(&place, |place| place.json(at, &["vm", "show", "web1"])["state"] == "running");
+            wait_until(&place, |place| place.json(to, &["volume", "ls"]) == Value::Array(Vec::new()));
+        }
+        place.verify();
+    }
 }

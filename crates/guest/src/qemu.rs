@@ -127,7 +127,8 @@ impl Guest {
             command_line: KERNEL_WORDS.to_owned(),
         };
         std::fs::copy(&kernel, &files.kernel).context("copying the kernel")?;
-        std::fs::write(&files.initramfs, initramfs::build(&modules, spec)?).context("writing the guest's first root")?;
+        std::fs::write(&files.initramfs, initramfs::build(&modules, spec)?)
+            .context("writing the guest's first root")?;
         let guest = Self {
             qemu: Arc::new(Mutex::new(Process::Ended(None))),
             waiter: None,

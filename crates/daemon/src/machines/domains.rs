@@ -15,6 +15,7 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
+use uuid::Uuid;
 use vm::machine::{DomainDefinition, TargetDomain, retarget_domain};
 use vm::{ExportAddress, LibvirtDomain};
 
@@ -77,6 +78,9 @@ impl Daemon {
                 "this host's libvirt takes no VMs of others".to_owned(),
                 "give its configuration `libvirt-vms = true` in the section [hosts] and restart it; docs/hosts.md says what that means",
             );
+        }
+        if Uuid::try_parse(&definition.uuid).is_err() {
+            return refuse(format!("{} is no UUID of a domain", definition.uuid), "see `virsh domuuid` there");
         }
         let folder = self.machine_folder(name);
         if folder != definition.folder {

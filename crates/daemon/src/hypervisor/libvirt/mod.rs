@@ -227,6 +227,10 @@ impl Hypervisor for Domain {
                 let mut words = line.split_whitespace();
                 words.next() == Some("Persistent:") && words.next() == Some("yes")
             });
+            if !self.virsh(&["snapshot-list", "--name", "--", &self.name]).await?.trim().is_empty() {
+                return Err(Error::new(ErrorCode::VmRefused, format!("the domain {} has snapshots", self.name))
+                    .with_hint("libvirt migrates no such domain: see `virsh snapshot-list`, and delete them"));
+            }
             let live = self.virsh(&["dumpxml", "--migratable", "--security-info", "--", &self.name]).await?;
             let persistent = match is_persistent {
                 true => Some(self.virsh(&["dumpxml", "--inactive", "--security-info", "--", &self.name]).await?),
@@ -307,7 +311,7 @@ impl Hypervisor for Domain {
                         noted(&status);
                         let is_active = status.phase == MigrationPhase::Active;
                         if is_active && !is_limited {
-                            let limited = self.virsh(&["migrate-setmaxdowntime", &self.name, &limit]).await;
+                            let limited = self.virsh(&["migrate-setmaxdowntime", "--", &self.name, &limit]).await;
                             is_limited = limited.is_ok();
                         }
                         if matches!(

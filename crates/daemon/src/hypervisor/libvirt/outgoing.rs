@@ -233,7 +233,9 @@ fn make_folder(folder: &Path) -> Result<()> {
     let failed = |error: std::io::Error| of_state(error, format!("making {}", folder.display()));
     // What an earlier process has left.
     env::unless_missing(std::fs::remove_dir_all(folder)).map_err(failed)?;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)
+    // What is above it is others', too.
+    folder.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+    std::fs::DirBuilder::new().mode(0o700).create(folder).map_err(failed)
 }
 
 fn write_definitions(folder: &Path, target: &TargetDomain) -> Result<(PathBuf, Option<PathBuf>)> {
