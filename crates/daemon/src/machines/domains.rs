@@ -26,6 +26,9 @@ use crate::daemon::Daemon;
 use crate::hypervisor::{Hypervisor, Libvirt};
 use crate::problem::{Result, invalid, of_vm};
 
+/// Bytes of a unix socket's path, without the zero that ends it.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
 fn refuse<T>(what: String, hint: &str) -> Result<T> {
     Err(Error::new(ErrorCode::HostRefused, what).with_hint(hint.to_owned()))
 }
@@ -87,6 +90,16 @@ impl Daemon {
             let message =
                 format!("sockets of VMs are in {} here and in {} there", folder.display(), definition.folder.display());
             return refuse(message, "libvirt needs one path for both: give both daemons the same `socket-dir`");
+        }
+        let longest = format!("{}.migration/gate", folder.display());
+        if longest.len() > SOCKET_PATH_BYTES_MAX {
+            return refuse(format!("{longest} is too long for a socket"), "give the VM a shorter name");
+        }
+        if self.machine_owner()?.is_none() && rustix::process::geteuid().is_root() {
+            return refuse(
+                "this host does not say as which user its libvirt runs QEMU".to_owned(),
+                "name it by `vm-user` in its section [hosts]: `libvirt-qemu` (Debian), `qemu` (Fedora), or `root`",
+            );
         }
         if self.libvirt()?.knows(&definition.name, &definition.uuid).await? {
             let message = format!("libvirt has a domain {} ({}) here already", definition.name, definition.uuid);

@@ -46,7 +46,8 @@ impl Departure {
     pub(super) fn checked(&self, target: TargetDomain) -> Result<TargetDomain> {
         let folder = self.arrival.domain.as_ref().map(|domain| &domain.folder);
         let is_instance = ["system", "session"].contains(&target.instance.as_str());
-        if target.socket.parent() == folder.map(PathBuf::as_path) && is_instance {
+        let is_in_folder = target.socket.parent() == folder.map(PathBuf::as_path);
+        if is_in_folder && target.socket.file_name().is_some() && is_instance {
             return Ok(target);
         }
         Err(confused(&self.host))

@@ -195,6 +195,14 @@ pub(super) async fn end(uuid: &str, env: &EnvRef) {
     }
 }
 
+/// Tells the network that a domain is here, which runs meanwhile.
+async fn announce(domain: Domain) {
+    let announced = async { machine::start_guest(&domain.qmp().await?).await.map_err(|error| of_vm(&error)) };
+    if let Err(error) = announced.await {
+        tracing::warn!(domain = domain.name, %error, "the guest's network addresses are not announced");
+    }
+}
+
 /// Where a domain's QEMU takes its memory.
 pub(super) fn memory_socket(folder: &Path) -> PathBuf {
     folder.join("memory.sock")
@@ -306,22 +314,24 @@ impl Hypervisor for Domain {
             let mut is_limited = convergence.downtime_limit == DOWNTIME_LIMIT;
             let looking = async {
                 let Ok(qmp) = self.qmp().await else { return std::future::pending::<()>().await };
+                // Before it begins QEMU tells of the migration by which the domain has come.
+                let mut has_begun = false;
                 loop {
-                    if let Ok(status) = machine::status(&qmp).await {
-                        noted(&status);
-                        let is_active = status.phase == MigrationPhase::Active;
-                        if is_active && !is_limited {
+                    self.env.sleep(LOOK).await;
+                    let Ok(status) = machine::status(&qmp).await else { continue };
+                    has_begun |= status.phase != MigrationPhase::Completed;
+                    if !has_begun {
+                        continue;
+                    }
+                    noted(&status);
+                    match status.phase {
+                        MigrationPhase::Active if !is_limited => {
                             let limited = self.virsh(&["migrate-setmaxdowntime", "--", &self.name, &limit]).await;
                             is_limited = limited.is_ok();
                         }
-                        if matches!(
-                            status.phase,
-                            MigrationPhase::PreSwitchover | MigrationPhase::Device | MigrationPhase::Completed
-                        ) {
-                            stopped();
-                        }
+                        MigrationPhase::PreSwitchover | MigrationPhase::Device | MigrationPhase::Completed => stopped(),
+                        _ => {}
                     }
-                    self.env.sleep(LOOK).await;
                 }
             };
             let outcome = tokio::select! {
@@ -393,12 +403,11 @@ impl Hypervisor for Domain {
 
     fn run(&self) -> BoxFuture<'_, Result<()>> {
         Box::pin(async {
-            self.resume(true).await?;
-            // The guest runs: that it is announced late is told in the log.
-            let announced = async { machine::start_guest(&self.qmp().await?).await.map_err(|error| of_vm(&error)) };
-            if let Err(error) = announced.await {
-                tracing::warn!(domain = self.name, %error, "the guest's network addresses are not announced");
+            if self.virsh(&["resume", "--", &self.name]).await.is_err() {
+                self.resume(true).await?;
             }
+            self.look().await?;
+            tokio::spawn(announce(Self::new(&self.name, &self.monitors, &self.env)));
             Ok(())
         })
     }
