@@ -336,6 +336,24 @@ fn a_host_whose_libvirt_is_not_for_others_refuses_a_domain_and_it_goes_on() {
 }
 
 #[test]
+fn a_domain_that_the_targets_libvirt_refuses_goes_on_and_libvirts_words_are_told() {
+    let mut place = Place::new(BOTH_MAY);
+    // libvirt looks for what a domain is booted from when it starts it.
+    let kernel = place.guest_folder(Side::B).join("kernel");
+    std::fs::remove_file(&kernel).expect("removed");
+    let moved = place.refused(&["vm", "move", "web1", "--to", "b"]);
+    assert!(moved.contains("libvirt could not migrate guest1") && moved.contains("kernel"), "{moved}");
+    place.is_undone();
+
+    // A domain of somebody else with that name is left alone.
+    let definition = place.folder.path().join("domain.xml");
+    place.libvirt(Side::B).virsh(&["define", &definition.display().to_string()]);
+    let moved = place.refused(&["vm", "move", "web1", "--to", "b"]);
+    assert!(moved.contains("has a domain guest1"), "{moved}");
+    assert_eq!(place.libvirt(Side::B).domains(), "guest1");
+}
+
+#[test]
 fn a_domain_whose_target_dies_or_whose_move_is_cancelled_while_its_memory_goes_runs_on() {
     let mut place = Place::new(BOTH_MAY);
     place.move_until_memory();
@@ -362,15 +380,26 @@ fn a_domain_whose_source_daemon_dies_while_its_memory_goes_runs_on() {
 
 #[test]
 fn a_domain_whose_source_daemon_dies_at_the_switchover_runs_at_one_host() {
+    dies_at_the_switchover(|from, _| from, &[0, 40, 80, 120, 300]);
+}
+
+#[test]
+fn a_domain_whose_target_daemon_dies_at_the_switchover_runs_at_one_host() {
+    dies_at_the_switchover(|_, to| to, &[0, 50, 100, 200]);
+}
+
+/// Moves the domain again and again, and kills a daemon so many milliseconds after the guest was stopped.
+fn dies_at_the_switchover(which: impl Fn(Side, Side) -> Side, delays: &[u64]) {
     let mut place = Place::new(BOTH_MAY);
     let mut at = Side::A;
-    for delay in [0, 40, 80, 120, 300] {
+    for delay in delays {
         let to = if at == Side::A { Side::B } else { Side::A };
         place.json(at, &["vm", "move", "web1", "--to", to.name(), "--detach"]);
         wait_until(&place, |place| place.libvirt(at).try_virsh(&["domstate", "guest1"]).1 != "running");
-        std::thread::sleep(Duration::from_millis(delay));
-        place.hosts.daemon_mut(at).kill();
-        place.hosts.daemon_mut(at).start().expect("it starts");
+        std::thread::sleep(Duration::from_millis(*delay));
+        let dies = which(at, to);
+        place.hosts.daemon_mut(dies).kill();
+        place.hosts.daemon_mut(dies).start().expect("it starts");
         let runs = |place: &Place, side| place.libvirt(side).try_virsh(&["domstate", "guest1"]).1 == "running";
         let runs_only = |place: &Place, side, other| runs(place, side) && place.libvirt(other).domains().is_empty();
         wait_until(&place, |place| runs_only(place, at, to) || runs_only(place, to, at));

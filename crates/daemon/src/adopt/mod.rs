@@ -37,7 +37,7 @@ use crate::volume::Volume;
 use disk_state::Reached;
 use surroundings::VolumeSurroundings;
 
-pub(crate) use monitor::{connect_to_domain, domain_xml, is_block_device, persist};
+pub(crate) use monitor::{is_block_device, persist};
 pub(crate) use recover::recover;
 pub(crate) use watch::watch;
 

@@ -30,6 +30,7 @@ use vm::{LibvirtDomain, QemuProcess};
 use crate::clients::SocketOwner;
 use crate::problem::Result;
 
+pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
 pub(crate) use qemu::Qemus;
 

@@ -4,6 +4,7 @@
 //! as with QEMU alone: the target has loaded everything, the disks are held, the commit, and then Confirm.
 
 mod instance;
+mod monitor;
 mod outgoing;
 mod rpc;
 
@@ -23,9 +24,9 @@ use vm::machine::{
 use vm::{LibvirtDomain, QemuProcess, Qmp, Sources, Virsh};
 
 use super::{Convergence, Hypervisor, Monitors, OnStatus, Outlet};
-use crate::adopt::{connect_to_domain, domain_xml};
 use crate::problem::{Result, of_vm};
 use instance::Instance;
+pub(crate) use monitor::{connect_to_domain, domain_xml};
 use outgoing::{Outgoing, Progress};
 use rpc::Verdict;
 
