@@ -92,6 +92,23 @@ impl Libvirt {
         libvirt
     }
 
+    /// `kill -9`, and a start anew beside `neighbour`, which is in the same mount namespace. Its domains live on meanwhile.
+    fn restart(&mut self, neighbour: u32) {
+        // It may have ended by itself.
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+        std::thread::sleep(Duration::from_secs(1));
+        let log = std::fs::File::options().append(true).open(self.folder.join("log.txt")).expect("a log");
+        let daemon = Command::new("nsenter")
+            .args([&format!("--mount=/proc/{neighbour}/ns/mnt"), "libvirtd", "--pid-file"])
+            .arg(self.folder.join("pid"))
+            .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.daemon = daemon.expect("nsenter runs");
+    }
+
     fn uri(&self) -> String {
         format!("qemu+unix:///system?socket={}", self.folder.join("libvirt-sock").display())
     }
@@ -278,9 +295,10 @@ impl Place {
         assert!(is_migrating(self), "the memory goes too fast\n{}", self.logs());
     }
 
-    /// How the last move has ended.
-    fn last_move(&self) -> Value {
-        self.json(Side::A, &["vm", "show", "web1"])["last_move"]["state"].clone()
+    /// Whether the move has failed, and no other one is under way.
+    fn has_failed(&self) -> bool {
+        let shown = self.json(Side::A, &["vm", "show", "web1"]);
+        shown["state"] != "moving" && shown["last_move"]["state"] == "failed"
     }
 
     /// The domain runs at the first host as if nothing had been, and nothing is left at the second.
@@ -288,7 +306,7 @@ impl Place {
         wait_until(self, |place| {
             place.json(Side::B, &["volume", "ls"]) == Value::Array(Vec::new())
                 && place.json(Side::B, &["vm", "ls"]) == Value::Array(Vec::new())
-                && place.libvirt(Side::B).domains().is_empty()
+                && place.libvirt(Side::B).try_virsh(&["list", "--all", "--name"]) == (true, String::new())
         });
         wait_until(self, |place| place.json(Side::A, &["vm", "show", "web1"])["state"] == "running");
         assert_eq!(self.libvirt(Side::A).virsh(&["domstate", "guest1"]), "running");
@@ -330,6 +348,8 @@ fn a_host_whose_libvirt_is_not_for_others_refuses_a_domain_and_it_goes_on() {
     let mut place = Place::new("");
     let plan = place.refused(&["vm", "plan", "web1", "--to", "b"]);
     assert!(plan.contains("libvirt-vms"), "{plan}");
+    let plan = place.refused(&["vm", "plan", "web1", "--to", "b", "--channels", "4"]);
+    assert!(plan.contains("one connection"), "{plan}");
     let moved = place.refused(&["vm", "move", "web1", "--to", "b"]);
     assert!(moved.contains("libvirt-vms"), "{moved}");
     place.is_undone();
@@ -358,7 +378,7 @@ fn a_domain_whose_target_dies_or_whose_move_is_cancelled_while_its_memory_goes_r
     let mut place = Place::new(BOTH_MAY);
     place.move_until_memory();
     place.hosts.daemon_mut(Side::B).kill();
-    wait_until(&place, |place| place.last_move() == "failed");
+    wait_until(&place, Place::has_failed);
     place.hosts.daemon_mut(Side::B).start().expect("it starts");
     place.is_undone();
 
@@ -366,6 +386,18 @@ fn a_domain_whose_target_dies_or_whose_move_is_cancelled_while_its_memory_goes_r
     let over = place.json(Side::A, &["vm", "cancel", "web1"]);
     assert_eq!(over["state"], "cancelled", "{over}\n{}", place.logs());
     place.is_undone();
+}
+
+#[test]
+fn a_domain_whose_libvirt_dies_at_either_host_while_its_memory_goes_runs_on() {
+    let mut place = Place::new(BOTH_MAY);
+    for side in Side::BOTH {
+        place.move_until_memory();
+        let neighbour = place.hosts.daemon(side).pid().expect("it runs");
+        place.libvirts[usize::from(side == Side::B)].restart(neighbour);
+        wait_until(&place, Place::has_failed);
+        place.is_undone();
+    }
 }
 
 #[test]

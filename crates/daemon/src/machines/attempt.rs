@@ -240,7 +240,7 @@ impl MachineMove {
             downtime_limit: self.downtime_limit(),
             auto_converge: self.request.auto_converge,
         };
-        let path = daemon.machine_folder(&format!("{}.migration", self.name));
+        let path = daemon.migration_place(&self.name);
         self.departure.hypervisor.begin_outgoing(&options, (&path, target.as_ref())).await
     }
 

@@ -91,6 +91,16 @@ pub(super) struct Arrival {
     pub(super) runs: bool,
 }
 
+impl Arrival {
+    /// The same without what is in a domain's definition: a plan does not need it, and there may be secrets in it.
+    pub(super) fn without_definition(mut self) -> Self {
+        if let Some(domain) = &mut self.domain {
+            (domain.live, domain.persistent) = (String::new(), None);
+        }
+        self
+    }
+}
+
 /// A disk of a machine that comes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ArrivingDisk {

@@ -113,6 +113,11 @@ impl Daemon {
         self.socket_dir.join("vm").join(name)
     }
 
+    /// Where the connections of a migration of the machine `name` leave this host.
+    pub(super) fn migration_place(&self, name: &str) -> PathBuf {
+        self.machine_folder(&format!("{name}.migration"))
+    }
+
     /// As which user machines of other hosts run here.
     pub(super) fn machine_owner(&self) -> Result<Option<SocketOwner>> {
         let user = self.config.hosts.as_ref().and_then(|hosts| hosts.vm_user.clone());

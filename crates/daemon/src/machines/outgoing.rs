@@ -80,7 +80,7 @@ impl Daemon {
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
         let memory_seconds =
             plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
-        match self.ask_about_machine(&host, Ask::Plan(arrival)).await {
+        match self.ask_about_machine(&host, Ask::Plan(arrival.without_definition())).await {
             Ok(Answer::Planned { refusals, command, changes }) => {
                 plan.refusals.extend(refusals);
                 (plan.command, plan.changes) = (command, changes);

@@ -78,6 +78,10 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         downtime_ms: None,
         error,
     };
+    if outgoing.domain.is_some() {
+        // Definitions, which may have secrets.
+        daemon.hypervisors.clear(&daemon.migration_place(&machine.name));
+    }
     if is_committed {
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
         run_there(daemon, &host, outgoing.id).await;

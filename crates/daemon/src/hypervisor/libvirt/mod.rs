@@ -136,20 +136,28 @@ impl Domain {
         }
     }
 
-    /// Waits until it runs, if it `runs`; lets it go on if libvirt has left it stopped.
+    /// Waits until it runs, if it `runs`; lets it go on if libvirt has left it stopped. A libvirt that is away is waited for: it
+    /// undoes its migration when it is back.
     async fn resume(&self, runs: bool) -> Result<()> {
         let began = self.env.now();
         loop {
-            let (state, _) = self.state().await?;
-            if state == "running" || (state == "paused" && !runs) {
-                return Ok(());
+            let resumed = match self.state().await {
+                Ok((state, _)) if state == "running" || (state == "paused" && !runs) => return Ok(()),
+                Ok((state, _)) if state == "paused" => self.virsh(&["resume", "--", &self.name]).await.map(drop),
+                Ok((state, _)) => return Err(self.ended_as(&state)),
+                Err(error) if error.code == ErrorCode::QmpBusy => Err(error),
+                Err(error) => return Err(error),
+            };
+            match resumed {
+                Err(error) if self.env.now().since(began) > UNDO_LIMIT => return Err(error),
+                _ => self.env.sleep(LOOK).await,
             }
-            let resumed = self.virsh(&["resume", "--", &self.name]).await;
-            if self.env.now().since(began) > UNDO_LIMIT {
-                return resumed.map(drop);
-            }
-            self.env.sleep(LOOK).await;
         }
+    }
+
+    fn ended_as(&self, state: &str) -> Error {
+        Error::new(ErrorCode::QmpUnreachable, format!("the domain {} is {state}", self.name))
+            .with_hint("see libvirt's log of the domain")
     }
 }
 
@@ -396,8 +404,7 @@ impl Hypervisor for Domain {
             match state.as_str() {
                 "running" => Ok(true),
                 "paused" => Ok(!is_coming),
-                _ => Err(Error::new(ErrorCode::QmpUnreachable, format!("the domain {} is {state}", self.name))
-                    .with_hint("see libvirt's log of the domain")),
+                ended => Err(self.ended_as(ended)),
             }
         })
     }
