@@ -83,6 +83,8 @@ pub struct HostsConfig {
     pub vm_program_for: BTreeMap<PathBuf, PathBuf>,
     /// As which user it starts them; its own if nothing is said.
     pub vm_user: Option<String>,
+    /// Whether trusted hosts may move domains of libvirt here: then this daemon lets them migrate to this host's libvirt.
+    pub libvirt_vms: bool,
     /// How fast network interfaces are, in Mbit/s, where the kernel does not know it or the network behind them is slower.
     pub interface_speeds_mbit: BTreeMap<String, u64>,
     /// No encryption, towards hosts that say so, too: for measurements only.
@@ -134,6 +136,7 @@ impl Default for HostsConfig {
                 .map(PathBuf::from)
                 .to_vec(),
             vm_user: None,
+            libvirt_vms: false,
             incoming_volumes_max: 1000,
             incoming_gib_max: 0,
             streams: 0,

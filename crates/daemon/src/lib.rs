@@ -70,7 +70,7 @@ pub use document::{
     IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
-pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Monitors, NoHypervisors, OnStatus, Outlet};
+pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, NoHypervisors, OnStatus, Outlet};
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
@@ -83,7 +83,7 @@ pub use workers::Worker;
 pub mod machine_types {
     pub use vm::machine::{
         CpuFacts, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
-        TargetCommand,
+        TargetCommand, TargetDomain,
     };
     pub use vm::{DiskReport, QemuProcess, Version};
 }

@@ -8,6 +8,9 @@ use crate::spec::GuestSpec;
 /// The socket of the workload's line in a guest's folder.
 pub(crate) const WORKLOAD_SOCKET: &str = "workload.sock";
 
+/// The kernel's command line.
+pub(crate) const KERNEL_WORDS: &str = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on";
+
 /// The words for a guest whose files and sockets are in `folder`.
 pub(crate) fn arguments_of(spec: &GuestSpec, kernel: &Path, folder: &Path) -> Vec<String> {
     let socket = |name: &str| format!("unix:{},server=on,wait=off", folder.join(name).display());
@@ -24,7 +27,7 @@ pub(crate) fn arguments_of(spec: &GuestSpec, kernel: &Path, folder: &Path) -> Ve
         ("-display", "none".into()),
         ("-kernel", kernel.display().to_string()),
         ("-initrd", folder.join("initramfs").display().to_string()),
-        ("-append", "console=ttyS0 quiet panic=-1 nokaslr mitigations=off random.trust_cpu=on".into()),
+        ("-append", KERNEL_WORDS.into()),
         ("-chardev", workload),
         ("-serial", format!("file:{}", folder.join("console.log").display())),
         ("-serial", "chardev:workload".into()),

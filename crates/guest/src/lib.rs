@@ -59,7 +59,7 @@ pub use load_result::LoadResult;
 pub use network::Network;
 pub use network_client::{ClientSpec, NetworkClient, NetworkReport};
 pub use probe_series::{Gap, Probe, ProbeSeries, TimelineSlot};
-pub use qemu::Guest;
+pub use qemu::{BootFiles, Guest};
 pub use qmp::Qmp;
 pub use spec::{Attachment, Bus, Disk, GuestSpec};
 pub use switched::SwitchedHosts;

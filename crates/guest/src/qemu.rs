@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::command_line::{WORKLOAD_SOCKET, arguments_of};
+use crate::command_line::{KERNEL_WORDS, WORKLOAD_SOCKET, arguments_of};
 use crate::event::{Event, Interval};
 use crate::initramfs;
 use crate::load_result::LoadResult;
@@ -30,6 +30,17 @@ pub struct Guest {
     /// The folder of the QEMU that has the guest now, if that is another one.
     followed: Option<PathBuf>,
     arguments: Vec<String>,
+}
+
+/// What a guest is booted from.
+#[derive(Clone, Debug)]
+pub struct BootFiles {
+    /// Its kernel.
+    pub kernel: PathBuf,
+    /// Its first root.
+    pub initramfs: PathBuf,
+    /// Its kernel's command line.
+    pub command_line: String,
 }
 
 enum Process {
@@ -101,6 +112,36 @@ impl Guest {
             guest.line.follow(&guest.folder.join(WORKLOAD_SOCKET), CONNECT_LIMIT)?;
         }
         Ok(guest)
+    }
+
+    /// A guest that somebody else starts, from files that are put into `boot`: its console is its first serial port, and its
+    /// second one is the socket `workload.sock` of the folder where it is [followed](Self::follow) to.
+    ///
+    /// # Errors
+    /// Something is missing on this machine.
+    pub fn started_elsewhere(spec: &GuestSpec, boot: &Path) -> anyhow::Result<(Self, BootFiles)> {
+        let (kernel, modules) = initramfs::kernel()?;
+        let files = BootFiles {
+            kernel: boot.join("kernel"),
+            initramfs: boot.join("initramfs"),
+            command_line: KERNEL_WORDS.to_owned(),
+        };
+        std::fs::copy(&kernel, &files.kernel).context("copying the kernel")?;
+        std::fs::write(&files.initramfs, initramfs::build(&modules, spec)?)
+            .context("writing the guest's first root")?;
+        let guest = Self {
+            qemu: Arc::new(Mutex::new(Process::Ended(None))),
+            waiter: None,
+            pid: 0,
+            line: WorkloadLine::disconnected(),
+            passed: VecDeque::new(),
+            intervals: Vec::new(),
+            load_result: LoadResult::default(),
+            folder: private_folder()?,
+            followed: None,
+            arguments: Vec::new(),
+        };
+        Ok((guest, files))
     }
 
     /// Where QEMU's monitor listens.

@@ -39,5 +39,5 @@ pub use plan::{
     RECONNECT_SECONDS, Step, node_name,
 };
 pub use process::{ProcessState, QemuProcess, require_writer, writes_to};
-pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, WeakQmp, owner_of_socket};
+pub use qmp::{COMMAND_LIMIT, Event, GREETING_LIMIT, Owner, Qmp, Version, Virsh, WeakQmp, owner_of_socket, qemu_of};
 pub use run::{DiskState, RecoveryGoal, Surroundings, adopt, disk_state, forget, recover, release};

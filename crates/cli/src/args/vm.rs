@@ -10,7 +10,8 @@ use crate::span::Span;
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
     /// Make a running VM known
-    #[command(after_help = "Example: transhume vm add web1 --qmp /run/qemu/web1.qmp")]
+    #[command(after_help = "Examples:\n  transhume vm add web1 --qmp /run/qemu/web1.qmp\n  \
+        transhume vm add web1 --libvirt web1")]
     Add(VmAddArgs),
     /// Forget a VM; it goes on running
     #[command(after_help = "Example: transhume vm rm web1")]
@@ -27,7 +28,8 @@ pub(crate) enum VmCommand {
     Plan(VmPlanArgs),
     /// Move a running VM to another host: memory, device state and disks
     #[command(after_help = "Example: transhume vm move web1 --to host2\n\n\
-        The other host must be paired with this one (`transhume trust`) and let VMs come (`run-vms` in its section [hosts]).")]
+        The other host must be paired with this one (`transhume trust`) and let VMs come \
+        (`run-vms` in its section [hosts], or `libvirt-vms` for domains of libvirt).")]
     Move(VmMoveArgs),
     /// Wait for the end of a VM's move, and show how far it is
     #[command(after_help = "Example: transhume vm watch web1")]
@@ -57,7 +59,7 @@ pub(crate) struct VmAddArgs {
     /// The unix socket of a QMP monitor of it that nobody else uses
     #[arg(long, value_name = "PATH", required_unless_present = "libvirt")]
     pub(crate) qmp: Option<std::path::PathBuf>,
-    /// The libvirt domain that it is
+    /// The libvirt domain that it is: libvirt migrates it, and it is libvirt's at the other host, too
     #[arg(long, value_name = "DOMAIN", conflicts_with = "qmp")]
     pub(crate) libvirt: Option<String>,
 }

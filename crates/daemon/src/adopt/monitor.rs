@@ -1,15 +1,15 @@
 //! Reaching a running QEMU, and all that is known of it besides.
 
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
 use api::v1::Monitor;
-use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources, Virsh};
+use vm::{CommandLine, LibvirtDomain, Plan, QemuProcess, Qmp, Remembered, Sources};
 
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
+use crate::hypervisor::{connect_to_domain, domain_xml};
 use crate::problem::{Result, of_vm};
 
 /// How many released disks are remembered.
@@ -31,7 +31,7 @@ impl Daemon {
             Monitor::Libvirt(domain) => {
                 let xml = domain_xml(domain).await.map_err(|error| of_vm(&error))?;
                 let parsed = LibvirtDomain::parse(&xml).map_err(|error| of_vm(&error))?;
-                (self.connect_to_domain(&xml, &parsed).await, Some(parsed))
+                (connect_to_domain(&xml, &parsed, (&self.monitors, &self.env)).await, Some(parsed))
             }
         };
         let qmp = qmp.map_err(|error| of_vm(&error))?;
@@ -41,22 +41,6 @@ impl Daemon {
         let owner = owner.map(|process| SocketOwner { uid: process.uid(), gid: process.gid() });
         let process = pid.and_then(QemuProcess::of);
         Ok(Vm { qmp, sources: Sources { command_line, libvirt, remembered: self.remembered(), process }, owner })
-    }
-
-    /// Over a monitor of the domain's own that libvirt does not use, if there is one that answers; through libvirt
-    /// otherwise.
-    async fn connect_to_domain(&self, xml: &str, domain: &LibvirtDomain) -> vm::Result<Qmp> {
-        if !domain.is_running {
-            let context = format!("the libvirt domain {} does not run", domain.name);
-            return Err(vm::Error::new(vm::ErrorKind::NoMonitor, context));
-        }
-        if let Some(path) = second_monitor(xml) {
-            match self.monitors.connect(&path, &self.env).await {
-                Ok(qmp) => return Ok(qmp),
-                Err(error) => tracing::info!(domain = domain.name, %error, "libvirt is asked instead"),
-            }
-        }
-        Qmp::through_libvirt(Virsh::default(), domain, Arc::clone(&self.env)).await
     }
 
     fn remembered(&self) -> Vec<Remembered> {
@@ -82,30 +66,6 @@ impl Daemon {
     }
 }
 
-/// The XML of a libvirt domain as it runs.
-async fn domain_xml(domain: &str) -> vm::Result<String> {
-    let output = Virsh::default().run(&["dumpxml", "--security-info", "--", domain]).await;
-    output.map_err(|error| vm::Error::new(error.kind(), format!("the libvirt domain {domain}")).with_source(error))
-}
-
-/// The socket of a `-qmp unix:PATH,...` in the domain's `<qemu:commandline>`.
-fn second_monitor(xml: &str) -> Option<PathBuf> {
-    let arguments: Vec<&str> = xml
-        .split("<qemu:arg")
-        .skip(1)
-        .filter_map(|rest| {
-            let value = rest.split_once("value=")?.1;
-            let quote = value.chars().next().filter(|quote| ['\'', '"'].contains(quote))?;
-            value[1..].split(quote).next()
-        })
-        .collect();
-    arguments.windows(2).find_map(|pair| {
-        let is_monitor = matches!(pair[0], "-qmp" | "--qmp");
-        let path = pair[1].strip_prefix("unix:").filter(|_| is_monitor)?;
-        Some(PathBuf::from(path.split(',').next()?))
-    })
-}
-
 /// Tells libvirt's or the operator's configuration where a disk is now.
 pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved, limit: Duration) -> Result<Option<String>> {
     match vm::persist(how, moved, &vm::SystemRunner { limit }).await {
@@ -122,18 +82,4 @@ pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved, limit: Duratio
 pub(crate) fn is_block_device(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
     std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_second_monitor_of_a_domain_is_found() {
-        let xml = "<domain><qemu:commandline>\n<qemu:arg value='-qmp'/>\n\
-                   <qemu:arg value='unix:/run/transhume-web1.qmp,server=on,wait=off'/></qemu:commandline></domain>";
-        assert_eq!(second_monitor(xml), Some(PathBuf::from("/run/transhume-web1.qmp")));
-        assert_eq!(second_monitor("<domain/>"), None);
-        assert_eq!(second_monitor("<qemu:arg value='-m'/><qemu:arg value='unix:/x'/>"), None);
-    }
 }

@@ -10,6 +10,7 @@
 //! connection by connection. Everything else about a move is none of its business.
 
 mod launch;
+mod libvirt;
 mod monitors;
 mod qemu;
 
@@ -20,12 +21,16 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
-use vm::QemuProcess;
-use vm::machine::{HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand};
+use vm::machine::{
+    DomainDefinition, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand,
+    TargetDomain,
+};
+use vm::{LibvirtDomain, QemuProcess};
 
 use crate::clients::SocketOwner;
 use crate::problem::Result;
 
+pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
 pub(crate) use qemu::Qemus;
 
@@ -83,6 +88,45 @@ pub trait Hypervisors: Send + Sync {
 
     /// Removes what a machine that did not come has left in `folder`.
     fn clear(&self, folder: &Path);
+
+    /// The libvirt of this host, if it has one.
+    fn libvirt(&self) -> Option<&dyn Libvirt> {
+        None
+    }
+}
+
+/// A host's libvirt, which starts and ends its domains itself.
+pub trait Libvirt: Send + Sync {
+    /// Which it is: `system` or `session`.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn instance(&self) -> BoxFuture<'_, Result<String>>;
+
+    /// Whether it has a domain of this name or UUID, running or not.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn knows<'a>(&'a self, name: &'a str, uuid: &'a str) -> BoxFuture<'a, Result<bool>>;
+
+    /// A domain that is to come, whose sockets are in `folder`. Gives where it takes the memory, too.
+    ///
+    /// # Errors
+    /// The folder cannot be made.
+    fn expect(
+        &self,
+        name: &str,
+        place: (&Path, Option<SocketOwner>),
+    ) -> Result<(Arc<dyn Hypervisor>, std::path::PathBuf)>;
+
+    /// A connection to it for another host, which lets through only what a migration asks.
+    ///
+    /// # Errors
+    /// It does not answer.
+    fn inlet(&self) -> BoxFuture<'_, Result<BoxTransport>>;
+
+    /// Ends the domain with this UUID, which is another host's, and forgets it. Done if there is none.
+    fn end<'a>(&'a self, uuid: &'a str) -> BoxFuture<'a, ()>;
 }
 
 /// One program that runs a machine. Dropping it leaves the machine as it is.
@@ -102,6 +146,14 @@ pub trait Hypervisor: Send + Sync {
     /// That cannot be told.
     fn description(&self) -> Result<MachineDescription>;
 
+    /// How libvirt describes it, if it is a domain of libvirt.
+    ///
+    /// # Errors
+    /// libvirt does not answer.
+    fn definition(&self) -> BoxFuture<'_, Result<Option<(DomainDefinition, LibvirtDomain)>>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// The machine's disks that it opens itself.
     ///
     /// # Errors
@@ -111,14 +163,14 @@ pub trait Hypervisor: Send + Sync {
     /// Waits until it has ended.
     fn ended(&self) -> BoxFuture<'_, ()>;
 
-    /// Begins to send the machine through an outlet at `path`.
+    /// Begins to send the machine through an outlet at a path; a domain of libvirt by what the target's libvirt is to be given.
     ///
     /// # Errors
     /// It refuses.
     fn begin_outgoing<'a>(
         &'a self,
         options: &'a MigrationOptions,
-        path: &'a Path,
+        place: (&'a Path, Option<&'a TargetDomain>),
     ) -> BoxFuture<'a, Result<Box<dyn Outlet>>>;
 
     /// Stops the guest once what is left of the memory is little, and sends that. Nothing after that is sent before
@@ -145,6 +197,11 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// The guest is still stopped.
     fn go_on(&self, runs: bool) -> BoxFuture<'_, Result<()>>;
+
+    /// The machine is the other host's: whoever manages it here ends it, if anybody does.
+    fn leave(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
 
     /// Waits for a machine, whose connections come by [`inlet`](Self::inlet)s.
     ///
@@ -173,8 +230,17 @@ pub trait Hypervisor: Send + Sync {
 
 /// Where the connections of a migration leave a hypervisor.
 pub trait Outlet: Send + Sync {
-    /// The next connection.
-    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>>;
+    /// The next connection, and what it carries.
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<(Lane, BoxTransport)>>;
+}
+
+/// What a connection of a migration carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Memory.
+    Memory,
+    /// What the source's manager says to the target's.
+    Control,
 }
 
 /// A host that runs no machines.

@@ -10,11 +10,13 @@ use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
 use vm::machine::{
-    self, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus, TargetCommand,
+    self, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
+    TargetCommand, TargetDomain,
 };
 use vm::{QemuProcess, Qmp, Sources};
 
-use super::{Convergence, Hypervisor, Hypervisors, Monitors, OnStatus, Outlet, launch};
+use super::libvirt::{self, Domain};
+use super::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, OnStatus, Outlet, launch};
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
 
@@ -41,11 +43,11 @@ impl Qemus {
 impl Hypervisors for Qemus {
     fn reach<'a>(&'a self, monitor: &'a Monitor) -> BoxFuture<'a, Result<Arc<dyn Hypervisor>>> {
         Box::pin(async move {
-            let Monitor::Qmp(path) = monitor else {
-                return Err(Error::new(ErrorCode::VmRefused, format!("{monitor} is libvirt's, which moves it itself"))
-                    .with_hint(
-                        "move its disks with `transhume move --all-disks`, and the domain with `virsh migrate`",
-                    ));
+            let path = match monitor {
+                Monitor::Qmp(path) => path,
+                Monitor::Libvirt(domain) => {
+                    return Ok(Arc::new(Domain::reach(domain, &self.monitors, &self.env).await?) as _);
+                }
             };
             let qmp = self.monitors.connect(Path::new(path), &self.env).await.map_err(|error| of_vm(&error))?;
             Ok(Arc::new(Qemu { qmp }) as _)
@@ -107,6 +109,37 @@ impl Hypervisors for Qemus {
             tracing::warn!(%error, folder = %folder.display(), "what a VM has left could not be removed");
         }
     }
+
+    fn libvirt(&self) -> Option<&dyn Libvirt> {
+        Some(self)
+    }
+}
+
+impl Libvirt for Qemus {
+    fn instance(&self) -> BoxFuture<'_, Result<String>> {
+        Box::pin(libvirt::instance())
+    }
+
+    fn knows<'a>(&'a self, name: &'a str, uuid: &'a str) -> BoxFuture<'a, Result<bool>> {
+        Box::pin(libvirt::knows(name, uuid))
+    }
+
+    fn expect(
+        &self,
+        name: &str,
+        (folder, owner): (&Path, Option<SocketOwner>),
+    ) -> Result<(Arc<dyn Hypervisor>, PathBuf)> {
+        launch::make_folder(folder, owner)?;
+        Ok((Arc::new(Domain::new(name, &self.monitors, &self.env)), libvirt::memory_socket(folder)))
+    }
+
+    fn inlet(&self) -> BoxFuture<'_, Result<BoxTransport>> {
+        Box::pin(libvirt::inlet())
+    }
+
+    fn end<'a>(&'a self, uuid: &'a str) -> BoxFuture<'a, ()> {
+        Box::pin(libvirt::end(uuid, &self.env))
+    }
 }
 
 /// One QEMU.
@@ -150,7 +183,7 @@ impl Hypervisor for Qemu {
     fn begin_outgoing<'a>(
         &'a self,
         options: &'a MigrationOptions,
-        path: &'a Path,
+        (path, _): (&'a Path, Option<&'a TargetDomain>),
     ) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
         Box::pin(async move {
             machine::prepare_outgoing(&self.qmp, options).await.map_err(|error| of_vm(&error))?;
@@ -303,8 +336,8 @@ impl Socket {
 }
 
 impl Outlet for Socket {
-    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>> {
-        Box::pin(async { self.listener.accept().await.map(|(stream, _)| Box::new(stream) as _) })
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<(Lane, BoxTransport)>> {
+        Box::pin(async { self.listener.accept().await.map(|(stream, _)| (Lane::Memory, Box::new(stream) as _)) })
     }
 }
 

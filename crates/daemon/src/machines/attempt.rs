@@ -14,14 +14,14 @@ use tokio::sync::{Notify, watch};
 use uuid::Uuid;
 use vm::machine::{MigrationOptions, MigrationStatus};
 
-use super::channel::Ask;
+use super::channel::{Answer, Ask};
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
 use super::{Machine, budget};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
-use crate::hypervisor::{Convergence, Outlet};
+use crate::hypervisor::{Convergence, Lane, Outlet};
 use crate::jobs::{JobHandle, MachineMember, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -245,18 +245,24 @@ impl MachineMove {
     /// Has QEMUs on both sides ready, and the socket through which they are joined.
     async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Box<dyn Outlet>> {
         let channels = self.channels(daemon);
-        self.ask_within(daemon, START_LIMIT, Ask::Start { id: self.id, channels }).await?;
+        let target = match self.ask(daemon, START_LIMIT, Ask::Start { id: self.id, channels }).await? {
+            Answer::Domain(target) => Some(self.departure.checked(target)?),
+            _ => None,
+        };
         let options = MigrationOptions {
             channels,
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
             downtime_limit: self.downtime_limit(),
             auto_converge: self.request.auto_converge,
         };
-        let path = daemon.machine_folder(&format!("{}.migration", self.name));
-        self.departure.hypervisor.begin_outgoing(&options, &path).await
+        let path = daemon.migration_place(&self.name);
+        self.departure.hypervisor.begin_outgoing(&options, (&path, target.as_ref())).await
     }
 
     fn channels(&self, daemon: &Daemon) -> u8 {
+        if self.departure.arrival.domain.is_some() {
+            return 0;
+        }
         let own = match self.departure.arrival.facts.version {
             version if (version.major, version.minor) < CHANNELS_SINCE => 1,
             _ => u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
@@ -274,31 +280,18 @@ impl MachineMove {
                 .with_hint("see whether both hosts reach each other, and move it again")
         };
         let accepting = async {
-            for number in 0_u16.. {
-                let qemu = match outlet.accept().await {
-                    Ok(qemu) => qemu,
+            // One after the other: the target's QEMU must see them in this order.
+            let mut number = 0_u16;
+            loop {
+                let (lane, near) = match outlet.accept().await {
+                    Ok(near) => near,
                     Err(error) => return error.to_string(),
                 };
-                // One after the other: the target's QEMU must see them in this order.
-                match self.memory_connection(daemon, number).await {
-                    Ok(other) => {
-                        let lost = Arc::clone(&self.lost);
-                        let env = Arc::clone(&daemon.env);
-                        daemon.env.spawn(Box::pin(async move {
-                            // The main connection is made first.
-                            let carried = match number {
-                                0 => carry(qemu, other).await,
-                                _ => carry_beside(&*env, qemu, other).await,
-                            };
-                            if let Err(error) = carried {
-                                lost.tell(error.to_string());
-                            }
-                        }));
-                    }
-                    Err(error) => return error.to_string(),
+                if let Err(error) = self.carry_one(daemon, (lane, near), number).await {
+                    return error.to_string();
                 }
+                number = number.wrapping_add(u16::from(lane == Lane::Memory));
             }
-            "QEMU makes too many connections".to_owned()
         };
         match select(pin!(accepting), pin!(self.lost.told.notified())).await {
             Either::Left((why, _)) => lost(why),
@@ -323,10 +316,30 @@ impl MachineMove {
             .with_hint("see whether both hosts reach each other, and move it again")
     }
 
-    async fn memory_connection(&self, daemon: &Daemon, number: u16) -> Result<BoxTransport> {
+    /// Carries one connection of the migration: the first one of the memory is its main one.
+    async fn carry_one(&self, daemon: &Arc<Daemon>, (lane, near): (Lane, BoxTransport), number: u16) -> Result<()> {
+        let other = self.connection(daemon, lane, number).await?;
+        let (lost, env) = (Arc::clone(&self.lost), Arc::clone(&daemon.env));
+        daemon.env.spawn(Box::pin(async move {
+            let carried = match (lane, number) {
+                (Lane::Memory, 0) | (Lane::Control, _) => carry(near, other).await,
+                (Lane::Memory, _) => carry_beside(&*env, near, other).await,
+            };
+            match carried {
+                // Whoever speaks over it says what has failed.
+                Err(error) if lane == Lane::Memory => lost.tell(error.to_string()),
+                _ => {}
+            }
+        }));
+        Ok(())
+    }
+
+    async fn connection(&self, daemon: &Daemon, lane: Lane, number: u16) -> Result<BoxTransport> {
+        let id = self.id;
         let connecting = async {
             let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
-            call(&mut other, &self.host, Ask::Memory { id: self.id }).await?;
+            let ask = if lane == Lane::Memory { Ask::Memory { id } } else { Ask::Control { id } };
+            call(&mut other, &self.host, ask).await?;
             Ok(other)
         };
         env::timeout(&*daemon.env, HOLD_LIMIT, connecting).await.unwrap_or_else(|| Err(no_answer(&self.host)))
@@ -398,9 +411,13 @@ impl MachineMove {
 
     /// Asks the other daemon, over the connection that was made for that. Nothing is asked there after one that took too long.
     async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
+        self.ask(daemon, limit, ask).await.map(drop)
+    }
+
+    async fn ask(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<Answer> {
         let asked = async {
             let mut channel = self.channel.lock().await;
-            call(&mut channel, &self.host, ask).await.map(drop)
+            call(&mut channel, &self.host, ask).await
         };
         env::timeout(&*daemon.env, limit, asked).await.unwrap_or_else(|| Err(no_answer(&self.host)))
     }
@@ -486,6 +503,7 @@ impl MachineMove {
             let mut state = self.state.lock();
             state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
         }
+        self.departure.hypervisor.leave().await;
         end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
         self.end(daemon, machine, JobState::Done, None);
     }
@@ -557,9 +575,7 @@ pub(super) fn no_answer(host: &HostName) -> Error {
 
 /// Ends the QEMU of a machine that is at another host, and lets its disks go.
 pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>) {
-    if let Some(process) = &machine.document().process {
-        daemon.hypervisors.end(process).await;
-    }
+    daemon.end_machine(&machine.document()).await;
     // Of one that had come here before.
     daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
     for volume in volumes {

@@ -8,13 +8,14 @@
 //!     │          (the disks' own moves make their volumes)    │
 //!     │ start ──────────────────────────────────────────────▶ │ exports, QEMU, its socket for the memory
 //!     │ memory n, then QEMU's own bytes ════════════════════▶ │ ═══▶ QEMU
+//!     │ control, then libvirt's own bytes ══════════════════▶ │ ═══▶ libvirt, of a domain of libvirt
 //!     │ loaded ─────────────────────────────────────────────▶ │ QEMU has all of it
 //!     │          (the commit of the disks' group)             │
 //!     │ run ────────────────────────────────────────────────▶ │ all disks are held here: the guest runs
 //! ```
 //!
 //! A message is its length (u32, little-endian, at most [`MESSAGE_BYTES_MAX`]) and JSON. Each question has one answer. The
-//! connection of `memory` carries nothing but QEMU's bytes after that.
+//! connections of `memory` and `control` carry nothing but those bytes after that.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 
@@ -24,7 +25,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
-use vm::machine::{MachineDescription, MachineFacts};
+use vm::machine::{DomainDefinition, MachineDescription, MachineFacts, TargetDomain};
 
 use crate::location::Location;
 
@@ -54,6 +55,11 @@ pub(super) enum Ask {
     },
     /// What follows is one of the connections of QEMU's migration.
     Memory {
+        /// The move.
+        id: Uuid,
+    },
+    /// What follows is a connection of libvirt's to libvirt.
+    Control {
         /// The move.
         id: Uuid,
     },
@@ -87,8 +93,21 @@ pub(super) struct Arrival {
     pub(super) facts: MachineFacts,
     /// Its disks.
     pub(super) disks: Vec<ArrivingDisk>,
+    /// How libvirt describes it, of a domain of libvirt. Its QEMU is started by libvirt then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) domain: Option<DomainDefinition>,
     /// Whether its guest runs.
     pub(super) runs: bool,
+}
+
+impl Arrival {
+    /// The same without what is in a domain's definition: a plan does not need it, and there may be secrets in it.
+    pub(super) fn without_definition(mut self) -> Self {
+        if let Some(domain) = &mut self.domain {
+            (domain.live, domain.persistent) = (String::new(), None);
+        }
+        self
+    }
 }
 
 /// A disk of a machine that comes.
@@ -96,7 +115,7 @@ pub(super) struct Arrival {
 pub(super) struct ArrivingDisk {
     /// What the volume will be called.
     pub(super) volume: String,
-    /// The node and the image, as the command line has them.
+    /// The node and the image, as the command line has them; of a domain of libvirt the disk's name in the guest.
     pub(super) node: String,
     pub(super) image: String,
     /// How large it is, in bytes.
@@ -140,6 +159,8 @@ pub(super) enum Answer {
         /// Nothing if it can be.
         refusals: Vec<Option<Error>>,
     },
+    /// libvirt may bring the domain, with this definition.
+    Domain(TargetDomain),
     /// It is not done.
     Refused {
         /// Why.

@@ -78,6 +78,9 @@ pub struct OutgoingMachine {
     pub ran: bool,
     /// When it was asked for, in milliseconds since 1970.
     pub started_unix_ms: u64,
+    /// The UUID of a domain of libvirt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 /// A move here.
@@ -91,6 +94,9 @@ pub struct IncomingMachine {
     pub folder: PathBuf,
     /// Whether its guest ran at the other host, and is to run here.
     pub runs: bool,
+    /// The UUID of a domain that libvirt may have brought here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
 }
 
 impl MachineDocument {
@@ -107,6 +113,11 @@ impl MachineDocument {
             incoming: None,
             last_move: None,
         }
+    }
+
+    /// Whether there may be a QEMU here for it.
+    pub(super) fn is_begun(&self) -> bool {
+        self.process.is_some() || self.incoming.as_ref().is_some_and(|incoming| incoming.domain.is_some())
     }
 }
 

@@ -22,12 +22,12 @@ use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
-use super::{Machine, is_moved, memory};
+use super::{Begin, Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::IncomingStage;
-use crate::hypervisor::Hypervisor;
+use crate::hypervisor::{Hypervisor, Lane};
 use crate::problem::{Result, invalid, of_vm};
 use crate::state_dir::check_name;
 
@@ -46,8 +46,10 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),
         };
-        if let Ask::Memory { id } = ask {
-            return carry(&daemon, transport, (&peer.0, id)).await;
+        match ask {
+            Ask::Memory { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Memory).await,
+            Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
+            _ => {}
         }
         let answer = Box::pin(daemon.answer_about_machine(&peer.0, ask)).await;
         let answer = answer.unwrap_or_else(|error| Answer::Refused { error });
@@ -55,11 +57,19 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
     }
 }
 
-/// Carries one connection of a machine's migration into the hypervisor that waits for it.
-async fn carry(daemon: &Arc<Daemon>, mut transport: BoxTransport, (host, id): (&str, Uuid)) -> std::io::Result<()> {
+/// Carries one connection of a machine's migration into the hypervisor that waits for it, or into libvirt.
+async fn carry(
+    daemon: &Arc<Daemon>,
+    mut transport: BoxTransport,
+    (host, id): (&str, Uuid),
+    lane: Lane,
+) -> std::io::Result<()> {
     let inlet = async {
         let (machine, incoming) = daemon.arriving_machine(host, id)?;
-        daemon.hypervisor_of(&machine).await?.inlet(&incoming.folder).await
+        match lane {
+            Lane::Memory => daemon.hypervisor_of(&machine).await?.inlet(&incoming.folder).await,
+            Lane::Control => daemon.control_inlet(&incoming).await,
+        }
     };
     match inlet.await {
         Ok(inlet) => {
@@ -81,7 +91,7 @@ impl Daemon {
             Ask::Loaded { id } => self.arrival_loaded(host, id).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
-            Ask::Memory { .. } => unreachable!("it is no question"),
+            Ask::Memory { .. } | Ask::Control { .. } => unreachable!("it is no question"),
         }
     }
 
@@ -104,8 +114,13 @@ impl Daemon {
         self.socket_dir.join("vm").join(name)
     }
 
+    /// Where the connections of a migration of the machine `name` leave this host.
+    pub(super) fn migration_place(&self, name: &str) -> PathBuf {
+        self.machine_folder(&format!("{name}.migration"))
+    }
+
     /// As which user machines of other hosts run here.
-    fn machine_owner(&self) -> Result<Option<SocketOwner>> {
+    pub(super) fn machine_owner(&self) -> Result<Option<SocketOwner>> {
         let user = self.config.hosts.as_ref().and_then(|hosts| hosts.vm_user.clone());
         let Some(user) = user else { return Ok(None) };
         self.hypervisors.user(&user).map(Some)
@@ -158,7 +173,13 @@ impl Daemon {
     async fn arrival_refusals(&self, host: &str, arrival: &Arrival) -> Result<Vec<Error>> {
         check_name(&arrival.name)?;
         arrival.disks.iter().filter_map(|disk| disk.shared.as_ref()).try_for_each(|place| self.may_share(place))?;
-        let program = self.program_for(&arrival.description.program)?;
+        let program = match &arrival.domain {
+            Some(definition) => {
+                self.may_take_domain(&arrival.name, definition).await?;
+                PathBuf::from(&arrival.description.program)
+            }
+            None => self.program_for(&arrival.description.program)?,
+        };
         self.machine_owner()?;
         let mut refusals = Vec::new();
         if let Some(known) = self.machines.get(&arrival.name)
@@ -180,6 +201,9 @@ impl Daemon {
 
     async fn plan_arrival(&self, host: &str, arrival: &Arrival) -> Result<Answer> {
         let mut refusals = self.arrival_refusals(host, arrival).await.unwrap_or_else(|error| vec![error]);
+        if arrival.domain.is_some() {
+            return Ok(Answer::Planned { refusals, command: Vec::new(), changes: self.domain_changes(arrival) });
+        }
         let command = self.command_for(arrival);
         let (words, changes) = match command {
             Ok(command) => {
@@ -205,7 +229,16 @@ impl Daemon {
         if let Some(refusal) = self.arrival_refusals(host, arrival).await?.into_iter().next() {
             return Err(refusal);
         }
-        let command = self.command_for(arrival)?;
+        let (monitor, begin) = match &arrival.domain {
+            Some(definition) => {
+                (Monitor::Libvirt(definition.name.clone()), Begin::Domain(Box::new(definition.clone())))
+            }
+            None => {
+                let command = self.command_for(arrival)?;
+                let monitor = Monitor::Qmp(command.monitor.display().to_string());
+                (monitor, Begin::Command(Box::new((command, arrival.facts.clone()))))
+            }
+        };
         let _membership = self.membership.lock().await;
         if let Some(known) = self.machines.get(&arrival.name) {
             let _operation = known.operation.lock().await;
@@ -225,16 +258,17 @@ impl Daemon {
             grows: disk.grows,
         };
         let folder = self.machine_folder(&arrival.name);
-        let incoming = IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs };
+        let incoming =
+            IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs, domain: None };
         let document = MachineDocument {
             disks: arrival.disks.iter().map(disk).collect(),
             description: Some(arrival.description.clone()),
             incoming: Some(incoming),
-            ..MachineDocument::new(&arrival.name, Monitor::Qmp(command.monitor.display().to_string()))
+            ..MachineDocument::new(&arrival.name, monitor)
         };
         document::store(&self.layout, &document)?;
         let machine = Machine::new(document);
-        *machine.command.lock() = Some((command, arrival.facts.clone()));
+        *machine.begin.lock() = Some(begin);
         self.machines.admit(machine);
         let what = serde_json::json!({ "host": host, "move": arrival.id });
         self.note(&Peer::daemon(), ("vm.arrival", &arrival.name), what, None);
@@ -245,8 +279,13 @@ impl Daemon {
     async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, channels: u8) -> Result<Answer> {
         let (machine, incoming) = self.arriving_machine(host, id)?;
         let _operation = machine.operation.lock().await;
-        let Some((command, facts)) = machine.command.lock().clone() else {
-            return Err(invalid("this daemon was restarted since the VM was announced", "move it again"));
+        let begin = machine.begin.lock().clone();
+        let (command, facts) = match begin {
+            Some(Begin::Command(begin)) => *begin,
+            Some(Begin::Domain(definition)) => {
+                return self.start_domain(host, (&machine, &incoming), &definition).await;
+            }
+            None => return Err(invalid("this daemon was restarted since the VM was announced", "move it again")),
         };
         let document = machine.document();
         if document.process.is_some() {
@@ -387,7 +426,11 @@ impl Daemon {
             hypervisor.run().await?;
         }
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
-        self.update_machine(machine, |document| document.incoming = None)?;
+        let process = hypervisor.process();
+        self.update_machine(machine, |document| {
+            document.incoming = None;
+            document.process = process.or(document.process.take());
+        })?;
         *machine.problem.lock() = None;
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
@@ -428,7 +471,7 @@ impl Daemon {
         for disk in &document.disks {
             let Ok(Some(volume)) = self.volume_if_any(&disk.volume) else {
                 // Before its own move has made it, it is not missed.
-                if document.process.is_none() {
+                if !document.is_begun() {
                     return Holdings::Some;
                 }
                 return Holdings::Gone;
@@ -446,9 +489,7 @@ impl Daemon {
             return Ok(());
         }
         let document = machine.document();
-        if let Some(process) = &document.process {
-            self.hypervisors.end(process).await;
-        }
+        self.end_machine(&document).await;
         if let Some(incoming) = &document.incoming {
             self.hypervisors.clear(&incoming.folder);
         }

@@ -27,6 +27,7 @@
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
 //! | `budget` | one limit of the network for all disks |
+//! | `domains` | what differs for domains of libvirt |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
@@ -35,6 +36,7 @@ mod attempt;
 mod budget;
 mod channel;
 mod document;
+mod domains;
 mod incoming;
 mod memory;
 mod outgoing;
@@ -49,7 +51,7 @@ use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, OnOpened, PeerName, Receiver};
 use parking_lot::{Mutex, RwLock};
 use uuid::Uuid;
-use vm::machine::{MachineFacts, TargetCommand};
+use vm::machine::{DomainDefinition, MachineFacts, TargetCommand};
 
 use crate::daemon::Daemon;
 use crate::hypervisor::Hypervisor;
@@ -88,12 +90,21 @@ pub(crate) struct Machine {
     /// Its move from here, while this process works on it.
     outgoing: Mutex<Option<Arc<MachineMove>>>,
     problem: Mutex<Option<Error>>,
-    /// How its QEMU is started, and what the source's says, of one that comes.
-    command: Mutex<Option<(TargetCommand, MachineFacts)>>,
+    /// How its QEMU is started, of one that comes.
+    begin: Mutex<Option<Begin>>,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
+}
+
+/// How the QEMU of a machine that comes is started.
+#[derive(Clone)]
+enum Begin {
+    /// By this daemon; with what the source's QEMU says.
+    Command(Box<(TargetCommand, MachineFacts)>),
+    /// By libvirt.
+    Domain(Box<DomainDefinition>),
 }
 
 impl Machine {
@@ -104,7 +115,7 @@ impl Machine {
             operation: tokio::sync::Mutex::default(),
             outgoing: Mutex::default(),
             problem: Mutex::default(),
-            command: Mutex::default(),
+            begin: Mutex::default(),
             hypervisor: Mutex::default(),
             arrived: Mutex::default(),
         })

@@ -1,5 +1,6 @@
 //! Machines that go to other hosts: what is looked at before, and the beginning of the move.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use api::v1::{
 };
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
+use vm::machine::TargetDomain;
 
 use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
@@ -40,6 +42,19 @@ pub(super) struct Departure {
     pub(super) host: HostName,
 }
 
+impl Departure {
+    /// What the other host says of a domain: sockets are made here by it.
+    pub(super) fn checked(&self, target: TargetDomain) -> Result<TargetDomain> {
+        let folder = self.arrival.domain.as_ref().map(|domain| &domain.folder);
+        let is_instance = ["system", "session"].contains(&target.instance.as_str());
+        let is_in_folder = target.socket.parent() == folder.map(PathBuf::as_path);
+        if is_in_folder && target.socket.file_name().is_some() && is_instance {
+            return Ok(target);
+        }
+        Err(confused(&self.host))
+    }
+}
+
 impl Daemon {
     /// What a move of the machine `name` would be. Changes nothing.
     pub(crate) async fn plan_machine(self: &Arc<Self>, name: &str, request: VmMoveRequest) -> Result<VmPlan> {
@@ -66,11 +81,12 @@ impl Daemon {
             seconds: None,
             downtime_ms: None,
         };
-        plan.refusals.extend(self.refuse_disks(&document, &disks).err());
+        plan.refusals.extend(self.refuse_disks(&disks).err());
+        plan.refusals.extend(refuse_options(&document, &request).err());
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
         let memory_seconds =
             plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
-        match self.ask_about_machine(&host, Ask::Plan(arrival)).await {
+        match self.ask_about_machine(&host, Ask::Plan(arrival.without_definition())).await {
             Ok(Answer::Planned { refusals, command, changes }) => {
                 plan.refusals.extend(refusals);
                 (plan.command, plan.changes) = (command, changes);
@@ -118,6 +134,7 @@ impl Daemon {
             volumes: departure.volumes.iter().map(|volume| volume.name.clone()).collect(),
             ran: departure.arrival.runs,
             started_unix_ms: unix_ms(self.env.wall_clock()),
+            domain: departure.arrival.domain.as_ref().map(|domain| domain.uuid.clone()),
         };
         // Before the other host hears of it: what it has on record after a crash somebody here must take back.
         self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
@@ -156,11 +173,12 @@ impl Daemon {
 
     async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
         let document = machine.document();
+        refuse_options(&document, request)?;
         let host = HostName::new(&request.to)?;
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
         Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
         let disks = self.disks_of(&document, &*hypervisor).await?;
-        self.refuse_disks(&document, &disks)?;
+        self.refuse_disks(&disks)?;
         let handled = self.handle_disks(&host, &disks, request).await?;
         let mut volumes: Vec<_> = disks
             .iter()
@@ -201,12 +219,7 @@ impl Daemon {
     }
 
     /// Refuses disks that cannot go with their machine.
-    fn refuse_disks(&self, document: &MachineDocument, disks: &[VmDisk]) -> Result<()> {
-        if let Monitor::Libvirt(domain) = &document.monitor {
-            let message = format!("libvirt would not know that the domain {domain} has gone");
-            return Err(Error::new(ErrorCode::VmRefused, message)
-                .with_hint("move its disks with `transhume move --all-disks`, and the domain with `virsh migrate`"));
-        }
+    fn refuse_disks(&self, disks: &[VmDisk]) -> Result<()> {
         for name in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
             let volume = self.volume(name)?;
             if !volume.document().layers.is_empty() {
@@ -230,9 +243,13 @@ impl Daemon {
             Some(description) => description.clone(),
             None => hypervisor.description()?,
         };
-        let disks = disks.iter().map(|disk| self.as_first_started(document, disk)).collect::<Result<_>>()?;
+        let (domain, disks) = match self.describe_domain(document, hypervisor, disks).await? {
+            Some((domain, disks)) => (Some(domain), disks),
+            None => (None, disks.iter().map(|disk| self.as_first_started(document, disk)).collect::<Result<_>>()?),
+        };
         let runs = facts.run_state == "running";
-        Ok(Arrival { id: random_uuid(&*self.env), name: document.name.clone(), description, facts, disks, runs })
+        let (id, name) = (random_uuid(&*self.env), document.name.clone());
+        Ok(Arrival { id, name, description, facts, disks, domain, runs })
     }
 
     /// The disk with node and image as the command line has them with which its machine was started first.
@@ -379,6 +396,16 @@ fn refuse_absent(document: &MachineDocument) -> Result<()> {
 /// The volumes among the disks of a plan, and how they go.
 fn planned_volumes(disks: &[VmDisk]) -> impl Iterator<Item = (&String, Option<DiskHandling>)> {
     disks.iter().filter_map(|disk| Some((disk.volume.as_ref()?, disk.handling)))
+}
+
+/// Refuses what libvirt's own migration is not asked for here.
+fn refuse_options(document: &MachineDocument, request: &VmMoveRequest) -> Result<()> {
+    let is_many = request.channels.is_some_and(|channels| channels > 1);
+    if is_many && matches!(document.monitor, Monitor::Libvirt(_)) {
+        return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain goes over one connection")
+            .with_hint("leave --channels out"));
+    }
+    Ok(())
 }
 
 /// The move of a disk that goes with its machine.

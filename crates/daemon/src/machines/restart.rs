@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | moves away | all at the other host | it is run there, its QEMU here is ended |
 //! | moves away | here | the move is undone: its guest goes on here |
-//! | comes, its QEMU was not on record | any | it is given up: its source waits for the word that QEMU has started |
+//! | comes, no QEMU for it on record | any | it is given up: its source waits for the word that QEMU has started |
 //! | comes | held here | it runs once its QEMU has all of it |
 //! | comes | being filled, or gone | its QEMU is ended once they are gone |
 
@@ -44,7 +44,7 @@ pub(crate) fn recover(daemon: &Arc<Daemon>) -> Result<()> {
 
 fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
     let document = machine.document();
-    if document.incoming.is_some() && document.process.is_some() {
+    if document.incoming.is_some() && document.is_begun() {
         daemon.tend(machine);
     } else if document.incoming.is_some() {
         let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
@@ -78,6 +78,10 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         downtime_ms: None,
         error,
     };
+    if outgoing.domain.is_some() {
+        // Definitions, which may have secrets.
+        daemon.hypervisors.clear(&daemon.migration_place(&machine.name));
+    }
     if is_committed {
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
         run_there(daemon, &host, outgoing.id).await;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use ::daemon::machine_types::{
     CpuFacts, DiskReport, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
-    MigrationStatus, QemuProcess, TargetCommand, Version,
+    MigrationStatus, QemuProcess, TargetCommand, TargetDomain, Version,
 };
-use ::daemon::{Convergence, Hypervisor, Hypervisors, OnStatus, Outlet, SocketOwner};
+use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, OnStatus, Outlet, SocketOwner};
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
@@ -205,7 +205,7 @@ impl Hypervisor for One {
     fn begin_outgoing<'a>(
         &'a self,
         options: &'a MigrationOptions,
-        _: &'a Path,
+        _: (&'a Path, Option<&'a TargetDomain>),
     ) -> BoxFuture<'a, Result<Box<dyn Outlet>, Error>> {
         Box::pin(async move {
             self.pause().await;
@@ -339,11 +339,11 @@ struct SimOutlet {
 }
 
 impl Outlet for SimOutlet {
-    fn accept(&self) -> BoxFuture<'_, std::io::Result<BoxTransport>> {
+    fn accept(&self) -> BoxFuture<'_, std::io::Result<(Lane, BoxTransport)>> {
         let next = self.near.lock().pop();
         Box::pin(async {
             match next {
-                Some(near) => Ok(near),
+                Some(near) => Ok((Lane::Memory, near)),
                 None => std::future::pending().await,
             }
         })

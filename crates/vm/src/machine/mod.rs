@@ -15,6 +15,7 @@
 mod blocks;
 mod description;
 mod disks;
+mod domain;
 mod facts;
 mod migration;
 mod rewrite;
@@ -22,6 +23,7 @@ mod status;
 mod words;
 
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
+pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,

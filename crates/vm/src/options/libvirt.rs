@@ -126,6 +126,14 @@ impl LibvirtDomain {
         let disk = self.disks.iter().find(|disk| disk.target == target && !target.is_empty())?;
         (!disk.alias.is_empty()).then_some(disk.alias.as_str())
     }
+
+    /// The name in the guest of the disk whose device QEMU calls `device`: by its id, or by a path that has it.
+    #[must_use]
+    pub fn target_of(&self, device: &str) -> Option<&str> {
+        let is_meant = |disk: &&LibvirtDisk| !disk.alias.is_empty() && device.split('/').any(|part| part == disk.alias);
+        let disk = self.disks.iter().find(is_meant)?;
+        (!disk.target.is_empty()).then_some(disk.target.as_str())
+    }
 }
 
 fn path_is(path: &[String], expected: &[&str]) -> bool {
@@ -230,6 +238,9 @@ mod tests {
         assert_eq!((domain.alias_of("vdb"), domain.alias_of("")), (None, None));
         assert_eq!((domain.uuid.as_str(), domain.is_running), ("59f4ab81-ee60-4b97-b937-ba75986546c2", true));
         assert_eq!(domain.user, Some(64055));
+        assert_eq!(domain.target_of("virtio-disk0"), Some("vda"));
+        assert_eq!(domain.target_of("/machine/peripheral/virtio-disk0/virtio-backend"), Some("vda"));
+        assert_eq!((domain.target_of("virtio-disk01"), domain.target_of("")), (None, None));
         let (format, file, unknown) = disk.options();
         let expected = json!({"discard": "unmap", "detect-zeroes": "unmap", "cache-size": 1 << 20});
         assert_eq!(Value::Object(format), expected);

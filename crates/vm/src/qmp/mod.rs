@@ -31,7 +31,7 @@ use crate::options::LibvirtDomain;
 pub use owner::{Owner, owner_of_socket};
 use virsh::Domain;
 pub(crate) use virsh::LOOK_AGAIN;
-pub use virsh::Virsh;
+pub use virsh::{Virsh, qemu_of};
 pub use wire::{Event, Version};
 
 /// How long QEMU may take to greet. It greets at once, unless another client owns the monitor.

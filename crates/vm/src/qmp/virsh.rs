@@ -96,7 +96,7 @@ impl Virsh {
 ///
 /// # Errors
 /// `NoMonitor` if there is none on this host, or more than one.
-pub(super) fn qemu_of(domain: &LibvirtDomain) -> Result<u32> {
+pub fn qemu_of(domain: &LibvirtDomain) -> Result<u32> {
     let is_its = |pid: &u32| {
         let user = fs::metadata(format!("/proc/{pid}")).map(|process| process.uid());
         has_uuid(*pid, &domain.uuid) && user.is_ok_and(|user| domain.user.is_none_or(|expected| expected == user))
