@@ -16,6 +16,7 @@ use vm::machine::{MigrationOptions, MigrationStatus};
 
 use super::Machine;
 use super::channel::Ask;
+use super::hooks::{HookInput, HookPhase};
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
 use crate::audit::{Peer, unix_ms};
@@ -301,13 +302,23 @@ impl MachineMove {
     }
 
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
-    async fn converge(&self, daemon: &Daemon) -> Result<()> {
+    async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
         let convergence = Convergence {
             downtime_limit: self.downtime_limit(),
             stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
         };
-        let stopped = || _ = self.state.lock().stopped.get_or_insert(daemon.env.now());
+        let stopped = || {
+            let mut state = self.state.lock();
+            if state.stopped.is_none() {
+                state.stopped = Some(daemon.env.now());
+                daemon.tell_hook_beside(HookPhase::Switchover, self.told(daemon));
+            }
+        };
         self.departure.hypervisor.converge(convergence, &stopped, &|status| self.note_memory(status)).await
+    }
+
+    fn told(&self, daemon: &Daemon) -> HookInput {
+        daemon.hook_at_source(&self.departure.arrival, self.host.as_str())
     }
 
     fn downtime_limit(&self) -> Duration {
@@ -438,6 +449,7 @@ impl MachineMove {
         for disk in &self.disks {
             disk.job.wait().await;
         }
+        daemon.tell_hook(HookPhase::Abandoned, self.told(daemon)).await;
         let outcome = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
         self.end(daemon, machine, outcome, Some(error));
     }
@@ -454,6 +466,7 @@ impl MachineMove {
             state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
         }
         end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
+        daemon.tell_hook(HookPhase::Released, self.told(daemon)).await;
         self.end(daemon, machine, JobState::Done, None);
     }
 

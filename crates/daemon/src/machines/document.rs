@@ -42,6 +42,9 @@ pub struct MachineDocument {
     /// Its move here, until it runs here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incoming: Option<IncomingMachine>,
+    /// Its move here, once it runs, until the hook has heard of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrived: Option<IncomingMachine>,
     /// Its last move from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
@@ -71,6 +74,9 @@ pub struct OutgoingMachine {
     pub ran: bool,
     /// When it was asked for, in milliseconds since 1970.
     pub started_unix_ms: u64,
+    /// How its QEMU was started, for the hook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<MachineDescription>,
 }
 
 /// A move here.
@@ -98,6 +104,7 @@ impl MachineDocument {
             description: None,
             outgoing: None,
             incoming: None,
+            arrived: None,
             last_move: None,
         }
     }

@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
@@ -22,6 +23,7 @@ use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
+use super::hooks::HookPhase;
 use super::{Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
@@ -153,6 +155,7 @@ impl Daemon {
         check_name(&arrival.name)?;
         self.may_run_machines(&arrival.description.program)?;
         self.machine_owner()?;
+        self.check_hook()?;
         let mut refusals = Vec::new();
         if let Some(known) = self.machines.get(&arrival.name)
             && !self.is_replaceable(&known, host)
@@ -193,8 +196,20 @@ impl Daemon {
         Ok(Answer::Planned { refusals, command: words, changes })
     }
 
-    /// The machine comes: nobody else takes its name.
+    /// The machine comes, if the hook has nothing against it.
     async fn prepare_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Answer> {
+        let machine = self.admit_arrival(host, arrival).await?;
+        let _operation = machine.operation.lock().await;
+        let Some(incoming) = machine.document().incoming else { return Ok(Answer::Done) };
+        let prepared = self.run_hook(HookPhase::Prepare, self.hook_at_target(&machine, &incoming)).await;
+        if prepared.is_err() {
+            self.give_up(&machine).await?;
+        }
+        prepared.map(|()| Answer::Done)
+    }
+
+    /// Nobody else takes its name from here on.
+    async fn admit_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Arc<Machine>> {
         if let Some(refusal) = self.arrival_refusals(host, arrival).await?.into_iter().next() {
             return Err(refusal);
         }
@@ -226,10 +241,10 @@ impl Daemon {
         document::store(&self.layout, &document)?;
         let machine = Machine::new(document);
         *machine.command.lock() = Some((command, arrival.facts.clone()));
-        self.machines.admit(machine);
+        self.machines.admit(Arc::clone(&machine));
         let what = serde_json::json!({ "host": host, "move": arrival.id });
         self.note(&Peer::daemon(), ("vm.arrival", &arrival.name), what, None);
-        Ok(Answer::Done)
+        Ok(machine)
     }
 
     /// Starts the QEMU of a machine whose disks are being filled.
@@ -247,6 +262,7 @@ impl Daemon {
         for disk in &document.disks {
             self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
         }
+        self.run_hook(HookPhase::Start, self.hook_at_target(&machine, &incoming)).await?;
         let hypervisor = self.hypervisors.launch(&machine.name, &command, (&incoming.folder, owner)).await?;
         *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
         let process = hypervisor.process();
@@ -265,9 +281,12 @@ impl Daemon {
     }
 
     /// Waits until QEMU has all of the machine.
-    async fn arrival_loaded(&self, host: &str, id: Uuid) -> Result<Answer> {
-        let (machine, _) = self.arriving_machine(host, id)?;
+    async fn arrival_loaded(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+        let (machine, incoming) = self.arriving_machine(host, id)?;
         let hypervisor = self.hypervisor_of(&machine).await?;
+        if !machine.is_switching.swap(true, Ordering::Relaxed) {
+            self.tell_hook_beside(HookPhase::Switchover, self.hook_at_target(&machine, &incoming));
+        }
         let began = self.env.now();
         while !hypervisor.is_loaded().await? {
             if self.env.now().since(began) > LOADED_LIMIT {
@@ -378,7 +397,9 @@ impl Daemon {
             hypervisor.run().await?;
         }
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
-        self.update_machine(machine, |document| document.incoming = None)?;
+        let due = self.due_of(incoming.clone());
+        self.update_machine(machine, |document| (document.incoming, document.arrived) = (None, due))?;
+        self.tell_running(machine, &incoming);
         *machine.problem.lock() = None;
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
@@ -387,7 +408,7 @@ impl Daemon {
     }
 
     /// Whether a machine was not given up meanwhile.
-    fn is_known(&self, machine: &Machine) -> bool {
+    pub(super) fn is_known(&self, machine: &Machine) -> bool {
         self.machines.get(&machine.name).is_some_and(|known| std::ptr::eq(&*known, machine))
     }
 
@@ -442,6 +463,7 @@ impl Daemon {
         }
         if let Some(incoming) = &document.incoming {
             self.hypervisors.clear(&incoming.folder);
+            self.tell_hook(HookPhase::Abandoned, self.hook_at_target(machine, incoming)).await;
         }
         tracing::info!(vm = machine.name, "a VM does not come");
         self.note(&Peer::daemon(), ("vm.drop", &machine.name), serde_json::json!({}), None);

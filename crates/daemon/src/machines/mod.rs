@@ -26,12 +26,14 @@
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
+//! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `restart` | machines after a start of the daemon |
 
 mod attempt;
 mod channel;
 mod document;
+mod hooks;
 mod incoming;
 mod memory;
 mod outgoing;
@@ -39,6 +41,7 @@ mod restart;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
 use futures::future::BoxFuture;
@@ -54,13 +57,18 @@ use crate::state_dir::check_name;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
+use hooks::HookTurns;
+
 pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub(crate) use restart::recover;
 
 /// All machines.
 #[derive(Default)]
-pub(crate) struct Machines(RwLock<BTreeMap<String, Arc<Machine>>>);
+pub(crate) struct Machines {
+    known: RwLock<BTreeMap<String, Arc<Machine>>>,
+    hook_turns: HookTurns,
+}
 
 /// Where a machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +96,8 @@ pub(crate) struct Machine {
     command: Mutex<Option<(TargetCommand, MachineFacts)>>,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
+    /// Whether the hook has heard that one that comes is about to run here.
+    is_switching: AtomicBool,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -102,6 +112,7 @@ impl Machine {
             problem: Mutex::default(),
             command: Mutex::default(),
             hypervisor: Mutex::default(),
+            is_switching: AtomicBool::new(false),
             arrived: Mutex::default(),
         })
     }
@@ -128,19 +139,19 @@ impl Machine {
 
 impl Machines {
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Machine>> {
-        self.0.read().get(name).cloned()
+        self.known.read().get(name).cloned()
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<Machine>> {
-        self.0.read().values().cloned().collect()
+        self.known.read().values().cloned().collect()
     }
 
     fn admit(&self, machine: Arc<Machine>) {
-        self.0.write().insert(machine.name.clone(), machine);
+        self.known.write().insert(machine.name.clone(), machine);
     }
 
     fn forget(&self, name: &str) {
-        self.0.write().remove(name);
+        self.known.write().remove(name);
     }
 }
 

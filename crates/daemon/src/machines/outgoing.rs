@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
+use super::hooks::{HookInput, HookPhase};
 use super::{Machine, is_moved};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
@@ -61,6 +62,7 @@ impl Daemon {
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&document, &disks).err());
+        plan.refusals.extend(self.check_hook().err());
         #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
         let memory_seconds =
             plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
@@ -107,19 +109,24 @@ impl Daemon {
             volumes: departure.volumes.iter().map(|volume| volume.name.clone()).collect(),
             ran: departure.arrival.runs,
             started_unix_ms: unix_ms(self.env.wall_clock()),
+            description: Some(departure.arrival.description.clone()),
         };
         // Before the other host hears of it: what it has on record after a crash somebody here must take back.
         self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
+        let told = self.hook_at_source(&departure.arrival, &request.to);
         let prepared = async {
-            let mut channel = self.machine_channel(&departure.host).await?;
-            call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
-            Ok(channel)
+            self.run_hook(HookPhase::Prepare, told.clone()).await?;
+            let called = async {
+                let mut channel = self.machine_channel(&departure.host).await?;
+                call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
+                Ok(channel)
+            };
+            env::timeout(&*self.env, PREPARE_LIMIT, called).await.unwrap_or_else(|| Err(no_answer(&departure.host)))
         };
-        let prepared = env::timeout(&*self.env, PREPARE_LIMIT, prepared).await;
-        let channel = match prepared.unwrap_or_else(|| Err(no_answer(&departure.host))) {
+        let channel = match prepared.await {
             Ok(channel) => channel,
             Err(error) => {
-                self.take_back(&machine, &departure.host, id)?;
+                self.take_back(&machine, (&departure.host, id), told).await?;
                 return Err(error);
             }
         };
@@ -131,15 +138,21 @@ impl Daemon {
                 Ok(moving.show(self))
             }
             Err(error) => {
-                self.take_back(&machine, &departure.host, id)?;
+                self.take_back(&machine, (&departure.host, id), told).await?;
                 Err(error)
             }
         }
     }
 
     /// A move that has not begun is none. The other host is told, and does not wait for what does not come.
-    fn take_back(self: &Arc<Self>, machine: &Machine, host: &HostName, id: Uuid) -> Result<()> {
+    async fn take_back(
+        self: &Arc<Self>,
+        machine: &Machine,
+        (host, id): (&HostName, Uuid),
+        told: HookInput,
+    ) -> Result<()> {
         abandon_there(self, host, id);
+        self.tell_hook(HookPhase::Abandoned, told).await;
         self.update_machine(machine, |document| document.outgoing = None)
     }
 

@@ -17,6 +17,7 @@ mod description;
 mod disks;
 mod facts;
 mod migration;
+mod networks;
 mod rewrite;
 mod status;
 mod words;
@@ -27,4 +28,5 @@ pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
     start_guest, status, steer, stop_guest, switch_over, wait_for,
 };
+pub use networks::NetworkBackend;
 pub use status::{MigrationPhase, MigrationStatus};
