@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::Client;
 use api::v1::{
-    Decision, Error, ErrorCode, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove, VmMovePhase,
-    VmMoveRequest, VmPlan,
+    Decision, Error, ErrorCode, FoundVm, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove,
+    VmMovePhase, VmMoveRequest, VmPlan,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -33,7 +33,11 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
             let vm = client.remove_vm(&args.name).await?;
             print(json, &vm, || format!("{} is known here no more", vm.name))?;
         }
-        VmCommand::Ls => {
+        VmCommand::Ls(args) if args.found => {
+            let found = client.found_vms().await?;
+            print(json, &found, || show_found(&found))?;
+        }
+        VmCommand::Ls(_) => {
             let vms = client.vms().await?;
             print(json, &vms, || show_all(&vms))?;
         }
@@ -147,6 +151,18 @@ fn show_all(vms: &[Vm]) -> String {
         format!("{:<20} {:<9} {:>9}  {} disks{host}", vm.name, vm.state.to_string(), memory, vm.disks.len())
     };
     vms.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn show_found(found: &[FoundVm]) -> String {
+    if found.is_empty() {
+        return "no VM runs here that is not known; only those of users whom the daemon may look at are found"
+            .to_owned();
+    }
+    let line = |vm: &FoundVm| {
+        let pid = vm.pid.map_or_else(|| "libvirt's".to_owned(), |pid| format!("process {pid}"));
+        format!("{:<20} {pid:<16} {}", vm.name, vm.hint)
+    };
+    found.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn show_one(vm: &Vm) -> String {

@@ -84,8 +84,8 @@ pub use workers::Worker;
 /// What [`Hypervisor`] speaks of.
 pub mod machine_types {
     pub use vm::machine::{
-        CpuFacts, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
-        MigrationStatus, TargetCommand,
+        CpuFacts, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions,
+        MigrationPhase, MigrationStatus, TargetCommand,
     };
     pub use vm::{DiskReport, QemuProcess, Version};
 }

@@ -19,7 +19,7 @@ pub use job::{
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
 pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
 pub use vm::{
-    Vm, VmAddRequest, VmChange, VmDisk, VmFacts, VmMemory, VmMove, VmMovePhase, VmMoveRequest, VmPlan, VmState,
+    FoundVm, Vm, VmAddRequest, VmChange, VmDisk, VmFacts, VmMemory, VmMove, VmMovePhase, VmMoveRequest, VmPlan, VmState,
 };
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,

@@ -42,6 +42,21 @@ pub struct Vm {
     pub problem: Option<String>,
 }
 
+/// A machine that runs on this host and is not known to the daemon (`GET /v1/found-vms`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundVm {
+    /// What it could be called.
+    pub name: String,
+    /// QEMU's process; libvirt does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How it could be reached. Whether somebody else uses that monitor is not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<Monitor>,
+    /// The command that adds it, or why it cannot be added.
+    pub hint: String,
+}
+
 /// Whether a machine runs, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -21,7 +21,9 @@ use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use vm::QemuProcess;
-use vm::machine::{HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand};
+use vm::machine::{
+    FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand,
+};
 
 use crate::clients::SocketOwner;
 use crate::problem::Result;
@@ -74,6 +76,12 @@ pub trait Hypervisors: Send + Sync {
 
     /// What was started for a machine with this monitor, whether anybody has it on record or not.
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess>;
+
+    /// Every one that runs on this host, whoever has started it.
+    fn found(&self) -> Vec<FoundMachine>;
+
+    /// The domains that libvirt runs here.
+    fn domains(&self) -> BoxFuture<'_, Vec<String>>;
 
     /// Whether `process` still runs.
     fn lives(&self, process: &QemuProcess) -> bool;
@@ -205,6 +213,12 @@ impl Hypervisors for NoHypervisors {
     }
     fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
         Vec::new()
+    }
+    fn found(&self) -> Vec<FoundMachine> {
+        Vec::new()
+    }
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async { Vec::new() })
     }
     fn lives(&self, _: &QemuProcess) -> bool {
         false

@@ -10,9 +10,10 @@ use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
 use vm::machine::{
-    self, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus, TargetCommand,
+    self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
+    TargetCommand,
 };
-use vm::{QemuProcess, Qmp, Sources};
+use vm::{QemuProcess, Qmp, Sources, Virsh};
 
 use super::{Convergence, Hypervisor, Hypervisors, Monitors, OnStatus, Outlet, launch};
 use crate::clients::SocketOwner;
@@ -23,6 +24,8 @@ const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 /// How long a killed QEMU is waited for, and how often that is looked at.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(1);
+/// How long libvirt may take to say which domains it has.
+const VIRSH_LIMIT: Duration = Duration::from_secs(5);
 /// How often the memory is looked at while it is copied.
 const CONVERGE_LOOK: Duration = Duration::from_millis(20);
 
@@ -81,6 +84,20 @@ impl Hypervisors for Qemus {
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
         let Monitor::Qmp(path) = monitor else { return Vec::new() };
         launch::started_with(path)
+    }
+
+    fn found(&self) -> Vec<FoundMachine> {
+        FoundMachine::all()
+    }
+
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async {
+            let virsh = Virsh::default();
+            let listed = env::timeout(&*self.env, VIRSH_LIMIT, virsh.run(&["list", "--name"])).await;
+            // Where there is no libvirt it has no domains.
+            let names = listed.and_then(std::result::Result::ok).unwrap_or_default();
+            names.lines().map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+        })
     }
 
     fn lives(&self, process: &QemuProcess) -> bool {

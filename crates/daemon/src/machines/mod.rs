@@ -26,6 +26,7 @@
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
+//! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `restart` | machines after a start of the daemon |
@@ -33,6 +34,7 @@
 mod attempt;
 mod channel;
 mod document;
+mod found;
 mod hooks;
 mod incoming;
 mod memory;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::daemon::machine_types::{
-    CpuFacts, DiskReport, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
+    CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
     MigrationStatus, QemuProcess, TargetCommand, Version,
 };
 use ::daemon::{Convergence, Hypervisor, Hypervisors, OnStatus, Outlet, SocketOwner};
@@ -116,6 +116,14 @@ impl Hypervisors for Seen {
         let state = self.machine.shared.state.lock();
         let started = state.instances[self.own].as_ref().filter(|it| it.stage == Stage::Waiting);
         started.map(|it| QemuProcess { pid: it.pid, started: 0, boot: "sim".to_owned() }).into_iter().collect()
+    }
+
+    fn found(&self) -> Vec<FoundMachine> {
+        Vec::new()
+    }
+
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async { Vec::new() })
     }
 
     fn lives(&self, process: &QemuProcess) -> bool {

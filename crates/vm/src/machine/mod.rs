@@ -16,6 +16,7 @@ mod blocks;
 mod description;
 mod disks;
 mod facts;
+mod found;
 mod migration;
 mod networks;
 mod rewrite;
@@ -24,6 +25,7 @@ mod words;
 
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
+pub use found::FoundMachine;
 pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
     start_guest, status, steer, stop_guest, switch_over, wait_for,
