@@ -137,6 +137,7 @@ fn progress(moving: &VmMove) -> String {
             parts.push(format!("the guest writes {}", show::rate(memory.dirty_bytes_per_second as f64)));
         }
     }
+    parts.extend(moving.forecast_seconds.map(|seconds| format!("{} expected", show::time(seconds))));
     parts.join(", ")
 }
 
@@ -186,13 +187,19 @@ fn show_one(vm: &Vm) -> String {
 
 fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     let mut lines = vec![format!("{} to {}", plan.vm, plan.to)];
-    lines.push(format!("  memory       {}", show::bytes(plan.memory_bytes)));
+    let there = plan.memory_resident_bytes.map(|bytes| format!(", {} of it in use", show::bytes(bytes)));
+    let dirty = plan.dirty_bytes_per_second.filter(|rate| *rate > 0);
+    let dirty = dirty.map(|rate| format!(", {} change", show::rate(rate as f64)));
+    let rate = plan.memory_bytes_per_second.map(|rate| format!(", {} can be sent", show::rate(rate as f64)));
+    let seen = [there, dirty, rate].into_iter().flatten().collect::<String>();
+    lines.push(format!("  memory       {}{seen}", show::bytes(plan.memory_bytes)));
     for disk in &plan.disks {
         let how = if disk.volume.is_some() { "copied" } else { "adopted and copied" };
         lines.push(format!("  disk         {}: {}, {}", disk.node, show::bytes(disk.size_bytes), how));
     }
     lines.extend(plan.seconds.map(|seconds| format!("  takes        about {}", show::time(seconds))));
     lines.extend(plan.downtime_ms.map(|downtime| format!("  downtime     about {}", show::time(downtime / 1e3))));
+    lines.extend(plan.notes.iter().map(|note| format!("  note         {note}")));
     if with_command {
         lines.push(format!("  command      {}", plan.command.join(" ")));
         let change = |change: &api::v1::VmChange| {
@@ -208,6 +215,10 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     lines.join("\n")
 }
 
+fn foretold(seconds: Option<f64>) -> String {
+    seconds.map_or_else(String::new, |seconds| format!(" (expected {})", show::time(seconds)))
+}
+
 fn show_move(moved: &VmMove) -> String {
     let elapsed = show::time(moved.elapsed_ms as f64 / 1e3);
     let memory = moved.memory.as_ref().map_or_else(String::new, |memory| {
@@ -216,9 +227,11 @@ fn show_move(moved: &VmMove) -> String {
     match moved.state {
         JobState::Done => {
             let downtime = moved.downtime_ms.map_or_else(String::new, |downtime| {
-                format!(", the guest was stopped for {}", show::time(downtime / 1e3))
+                let foretold = foretold(moved.forecast_downtime_ms.map(|forecast| forecast / 1e3));
+                format!(", the guest was stopped for {}{foretold}", show::time(downtime / 1e3))
             });
-            format!("{} is at {} after {elapsed}{memory}{downtime}", moved.vm, moved.to)
+            let foretold = foretold(moved.forecast_seconds);
+            format!("{} is at {} after {elapsed}{foretold}{memory}{downtime}", moved.vm, moved.to)
         }
         JobState::Cancelled => format!("{} stays here: the move to {} was cancelled", moved.vm, moved.to),
         JobState::Failed => format!("{} stays here: the move to {} was undone after {elapsed}", moved.vm, moved.to),

@@ -5,7 +5,6 @@ use std::path::Path;
 use serde_json::Value;
 use transhume_guest::{Daemon, Disk, Guest, GuestSpec, create_filled};
 
-
 #[test]
 fn a_qemu_that_nobody_has_added_is_found_with_the_command_that_adds_it() {
     let folder = tempfile::tempdir().expect("a temporary directory");

@@ -84,7 +84,7 @@ pub use workers::Worker;
 /// What [`Hypervisor`] speaks of.
 pub mod machine_types {
     pub use vm::machine::{
-        CpuFacts, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions,
+        CpuFacts, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
         MigrationPhase, MigrationStatus, TargetCommand,
     };
     pub use vm::{DiskReport, QemuProcess, Version};

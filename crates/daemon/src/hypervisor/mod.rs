@@ -22,7 +22,8 @@ use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use vm::QemuProcess;
 use vm::machine::{
-    FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand,
+    FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationStatus,
+    TargetCommand,
 };
 
 use crate::clients::SocketOwner;
@@ -103,6 +104,10 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// It does not answer.
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>>;
+
+    /// What the machine of `facts` does with its memory. Only if it `watches`, and the guest runs, it is seen how fast that
+    /// changes, which takes a second.
+    fn memory_use<'a>(&'a self, facts: &'a MachineFacts, watches: bool) -> BoxFuture<'a, MemoryUse>;
 
     /// How it was started.
     ///

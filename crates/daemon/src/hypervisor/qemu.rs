@@ -10,8 +10,8 @@ use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
 use vm::machine::{
-    self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
-    TargetCommand,
+    self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase,
+    MigrationStatus, TargetCommand,
 };
 use vm::{QemuProcess, Qmp, Sources, Virsh};
 
@@ -138,6 +138,10 @@ impl Hypervisor for Qemu {
 
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>> {
         Box::pin(async { MachineFacts::read(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn memory_use<'a>(&'a self, facts: &'a MachineFacts, watches: bool) -> BoxFuture<'a, MemoryUse> {
+        Box::pin(machine::memory_use(&self.qmp, facts, watches))
     }
 
     fn description(&self) -> Result<MachineDescription> {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
+use api::v1::{Error, ErrorCode, Job, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
 use env::Moment;
 use futures::future::{Either, select};
 use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
-use vm::machine::{MigrationOptions, MigrationStatus};
+use vm::machine::{MachineFacts, MigrationOptions, MigrationStatus};
 
 use super::Machine;
 use super::channel::Ask;
@@ -20,6 +20,7 @@ use super::hooks::{HookInput, HookPhase};
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
 use crate::audit::{Peer, unix_ms};
+use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
 use crate::hypervisor::{Convergence, Outlet};
@@ -95,6 +96,9 @@ struct State {
     memory: Option<VmMemory>,
     /// When QEMU has stopped the guest.
     stopped: Option<Moment>,
+    /// When QEMU began to send the memory, and how long all of it took.
+    sending: Option<Moment>,
+    memory_span: Option<Duration>,
     downtime: Option<Duration>,
     error: Option<Error>,
     outcome: JobState,
@@ -112,6 +116,8 @@ impl MachineMove {
             phase: VmMovePhase::Disks,
             memory: None,
             stopped: None,
+            sending: None,
+            memory_span: None,
             downtime: None,
             error: None,
             outcome: JobState::Running,
@@ -139,6 +145,8 @@ impl MachineMove {
     pub(crate) fn show(&self, daemon: &Daemon) -> VmMove {
         let state = self.state.lock();
         let job = |disk: &MovingDisk| show_job(&disk.volume).unwrap_or_else(|| disk.job.show());
+        let disks: Vec<Job> = self.disks.iter().map(job).collect();
+        let forecast = self.departure.forecast.of(&disks);
         VmMove {
             id: self.id.to_string(),
             vm: self.name.clone(),
@@ -147,11 +155,21 @@ impl MachineMove {
             phase: state.phase,
             started_unix_ms: self.started_unix_ms,
             elapsed_ms: millis(daemon.env.now().since(self.started)),
+            forecast_seconds: forecast.map(|forecast| forecast.seconds),
+            forecast_downtime_ms: forecast.map(|forecast| forecast.downtime.as_secs_f64() * 1e3),
             memory: state.memory,
-            disks: self.disks.iter().map(job).collect(),
+            memory_bytes_per_second: self.memory_rate(&state),
+            connections: Some(connections(&self.request, &self.departure.arrival.facts, &daemon.config)),
+            disks,
             downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
             error: state.error.clone(),
         }
+    }
+
+    /// How fast all of the memory went, if nothing but the hosts and the network has limited it.
+    fn memory_rate(&self, state: &State) -> Option<u64> {
+        let seconds = state.memory_span.filter(|_| self.request.bandwidth.is_none())?.as_secs_f64();
+        Some((state.memory?.bytes_sent as f64 / seconds.max(1e-3)) as u64)
     }
 
     /// Undoes it.
@@ -239,17 +257,14 @@ impl MachineMove {
             auto_converge: self.request.auto_converge,
         };
         let path = daemon.machine_folder(&format!("{}.migration", self.name));
+        self.state.lock().sending = Some(daemon.env.now());
         self.departure.hypervisor.begin_outgoing(&options, &path).await
     }
 
     fn channels(&self, daemon: &Daemon) -> u8 {
-        let own = match self.departure.arrival.facts.version {
-            version if (version.major, version.minor) < CHANNELS_SINCE => 1,
-            _ => u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
-        };
-        match self.request.channels.unwrap_or(own) {
+        match connections(&self.request, &self.departure.arrival.facts, &daemon.config) {
             0 | 1 => 0,
-            channels => channels,
+            channels => u8::try_from(channels).unwrap_or(u8::MAX),
         }
     }
 
@@ -322,7 +337,7 @@ impl MachineMove {
     }
 
     fn downtime_limit(&self) -> Duration {
-        self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
+        downtime_limit(&self.request)
     }
 
     fn note_memory(&self, status: &MigrationStatus) {
@@ -338,6 +353,10 @@ impl MachineMove {
     /// Has the rest of the memory and the devices' state at the other host, in its QEMU.
     async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
         self.departure.hypervisor.complete(&|status| self.note_memory(status)).await?;
+        {
+            let mut state = self.state.lock();
+            state.memory_span = state.sending.map(|began| daemon.env.now().since(began));
+        }
         self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
     }
 
@@ -478,6 +497,20 @@ impl MachineMove {
         let shown = self.show(daemon);
         note_end(daemon, machine, shown);
     }
+}
+
+/// How many connections carry the memory of a machine.
+pub(super) fn connections(request: &VmMoveRequest, facts: &MachineFacts, config: &Config) -> u16 {
+    let own = match facts.version {
+        version if (version.major, version.minor) < CHANNELS_SINCE => 1,
+        _ => u8::try_from(config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
+    };
+    request.channels.unwrap_or(own).max(1).into()
+}
+
+/// For how long QEMU may stop the guest for the rest of its memory.
+pub(super) fn downtime_limit(request: &VmMoveRequest) -> Duration {
+    request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
 }
 
 /// The move of a machine is over: has that on record.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source                                                target
+//!     │ probe, then bytes ──────────────────────────────────▶ │ counts them
 //!     │ plan: the command line, the disks, what QEMU says ──▶ │ what stands against it, the command at the target
 //!     │ prepare ────────────────────────────────────────────▶ │ on record: it comes
 //!     │          (the disks' own moves make their volumes)    │
@@ -34,6 +35,11 @@ const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 pub(super) enum Ask {
     /// What would become of the machine. Changes nothing.
     Plan(Arrival),
+    /// How fast this host is reached: so many bytes follow, and are answered when all are there.
+    Probe {
+        /// How many, 64 MiB at most.
+        bytes: u64,
+    },
     /// The machine comes: its name is taken from here on.
     Prepare(Arrival),
     /// Its disks are there: starts its QEMU on them.

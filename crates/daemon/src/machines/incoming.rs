@@ -17,12 +17,14 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use futures::FutureExt;
 use migrate::stream::{BoxTransport, PeerName};
+use tokio::io::AsyncReadExt;
 use uuid::Uuid;
 use vm::ExportAddress;
 use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
+use super::forecast::PROBE_BYTES_MAX;
 use super::hooks::HookPhase;
 use super::{Machine, is_moved, memory};
 use crate::audit::Peer;
@@ -51,10 +53,21 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
         if let Ask::Memory { id } = ask {
             return carry(&daemon, transport, (&peer.0, id)).await;
         }
+        if let Ask::Probe { bytes } = ask {
+            swallow(&mut transport, bytes).await?;
+            send(&mut transport, &Answer::Done).await?;
+            continue;
+        }
         let answer = Box::pin(daemon.answer_about_machine(&peer.0, ask)).await;
         let answer = answer.unwrap_or_else(|error| Answer::Refused { error });
         send(&mut transport, &answer).await?;
     }
+}
+
+/// Reads what a host sends to see how fast this one is reached.
+async fn swallow(transport: &mut BoxTransport, bytes: u64) -> std::io::Result<()> {
+    let mut probed = transport.take(bytes.min(PROBE_BYTES_MAX));
+    tokio::io::copy(&mut probed, &mut tokio::io::sink()).await.map(drop)
 }
 
 /// Carries one connection of a machine's migration into the hypervisor that waits for it.
@@ -82,7 +95,7 @@ impl Daemon {
             Ask::Loaded { id } => self.arrival_loaded(host, id).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
-            Ask::Memory { .. } => unreachable!("it is no question"),
+            Ask::Memory { .. } | Ask::Probe { .. } => unreachable!("it is no question"),
         }
     }
 

@@ -26,6 +26,7 @@
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
 //! | `incoming` | a move to here |
+//! | `forecast` | what a move takes, foretold |
 //! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
@@ -34,6 +35,7 @@
 mod attempt;
 mod channel;
 mod document;
+mod forecast;
 mod found;
 mod hooks;
 mod incoming;
@@ -59,6 +61,7 @@ use crate::state_dir::check_name;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
+use forecast::PlannedMove;
 use hooks::HookTurns;
 
 pub(crate) use attempt::MachineMove;
@@ -94,6 +97,8 @@ pub(crate) struct Machine {
     /// Its move from here, while this process works on it.
     outgoing: Mutex<Option<Arc<MachineMove>>>,
     problem: Mutex<Option<Error>>,
+    /// What its last plan has said.
+    planned: Mutex<Option<PlannedMove>>,
     /// How its QEMU is started, and what the source's says, of one that comes.
     command: Mutex<Option<(TargetCommand, MachineFacts)>>,
     /// The connection to its QEMU, of one that comes.
@@ -112,6 +117,7 @@ impl Machine {
             operation: tokio::sync::Mutex::default(),
             outgoing: Mutex::default(),
             problem: Mutex::default(),
+            planned: Mutex::default(),
             command: Mutex::default(),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),

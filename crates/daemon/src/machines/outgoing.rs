@@ -10,9 +10,10 @@ use api::v1::{
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
 
-use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
+use super::attempt::{MachineMove, MovingDisk, abandon_there, connections, downtime_limit, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
+use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
 use super::{Machine, is_moved};
 use crate::audit::{Peer, unix_ms};
@@ -24,11 +25,6 @@ use crate::jobs::record_of;
 use crate::problem::{Result, invalid};
 use crate::volume::Volume;
 
-/// How fast memory goes where nobody has measured the network: 10 Gbit/s.
-const MEMORY_BYTES_PER_SECOND: f64 = 1.25e9;
-/// What a switchover takes beside what is left of the memory, in milliseconds: device state, the commit, two daemons.
-const SWITCHOVER_MS: f64 = 60.0;
-
 /// How long the other host may take to look at a machine, its QEMU included.
 const PREPARE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -38,6 +34,7 @@ pub(super) struct Departure {
     pub(super) arrival: Arrival,
     pub(super) volumes: Vec<Arc<Volume>>,
     pub(super) host: HostName,
+    pub(super) forecast: BegunForecast,
 }
 
 impl Daemon {
@@ -58,14 +55,17 @@ impl Daemon {
             changes: Vec::new(),
             memory_bytes: arrival.facts.memory_bytes,
             disks: disks.clone(),
+            memory_resident_bytes: None,
+            dirty_bytes_per_second: None,
+            memory_bytes_per_second: None,
+            converges: None,
+            notes: Vec::new(),
             seconds: None,
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&document, &disks).err());
         plan.refusals.extend(self.check_hook().err());
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
-        let memory_seconds =
-            plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
+        let facts = arrival.facts.clone();
         match self.ask_about_machine(&host, Ask::Plan(arrival)).await {
             Ok(Answer::Planned { refusals, command, changes }) => {
                 plan.refusals.extend(refusals);
@@ -74,14 +74,27 @@ impl Daemon {
             Ok(_) => plan.refusals.push(confused(&host)),
             Err(error) => plan.refusals.push(error),
         }
-        let mut seconds = memory_seconds;
-        for volume in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
-            let planned = self.plan(volume, PlanRequest { request: disk_request(&request) }).await?;
-            plan.refusals.extend(planned.refusal);
-            seconds += planned.seconds;
+        let connections = connections(&request, &facts, &self.config);
+        let seen = hypervisor.memory_use(&facts, true).await;
+        let (memory_rate, disk_rate) = self.rates_to(&host, &request, connections).await;
+        let mut disk_seconds = 0.0;
+        for disk in &disks {
+            let planned = match &disk.volume {
+                Some(volume) => Some(self.plan(volume, PlanRequest { request: disk_request(&request) }).await?),
+                None => None,
+            };
+            disk_seconds += self.disk_seconds(disk, planned.as_ref(), &request, disk_rate);
+            plan.refusals.extend(planned.and_then(|planned| planned.refusal));
         }
-        if disks.iter().all(|disk| disk.volume.is_some()) {
-            (plan.seconds, plan.downtime_ms) = (Some(seconds), Some(SWITCHOVER_MS));
+        let known = MemoryKnown::new(&facts, seen, memory_rate, downtime_limit(&request));
+        (plan.memory_resident_bytes, plan.dirty_bytes_per_second) = (seen.resident_bytes, seen.dirty_bytes_per_second);
+        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast()));
+        (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
+        plan.notes = forecast::notes(&known, &request);
+        plan.downtime_ms = Some(forecast.downtime.as_secs_f64() * 1e3);
+        if memory.converges {
+            plan.seconds = Some(forecast.seconds);
+            self.keep_machine_plan(&machine, &request, forecast);
         }
         Ok(plan)
     }
@@ -175,7 +188,10 @@ impl Daemon {
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arrival = self.describe(&document, &*hypervisor, &arriving(&disks)).await?;
-        Ok(Departure { hypervisor, arrival, volumes, host })
+        let seen = hypervisor.memory_use(&arrival.facts, false).await;
+        let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
+        let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
+        Ok(Departure { hypervisor, arrival, volumes, host, forecast })
     }
 
     /// Adopts those disks of a machine that do not go through the daemon yet.

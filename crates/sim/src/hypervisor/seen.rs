@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::daemon::machine_types::{
-    CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
-    MigrationStatus, QemuProcess, TargetCommand, Version,
+    CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
+    MigrationPhase, MigrationStatus, QemuProcess, TargetCommand, Version,
 };
 use ::daemon::{Convergence, Hypervisor, Hypervisors, OnStatus, Outlet, SocketOwner};
 use api::v1::{Error, ErrorCode, Monitor};
@@ -189,6 +189,10 @@ impl Hypervisor for One {
                 cpu: CpuFacts::default(),
             })
         })
+    }
+
+    fn memory_use<'a>(&'a self, _: &'a MachineFacts, _: bool) -> BoxFuture<'a, MemoryUse> {
+        Box::pin(async { MemoryUse::default() })
     }
 
     fn description(&self) -> Result<MachineDescription, Error> {

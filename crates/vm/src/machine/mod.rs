@@ -17,6 +17,7 @@ mod description;
 mod disks;
 mod facts;
 mod found;
+mod memory;
 mod migration;
 mod networks;
 mod rewrite;
@@ -26,6 +27,7 @@ mod words;
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
+pub use memory::{MemoryUse, memory_use};
 pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
     start_guest, status, steer, stop_guest, switch_over, wait_for,
