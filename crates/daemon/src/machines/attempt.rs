@@ -35,7 +35,7 @@ const HOLD_LIMIT: Duration = Duration::from_secs(10);
 /// How long the rest of the memory may take.
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 /// How long the target's QEMU may take to start.
-const START_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long one answer to what becomes of a machine may take, and how often it is told again.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
 const REST_MIN: Duration = Duration::from_millis(100);
@@ -59,13 +59,13 @@ pub(super) struct MovingDisk {
 
 /// A move under way.
 pub(crate) struct MachineMove {
-    id: Uuid,
-    name: String,
+    pub(super) id: Uuid,
+    pub(super) name: String,
     host: HostName,
-    departure: Departure,
-    request: VmMoveRequest,
+    pub(super) departure: Departure,
+    pub(super) request: VmMoveRequest,
     record: Uuid,
-    disks: Vec<MovingDisk>,
+    pub(super) disks: Vec<MovingDisk>,
     started: Moment,
     started_unix_ms: u64,
     state: Mutex<State>,
@@ -216,11 +216,7 @@ impl MachineMove {
 
     /// Everything up to the commit, which counts when this ends well and does not when it does not.
     async fn reach_commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
-        self.unless_stopped(daemon, async {
-            member.disks_ready().await;
-            Ok(())
-        })
-        .await?;
+        Box::pin(self.unless_stopped(daemon, self.disks_and_qemu(daemon, member))).await?;
         self.enter(VmMovePhase::Memory);
         let outlet = self.unless_stopped(daemon, self.begin_memory(daemon)).await?;
         let carrying = self.carry_memory(daemon, outlet);
@@ -246,10 +242,9 @@ impl MachineMove {
         self.commit(daemon, member).await
     }
 
-    /// Has QEMUs on both sides ready, and the socket through which they are joined.
+    /// Has the source's QEMU begin, and the socket through which both are joined.
     async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Box<dyn Outlet>> {
         let channels = self.channels(daemon);
-        self.ask_within(daemon, START_LIMIT, Ask::Start { id: self.id, channels }).await?;
         let options = MigrationOptions {
             channels,
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
@@ -261,7 +256,7 @@ impl MachineMove {
         self.departure.hypervisor.begin_outgoing(&options, &path).await
     }
 
-    fn channels(&self, daemon: &Daemon) -> u8 {
+    pub(super) fn channels(&self, daemon: &Daemon) -> u8 {
         match connections(&self.request, &self.departure.arrival.facts, &daemon.config) {
             0 | 1 => 0,
             channels => u8::try_from(channels).unwrap_or(u8::MAX),
@@ -394,7 +389,7 @@ impl MachineMove {
     }
 
     /// Asks the other daemon, over the connection that was made for that. Nothing is asked there after one that took too long.
-    async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
+    pub(super) async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
         let asked = async {
             let mut channel = self.channel.lock().await;
             call(&mut channel, &self.host, ask).await.map(drop)

@@ -4,8 +4,8 @@
 //!  source                                                          target
 //!   running ── plan, prepare ────────────────────────────────────▶ on record: arriving
 //!     │ disks: a job each, in one group with the machine ═════════▶ volumes, filled
+//!     │ start, when nearly all is copied ────────────────────────▶ exports over the copies, QEMU -incoming, stopped
 //!     │ all complete: guest writes go to both sides
-//!     │ start ───────────────────────────────────────────────────▶ exports over the copies, QEMU -incoming, stopped
 //!     │ memory: QEMU's own engine, over connections of the daemons ▶ QEMU
 //!   stopped by QEMU (pre-switchover) ── the rest of the memory ──▶ loaded
 //!     │ the disks are held, and durable there
@@ -25,6 +25,7 @@
 //! | `document` | what is on record of a machine |
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
+//! | `early` | when the target's QEMU is started |
 //! | `incoming` | a move to here |
 //! | `forecast` | what a move takes, foretold |
 //! | `found` | machines that run here and are not known |
@@ -35,6 +36,7 @@
 mod attempt;
 mod channel;
 mod document;
+mod early;
 mod forecast;
 mod found;
 mod hooks;
