@@ -38,6 +38,8 @@ const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long one answer to what becomes of a machine may take, and how often it is told again.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
+const FIRST_TELL_LIMIT: Duration = Duration::from_secs(2);
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 /// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
@@ -472,7 +474,7 @@ impl MachineMove {
     async fn finish(&self, daemon: &Arc<Daemon>, machine: &Machine) {
         self.enter(VmMovePhase::Finishing);
         self.state.lock().outcome = JobState::Finishing;
-        if self.ask_within(daemon, TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
+        if self.ask_within(daemon, FIRST_TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
             run_there(daemon, &self.host, self.id).await;
         }
         {
