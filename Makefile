@@ -27,6 +27,7 @@ install: release ## Install both programs and the systemd unit below PREFIX (def
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin \
 		$(or $(CARGO_TARGET_DIR),target)/release/transhume $(or $(CARGO_TARGET_DIR),target)/release/transhumed
 	install -D -m 644 packaging/transhumed.service $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service
+	install -D -m 755 packaging/vm-hook-tap $(DESTDIR)$(PREFIX)/share/doc/transhume/examples/vm-hook-tap
 	sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service
 
 setup: ## Install what tests, demo and benchmarks need (Debian packages; needs root)

@@ -21,6 +21,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("xz-utils", "/usr/bin/xz"),
     ("b3sum", "/usr/bin/b3sum"),
     ("iproute2", "/sbin/ip"),
+    ("jq", "/usr/bin/jq"),
     ("strace", "/usr/bin/strace"),
     ("xfsprogs", "/sbin/mkfs.xfs"),
     ("bindfs", "/usr/bin/bindfs"),

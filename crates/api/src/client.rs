@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 
 use crate::API_VERSION;
 use crate::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, Host, HostAddresses, Invitation,
+    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, FoundVm, Host, HostAddresses, Invitation,
     InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
     ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Vm, VmAddRequest,
     VmMove, VmMoveRequest, VmPlan, Volume,
@@ -249,6 +249,14 @@ impl Client {
     /// There is no such job.
     pub async fn job(&self, id: u64, wait: Duration) -> Result<Job> {
         self.get(&format!("/v1/jobs/{id}?wait_ms={}", wait.as_millis())).await
+    }
+
+    /// Every VM that runs on this host and that the daemon does not know.
+    ///
+    /// # Errors
+    /// Nobody answers.
+    pub async fn found_vms(&self) -> Result<Vec<FoundVm>> {
+        self.get("/v1/found-vms").await
     }
 
     /// Every VM that the daemon knows.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::Client;
 use api::v1::{
-    Decision, DiskHandling, Error, ErrorCode, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove,
-    VmMovePhase, VmMoveRequest, VmPlan,
+    Decision, DiskHandling, Error, ErrorCode, FoundVm, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest,
+    VmMove, VmMovePhase, VmMoveRequest, VmPlan,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -33,7 +33,11 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
             let vm = client.remove_vm(&args.name).await?;
             print(json, &vm, || format!("{} is known here no more", vm.name))?;
         }
-        VmCommand::Ls => {
+        VmCommand::Ls(args) if args.found => {
+            let found = client.found_vms().await?;
+            print(json, &found, || show_found(&found))?;
+        }
+        VmCommand::Ls(_) => {
             let vms = client.vms().await?;
             print(json, &vms, || show_all(&vms))?;
         }
@@ -134,6 +138,7 @@ fn progress(moving: &VmMove) -> String {
             parts.push(format!("the guest writes {}", show::rate(memory.dirty_bytes_per_second as f64)));
         }
     }
+    parts.extend(moving.forecast_seconds.map(|seconds| format!("{} expected", show::time(seconds))));
     parts.join(", ")
 }
 
@@ -148,6 +153,18 @@ fn show_all(vms: &[Vm]) -> String {
         format!("{:<20} {:<9} {:>9}  {} disks{host}", vm.name, vm.state.to_string(), memory, vm.disks.len())
     };
     vms.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+fn show_found(found: &[FoundVm]) -> String {
+    if found.is_empty() {
+        return "no VM runs here that is not known; only those of users whom the daemon may look at are found"
+            .to_owned();
+    }
+    let line = |vm: &FoundVm| {
+        let pid = vm.pid.map_or_else(|| "libvirt's".to_owned(), |pid| format!("process {pid}"));
+        format!("{:<20} {pid:<16} {}", vm.name, vm.hint)
+    };
+    found.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 fn show_one(vm: &Vm) -> String {
@@ -171,7 +188,12 @@ fn show_one(vm: &Vm) -> String {
 
 fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     let mut lines = vec![format!("{} to {}", plan.vm, plan.to)];
-    lines.push(format!("  memory       {}", show::bytes(plan.memory_bytes)));
+    let there = plan.memory_resident_bytes.map(|bytes| format!(", {} of it in use", show::bytes(bytes)));
+    let dirty = plan.dirty_bytes_per_second.filter(|rate| *rate > 0);
+    let dirty = dirty.map(|rate| format!(", {} change", show::rate(rate as f64)));
+    let rate = plan.memory_bytes_per_second.map(|rate| format!(", {} can be sent", show::rate(rate as f64)));
+    let seen = [there, dirty, rate].into_iter().flatten().collect::<String>();
+    lines.push(format!("  memory       {}{seen}", show::bytes(plan.memory_bytes)));
     for disk in &plan.disks {
         let adopted = if disk.volume.is_some() { "" } else { "adopted and " };
         let how = match disk.handling {
@@ -182,6 +204,7 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     }
     lines.extend(plan.seconds.map(|seconds| format!("  takes        about {}", show::time(seconds))));
     lines.extend(plan.downtime_ms.map(|downtime| format!("  downtime     about {}", show::time(downtime / 1e3))));
+    lines.extend(plan.notes.iter().map(|note| format!("  note         {note}")));
     if with_command {
         lines.push(format!("  command      {}", plan.command.join(" ")));
         let change = |change: &api::v1::VmChange| {
@@ -197,6 +220,10 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     lines.join("\n")
 }
 
+fn foretold(seconds: Option<f64>) -> String {
+    seconds.map_or_else(String::new, |seconds| format!(" (expected {})", show::time(seconds)))
+}
+
 fn show_move(moved: &VmMove) -> String {
     let elapsed = show::time(moved.elapsed_ms as f64 / 1e3);
     let memory = moved.memory.as_ref().map_or_else(String::new, |memory| {
@@ -205,9 +232,11 @@ fn show_move(moved: &VmMove) -> String {
     match moved.state {
         JobState::Done => {
             let downtime = moved.downtime_ms.map_or_else(String::new, |downtime| {
-                format!(", the guest was stopped for {}", show::time(downtime / 1e3))
+                let foretold = foretold(moved.forecast_downtime_ms.map(|forecast| forecast / 1e3));
+                format!(", the guest was stopped for {}{foretold}", show::time(downtime / 1e3))
             });
-            format!("{} is at {} after {elapsed}{memory}{downtime}", moved.vm, moved.to)
+            let foretold = foretold(moved.forecast_seconds);
+            format!("{} is at {} after {elapsed}{foretold}{memory}{downtime}", moved.vm, moved.to)
         }
         JobState::Cancelled => format!("{} stays here: the move to {} was cancelled", moved.vm, moved.to),
         JobState::Failed => format!("{} stays here: the move to {} was undone after {elapsed}", moved.vm, moved.to),

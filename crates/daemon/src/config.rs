@@ -11,6 +11,9 @@ use serde::Deserialize;
 use ::hosts::HostName;
 use ::hosts::address::check_all as check_addresses;
 
+/// The other host waits for a hook: its own limit is a little longer.
+const VM_HOOK_SECONDS_MAX: u64 = 25;
+
 /// What may be configured; `docs/operations.md` lists it. The defaults suit most machines.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
@@ -85,6 +88,10 @@ pub struct HostsConfig {
     pub vm_user: Option<String>,
     /// Whether trusted hosts may move domains of libvirt here: then this daemon lets them migrate to this host's libvirt.
     pub libvirt_vms: bool,
+    /// The program that is run at each phase of a VM's move, from here and to here; docs/vm.md says what it is told.
+    pub vm_hook: Option<PathBuf>,
+    /// How many seconds that program may take; then it is killed, with its process group.
+    pub vm_hook_seconds: u64,
     /// How fast network interfaces are, in Mbit/s, where the kernel does not know it or the network behind them is slower.
     pub interface_speeds_mbit: BTreeMap<String, u64>,
     /// No encryption, towards hosts that say so, too: for measurements only.
@@ -137,6 +144,8 @@ impl Default for HostsConfig {
                 .to_vec(),
             vm_user: None,
             libvirt_vms: false,
+            vm_hook: None,
+            vm_hook_seconds: 10,
             incoming_volumes_max: 1000,
             incoming_gib_max: 0,
             streams: 0,
@@ -244,6 +253,13 @@ impl HostsConfig {
         check_addresses(&self.addresses).map_err(shown)?;
         check_addresses(&self.listen).map_err(shown)?;
         crate::arbiter::check(&self.arbiter).map_err(shown)?;
+        if let Some(hook) = self.vm_hook.as_ref().filter(|hook| !hook.is_absolute()) {
+            return Err(format!("[hosts]: vm-hook is {}, it must be an absolute path", hook.display()));
+        }
+        if !(1..=VM_HOOK_SECONDS_MAX).contains(&self.vm_hook_seconds) {
+            let (given, most) = (self.vm_hook_seconds, VM_HOOK_SECONDS_MAX);
+            return Err(format!("[hosts]: vm-hook-seconds is {given}, it must be between 1 and {most}"));
+        }
         if self.listen.is_empty() {
             return Err("[hosts]: listen names no address".to_owned());
         }
@@ -299,6 +315,9 @@ mod tests {
             "listen = [\"a:b\"]",
             "addresses = [\":7\"]",
             "interface-speeds-mbit = { eth0 = 0 }",
+            "vm-hook = \"hook\"",
+            "vm-hook-seconds = 0",
+            "vm-hook-seconds = 26",
         ] {
             let error = load(&format!("[hosts]\n{wrong}")).expect_err(wrong);
             assert_eq!(error.code, ErrorCode::ConfigInvalid, "{wrong}");

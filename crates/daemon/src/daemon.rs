@@ -19,6 +19,7 @@ use crate::clients::SocketOwner;
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, VolumeDocument};
 use crate::foreign::ForeignUse;
+use crate::hooks::Hooks;
 use crate::hosts::{HostNetwork, no_hosts};
 use crate::hypervisor::{Hypervisors, Monitors};
 use crate::jobs::{Group, History, JobHandle};
@@ -82,6 +83,8 @@ pub(crate) struct Daemon {
     pub(crate) monitors: Arc<Monitors>,
     /// What runs machines.
     pub(crate) hypervisors: Arc<dyn Hypervisors>,
+    /// What runs the operator's hooks.
+    pub(crate) hook_runner: Arc<dyn Hooks>,
     /// Whole machines.
     pub(crate) machines: Machines,
     /// Hosts that are being told of volumes which will not arrive there.
@@ -105,8 +108,19 @@ pub(crate) struct NewVolume {
 impl Daemon {
     /// A daemon without volumes.
     pub(crate) fn new(platform: Platform, config: Config, state: StateDir, socket_dir: PathBuf) -> Result<Self> {
-        let Platform { env, files: _, backends, network, hosts, spawner, monitors, hypervisors, boot, map_page_chunks } =
-            platform;
+        let Platform {
+            env,
+            files: _,
+            backends,
+            network,
+            hosts,
+            spawner,
+            monitors,
+            hypervisors,
+            hooks,
+            boot,
+            map_page_chunks,
+        } = platform;
         let layout = state.layout();
         Ok(Self {
             audit: Audit::open(layout.clone())?,
@@ -135,6 +149,7 @@ impl Daemon {
             machines: Machines::default(),
             monitors,
             hypervisors,
+            hook_runner: hooks,
             layout,
             env,
             config,

@@ -57,6 +57,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/adoptions", post(adopt))
         .route("/v1/adoptions/{name}/release", post(release))
         .route("/v1/vms", get(vms).post(add_vm))
+        .route("/v1/found-vms", get(found_vms))
         .route("/v1/vms/{name}", get(vm).delete(remove_vm))
         .route("/v1/vms/{name}/plan", post(plan_vm))
         .route("/v1/vms/{name}/move", get(vm_move).post(move_vm).delete(cancel_vm))
@@ -345,6 +346,10 @@ async fn release(
 
 async fn vms(State(daemon): Shared) -> Json<Vec<v1::Vm>> {
     Json(daemon.show_machines().await)
+}
+
+async fn found_vms(State(daemon): Shared) -> Json<Vec<v1::FoundVm>> {
+    Json(daemon.found_machines().await)
 }
 
 async fn vm(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Vm> {

@@ -30,6 +30,7 @@ mod document;
 mod foreign;
 mod free_space;
 mod gauge;
+mod hooks;
 pub mod hosts;
 mod http;
 mod hypervisor;
@@ -70,6 +71,7 @@ pub use document::{
     IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
+pub use hooks::{HookOutput, Hooks, NoHooks};
 pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, NoHypervisors, OnStatus, Outlet};
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
@@ -82,8 +84,8 @@ pub use workers::Worker;
 /// What [`Hypervisor`] speaks of.
 pub mod machine_types {
     pub use vm::machine::{
-        CpuFacts, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
-        TargetCommand, TargetDomain,
+        CpuFacts, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
+        MigrationPhase, MigrationStatus, TargetCommand, TargetDomain,
     };
     pub use vm::{DiskReport, QemuProcess, Version};
 }

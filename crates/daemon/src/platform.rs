@@ -30,6 +30,7 @@ use uuid::Uuid;
 
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
+use crate::hooks::{HookPrograms, Hooks};
 use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
@@ -55,6 +56,8 @@ pub struct Platform {
     pub monitors: Arc<Monitors>,
     /// What runs machines.
     pub hypervisors: Arc<dyn Hypervisors>,
+    /// What runs the operator's hooks.
+    pub hooks: Arc<dyn Hooks>,
     /// This boot of the machine.
     pub boot: [u8; 16],
     /// How many chunks a page of a progress map stands for: [`migrate::ProgressMap::PAGE_CHUNKS`] but in tests.
@@ -331,8 +334,8 @@ impl Platform {
         let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
         let monitors: Arc<Monitors> = Arc::default();
         let hypervisors = Arc::new(Qemus::new(Arc::clone(&env), Arc::clone(&monitors)));
-        let files = RealFiles::shared();
-        Ok(Self { env, files, backends, network, hosts, spawner, monitors, hypervisors, boot, map_page_chunks })
+        let (files, hooks) = (RealFiles::shared(), Arc::new(HookPrograms));
+        Ok(Self { env, files, backends, network, hosts, spawner, monitors, hypervisors, hooks, boot, map_page_chunks })
     }
 }
 

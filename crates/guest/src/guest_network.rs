@@ -49,13 +49,19 @@ impl GuestNetwork {
             ip(&format!("-n {client} link set {port} master br0 up"))?;
         }
         for tap in taps {
-            for side in Side::BOTH {
-                let host = hosts.namespace(side);
-                ip(&format!("-n {host} tuntap add dev {tap} mode tap vnet_hdr"))?;
-                ip(&format!("-n {host} link set {tap} master br0 up"))?;
-            }
+            Side::BOTH.into_iter().try_for_each(|side| Self::add_tap(hosts, side, tap))?;
         }
         Ok(network)
+    }
+
+    /// Makes a tap device on one host that is part of the network.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn add_tap(hosts: &TwoHosts, side: Side, tap: &str) -> anyhow::Result<()> {
+        let host = hosts.namespace(side);
+        ip(&format!("-n {host} tuntap add dev {tap} mode tap vnet_hdr"))?;
+        ip(&format!("-n {host} link set {tap} master br0 up"))
     }
 
     /// The client's network namespace.

@@ -107,11 +107,16 @@ const PIPES_LIMIT: Duration = Duration::from_secs(1);
 pub struct SystemRunner {
     /// How long one may take before it is killed.
     pub limit: Duration,
+    /// Whether a program gets nothing of this process's environment but `PATH`.
+    pub only_path: bool,
 }
+
+/// The `PATH` of a program if this process has none.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 impl Default for SystemRunner {
     fn default() -> Self {
-        Self { limit: PROGRAM_LIMIT }
+        Self { limit: PROGRAM_LIMIT, only_path: false }
     }
 }
 
@@ -125,6 +130,9 @@ impl Runner for SystemRunner {
     ) -> BoxFuture<'a, io::Result<RunOutput>> {
         Box::pin(async move {
             let mut command = Command::new(program);
+            if self.only_path {
+                command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_else(|| PATH.into()));
+            }
             command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
             let mut child = command.process_group(0).spawn()?;

@@ -182,7 +182,7 @@ async fn a_script_that_does_not_end_is_killed_with_all_that_it_has_started() {
     assert!(is_gone_soon(), "what the script has left running goes on");
 
     write("wait");
-    let runner = SystemRunner { limit: Duration::from_millis(500) };
+    let runner = SystemRunner { limit: Duration::from_millis(500), ..SystemRunner::default() };
     let error = persist(&how, &moved(), &runner).await.expect_err("it never ends");
     assert!(error.kind() == ErrorKind::Hook && error.to_string().contains("was killed"), "{error}");
     assert!(is_gone_soon(), "what the script has started goes on");

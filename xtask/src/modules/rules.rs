@@ -15,6 +15,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "config",
             "free_space",
             "gauge",
+            "hooks",
             "hosts",
             "hypervisor",
             "platform",

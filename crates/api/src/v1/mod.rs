@@ -19,7 +19,7 @@ pub use job::{
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
 pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
 pub use vm::{
-    DiskHandling, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove, VmMovePhase,
+    DiskHandling, FoundVm, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove, VmMovePhase,
     VmMoveRequest, VmPlan, VmState,
 };
 pub use volume::{

@@ -42,6 +42,21 @@ pub struct Vm {
     pub problem: Option<String>,
 }
 
+/// A machine that runs on this host and is not known to the daemon (`GET /v1/found-vms`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundVm {
+    /// What it could be called.
+    pub name: String,
+    /// QEMU's process; libvirt does not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// How it could be reached. Whether somebody else uses that monitor is not looked at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub monitor: Option<Monitor>,
+    /// The command that adds it, or why it cannot be added.
+    pub hint: String,
+}
+
 /// Whether a machine runs, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -190,7 +205,22 @@ pub struct VmPlan {
     pub memory_bytes: u64,
     /// The disks, and how many bytes they have.
     pub disks: Vec<VmDisk>,
-    /// How long it is expected to take, in seconds, if that can be told.
+    /// How much of the memory exists, in bytes; the rest was never written. Nothing if that cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_resident_bytes: Option<u64>,
+    /// How fast the guest changes its memory, in bytes a second, if QEMU can tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_per_second: Option<u64>,
+    /// How fast memory is expected to go, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_per_second: Option<u64>,
+    /// Whether the memory is expected to converge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub converges: Option<bool>,
+    /// What somebody should know before the move.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// How long it is expected to take, in seconds, if that can be told and it ends at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seconds: Option<f64>,
     /// How long the guest is expected to be stopped, in milliseconds.
@@ -228,9 +258,21 @@ pub struct VmMove {
     pub started_unix_ms: u64,
     /// How long it has taken, in milliseconds.
     pub elapsed_ms: u64,
+    /// How long it was expected to take, in seconds: by its plan, or by what was seen when it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast_seconds: Option<f64>,
+    /// How long its guest was expected to be stopped, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forecast_downtime_ms: Option<f64>,
     /// The memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<VmMemory>,
+    /// How fast the memory went, in bytes a second, once all of it is sent and if no bandwidth was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_per_second: Option<u64>,
+    /// How many connections carry the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u16>,
     /// The moves of its disks.
     #[serde(default)]
     pub disks: Vec<Job>,

@@ -26,6 +26,17 @@ pub(super) struct Felt {
     pub(super) p99_before_ms: f64,
     /// The longest request of the load.
     pub(super) longest_ms: f64,
+    /// How far its forecast was off, if it had one.
+    pub(super) forecast: Option<Judged>,
+}
+
+/// A forecast beside what the move took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Judged {
+    /// By how much of what the move took its time was off, in percent.
+    pub(super) seconds_percent: f64,
+    /// How many times too long or too short the downtime was expected to be.
+    pub(super) downtime_factor: f64,
 }
 
 /// How a mover ended.
@@ -34,6 +45,8 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
     /// From QEMU's STOP at the source to its RESUME at the target.
     pub(super) stopped_ms: f64,
+    /// How far its forecast was off, if it had one.
+    pub(super) forecast: Option<Judged>,
     /// What must live as long as the guest.
     pub(super) keeps: Option<super::peers::Peer>,
 }
@@ -63,6 +76,7 @@ pub(super) fn feel(place: &mut Place, mover: impl FnOnce(&mut Place) -> anyhow::
         p99_ms: median_p99(&during),
         p99_before_ms: median_p99(&before),
         longest_ms: during.iter().map(|interval| ms(interval.longest)).fold(0.0, f64::max),
+        forecast: ended.forecast,
     })
 }
 
@@ -79,8 +93,12 @@ pub(super) fn ms(time: Duration) -> f64 {
 
 impl std::fmt::Display for Felt {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { seconds, stopped_ms, downtime_ms, p99_ms, p99_before_ms, longest_ms } = self;
+        let Self { seconds, stopped_ms, downtime_ms, p99_ms, p99_before_ms, longest_ms, forecast } = self;
         write!(out, "{seconds:.2} s, without an answer for {downtime_ms:.0} ms, stopped for {stopped_ms:.0} ms, ")?;
-        write!(out, "p99 {p99_ms:.1} ms ({p99_before_ms:.1} ms before), longest request {longest_ms:.0} ms")
+        write!(out, "p99 {p99_ms:.1} ms ({p99_before_ms:.1} ms before), longest request {longest_ms:.0} ms")?;
+        forecast.map_or(Ok(()), |judged| {
+            let Judged { seconds_percent, downtime_factor } = judged;
+            write!(out, ", forecast off by {seconds_percent:.0} % and {downtime_factor:.1} x")
+        })
     }
 }

@@ -6,7 +6,7 @@ use anyhow::bail;
 use serde_json::Value;
 use transhume_guest::Side;
 
-use super::felt::Ended;
+use super::felt::{Ended, Judged};
 use super::moment::{Witness, now_unix_ms};
 use super::place::{NAME, PATIENCE, Place};
 
@@ -90,18 +90,41 @@ fn move_shown(place: &Place) -> anyhow::Result<Value> {
     Ok(place.hosts.daemon(Side::A).json(&["vm", "show", NAME])?["last_move"].clone())
 }
 
-/// Moves the guest, comparing as little as QEMU does.
-pub(super) fn transhume(
-    place: &mut Place,
-    strategy: &str,
-    channels: u8,
-    downtime_limit_ms: u64,
-) -> anyhow::Result<Ended> {
+/// The options of a move that compares as little as QEMU does.
+pub(super) fn options(strategy: &str, channels: u8, downtime_limit_ms: u64) -> Vec<String> {
     let (channels, limit) = (channels.to_string(), format!("{downtime_limit_ms}ms"));
-    let options = ["--verify", "off", "--strategy", strategy, "--channels", &channels, "--downtime-limit", &limit];
+    let words = ["--verify", "off", "--strategy", strategy, "--channels", &channels, "--downtime-limit", &limit];
+    words.map(str::to_owned).to_vec()
+}
+
+/// Asks what the move would be.
+pub(super) fn plan(place: &Place, options: &[String]) -> anyhow::Result<()> {
+    let options = options.iter().map(String::as_str);
+    let words: Vec<&str> = ["vm", "plan", NAME, "--to", Side::B.name()].into_iter().chain(options).collect();
+    let plan = place.hosts.daemon(Side::A).json(&words)?;
+    if std::env::var_os("TRANSHUME_BENCH_LOGS").is_some() {
+        eprintln!("{plan}");
+    }
+    Ok(())
+}
+
+/// How far the forecast of a move was off.
+fn judge(shown: &Value) -> Option<Judged> {
+    let figure = |name: &str| shown[name].as_f64();
+    let (seconds, took) = (figure("forecast_seconds")?, figure("elapsed_ms")? / 1e3);
+    let downtime = figure("forecast_downtime_ms")? / figure("downtime_ms")?;
+    let seconds_percent = (seconds / took - 1.0).abs() * 100.0;
+    Some(Judged { seconds_percent, downtime_factor: downtime.max(1.0 / downtime) })
+}
+
+/// Moves the guest.
+pub(super) fn transhume(place: &mut Place, options: &[String]) -> anyhow::Result<Ended> {
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
     let done = Ordered::new(place, &options)?.follow(place)?;
     if std::env::var_os("TRANSHUME_BENCH_LOGS").is_some() {
+        eprintln!("{}", done.shown);
         eprintln!("STOP {:.3}, RESUME {:.3}\n{}", done.stopped_unix_ms, done.ran_unix_ms, place.logs());
     }
-    Ok(Ended { seconds: done.seconds, stopped_ms: done.ran_unix_ms - done.stopped_unix_ms, keeps: None })
+    let stopped_ms = done.ran_unix_ms - done.stopped_unix_ms;
+    Ok(Ended { seconds: done.seconds, stopped_ms, forecast: judge(&done.shown), keeps: None })
 }

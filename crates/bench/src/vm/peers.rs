@@ -132,7 +132,7 @@ impl Pair {
         let ran = unix_ms(&self.target.wait_for_event("RESUME", PATIENCE)?)?;
         let stopped = unix_ms(&self.source.wait_for_event("STOP", PATIENCE)?)?;
         let seconds = (now_unix_ms() - began_unix_ms) / 1e3;
-        Ok(Ended { seconds, stopped_ms: ran - stopped, keeps: Some(self.peer) })
+        Ok(Ended { seconds, stopped_ms: ran - stopped, forecast: None, keeps: Some(self.peer) })
     }
 }
 

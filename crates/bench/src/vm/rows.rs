@@ -5,7 +5,7 @@ use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
 
 use super::VmBench;
 use super::felt::{Ended, Felt, feel};
-use super::ours::{Ordered, transhume};
+use super::ours::{self, Ordered, transhume};
 use super::peers::{How, recipe, shared_disk};
 use super::place::{Place, RUNS_VMS, fillable_mib};
 use crate::figures::{Goal, Row, Samples};
@@ -20,6 +20,9 @@ const SHORT_LIMIT_MS: u64 = 20;
 const DOWNTIME_RATIO_MAX: f64 = 1.2;
 const TIME_RATIO_MAX: f64 = 0.9;
 const P99_RATIO_MAX: f64 = 0.5;
+/// How far a forecast may be off: of the time in percent, of the downtime as a factor.
+const FORECAST_PERCENT_MAX: f64 = 15.0;
+const FORECAST_FACTOR_MAX: f64 = 2.0;
 /// How long a move may take that may not end by itself.
 const DEADLINE_SECONDS: u32 = 120;
 
@@ -35,6 +38,8 @@ struct Series {
     p99: Samples,
     p99_before: Samples,
     longest: Samples,
+    forecast_percent: Samples,
+    forecast_factor: Samples,
 }
 
 impl Series {
@@ -45,6 +50,21 @@ impl Series {
         self.p99.push(felt.p99_ms);
         self.p99_before.push(felt.p99_before_ms);
         self.longest.push(felt.longest_ms);
+        if let Some(judged) = felt.forecast {
+            self.forecast_percent.push(judged.seconds_percent);
+            self.forecast_factor.push(judged.downtime_factor);
+        }
+    }
+
+    /// How far the forecasts of these moves were off.
+    fn judged(&self) -> [Row; 2] {
+        let (percent, factor) = (self.forecast_percent.clone(), self.forecast_factor.clone());
+        let (time, downtime) =
+            ("the same: its time was forecast wrong by", "the same: its downtime was forecast wrong by");
+        [
+            Row::new(time, "%", percent, Goal::AtMost(FORECAST_PERCENT_MAX)),
+            Row::new(downtime, "times", factor, Goal::AtMost(FORECAST_FACTOR_MAX)),
+        ]
     }
 }
 
@@ -68,7 +88,9 @@ impl VmBench {
     fn ours(&self, rate: u32, limit_ms: u64) -> anyhow::Result<Felt> {
         let mut place = place(self, load(rate))?;
         place.add()?;
-        let felt = feel(&mut place, |place| transhume(place, &self.strategy, self.channels, limit_ms))?;
+        let options = ours::options(&self.strategy, self.channels, limit_ms);
+        ours::plan(&place, &options)?;
+        let felt = feel(&mut place, |place| transhume(place, &options))?;
         eprintln!("    ours: {felt}");
         Ok(felt)
     }
@@ -106,6 +128,7 @@ pub(super) fn idle(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
         let peer = "QEMU, the disk shared";
         let what = format!("{}, idle, limit {limit_ms} ms", bench.guest_words());
         let same = |figure: &str| format!("the same: {figure}");
+        let judged = ours.judged();
         let unanswered = Row::new(
             format!("{what}: longest time without an answer"),
             "ms",
@@ -117,6 +140,7 @@ pub(super) fn idle(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
             Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::None).against(peer, theirs.stopped),
             Row::new(same("time, ours with the disk"), "s", ours.seconds, Goal::None).against(peer, theirs.seconds),
         ]);
+        rows.extend(judged);
     }
     Ok(rows)
 }
@@ -127,7 +151,8 @@ pub(super) fn total(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let peer = "QEMU's recipe: mirror over NBD, then migrate";
     let what = format!("{}, {RATE} requests/s", bench.guest_words());
     let same = |figure: &str| format!("the same: {figure}");
-    Ok(vec![
+    let judged = ours.judged();
+    let mut rows = vec![
         Row::new(format!("{what}: time"), "s", ours.seconds, Goal::RatioAtMost(TIME_RATIO_MAX))
             .against(peer, theirs.seconds),
         Row::new(same("the guest's p99"), "ms", ours.p99.clone(), Goal::RatioAtMost(P99_RATIO_MAX))
@@ -137,7 +162,9 @@ pub(super) fn total(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
         Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
             .against(peer, theirs.downtime),
         Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::None).against(peer, theirs.stopped),
-    ])
+    ];
+    rows.extend(judged);
+    Ok(rows)
 }
 
 /// A guest that writes faster than one link carries: whether its move ends.

@@ -17,8 +17,8 @@ pub(crate) enum VmCommand {
     #[command(after_help = "Example: transhume vm rm web1")]
     Rm(VmArgs),
     /// List VMs
-    #[command(after_help = "Example: transhume vm ls")]
-    Ls,
+    #[command(after_help = "Examples:\n  transhume vm ls\n  transhume vm ls --found")]
+    Ls(VmLsArgs),
     /// Show one VM: what QEMU says of it, its disks, its last move
     #[command(after_help = "Example: transhume vm show web1")]
     Show(VmArgs),
@@ -50,6 +50,13 @@ pub(crate) enum VmCommand {
 pub(crate) struct VmArgs {
     /// The VM
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmLsArgs {
+    /// Those that run on this host and are not known here, with the command that adds each
+    #[arg(long)]
+    pub(crate) found: bool,
 }
 
 #[derive(Debug, Args)]

@@ -68,7 +68,7 @@ impl Daemon {
 
 /// Tells libvirt's or the operator's configuration where a disk is now.
 pub(crate) async fn persist(how: &vm::Persist, moved: &vm::Moved, limit: Duration) -> Result<Option<String>> {
-    match vm::persist(how, moved, &vm::SystemRunner { limit }).await {
+    match vm::persist(how, moved, &vm::SystemRunner { limit, ..vm::SystemRunner::default() }).await {
         Ok(vm::PersistOutcome::Done { what }) => Ok(Some(what)),
         Ok(vm::PersistOutcome::AlreadyDone) => {
             Ok(Some("the VM's configuration names the new place already".to_owned()))

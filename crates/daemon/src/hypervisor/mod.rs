@@ -22,8 +22,8 @@ use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use vm::machine::{
-    DomainDefinition, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationStatus, TargetCommand,
-    TargetDomain,
+    DomainDefinition, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
+    MigrationStatus, TargetCommand, TargetDomain,
 };
 use vm::{LibvirtDomain, QemuProcess};
 
@@ -79,6 +79,12 @@ pub trait Hypervisors: Send + Sync {
 
     /// What was started for a machine with this monitor, whether anybody has it on record or not.
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess>;
+
+    /// Every one that runs on this host, whoever has started it.
+    fn found(&self) -> Vec<FoundMachine>;
+
+    /// The domains that libvirt runs here.
+    fn domains(&self) -> BoxFuture<'_, Vec<String>>;
 
     /// Whether `process` still runs.
     fn lives(&self, process: &QemuProcess) -> bool;
@@ -139,6 +145,10 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// It does not answer.
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>>;
+
+    /// What the machine of `facts` does with its memory. Only if it `watches`, and the guest runs, it is seen how fast that
+    /// changes, which takes a second.
+    fn memory_use<'a>(&'a self, facts: &'a MachineFacts, watches: bool) -> BoxFuture<'a, MemoryUse>;
 
     /// How it was started.
     ///
@@ -271,6 +281,12 @@ impl Hypervisors for NoHypervisors {
     }
     fn started_for(&self, _: &Monitor) -> Vec<QemuProcess> {
         Vec::new()
+    }
+    fn found(&self) -> Vec<FoundMachine> {
+        Vec::new()
+    }
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async { Vec::new() })
     }
     fn lives(&self, _: &QemuProcess) -> bool {
         false

@@ -10,10 +10,10 @@ use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
 use vm::machine::{
-    self, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, MigrationStatus,
-    TargetCommand, TargetDomain,
+    self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase,
+    MigrationStatus, TargetCommand, TargetDomain,
 };
-use vm::{QemuProcess, Qmp, Sources};
+use vm::{QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
 use super::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, OnStatus, Outlet, launch};
@@ -25,6 +25,8 @@ const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 /// How long a killed QEMU is waited for, and how often that is looked at.
 const END_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(1);
+/// How long libvirt may take to say which domains it has.
+const VIRSH_LIMIT: Duration = Duration::from_secs(5);
 /// How often the memory is looked at while it is copied.
 const CONVERGE_LOOK: Duration = Duration::from_millis(20);
 
@@ -83,6 +85,20 @@ impl Hypervisors for Qemus {
     fn started_for(&self, monitor: &Monitor) -> Vec<QemuProcess> {
         let Monitor::Qmp(path) = monitor else { return Vec::new() };
         launch::started_with(path)
+    }
+
+    fn found(&self) -> Vec<FoundMachine> {
+        FoundMachine::all()
+    }
+
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async {
+            let virsh = Virsh::default();
+            let listed = env::timeout(&*self.env, VIRSH_LIMIT, virsh.run(&["list", "--name"])).await;
+            // Where there is no libvirt it has no domains.
+            let names = listed.and_then(std::result::Result::ok).unwrap_or_default();
+            names.lines().map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
+        })
     }
 
     fn lives(&self, process: &QemuProcess) -> bool {
@@ -154,6 +170,10 @@ impl Hypervisor for Qemu {
 
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>> {
         Box::pin(async { MachineFacts::read(&self.qmp).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn memory_use<'a>(&'a self, facts: &'a MachineFacts, watches: bool) -> BoxFuture<'a, MemoryUse> {
+        Box::pin(machine::memory_use(&self.qmp, facts, watches))
     }
 
     fn description(&self) -> Result<MachineDescription> {

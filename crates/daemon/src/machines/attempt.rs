@@ -5,20 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
+use api::v1::{Error, ErrorCode, Job, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
 use env::Moment;
 use futures::future::{Either, select};
 use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use uuid::Uuid;
-use vm::machine::{MigrationOptions, MigrationStatus};
+use vm::machine::{MachineFacts, MigrationOptions, MigrationStatus, TargetDomain};
 
+use super::Machine;
 use super::channel::{Answer, Ask};
+use super::hooks::{HookInput, HookPhase};
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
-use super::{Machine, budget};
 use crate::audit::{Peer, unix_ms};
+use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
 use crate::hypervisor::{Convergence, Lane, Outlet};
@@ -36,9 +38,11 @@ const SWITCH_LIMIT: Duration = Duration::from_secs(30);
 const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 const SILENCE_LOOK: Duration = Duration::from_secs(1);
 /// How long the target's QEMU may take to start.
-const START_LIMIT: Duration = Duration::from_secs(60);
+pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long one answer to what becomes of a machine may take, and how often it is told again.
 const TELL_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
+const FIRST_TELL_LIMIT: Duration = Duration::from_secs(2);
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(2);
 /// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
@@ -60,13 +64,13 @@ pub(super) struct MovingDisk {
 
 /// A move under way.
 pub(crate) struct MachineMove {
-    id: Uuid,
-    name: String,
+    pub(super) id: Uuid,
+    pub(super) name: String,
     host: HostName,
-    departure: Departure,
-    request: VmMoveRequest,
+    pub(super) departure: Departure,
+    pub(super) request: VmMoveRequest,
     record: Uuid,
-    disks: Vec<MovingDisk>,
+    pub(super) disks: Vec<MovingDisk>,
     started: Moment,
     started_unix_ms: u64,
     state: Mutex<State>,
@@ -99,6 +103,9 @@ struct State {
     memory: Option<VmMemory>,
     /// When QEMU has stopped the guest.
     stopped: Option<Moment>,
+    /// When QEMU began to send the memory, and how long all of it took.
+    sending: Option<Moment>,
+    memory_span: Option<Duration>,
     downtime: Option<Duration>,
     error: Option<Error>,
     outcome: JobState,
@@ -116,6 +123,8 @@ impl MachineMove {
             phase: VmMovePhase::Disks,
             memory: None,
             stopped: None,
+            sending: None,
+            memory_span: None,
             downtime: None,
             error: None,
             outcome: JobState::Running,
@@ -144,6 +153,8 @@ impl MachineMove {
     pub(crate) fn show(&self, daemon: &Daemon) -> VmMove {
         let state = self.state.lock();
         let job = |disk: &MovingDisk| show_job(&disk.volume).unwrap_or_else(|| disk.job.show());
+        let disks: Vec<Job> = self.disks.iter().map(job).collect();
+        let forecast = self.departure.forecast.of(&disks);
         VmMove {
             id: self.id.to_string(),
             vm: self.name.clone(),
@@ -152,11 +163,21 @@ impl MachineMove {
             phase: state.phase,
             started_unix_ms: self.started_unix_ms,
             elapsed_ms: millis(daemon.env.now().since(self.started)),
+            forecast_seconds: forecast.map(|forecast| forecast.seconds),
+            forecast_downtime_ms: forecast.map(|forecast| forecast.downtime.as_secs_f64() * 1e3),
             memory: state.memory,
-            disks: self.disks.iter().map(job).collect(),
+            memory_bytes_per_second: self.memory_rate(&state),
+            connections: Some(connections(&self.request, &self.departure.arrival.facts, &daemon.config)),
+            disks,
             downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
             error: state.error.clone(),
         }
+    }
+
+    /// How fast all of the memory went, if nothing but the hosts and the network has limited it.
+    fn memory_rate(&self, state: &State) -> Option<u64> {
+        let seconds = state.memory_span.filter(|_| self.request.bandwidth.is_none())?.as_secs_f64();
+        Some((state.memory?.bytes_sent as f64 / seconds.max(1e-3)) as u64)
     }
 
     /// Undoes it.
@@ -203,21 +224,10 @@ impl MachineMove {
 
     /// Everything up to the commit, which counts when this ends well and does not when it does not.
     async fn reach_commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
-        self.unless_stopped(daemon, async {
-            let dividing = async {
-                match self.request.bandwidth {
-                    Some(limit) => budget::divide(&*daemon.env, &self.disks, limit).await,
-                    None => std::future::pending().await,
-                }
-            };
-            match select(pin!(member.disks_ready()), pin!(dividing)).await {
-                Either::Left(((), _)) => Ok(()),
-                Either::Right((never, _)) => match never {},
-            }
-        })
-        .await?;
+        let disks = Box::pin(self.unless_stopped(daemon, self.disks_and_qemu(daemon, member)));
+        let target = disks.await?;
         self.enter(VmMovePhase::Memory);
-        let outlet = self.unless_stopped(daemon, self.begin_memory(daemon)).await?;
+        let outlet = self.unless_stopped(daemon, self.begin_memory(daemon, target.as_ref())).await?;
         let carrying = self.carry_memory(daemon, outlet);
         let switched = async {
             self.converge(daemon).await?;
@@ -242,13 +252,9 @@ impl MachineMove {
         self.commit(daemon, member).await
     }
 
-    /// Has QEMUs on both sides ready, and the socket through which they are joined.
-    async fn begin_memory(&self, daemon: &Arc<Daemon>) -> Result<Box<dyn Outlet>> {
+    /// Has the source's QEMU begin, and the socket through which both are joined.
+    async fn begin_memory(&self, daemon: &Arc<Daemon>, target: Option<&TargetDomain>) -> Result<Box<dyn Outlet>> {
         let channels = self.channels(daemon);
-        let target = match self.ask(daemon, START_LIMIT, Ask::Start { id: self.id, channels }).await? {
-            Answer::Domain(target) => Some(self.departure.checked(target)?),
-            _ => None,
-        };
         let options = MigrationOptions {
             channels,
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
@@ -256,20 +262,17 @@ impl MachineMove {
             auto_converge: self.request.auto_converge,
         };
         let path = daemon.migration_place(&self.name);
-        self.departure.hypervisor.begin_outgoing(&options, (&path, target.as_ref())).await
+        self.state.lock().sending = Some(daemon.env.now());
+        self.departure.hypervisor.begin_outgoing(&options, (&path, target)).await
     }
 
-    fn channels(&self, daemon: &Daemon) -> u8 {
+    pub(super) fn channels(&self, daemon: &Daemon) -> u8 {
         if self.departure.arrival.domain.is_some() {
             return 0;
         }
-        let own = match self.departure.arrival.facts.version {
-            version if (version.major, version.minor) < CHANNELS_SINCE => 1,
-            _ => u8::try_from(daemon.config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
-        };
-        match self.request.channels.unwrap_or(own) {
+        match connections(&self.request, &self.departure.arrival.facts, &daemon.config) {
             0 | 1 => 0,
-            channels => channels,
+            channels => u8::try_from(channels).unwrap_or(u8::MAX),
         }
     }
 
@@ -346,17 +349,27 @@ impl MachineMove {
     }
 
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
-    async fn converge(&self, daemon: &Daemon) -> Result<()> {
+    async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
         let convergence = Convergence {
             downtime_limit: self.downtime_limit(),
             stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
         };
-        let stopped = || _ = self.state.lock().stopped.get_or_insert(daemon.env.now());
+        let stopped = || {
+            let mut state = self.state.lock();
+            if state.stopped.is_none() {
+                state.stopped = Some(daemon.env.now());
+                daemon.tell_hook_beside(HookPhase::Switchover, self.told(daemon));
+            }
+        };
         self.departure.hypervisor.converge(convergence, &stopped, &|status| self.note_memory(status)).await
     }
 
+    fn told(&self, daemon: &Daemon) -> HookInput {
+        daemon.hook_at_source(&self.departure.arrival, self.host.as_str())
+    }
+
     fn downtime_limit(&self) -> Duration {
-        self.request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
+        downtime_limit(&self.request)
     }
 
     fn note_memory(&self, status: &MigrationStatus) {
@@ -373,6 +386,10 @@ impl MachineMove {
     async fn complete_memory(&self, daemon: &Arc<Daemon>) -> Result<()> {
         self.departure.hypervisor.complete(&|status| self.note_memory(status)).await?;
         self.is_sent.store(true, Ordering::Release);
+        {
+            let mut state = self.state.lock();
+            state.memory_span = state.sending.map(|began| daemon.env.now().since(began));
+        }
         self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
     }
 
@@ -410,11 +427,11 @@ impl MachineMove {
     }
 
     /// Asks the other daemon, over the connection that was made for that. Nothing is asked there after one that took too long.
-    async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
+    pub(super) async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
         self.ask(daemon, limit, ask).await.map(drop)
     }
 
-    async fn ask(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<Answer> {
+    pub(super) async fn ask(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<Answer> {
         let asked = async {
             let mut channel = self.channel.lock().await;
             call(&mut channel, &self.host, ask).await
@@ -488,6 +505,7 @@ impl MachineMove {
         for disk in &self.disks {
             disk.job.wait().await;
         }
+        daemon.tell_hook(HookPhase::Abandoned, self.told(daemon)).await;
         let outcome = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
         self.end(daemon, machine, outcome, Some(error));
     }
@@ -496,7 +514,7 @@ impl MachineMove {
     async fn finish(&self, daemon: &Arc<Daemon>, machine: &Machine) {
         self.enter(VmMovePhase::Finishing);
         self.state.lock().outcome = JobState::Finishing;
-        if self.ask_within(daemon, TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
+        if self.ask_within(daemon, FIRST_TELL_LIMIT, Ask::Run { id: self.id }).await.is_err() {
             run_there(daemon, &self.host, self.id).await;
         }
         {
@@ -505,6 +523,7 @@ impl MachineMove {
         }
         self.departure.hypervisor.leave().await;
         end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
+        daemon.tell_hook(HookPhase::Released, self.told(daemon)).await;
         self.end(daemon, machine, JobState::Done, None);
     }
 
@@ -516,6 +535,20 @@ impl MachineMove {
         let shown = self.show(daemon);
         note_end(daemon, machine, shown);
     }
+}
+
+/// How many connections carry the memory of a machine.
+pub(super) fn connections(request: &VmMoveRequest, facts: &MachineFacts, config: &Config) -> u16 {
+    let own = match facts.version {
+        version if (version.major, version.minor) < CHANNELS_SINCE => 1,
+        _ => u8::try_from(config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
+    };
+    request.channels.unwrap_or(own).max(1).into()
+}
+
+/// For how long QEMU may stop the guest for the rest of its memory.
+pub(super) fn downtime_limit(request: &VmMoveRequest) -> Duration {
+    request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
 }
 
 /// The move of a machine is over: has that on record.

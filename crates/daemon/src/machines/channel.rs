@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source                                                target
+//!     │ probe, then bytes ──────────────────────────────────▶ │ counts them
 //!     │ share: disks that may lie where both reach them ────▶ │ which of them it reaches
 //!     │ plan: the command line, the disks, what QEMU says ──▶ │ what stands against it, the command at the target
 //!     │ prepare ────────────────────────────────────────────▶ │ on record: it comes
@@ -43,6 +44,11 @@ pub(super) enum Ask {
     Share {
         /// The disks.
         disks: Vec<SharedDisk>,
+    },
+    /// How fast this host is reached: so many bytes follow, and are answered when all are there.
+    Probe {
+        /// How many, 64 MiB at most.
+        bytes: u64,
     },
     /// The machine comes: its name is taken from here on.
     Prepare(Arrival),

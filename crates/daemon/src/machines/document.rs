@@ -43,6 +43,9 @@ pub struct MachineDocument {
     /// Its move here, until it runs here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incoming: Option<IncomingMachine>,
+    /// Its move here, once it runs, until the hook has heard of that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arrived: Option<IncomingMachine>,
     /// Its last move from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
@@ -81,6 +84,9 @@ pub struct OutgoingMachine {
     /// The UUID of a domain of libvirt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// How its QEMU was started, for the hook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<MachineDescription>,
 }
 
 /// A move here.
@@ -111,6 +117,7 @@ impl MachineDocument {
             description: None,
             outgoing: None,
             incoming: None,
+            arrived: None,
             last_move: None,
         }
     }

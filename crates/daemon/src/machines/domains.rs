@@ -22,6 +22,7 @@ use vm::{ExportAddress, LibvirtDomain};
 use super::Machine;
 use super::channel::{Answer, Arrival, ArrivingDisk};
 use super::document::{IncomingMachine, MachineDocument};
+use super::hooks::HookPhase;
 use crate::daemon::Daemon;
 use crate::hypervisor::{Hypervisor, Libvirt};
 use crate::problem::{Result, invalid, of_vm};
@@ -138,6 +139,7 @@ impl Daemon {
         (machine, incoming): (&Arc<Machine>, &IncomingMachine),
         definition: &DomainDefinition,
     ) -> Result<Answer> {
+        self.run_hook(HookPhase::Start, self.hook_at_target(machine, incoming)).await?;
         if incoming.domain.is_some() {
             return Err(invalid(format!("the domain of {} was awaited already", machine.name), "move it again"));
         }

@@ -11,17 +11,21 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use futures::FutureExt;
 use migrate::stream::{BoxTransport, PeerName};
+use tokio::io::AsyncReadExt;
 use uuid::Uuid;
 use vm::ExportAddress;
 use vm::machine::{MigrationOptions, TargetCommand, TargetDisk, TargetPlaces};
 
 use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
+use super::forecast::PROBE_BYTES_MAX;
+use super::hooks::HookPhase;
 use super::{Begin, Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
@@ -51,10 +55,21 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
             Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
             _ => {}
         }
+        if let Ask::Probe { bytes } = ask {
+            swallow(&mut transport, bytes).await?;
+            send(&mut transport, &Answer::Done).await?;
+            continue;
+        }
         let answer = Box::pin(daemon.answer_about_machine(&peer.0, ask)).await;
         let answer = answer.unwrap_or_else(|error| Answer::Refused { error });
         send(&mut transport, &answer).await?;
     }
+}
+
+/// Reads what a host sends to see how fast this one is reached.
+async fn swallow(transport: &mut BoxTransport, bytes: u64) -> std::io::Result<()> {
+    let mut probed = transport.take(bytes.min(PROBE_BYTES_MAX));
+    tokio::io::copy(&mut probed, &mut tokio::io::sink()).await.map(drop)
 }
 
 /// Carries one connection of a machine's migration into the hypervisor that waits for it, or into libvirt.
@@ -91,7 +106,7 @@ impl Daemon {
             Ask::Loaded { id } => self.arrival_loaded(host, id).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
-            Ask::Memory { .. } | Ask::Control { .. } => unreachable!("it is no question"),
+            Ask::Memory { .. } | Ask::Control { .. } | Ask::Probe { .. } => unreachable!("it is no question"),
         }
     }
 
@@ -181,6 +196,7 @@ impl Daemon {
             None => self.program_for(&arrival.description.program)?,
         };
         self.machine_owner()?;
+        self.check_hook()?;
         let mut refusals = Vec::new();
         if let Some(known) = self.machines.get(&arrival.name)
             && !self.is_replaceable(&known, host)
@@ -224,8 +240,20 @@ impl Daemon {
         Ok(Answer::Planned { refusals, command: words, changes })
     }
 
-    /// The machine comes: nobody else takes its name.
+    /// The machine comes, if the hook has nothing against it.
     async fn prepare_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Answer> {
+        let machine = self.admit_arrival(host, arrival).await?;
+        let _operation = machine.operation.lock().await;
+        let Some(incoming) = machine.document().incoming else { return Ok(Answer::Done) };
+        let prepared = self.run_hook(HookPhase::Prepare, self.hook_at_target(&machine, &incoming)).await;
+        if prepared.is_err() {
+            self.give_up(&machine).await?;
+        }
+        prepared.map(|()| Answer::Done)
+    }
+
+    /// Nobody else takes its name from here on.
+    async fn admit_arrival(self: &Arc<Self>, host: &str, arrival: &Arrival) -> Result<Arc<Machine>> {
         if let Some(refusal) = self.arrival_refusals(host, arrival).await?.into_iter().next() {
             return Err(refusal);
         }
@@ -269,10 +297,10 @@ impl Daemon {
         document::store(&self.layout, &document)?;
         let machine = Machine::new(document);
         *machine.begin.lock() = Some(begin);
-        self.machines.admit(machine);
+        self.machines.admit(Arc::clone(&machine));
         let what = serde_json::json!({ "host": host, "move": arrival.id });
         self.note(&Peer::daemon(), ("vm.arrival", &arrival.name), what, None);
-        Ok(Answer::Done)
+        Ok(machine)
     }
 
     /// Starts the QEMU of a machine whose disks are being filled.
@@ -295,6 +323,7 @@ impl Daemon {
         for disk in &document.disks {
             self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
         }
+        self.run_hook(HookPhase::Start, self.hook_at_target(&machine, &incoming)).await?;
         let hypervisor = self.hypervisors.launch(&machine.name, &command, (&incoming.folder, owner)).await?;
         *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
         let process = hypervisor.process();
@@ -313,9 +342,12 @@ impl Daemon {
     }
 
     /// Waits until QEMU has all of the machine.
-    async fn arrival_loaded(&self, host: &str, id: Uuid) -> Result<Answer> {
-        let (machine, _) = self.arriving_machine(host, id)?;
+    async fn arrival_loaded(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+        let (machine, incoming) = self.arriving_machine(host, id)?;
         let hypervisor = self.hypervisor_of(&machine).await?;
+        if !machine.is_switching.swap(true, Ordering::Relaxed) {
+            self.tell_hook_beside(HookPhase::Switchover, self.hook_at_target(&machine, &incoming));
+        }
         let began = self.env.now();
         while !hypervisor.is_loaded().await? {
             if self.env.now().since(began) > LOADED_LIMIT {
@@ -427,10 +459,12 @@ impl Daemon {
         }
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
         let process = hypervisor.process();
+        let due = self.due_of(incoming.clone());
         self.update_machine(machine, |document| {
-            document.incoming = None;
+            (document.incoming, document.arrived) = (None, due);
             document.process = process.or(document.process.take());
         })?;
+        self.tell_running(machine, &incoming);
         *machine.problem.lock() = None;
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
@@ -439,7 +473,7 @@ impl Daemon {
     }
 
     /// Whether a machine was not given up meanwhile.
-    fn is_known(&self, machine: &Machine) -> bool {
+    pub(super) fn is_known(&self, machine: &Machine) -> bool {
         self.machines.get(&machine.name).is_some_and(|known| std::ptr::eq(&*known, machine))
     }
 
@@ -492,6 +526,7 @@ impl Daemon {
         self.end_machine(&document).await;
         if let Some(incoming) = &document.incoming {
             self.hypervisors.clear(&incoming.folder);
+            self.tell_hook(HookPhase::Abandoned, self.hook_at_target(machine, incoming)).await;
         }
         tracing::info!(vm = machine.name, "a VM does not come");
         self.note(&Peer::daemon(), ("vm.drop", &machine.name), serde_json::json!({}), None);

@@ -4,8 +4,8 @@
 //!  source                                                          target
 //!   running ── plan, prepare ────────────────────────────────────▶ on record: arriving
 //!     │ disks: a job each, in one group with the machine ═════════▶ volumes, filled
+//!     │ start, when nearly all is copied ────────────────────────▶ exports over the copies, QEMU -incoming, stopped
 //!     │ all complete: guest writes go to both sides
-//!     │ start ───────────────────────────────────────────────────▶ exports over the copies, QEMU -incoming, stopped
 //!     │ memory: QEMU's own engine, over connections of the daemons ▶ QEMU
 //!   stopped by QEMU (pre-switchover) ── the rest of the memory ──▶ loaded
 //!     │ the disks are held, and durable there
@@ -25,9 +25,13 @@
 //! | `document` | what is on record of a machine |
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
+//! | `early` | when the target's QEMU is started |
 //! | `incoming` | a move to here |
 //! | `budget` | one limit of the network for all disks |
 //! | `domains` | what differs for domains of libvirt |
+//! | `forecast` | what a move takes, foretold |
+//! | `found` | machines that run here and are not known |
+//! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
@@ -37,6 +41,10 @@ mod budget;
 mod channel;
 mod document;
 mod domains;
+mod early;
+mod forecast;
+mod found;
+mod hooks;
 mod incoming;
 mod memory;
 mod outgoing;
@@ -45,6 +53,7 @@ mod shared;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
 use futures::future::BoxFuture;
@@ -60,13 +69,19 @@ use crate::state_dir::check_name;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
+use forecast::PlannedMove;
+use hooks::HookTurns;
+
 pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub(crate) use restart::recover;
 
 /// All machines.
 #[derive(Default)]
-pub(crate) struct Machines(RwLock<BTreeMap<String, Arc<Machine>>>);
+pub(crate) struct Machines {
+    known: RwLock<BTreeMap<String, Arc<Machine>>>,
+    hook_turns: HookTurns,
+}
 
 /// Where a machine is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,10 +105,14 @@ pub(crate) struct Machine {
     /// Its move from here, while this process works on it.
     outgoing: Mutex<Option<Arc<MachineMove>>>,
     problem: Mutex<Option<Error>>,
+    /// What its last plan has said.
+    planned: Mutex<Option<PlannedMove>>,
     /// How its QEMU is started, of one that comes.
     begin: Mutex<Option<Begin>>,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
+    /// Whether the hook has heard that one that comes is about to run here.
+    is_switching: AtomicBool,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -115,8 +134,10 @@ impl Machine {
             operation: tokio::sync::Mutex::default(),
             outgoing: Mutex::default(),
             problem: Mutex::default(),
+            planned: Mutex::default(),
             begin: Mutex::default(),
             hypervisor: Mutex::default(),
+            is_switching: AtomicBool::new(false),
             arrived: Mutex::default(),
         })
     }
@@ -143,19 +164,19 @@ impl Machine {
 
 impl Machines {
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Machine>> {
-        self.0.read().get(name).cloned()
+        self.known.read().get(name).cloned()
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<Machine>> {
-        self.0.read().values().cloned().collect()
+        self.known.read().values().cloned().collect()
     }
 
     fn admit(&self, machine: Arc<Machine>) {
-        self.0.write().insert(machine.name.clone(), machine);
+        self.known.write().insert(machine.name.clone(), machine);
     }
 
     fn forget(&self, name: &str) {
-        self.0.write().remove(name);
+        self.known.write().remove(name);
     }
 }
 

@@ -12,9 +12,11 @@ use migrate::stream::BoxTransport;
 use uuid::Uuid;
 use vm::machine::TargetDomain;
 
-use super::attempt::{MachineMove, MovingDisk, abandon_there, no_answer};
+use super::attempt::{MachineMove, MovingDisk, abandon_there, connections, downtime_limit, no_answer};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
+use super::forecast::{self, BegunForecast, MemoryKnown};
+use super::hooks::{HookInput, HookPhase};
 use super::shared::Handling;
 use super::{Machine, budget, is_moved};
 use crate::audit::{Peer, unix_ms};
@@ -26,11 +28,6 @@ use crate::jobs::record_of;
 use crate::problem::{Result, invalid};
 use crate::volume::Volume;
 
-/// How fast memory goes where nobody has measured the network: 10 Gbit/s.
-const MEMORY_BYTES_PER_SECOND: f64 = 1.25e9;
-/// What a switchover takes beside what is left of the memory, in milliseconds: device state, the commit, two daemons.
-const SWITCHOVER_MS: f64 = 60.0;
-
 /// How long the other host may take to look at a machine, its QEMU included.
 const PREPARE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -40,6 +37,7 @@ pub(super) struct Departure {
     pub(super) arrival: Arrival,
     pub(super) volumes: Vec<Arc<Volume>>,
     pub(super) host: HostName,
+    pub(super) forecast: BegunForecast,
 }
 
 impl Departure {
@@ -78,14 +76,18 @@ impl Daemon {
             changes: Vec::new(),
             memory_bytes: arrival.facts.memory_bytes,
             disks: disks.clone(),
+            memory_resident_bytes: None,
+            dirty_bytes_per_second: None,
+            memory_bytes_per_second: None,
+            converges: None,
+            notes: Vec::new(),
             seconds: None,
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&disks).err());
         plan.refusals.extend(refuse_options(&document, &request).err());
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a memory, for a forecast")]
-        let memory_seconds =
-            plan.memory_bytes as f64 / request.bandwidth.map_or(MEMORY_BYTES_PER_SECOND, |rate| rate as f64);
+        plan.refusals.extend(self.check_hook().err());
+        let facts = arrival.facts.clone();
         match self.ask_about_machine(&host, Ask::Plan(arrival.without_definition())).await {
             Ok(Answer::Planned { refusals, command, changes }) => {
                 plan.refusals.extend(refusals);
@@ -94,19 +96,28 @@ impl Daemon {
             Ok(_) => plan.refusals.push(confused(&host)),
             Err(error) => plan.refusals.push(error),
         }
-        let mut seconds = memory_seconds;
-        for (volume, handling) in planned_volumes(&disks) {
-            let is_shared = handling == Some(DiskHandling::Shared);
-            if is_shared {
-                // Nothing of it is copied, and its host was asked about it.
-                continue;
-            }
-            let planned = self.plan(volume, PlanRequest { request: disk_request(&request, is_shared) }).await?;
-            plan.refusals.extend(planned.refusal);
-            seconds += planned.seconds;
+        let connections = connections(&request, &facts, &self.config);
+        let seen = hypervisor.memory_use(&facts, true).await;
+        let (memory_rate, disk_rate) = self.rates_to(&host, &request, connections).await;
+        let mut disk_seconds = 0.0;
+        // Nothing is copied of those that stay where they are, and their host was asked about them.
+        for disk in disks.iter().filter(|disk| disk.handling != Some(DiskHandling::Shared)) {
+            let planned = match &disk.volume {
+                Some(volume) => Some(self.plan(volume, PlanRequest { request: disk_request(&request, false) }).await?),
+                None => None,
+            };
+            disk_seconds += self.disk_seconds(disk, planned.as_ref(), &request, disk_rate);
+            plan.refusals.extend(planned.and_then(|planned| planned.refusal));
         }
-        if disks.iter().all(|disk| disk.volume.is_some()) {
-            (plan.seconds, plan.downtime_ms) = (Some(seconds), Some(SWITCHOVER_MS));
+        let known = MemoryKnown::new(&facts, seen, memory_rate, downtime_limit(&request));
+        (plan.memory_resident_bytes, plan.dirty_bytes_per_second) = (seen.resident_bytes, seen.dirty_bytes_per_second);
+        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast()));
+        (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
+        plan.notes = forecast::notes(&known, &request);
+        plan.downtime_ms = Some(forecast.downtime.as_secs_f64() * 1e3);
+        if memory.converges {
+            plan.seconds = Some(forecast.seconds);
+            self.keep_machine_plan(&machine, &request, forecast);
         }
         Ok(plan)
     }
@@ -135,19 +146,24 @@ impl Daemon {
             ran: departure.arrival.runs,
             started_unix_ms: unix_ms(self.env.wall_clock()),
             domain: departure.arrival.domain.as_ref().map(|domain| domain.uuid.clone()),
+            description: Some(departure.arrival.description.clone()),
         };
         // Before the other host hears of it: what it has on record after a crash somebody here must take back.
         self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
+        let told = self.hook_at_source(&departure.arrival, &request.to);
         let prepared = async {
-            let mut channel = self.machine_channel(&departure.host).await?;
-            call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
-            Ok(channel)
+            self.run_hook(HookPhase::Prepare, told.clone()).await?;
+            let called = async {
+                let mut channel = self.machine_channel(&departure.host).await?;
+                call(&mut channel, &departure.host, Ask::Prepare(departure.arrival.clone())).await?;
+                Ok(channel)
+            };
+            env::timeout(&*self.env, PREPARE_LIMIT, called).await.unwrap_or_else(|| Err(no_answer(&departure.host)))
         };
-        let prepared = env::timeout(&*self.env, PREPARE_LIMIT, prepared).await;
-        let channel = match prepared.unwrap_or_else(|| Err(no_answer(&departure.host))) {
+        let channel = match prepared.await {
             Ok(channel) => channel,
             Err(error) => {
-                self.take_back(&machine, &departure.host, id)?;
+                self.take_back(&machine, (&departure.host, id), told).await?;
                 return Err(error);
             }
         };
@@ -159,15 +175,21 @@ impl Daemon {
                 Ok(moving.show(self))
             }
             Err(error) => {
-                self.take_back(&machine, &departure.host, id)?;
+                self.take_back(&machine, (&departure.host, id), told).await?;
                 Err(error)
             }
         }
     }
 
     /// A move that has not begun is none. The other host is told, and does not wait for what does not come.
-    fn take_back(self: &Arc<Self>, machine: &Machine, host: &HostName, id: Uuid) -> Result<()> {
+    async fn take_back(
+        self: &Arc<Self>,
+        machine: &Machine,
+        (host, id): (&HostName, Uuid),
+        told: HookInput,
+    ) -> Result<()> {
         abandon_there(self, host, id);
+        self.tell_hook(HookPhase::Abandoned, told).await;
         self.update_machine(machine, |document| document.outgoing = None)
     }
 
@@ -192,7 +214,10 @@ impl Daemon {
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;
-        Ok(Departure { hypervisor, arrival, volumes, host })
+        let seen = hypervisor.memory_use(&arrival.facts, false).await;
+        let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
+        let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
+        Ok(Departure { hypervisor, arrival, volumes, host, forecast })
     }
 
     /// Adopts those disks of a machine that do not go through the daemon yet.
@@ -391,11 +416,6 @@ fn refuse_absent(document: &MachineDocument) -> Result<()> {
             .with_hint("wait until it runs here"));
     }
     Ok(())
-}
-
-/// The volumes among the disks of a plan, and how they go.
-fn planned_volumes(disks: &[VmDisk]) -> impl Iterator<Item = (&String, Option<DiskHandling>)> {
-    disks.iter().filter_map(|disk| Some((disk.volume.as_ref()?, disk.handling)))
 }
 
 /// Refuses what libvirt's own migration is not asked for here.

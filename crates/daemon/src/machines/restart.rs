@@ -6,6 +6,7 @@
 //! | moves away | here | the move is undone: its guest goes on here |
 //! | comes, no QEMU for it on record | any | it is given up: its source waits for the word that QEMU has started |
 //! | comes | held here | it runs once its QEMU has all of it |
+//! | has come, its hook may not know | held here | the hook is told that it runs |
 //! | comes | being filled, or gone | its QEMU is ended once they are gone |
 
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use api::v1::{Error, ErrorCode, JobState, VmMove, VmMovePhase};
 use super::Machine;
 use super::attempt::{abandon_there, end_here, note_end, run_there};
 use super::document::{self, OutgoingMachine};
+use super::hooks::HookPhase;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -51,6 +53,9 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
         let env = Arc::clone(&daemon.env);
         env.spawn(Box::pin(async move { daemon.give_up_unstarted(&machine).await }));
     }
+    if let Some(arrived) = &document.arrived {
+        daemon.tell_running(machine, arrived);
+    }
     if let Some(outgoing) = document.outgoing {
         let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
         let env = Arc::clone(&daemon.env);
@@ -65,6 +70,7 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
     let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
     let is_committed = is_committed(daemon, machine, &volumes).await;
     let Ok(host) = HostName::new(&outgoing.host) else { return };
+    let told = daemon.hook_at_source_again(&machine.name, &outgoing);
     let over = |state, error| VmMove {
         id: outgoing.id.to_string(),
         vm: machine.name.clone(),
@@ -73,7 +79,11 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         phase: VmMovePhase::Over,
         started_unix_ms: outgoing.started_unix_ms,
         elapsed_ms: unix_ms(daemon.env.wall_clock()).saturating_sub(outgoing.started_unix_ms),
+        forecast_seconds: None,
+        forecast_downtime_ms: None,
         memory: None,
+        memory_bytes_per_second: None,
+        connections: None,
         disks: Vec::new(),
         downtime_ms: None,
         error,
@@ -86,12 +96,14 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
         run_there(daemon, &host, outgoing.id).await;
         end_here(daemon, machine, volumes).await;
+        daemon.tell_hook(HookPhase::Released, told).await;
         note_end(daemon, machine, over(JobState::Done, None));
     } else {
         let error = Error::new(ErrorCode::MoveFailed, format!("the daemon was restarted while {} moved", machine.name))
             .with_hint("the VM runs here; move it again");
         undo(daemon, machine, &outgoing, &volumes, &error).await;
         abandon_there(daemon, &host, outgoing.id);
+        daemon.tell_hook(HookPhase::Abandoned, told).await;
         note_end(daemon, machine, over(JobState::Failed, Some(error)));
     }
     if let Some(record) = record {

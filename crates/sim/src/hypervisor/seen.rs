@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::daemon::machine_types::{
-    CpuFacts, DiskReport, HostFacts, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase,
-    MigrationStatus, QemuProcess, TargetCommand, TargetDomain, Version,
+    CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
+    MigrationPhase, MigrationStatus, QemuProcess, TargetCommand, TargetDomain, Version,
 };
 use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, OnStatus, Outlet, SocketOwner};
 use api::v1::{Error, ErrorCode, Monitor};
@@ -118,6 +118,14 @@ impl Hypervisors for Seen {
         started.map(|it| QemuProcess { pid: it.pid, started: 0, boot: "sim".to_owned() }).into_iter().collect()
     }
 
+    fn found(&self) -> Vec<FoundMachine> {
+        Vec::new()
+    }
+
+    fn domains(&self) -> BoxFuture<'_, Vec<String>> {
+        Box::pin(async { Vec::new() })
+    }
+
     fn lives(&self, process: &QemuProcess) -> bool {
         self.machine.stage((self.own, process.pid)) != Stage::Dead
     }
@@ -181,6 +189,10 @@ impl Hypervisor for One {
                 cpu: CpuFacts::default(),
             })
         })
+    }
+
+    fn memory_use<'a>(&'a self, _: &'a MachineFacts, _: bool) -> BoxFuture<'a, MemoryUse> {
+        Box::pin(async { MemoryUse::default() })
     }
 
     fn description(&self) -> Result<MachineDescription, Error> {

@@ -254,7 +254,7 @@ impl HostFacts {
     /// # Errors
     /// `NotFound` if the program cannot be run or does not say what it is.
     pub async fn read(program: &Path) -> Result<Self> {
-        Self::read_with(program, &SystemRunner { limit: ASK_LIMIT }).await
+        Self::read_with(program, &SystemRunner { limit: ASK_LIMIT, ..SystemRunner::default() }).await
     }
 
     /// The same with a runner of the caller's.

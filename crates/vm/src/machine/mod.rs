@@ -17,7 +17,10 @@ mod description;
 mod disks;
 mod domain;
 mod facts;
+mod found;
+mod memory;
 mod migration;
+mod networks;
 mod rewrite;
 mod status;
 mod words;
@@ -25,8 +28,11 @@ mod words;
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
 pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
+pub use found::FoundMachine;
+pub use memory::{MemoryUse, memory_use};
 pub use migration::{
     MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
     start_guest, status, steer, stop_guest, switch_over, wait_for,
 };
+pub use networks::NetworkBackend;
 pub use status::{MigrationPhase, MigrationStatus};

@@ -19,7 +19,7 @@ use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use vm::machine::{
-    self, DomainDefinition, MachineDescription, MachineFacts, MigrationOptions, MigrationPhase, TargetDomain,
+    self, DomainDefinition, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase, TargetDomain,
 };
 use vm::{LibvirtDomain, QemuProcess, Qmp, Sources, Virsh};
 
@@ -224,6 +224,16 @@ impl Hypervisor for Domain {
 
     fn facts(&self) -> BoxFuture<'_, Result<MachineFacts>> {
         Box::pin(async { MachineFacts::read(&self.qmp().await?).await.map_err(|error| of_vm(&error)) })
+    }
+
+    fn memory_use<'a>(&'a self, facts: &'a MachineFacts, watches: bool) -> BoxFuture<'a, MemoryUse> {
+        Box::pin(async move {
+            match self.qmp().await {
+                Ok(qmp) => machine::memory_use(&qmp, facts, watches).await,
+                // What is not known is not foretold.
+                Err(_) => MemoryUse::default(),
+            }
+        })
     }
 
     /// Only the program: libvirt describes the rest.

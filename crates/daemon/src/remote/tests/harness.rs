@@ -181,6 +181,7 @@ impl Machine {
             spawner: Arc::new(Beside(Arc::clone(&self.env) as _, self.has_threads)),
             monitors: Arc::default(),
             hypervisors: Arc::new(crate::hypervisor::NoHypervisors),
+            hooks: Arc::new(crate::hooks::NoHooks),
             // Two machines.
             boot: [7 + self.own as u8; 16],
             map_page_chunks: migrate::ProgressMap::PAGE_CHUNKS,

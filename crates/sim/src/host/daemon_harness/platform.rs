@@ -9,7 +9,7 @@ use ::daemon::hosts::NoHosts;
 use ::daemon::platform::{
     Backends, FreeSpace, Network, OverlayBackends, OverlayOpening, Platform, StoreFile, WorkerSpawner,
 };
-use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, OpenBackend, Worker};
+use ::daemon::{BackendOpenOptions, Clients, Config, CopyEnd, HostsConfig, NoHooks, OpenBackend, Worker};
 use backends::{BackendSpec, PreparedTarget, Retired, Retiring, TargetError, TargetOrigin, TargetRequest};
 use block::{Bytes, Device, Error, Filter, Geometry, Offload};
 use env::Env;
@@ -56,6 +56,7 @@ impl Host {
             spawner: life,
             monitors: Arc::default(),
             hypervisors: self.hypervisors(0),
+            hooks: Arc::new(NoHooks),
             boot: [*self.shared.boots.lock(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };
@@ -87,6 +88,7 @@ impl Host {
             spawner: life,
             monitors: Arc::default(),
             hypervisors: self.hypervisors(1),
+            hooks: Arc::new(NoHooks),
             boot: [peer.boot(); 16],
             map_page_chunks: self.shared.setup.map_page_chunks,
         };

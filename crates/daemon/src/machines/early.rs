@@ -1,0 +1,89 @@
+//! When the target's QEMU is started: while the end of the disks is copied, so that the memory need not wait for it.
+//!
+//! QEMU reads the first sector of a disk when it starts, and guesses the disk's geometry from it. Exports of disks that arrive
+//! answer reads from the copy. So the beginning must be copied: the strategies that copy in the order of the volume have that at
+//! half of the disk. It is not started sooner than it takes: until the memory is sent, QEMU lets devices be plugged and unplugged.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode, Job, Strategy};
+use futures::future::{Either, select};
+use vm::machine::TargetDomain;
+
+use super::attempt::{MachineMove, START_LIMIT};
+use super::budget;
+use super::channel::{Answer, Ask};
+use crate::daemon::Daemon;
+use crate::jobs::MachineMember;
+use crate::problem::Result;
+
+/// How often the copies are looked at.
+const LOOK: Duration = Duration::from_millis(50);
+/// So much of each disk is copied by then, in percent, and the rest takes no longer than this, in seconds.
+const PERCENT_MIN: f64 = 50.0;
+const SECONDS_LEFT_MAX: u64 = 1;
+
+impl MachineMove {
+    /// Waits until the disks are complete, and has the target's QEMU started on them, shortly before if that is possible.
+    /// Gives where libvirt is to bring a domain, if it does that.
+    pub(super) async fn disks_and_qemu(&self, daemon: &Daemon, member: &MachineMember) -> Result<Option<TargetDomain>> {
+        let dividing = async {
+            match self.request.bandwidth {
+                Some(limit) => budget::divide(&*daemon.env, &self.disks, limit).await,
+                None => std::future::pending().await,
+            }
+        };
+        match select(Box::pin(self.start_on_disks(daemon, member)), pin!(dividing)).await {
+            Either::Left((started, _)) => started,
+            Either::Right((never, _)) => match never {},
+        }
+    }
+
+    async fn start_on_disks(&self, daemon: &Daemon, member: &MachineMember) -> Result<Option<TargetDomain>> {
+        let mut ready = pin!(member.disks_ready());
+        let is_ready = match select(ready.as_mut(), pin!(self.nearly_copied(daemon))).await {
+            Either::Left(_) => true,
+            Either::Right(_) => false,
+        };
+        let ask = Ask::Start { id: self.id, channels: self.channels(daemon) };
+        let target = match self.ask(daemon, START_LIMIT, ask).await? {
+            Answer::Domain(target) => Some(self.departure.checked(target)?),
+            _ => None,
+        };
+        if !is_ready {
+            ready.await;
+        }
+        self.refuse_other_devices().await.map(|()| target)
+    }
+
+    /// Waits until the copies of all disks are about to be complete; for ever if their order is another one.
+    async fn nearly_copied(&self, daemon: &Daemon) {
+        if !matches!(self.request.strategy, Strategy::Mirror | Strategy::Dbt | Strategy::Snapshot) {
+            return std::future::pending().await;
+        }
+        while !self.disks.iter().all(|disk| is_nearly_copied(&disk.job.show())) {
+            daemon.env.sleep(LOOK).await;
+        }
+    }
+
+    /// What was plugged or unplugged since the move was asked for is not so at the target.
+    async fn refuse_other_devices(&self) -> Result<()> {
+        let now = self.departure.hypervisor.facts().await?.devices;
+        let Some(device) = self.departure.arrival.facts.devices.symmetric_difference(&now).next() else {
+            return Ok(());
+        };
+        let message = format!("{device} was plugged or unplugged while the disks of {} were copied", self.name);
+        Err(Error::new(ErrorCode::VmRefused, message).with_hint("move it again"))
+    }
+}
+
+fn is_nearly_copied(job: &Job) -> bool {
+    // One that stays where it is has been there all along.
+    if job.request.shared {
+        return true;
+    }
+    job.progress.as_ref().is_some_and(|progress| {
+        progress.percent >= PERCENT_MIN && progress.eta_seconds.is_some_and(|left| left <= SECONDS_LEFT_MAX)
+    })
+}
