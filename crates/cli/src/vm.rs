@@ -88,6 +88,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         bandwidth: how.bandwidth.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: how.verify.into(),
         strategy: how.strategy.into(),
+        guest_latency_ms: how.guest_latency.map(|span| span.0),
         channels: how.channels,
         downtime_limit_ms: how.downtime_limit.map(|span| span.0),
         auto_converge: how.auto_converge,

@@ -171,6 +171,9 @@ pub struct VmMoveRequest {
     /// How the copy of a disk and what the guest writes meanwhile come together.
     #[serde(default)]
     pub strategy: Strategy,
+    /// The copies of disks yield to guest requests that take longer than this, in milliseconds; 40 if nothing is said.
+    #[serde(default)]
+    pub guest_latency_ms: Option<u64>,
     /// How many connections carry the memory; 1 is one stream of QEMU's. By its version and the processors if nothing is said.
     #[serde(default)]
     pub channels: Option<u8>,

@@ -94,6 +94,9 @@ pub(crate) struct HowArgs {
     /// How many connections carry the memory [default: 1 before QEMU 8.1, then one a processor, 4 at most]
     #[arg(long, value_name = "N")]
     pub(crate) channels: Option<u8>,
+    /// The copies of disks yield to guest requests that take longer than this [default: 40ms]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) guest_latency: Option<Span>,
     /// For how long the guest may be stopped for the rest of its memory [default: 300ms]
     #[arg(long, value_name = "TIME")]
     pub(crate) downtime_limit: Option<Span>,

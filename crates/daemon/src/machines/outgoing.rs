@@ -8,6 +8,7 @@ use api::v1::{
     AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm,
     VmDisk, VmMove, VmMoveRequest, VmPlan,
 };
+use migrate::MoveOptions;
 use migrate::stream::BoxTransport;
 use uuid::Uuid;
 use vm::machine::TargetDomain;
@@ -27,6 +28,10 @@ use crate::hypervisor::Hypervisor;
 use crate::jobs::record_of;
 use crate::problem::{Result, invalid};
 use crate::volume::Volume;
+
+/// What a guest's requests may take while its disks are copied, if nothing is said. A machine that moves soon stops for longer than
+/// that, and moves the sooner for it.
+const GUEST_LATENCY_MS: u64 = 40;
 
 /// How long the other host may take to look at a machine, its QEMU included.
 const PREPARE_LIMIT: Duration = Duration::from_secs(30);
@@ -310,7 +315,9 @@ impl Daemon {
         let share = request.bandwidth.map(|limit| budget::first_share(limit, volumes.len()));
         let request = VmMoveRequest { bandwidth: share, ..request.clone() };
         let requests = volumes.iter().map(|volume| disk_request(&request, is_shared(volume))).collect();
-        self.start_together(peer, volumes, requests, Some(name), |_, _| ()).await?;
+        let latency_us = request.guest_latency_ms.unwrap_or(GUEST_LATENCY_MS).max(1).saturating_mul(1000);
+        let tune = |_: &str, options: &mut MoveOptions| options.guest_latency_us = latency_us;
+        self.start_together(peer, volumes, requests, Some(name), tune).await?;
         let record = volumes.iter().find_map(|volume| record_of(&volume.document()));
         let record =
             record.ok_or_else(|| Error::new(ErrorCode::MoveFailed, "the moves of the disks are over already"))?;
