@@ -1,13 +1,13 @@
 //! The groups of `bench-vm`.
 
-use anyhow::bail;
-use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
+use anyhow::{bail, ensure};
+use transhume_guest::{GuestSpec, Load, MemoryLoad, Side, TwoHostsSpec};
 
 use super::VmBench;
 use super::felt::{Ended, Felt, feel};
 use super::ours::{self, Ordered, transhume};
 use super::peers::{How, recipe, shared_disk};
-use super::place::{Place, RUNS_VMS, fillable_mib};
+use super::place::{NAME, Place, RUNS_VMS, fillable_mib};
 use crate::figures::{Goal, Row, Samples};
 
 /// Requests a second of a guest that is emulated and not at its limit.
@@ -18,6 +18,7 @@ const IDLE_RATE: u32 = 1;
 const SHORT_LIMIT_MS: u64 = 20;
 /// What is to be reached of each peer's figures.
 const DOWNTIME_RATIO_MAX: f64 = 1.2;
+const LONGER_MS_MAX: f64 = 10.0;
 const TIME_RATIO_MAX: f64 = 0.9;
 const P99_RATIO_MAX: f64 = 0.5;
 /// How far a forecast may be off: of the time in percent, of the downtime as a factor.
@@ -68,15 +69,16 @@ impl Series {
     }
 }
 
-fn place(bench: &VmBench, load: Load) -> anyhow::Result<Place> {
+fn place(bench: &VmBench, load: Load, shares: bool) -> anyhow::Result<Place> {
     let memory = MemoryLoad {
         mib: fillable_mib(bench.memory_mib),
         rewrite_mib_per_second: bench.busy_mib,
         ..MemoryLoad::default()
     };
     let guest = GuestSpec::new().cores(bench.cores).memory_mib(bench.memory_mib).memory_load(memory).load(load);
-    let hosts =
-        TwoHostsSpec { plaintext: !bench.is_encrypted, more: RUNS_VMS, more_at_b: "", ..TwoHostsSpec::default() };
+    let shared = if shares { format!("shared-storage = [{:?}]\n", bench.memory.path()) } else { String::new() };
+    let more = format!("{RUNS_VMS}{shared}");
+    let hosts = TwoHostsSpec { plaintext: !bench.is_encrypted, more: &more, ..TwoHostsSpec::default() };
     Place::new((&bench.programs, bench.memory.path()), hosts, guest, bench.disk_mib << 20)
 }
 
@@ -85,19 +87,23 @@ fn load(rate: u32) -> Load {
 }
 
 impl VmBench {
-    fn ours(&self, rate: u32, limit_ms: u64) -> anyhow::Result<Felt> {
-        let mut place = place(self, load(rate))?;
+    /// With the disk where both hosts reach it, if this `shares`.
+    fn ours(&self, rate: u32, limit_ms: u64, shares: bool) -> anyhow::Result<Felt> {
+        let mut place = place(self, load(rate), shares)?;
         place.add()?;
         let options = ours::options(&self.strategy, self.channels, limit_ms);
         ours::plan(&place, &options)?;
         let felt = feel(&mut place, |place| transhume(place, &options))?;
         eprintln!("    ours: {felt}");
+        let moved = place.hosts.daemon(Side::A).json(&["vm", "show", NAME])?;
+        let copied = moved["last_move"]["disks"][0]["report"]["bytes_copied"].as_u64().unwrap_or_default();
+        ensure!(shares == (copied == 0), "{copied} bytes of the disk were copied");
         Ok(felt)
     }
 
     fn peer(&self, rate: u32, limit_ms: u64, mover: Mover) -> anyhow::Result<Felt> {
         let how = How { channels: self.channels, downtime_limit_ms: limit_ms, is_encrypted: self.is_encrypted };
-        let mut place = place(self, load(rate))?;
+        let mut place = place(self, load(rate), false)?;
         let felt = feel(&mut place, |place| mover(place, how))?;
         eprintln!("    QEMU: {felt}");
         Ok(felt)
@@ -107,7 +113,7 @@ impl VmBench {
     fn by_turns(&self, rate: u32, limit_ms: u64, mover: Mover) -> anyhow::Result<[Series; 2]> {
         let [mut ours, mut theirs] = [(); 2].map(|()| Series::default());
         for _ in 0..self.runs {
-            ours.push(&self.ours(rate, limit_ms)?);
+            ours.push(&self.ours(rate, limit_ms, false)?);
             theirs.push(&self.peer(rate, limit_ms, mover)?);
         }
         Ok([ours, theirs])
@@ -143,6 +149,28 @@ pub(super) fn idle(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
         rows.extend(judged);
     }
     Ok(rows)
+}
+
+/// The same guest, whose disk both hosts reach: ours copies nothing of it either.
+pub(super) fn shared(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let [mut ours, mut theirs] = [(); 2].map(|()| Series::default());
+    let mut longer = Samples::default();
+    for _ in 0..bench.runs {
+        let felt = bench.ours(IDLE_RATE, SHORT_LIMIT_MS, true)?;
+        let peer = bench.peer(IDLE_RATE, SHORT_LIMIT_MS, shared_disk)?;
+        longer.push(felt.downtime_ms - peer.downtime_ms);
+        ours.push(&felt);
+        theirs.push(&peer);
+    }
+    let peer = "QEMU, the disk shared";
+    let what = format!("{}, idle, on storage that both hosts reach, limit {SHORT_LIMIT_MS} ms", bench.guest_words());
+    let same = |figure: &str| format!("the same: {figure}");
+    Ok(vec![
+        Row::new(format!("{what}: longest time without an answer"), "ms", ours.downtime, Goal::None)
+            .against(peer, theirs.downtime),
+        Row::new(same("so much longer than QEMU's, pair by pair"), "ms", longer, Goal::AtMost(LONGER_MS_MAX)),
+        Row::new(same("time"), "s", ours.seconds, Goal::None).against(peer, theirs.seconds),
+    ])
 }
 
 /// A guest that uses its disk: how long all of it takes, and what it feels.
