@@ -188,6 +188,7 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Fault("qemu-does-not-start"),
         ],
     ),
+    requirement("machine-await", &[SWITCHED, Told("machine moved"), Fault("crash"), Fault("neighbour-crash")]),
     requirement(
         "machine-sharing",
         &[
@@ -206,8 +207,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement(
         "machine-sharing-await",
         &[SWITCHED, Told("handed over"), Fault("crash"), Fault("neighbour-crash")],
-    ),
-    requirement("machine-await", &[SWITCHED, Told("machine moved"), Fault("crash"), Fault("neighbour-crash")]),
+    )
+    .because("it is played at one await; its mistakes are those of machine-sharing"),
     requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
     requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])
