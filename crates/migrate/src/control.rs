@@ -103,6 +103,12 @@ impl Control {
         self.request(|requests| requests.bandwidth = rate.map(Bytes::get));
     }
 
+    /// How many bytes a second copying is limited to, as was said last.
+    #[must_use]
+    pub fn bandwidth(&self) -> Option<u64> {
+        self.requests().bandwidth
+    }
+
     /// It shall be over so long after its start, or whenever it is. Of strategies that iterate the next decision knows it.
     pub fn set_deadline(&self, deadline: Option<Duration>) {
         self.request(|requests| requests.deadline = deadline);

@@ -14,12 +14,13 @@ const LEAST_PART: u64 = 20;
 
 /// Divides `bytes_per_second` among the copies of `disks`, for as long as it is driven.
 pub(super) async fn divide(env: &dyn Env, disks: &[MovingDisk], bytes_per_second: u64) -> Infallible {
-    let mut given: Vec<u64> = vec![0; disks.len()];
+    let mut given: Vec<Option<u64>> = disks.iter().map(limit_of).collect();
     loop {
         let left: Vec<u64> = disks.iter().map(bytes_left).collect();
         for ((disk, given), share) in disks.iter().zip(&mut given).zip(shares(bytes_per_second, &left)) {
-            if *given != share {
-                *given = share;
+            // What somebody has said of one disk since stays.
+            if limit_of(disk) == *given && *given != Some(share) {
+                *given = Some(share);
                 disk.job.set_bandwidth(Some(share));
             }
         }
@@ -30,6 +31,10 @@ pub(super) async fn divide(env: &dyn Env, disks: &[MovingDisk], bytes_per_second
 /// What one disk of several has of it at first.
 pub(super) fn first_share(bytes_per_second: u64, disks: usize) -> u64 {
     (bytes_per_second / disks.max(1) as u64).max(1)
+}
+
+fn limit_of(disk: &MovingDisk) -> Option<u64> {
+    disk.job.control().map_or_else(|| disk.job.request().bandwidth, |control| control.bandwidth())
 }
 
 fn bytes_left(disk: &MovingDisk) -> u64 {

@@ -62,7 +62,8 @@ impl Host {
         let request = VmMoveRequest {
             to: "b".to_owned(),
             disks: Vec::new(),
-            bandwidth: requests[0].bandwidth,
+            // All disks divide it.
+            bandwidth: requests[0].bandwidth.map(|bandwidth| bandwidth * volumes.len() as u64),
             verify: requests[0].verify,
             strategy: requests[0].strategy,
             channels: Some(self.shared.rng.pick(&[1, 2])),
