@@ -39,8 +39,8 @@ fn limit_of(disk: &MovingDisk) -> Option<u64> {
 
 fn bytes_left(disk: &MovingDisk) -> u64 {
     let job = disk.job.show();
-    // One that waits for its turn has not looked at anything yet.
-    job.progress.map_or(1 << 40, |progress| progress.bytes_left)
+    // One that waits for its turn needs nothing yet.
+    job.progress.map_or(0, |progress| progress.bytes_left)
 }
 
 fn shares(bytes_per_second: u64, left: &[u64]) -> Vec<u64> {
