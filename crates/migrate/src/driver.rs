@@ -47,7 +47,7 @@ use iterations::Tracking;
 use passes::Passes;
 pub use resync_verify::Digests;
 use statistics::Statistics;
-use switchover::micros;
+pub(crate) use switchover::{STALL_TAIL, micros};
 
 /// How often progress is published and the guest's latency looked at.
 const TICK: Duration = Duration::from_millis(50);

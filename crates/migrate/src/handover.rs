@@ -21,6 +21,7 @@ use env::{EnvRef, Moment};
 use futures::future::{Either, select};
 
 use crate::control::Control;
+use crate::driver::{STALL_TAIL, micros};
 use crate::pace::PauseLimit;
 use crate::{Failure, GuestMeter, JobJournal, MoveOptions, Outcome, Phase, Progress, Report, Switchover, UnderWay};
 
@@ -28,9 +29,6 @@ use crate::{Failure, GuestMeter, JobJournal, MoveOptions, Outcome, Phase, Progre
 const TICK: Duration = Duration::from_millis(50);
 /// After a guest that did not drain, or a store that has failed.
 const REST: Duration = Duration::from_millis(100);
-
-/// How long the guest's longest request is waited for after the switchover.
-const STALL_TAIL: Duration = Duration::from_millis(20);
 
 /// The hand-over of one volume.
 pub struct Handover;
@@ -363,8 +361,4 @@ fn silent(limit: Duration) -> Error {
 
 fn is_loss(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Disconnected | ErrorKind::TimedOut)
-}
-
-fn micros(span: Duration) -> u64 {
-    span.as_micros() as u64
 }

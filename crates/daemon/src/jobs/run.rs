@@ -153,17 +153,21 @@ pub(crate) async fn start_migration(
         pool: pool.clone(),
         snapshots,
     };
-    // A job that an older program has recorded has no limit.
-    let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
-    let options = MoveOptions { silence_ms, ..job.record.options.clone() };
-    let worker = daemon
-        .spawner
-        .spawn_worker(&format!("copy-{}", job.id))
-        .map_err(|error| block::Error::new(block::ErrorKind::Internal, error.to_string()))?;
+    let (worker, options) = worker_for(daemon, job)?;
     let span = span_of(volume, job.id);
     let (control, work) =
         worker.run(async move { Box::pin(Migration::start(context, options).instrument(span)).await }).await?;
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
+}
+
+/// Where the work of a job is done, and how it was asked for.
+fn worker_for(daemon: &Daemon, job: &JobDocument) -> block::Result<(Worker, MoveOptions)> {
+    // A job that an older program has recorded has no limit.
+    let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
+    let options = MoveOptions { silence_ms, ..job.record.options.clone() };
+    let worker = daemon.spawner.spawn_worker(&format!("copy-{}", job.id));
+    let worker = worker.map_err(|error| block::Error::new(ErrorKind::Internal, error.to_string()))?;
+    Ok((worker, options))
 }
 
 /// Hands a volume over that lies where the other host reaches it, too.
@@ -188,12 +192,7 @@ async fn start_handover(
         meter: Some(Arc::new(MigrationMeter::new(volume.meter.clone()))),
         let_go: Box::new(move || source.let_go_of_backend()),
     };
-    let silence_ms = Some(job.record.options.silence_ms.unwrap_or(TARGET_SILENCE_MS));
-    let options = MoveOptions { silence_ms, ..job.record.options.clone() };
-    let worker = daemon
-        .spawner
-        .spawn_worker(&format!("copy-{}", job.id))
-        .map_err(|error| block::Error::new(ErrorKind::Internal, error.to_string()))?;
+    let (worker, options) = worker_for(daemon, job)?;
     let (control, work) = Handover::start(context, options)?;
     let pool = BufferPool::new(Bytes::mib(daemon.config.copy_pool_mib));
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })

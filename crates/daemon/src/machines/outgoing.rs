@@ -69,7 +69,7 @@ impl Daemon {
         let mut disks = self.disks_of(&document, &*hypervisor).await?;
         let handled = self.handle_disks(&host, &disks, &request).await?;
         for (disk, handling) in disks.iter_mut().zip(&handled) {
-            disk.handling = Some(handling.handling);
+            disk.handling = Some(handling.kind());
             disk.not_shared = handling.why.as_ref().map(ToString::to_string);
         }
         let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;

@@ -23,7 +23,6 @@ use crate::problem::{Result, invalid};
 
 /// How one disk goes, and why.
 pub(super) struct Handling {
-    pub(super) handling: DiskHandling,
     /// Where it is and stays, if it is not copied.
     pub(super) place: Option<Location>,
     /// Whether that is a container that grows.
@@ -32,9 +31,20 @@ pub(super) struct Handling {
     pub(super) why: Option<Error>,
 }
 
+/// A disk of which the other host is asked whether it reaches it.
+struct Asked {
+    index: usize,
+    place: Location,
+    grows: bool,
+}
+
 impl Handling {
     const fn copied(why: Option<Error>) -> Self {
-        Self { handling: DiskHandling::Copied, place: None, grows: false, why }
+        Self { place: None, grows: false, why }
+    }
+
+    pub(super) const fn kind(&self) -> DiskHandling {
+        if self.place.is_some() { DiskHandling::Shared } else { DiskHandling::Copied }
     }
 }
 
@@ -61,23 +71,21 @@ impl Daemon {
         let mut asked = Vec::new();
         let mut handled = Vec::with_capacity(disks.len());
         for disk in disks {
-            let place = match chosen(disk) {
+            let why = match chosen(disk) {
                 Some(DiskHandling::Copied) => None,
-                Some(DiskHandling::Shared) | None => Some(self.place_of(disk)?),
+                Some(DiskHandling::Shared) | None => match self.place_of(disk) {
+                    Ok((place, grows)) => {
+                        asked.push(Asked { index: handled.len(), place, grows });
+                        None
+                    }
+                    Err(why) => Some(why),
+                },
             };
-            handled.push(match place {
-                Some(Ok(place)) => {
-                    asked.push((handled.len(), place));
-                    Handling::copied(None)
-                }
-                Some(Err(why)) => Handling::copied(Some(why)),
-                None => Handling::copied(None),
-            });
+            handled.push(Handling::copied(why));
         }
         self.ask_which_are_shared(host, disks, &mut handled, asked).await?;
         for (disk, handling) in disks.iter().zip(&handled) {
-            let is_refused = handling.handling == DiskHandling::Copied && chosen(disk) == Some(DiskHandling::Shared);
-            if let Some(why) = handling.why.as_ref().filter(|_| is_refused) {
+            if let (Some(DiskHandling::Shared), Some(why)) = (chosen(disk), &handling.why) {
                 let message = format!("{} cannot stay where it is: {}", disk.node, why.message);
                 return Err(Error { message, ..why.clone() });
             }
@@ -90,16 +98,16 @@ impl Daemon {
         host: &HostName,
         disks: &[VmDisk],
         handled: &mut [Handling],
-        asked: Vec<(usize, Location)>,
+        asked: Vec<Asked>,
     ) -> Result<()> {
         if asked.is_empty() {
             return Ok(());
         }
         let mut question = Vec::with_capacity(asked.len());
-        for (index, place) in &asked {
+        for Asked { index, place, grows } in &asked {
             let mark = place.local_path().map(|_| random_uuid(&*self.env));
             let disk = &disks[*index];
-            let size = (disk.volume.is_some() && !self.grows(disk)).then_some(disk.size_bytes);
+            let size = (disk.volume.is_some() && !grows).then_some(disk.size_bytes);
             question.push(SharedDisk { place: place.clone(), size, mark });
         }
         let answered = self.ask_with_marks(host, question).await;
@@ -110,12 +118,9 @@ impl Daemon {
             Err(error) if error.code == ErrorCode::HostUnreachable => vec![Some(not_known(host)); asked.len()],
             Err(error) => return Err(error),
         };
-        for ((index, place), refusal) in asked.into_iter().zip(refusals) {
+        for (Asked { index, place, grows }, refusal) in asked.into_iter().zip(refusals) {
             handled[index] = match refusal {
-                None => {
-                    let grows = self.grows(&disks[index]);
-                    Handling { handling: DiskHandling::Shared, place: Some(place), grows, why: None }
-                }
+                None => Handling { place: Some(place), grows, why: None },
                 why => Handling::copied(why),
             };
         }
@@ -145,22 +150,18 @@ impl Daemon {
         answer
     }
 
-    fn grows(&self, disk: &VmDisk) -> bool {
-        let volume = disk.volume.as_ref().and_then(|name| self.volume(name).ok());
-        volume.is_some_and(|volume| volume.document().room_to_grow().is_some())
-    }
-
-    /// Where a disk is, if it could stay there.
-    fn place_of(&self, disk: &VmDisk) -> Result<Result<Location>> {
+    /// Where a disk is and whether that is a container that grows, if it could stay there.
+    fn place_of(&self, disk: &VmDisk) -> Result<(Location, bool)> {
         let Some(name) = &disk.volume else {
-            return Ok(parse_backend(&format!("file:{}", disk.file), backends::CacheMode::Auto).map(Location::Local));
+            let spec = parse_backend(&format!("file:{}", disk.file), backends::CacheMode::Auto)?;
+            return Ok((Location::Local(spec), false));
         };
         let document = self.volume(name)?.document();
-        let refuse = |why: &str, hint: &str| Ok(Err(invalid(format!("{name} {why}"), hint)));
+        let refuse = |why: &str, hint: &str| Err(invalid(format!("{name} {why}"), hint));
         match document.backend.clone() {
             _ if !document.layers.is_empty() => refuse("has layers", "remove them first"),
             Location::Remote(_) => refuse("is at another host", "move the VM from there"),
-            place @ (Location::Local(_) | Location::Foreign(_)) => Ok(Ok(place)),
+            place @ (Location::Local(_) | Location::Foreign(_)) => Ok((place, document.room_to_grow().is_some())),
         }
     }
 

@@ -22,7 +22,7 @@ const STORE_PAUSE: Duration = Duration::from_millis(100);
 /// Neither grows beyond this.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How long the guest is watched after the swap, so that the requests that were held are counted.
-const STALL_TAIL: Duration = Duration::from_millis(20);
+pub(crate) const STALL_TAIL: Duration = Duration::from_millis(20);
 /// The digest reads the frozen source in pieces of this size.
 const DIGEST_BYTES: u64 = 1 << 20;
 
@@ -402,6 +402,6 @@ fn doubled(pause: Duration, attempts: u32) -> Duration {
     pause.saturating_mul(1 << attempts.saturating_sub(1).min(16)).min(PAUSE_MAX)
 }
 
-pub(super) fn micros(span: Duration) -> u64 {
+pub(crate) fn micros(span: Duration) -> u64 {
     span.as_micros() as u64
 }
