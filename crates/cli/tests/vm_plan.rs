@@ -72,7 +72,10 @@ fn a_move_says_what_its_plan_has_said_beside_what_it_took() {
     assert!((0.1..60.0).contains(&seconds) && (10.0..1000.0).contains(&downtime), "{plan}");
     let resident = plan["memory_resident_bytes"].as_u64().expect("told");
     assert!((20 * MIB..256 * MIB).contains(&resident), "{plan}");
-    assert_eq!((&plan["converges"], &plan["notes"]), (&true.into(), &Value::Array(Vec::new())), "{plan}");
+    assert_eq!(plan["converges"], Value::Bool(true), "{plan}");
+    // Only an old QEMU that emulates has a note.
+    let notes = plan["notes"].as_array().expect("a list");
+    assert!(notes.iter().all(|note| note.as_str().is_some_and(|note| note.contains("TCG"))), "{plan}");
 
     let moved = place.json(&["vm", "move", "web1", "--to", "b"]);
     assert_eq!(moved["state"], "done", "{moved}");

@@ -193,6 +193,10 @@ impl JobHandle {
         if inner.paused {
             control.pause();
         }
+        if inner.is_steered {
+            // The limit of somebody who spoke while it waited for its place.
+            control.set_bandwidth(inner.job.request.bandwidth.filter(|limit| *limit > 0).map(block::Bytes));
+        }
         inner.job.state = JobState::Running;
         if *self.cancel.borrow() {
             // Somebody cancelled it while the mirror came into the guest's path.

@@ -119,6 +119,7 @@ impl Daemon {
         let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast()));
         (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
         plan.notes = forecast::notes(&known, &request);
+        plan.notes.extend(forecast::emulation_note(&facts));
         plan.downtime_ms = Some(forecast.downtime.as_secs_f64() * 1e3);
         if memory.converges {
             plan.seconds = Some(forecast.seconds);
