@@ -279,6 +279,51 @@ fn a_disk_on_the_export_of_a_third_server_is_handed_over_there_and_back() {
     server.wait().expect("it ends");
 }
 
+#[test]
+fn a_block_device_that_both_hosts_reach_is_handed_over_there_and_back() {
+    let file = tempfile::NamedTempFile::new().expect("a temporary file");
+    file.as_file().set_len(DISK_BYTES).expect("lengthened");
+    let device = LoopDevice::over(file.path());
+    let shares = |_: &Path| format!("shared-storage = [{:?}]\n", device.path);
+    let mut place = Place::on(shares, &["disk0.raw"]);
+    let volume = "web1-disk0";
+    let qmp = place.guest.qmp_socket().display().to_string();
+    place.json(Side::A, &["adopt", "--qmp", &qmp, "--node", "disk0", "--name", volume]);
+    place.json(Side::A, &["move", volume, "--to", &format!("file:{}", device.path), "--overwrite", "--no-persist"]);
+    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b"]);
+    assert_eq!(plan["disks"][0]["handling"], "shared", "{plan}\n{}", place.logs());
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name()]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        assert_eq!(moved["disks"][0]["report"]["bytes_copied"], 0, "{moved}");
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
+    }
+}
+
+/// A loop device, until it is dropped.
+struct LoopDevice {
+    path: String,
+}
+
+impl LoopDevice {
+    fn over(file: &Path) -> Self {
+        let found = std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let found = found.expect("losetup runs");
+        assert!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr));
+        Self { path: String::from_utf8_lossy(&found.stdout).trim().to_owned() }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let detached = std::process::Command::new("losetup").args(["--detach", &self.path]).status();
+        assert!(detached.is_ok_and(|status| status.success()), "{} is still there", self.path);
+    }
+}
+
 /// From the distribution's QEMU to a later one at a host that has no other, and back.
 #[test]
 fn a_vm_moves_to_a_host_with_another_qemu_and_back() {

@@ -26,6 +26,7 @@ mod cold;
 mod config;
 mod core;
 mod daemon;
+mod device_identity;
 mod document;
 mod foreign;
 mod free_space;

@@ -30,6 +30,7 @@ use uuid::Uuid;
 
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
+use crate::device_identity;
 use crate::hooks::{HookPrograms, Hooks};
 use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
@@ -172,6 +173,14 @@ pub trait Backends: OverlayBackends {
     /// What the place says.
     fn remove_mark(&self, _image: &Path, _mark: Uuid) -> std::io::Result<()> {
         Ok(())
+    }
+
+    /// What the block device at `path` is, whatever host looks at it. None of what is no block device.
+    ///
+    /// # Errors
+    /// What the place says.
+    fn device_identity(&self, _path: &Path) -> std::io::Result<Option<String>> {
+        Ok(None)
     }
 
     /// How long a file or block device is.
@@ -418,6 +427,15 @@ impl Backends for RealBackends {
 
     fn remove_mark(&self, image: &Path, mark: Uuid) -> std::io::Result<()> {
         self.remove(&mark_beside(image, mark))
+    }
+
+    fn device_identity(&self, path: &Path) -> std::io::Result<Option<String>> {
+        in_place(|| {
+            let found = rustix::fs::stat(path)?;
+            let number = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+            let is_device = rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::BlockDevice;
+            Ok(is_device.then(|| device_identity::of(Path::new("/sys"), number)).flatten())
+        })
     }
 
     fn size(&self, path: &Path) -> std::io::Result<Bytes> {

@@ -143,6 +143,9 @@ pub(super) struct SharedDisk {
     pub(super) size: Option<u64>,
     /// What the source has put beside a file just now: whoever finds it there looks at the same storage.
     pub(super) mark: Option<Uuid>,
+    /// What a block device is, whoever looks at it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) identity: Option<String>,
 }
 
 /// What the target answers.

@@ -1,8 +1,9 @@
 //! Disks that lie where both hosts reach them: which ones they are, and what makes sure of that.
 //!
 //! A path says nothing by itself: the same one may lead to another disk at another host. So the source puts a file beside the
-//! image, whose name nobody could guess, and the target says whether it sees it. An export of an NBD server is the same for
-//! both if neither reaches it through itself. The target opens neither before its configuration lists it.
+//! image, whose name nobody could guess, and the target says whether it sees it. Of a block device both compare what the storage
+//! says of itself. An export of an NBD server is the same for both if neither reaches it through itself. The target opens none
+//! of them before its configuration lists it.
 
 use std::path::{Component, Path};
 use std::sync::Arc;
@@ -105,10 +106,11 @@ impl Daemon {
         }
         let mut question = Vec::with_capacity(asked.len());
         for Asked { index, place, grows } in &asked {
-            let mark = place.local_path().map(|_| random_uuid(&*self.env));
+            let identity = place.local_path().and_then(|path| self.backends.device_identity(path).ok().flatten());
+            let mark = place.local_path().filter(|_| identity.is_none()).map(|_| random_uuid(&*self.env));
             let disk = &disks[*index];
             let size = (disk.volume.is_some() && !grows).then_some(disk.size_bytes);
-            question.push(SharedDisk { place: place.clone(), size, mark });
+            question.push(SharedDisk { place: place.clone(), size, mark, identity });
         }
         let answered = self.ask_with_marks(host, question).await;
         let refusals = match answered {
@@ -182,10 +184,7 @@ impl Daemon {
                     Error::new(ErrorCode::BackendMissing, format!("{} {what}", spec.path().display()))
                         .with_hint("mount the same storage at both hosts, under the same path")
                 };
-                let mark = disk.mark.ok_or_else(|| lacks("is on storage where the other host may make no files"))?;
-                if !self.backends.has_mark(spec.path(), mark).unwrap_or(false) {
-                    return Err(lacks("is on other storage here than there"));
-                }
+                self.is_same_storage(spec.path(), disk).map_err(lacks)?;
                 self.backends.size(spec.path()).map_err(|error| lacks(&format!("cannot be looked at here: {error}")))?
             }
             Location::Foreign(export) => {
@@ -199,6 +198,20 @@ impl Daemon {
             return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("copy it: --disk NODE=copied"));
         }
         Ok(())
+    }
+
+    /// Whether `path` leads to the same disk here as at the source, or why that is not known.
+    fn is_same_storage(&self, path: &Path, disk: &SharedDisk) -> std::result::Result<(), &'static str> {
+        let here = self.backends.device_identity(path).ok().flatten();
+        match (&disk.identity, here, disk.mark) {
+            (Some(there), Some(here), _) if *there == here => Ok(()),
+            (Some(_), Some(_), _) => Err("is another device here than there, or one that has no worldwide name"),
+            (Some(_), None, _) => Err("is a block device there, and none here"),
+            (None, Some(_), _) => Err("is a block device here, and none there"),
+            (None, None, None) => Err("is on storage where the other host may make no files"),
+            (None, None, Some(mark)) if self.backends.has_mark(path, mark).unwrap_or(false) => Ok(()),
+            (None, None, Some(_)) => Err("is on other storage here than there"),
+        }
     }
 
     /// Whether this host's configuration lets disks of others stay at `place`.
@@ -251,7 +264,10 @@ fn lies_in(backends: &dyn Backends, path: &Path, folder: &Path) -> bool {
         return false;
     }
     // What does not resolve is not there, and is refused for that.
+    // Names of devices are links, which only root makes.
+    let devices = Path::new("/dev");
     match (backends.resolve(path), backends.resolve(folder)) {
+        (Ok(leads_to), Ok(_)) if path.starts_with(devices) => leads_to.starts_with(devices),
         (Ok(path), Ok(folder)) => path.starts_with(folder),
         _ => true,
     }
