@@ -6,20 +6,18 @@
 
 use std::path::Path;
 
-use crate::platform::boot_identity;
-
 /// Names that no two devices share. What a vendor makes of model and serial number (`t10.`, `nvme.`) is none of them, and
 /// neither is what a host has made up by itself (`naa.3`).
 const WORLDWIDE: [&str; 5] = ["naa.2", "naa.5", "naa.6", "eui.", "uuid."];
 /// What the device mapper's names begin with where they say which device it is, at every host.
 const MAPPED: [&str; 2] = ["mpath-", "LVM-"];
 
-/// The identity of the block device `major`:`minor`, as text that only such a device has. None if nothing proves it.
-pub(crate) fn of(sysfs: &Path, (major, minor): (u32, u32)) -> Option<String> {
+/// The identity of the block device `major`:`minor` under the kernel that booted as `boot`, as text that only such a device has.
+pub(crate) fn of(sysfs: &Path, boot: &[u8], (major, minor): (u32, u32)) -> String {
     let device = sysfs.join(format!("dev/block/{major}:{minor}"));
-    stored(&device).or_else(|| partition(&device)).or_else(|| {
-        let boot: String = boot_identity().ok()?.iter().map(|byte| format!("{byte:02x}")).collect();
-        Some(format!("kernel {boot} {major}:{minor}"))
+    stored(&device).or_else(|| partition(&device)).unwrap_or_else(|| {
+        let boot: String = boot.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("kernel {boot} {major}:{minor}")
     })
 }
 
@@ -56,13 +54,13 @@ mod tests {
 
     #[test]
     fn a_worldwide_name_is_an_identity_and_a_made_up_one_is_none() {
-        let identity = |files: &[(&str, &str)]| of(device(files).path(), (8, 0)).expect("at least the kernel's");
+        let identity = |files: &[(&str, &str)]| of(device(files).path(), &[0xab], (8, 0));
         assert_eq!(identity(&[("device/wwid", "naa.600140512345\n")]), "naa.600140512345");
         assert_eq!(identity(&[("wwid", "eui.0025388b710116a1\n")]), "eui.0025388b710116a1");
         assert_eq!(identity(&[("dm/uuid", "LVM-abc\n"), ("wwid", "eui.1")]), "LVM-abc");
         for made_up in ["t10.ATA QEMU HARDDISK QM00001", "naa.3000", "nvme.8086-1"] {
             let found = identity(&[("device/wwid", made_up)]);
-            assert!(found.starts_with("kernel ") && found.ends_with(" 8:0"), "{found}");
+            assert_eq!(found, "kernel ab 8:0");
         }
         assert!(identity(&[("dm/uuid", "CRYPT-LUKS2-1-x")]).starts_with("kernel "));
     }
@@ -72,7 +70,7 @@ mod tests {
         let sysfs = device(&[("device/wwid", "naa.6001"), ("sda1/partition", "1"), ("sda1/start", "2048")]);
         let folder = sysfs.path().join("dev/block");
         std::os::unix::fs::symlink(folder.join("8:0/sda1"), folder.join("8:1")).expect("a link");
-        assert_eq!(of(sysfs.path(), (8, 1)).as_deref(), Some("naa.6001 from sector 2048 on"));
-        assert_eq!(of(sysfs.path(), (8, 0)).as_deref(), Some("naa.6001"));
+        assert_eq!(of(sysfs.path(), &[], (8, 1)), "naa.6001 from sector 2048 on");
+        assert_eq!(of(sysfs.path(), &[], (8, 0)), "naa.6001");
     }
 }

@@ -434,7 +434,11 @@ impl Backends for RealBackends {
             let found = rustix::fs::stat(path)?;
             let number = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
             let is_device = rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::BlockDevice;
-            Ok(is_device.then(|| device_identity::of(Path::new("/sys"), number)).flatten())
+            if !is_device {
+                return Ok(None);
+            }
+            let boot = boot_identity().map_err(std::io::Error::other)?;
+            Ok(Some(device_identity::of(Path::new("/sys"), &boot, number)))
         })
     }
 

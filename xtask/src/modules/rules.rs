@@ -13,6 +13,7 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
             "audit",
             "clients",
             "config",
+            "device_identity",
             "free_space",
             "gauge",
             "hooks",
