@@ -37,11 +37,13 @@ pub(super) struct Deadline {
     verify: Verify,
     at_risk: bool,
     in_a_row: u32,
+    /// Bytes a second that were needed when it was looked at last.
+    needed: u64,
 }
 
 impl Deadline {
     pub(super) const fn new(limit: Duration, verify: Verify) -> Self {
-        Self { limit, verify, at_risk: false, in_a_row: 0 }
+        Self { limit, verify, at_risk: false, in_a_row: 0, needed: 0 }
     }
 
     /// Takes how long the move has been under way and how far it is.
@@ -50,6 +52,9 @@ impl Deadline {
         // Who aims at the last moment is late by whatever comes in between.
         let aim = self.limit * 7 / 8;
         let needed = needed_rate(left, Some(aim.saturating_sub(age)), 0);
+        // Who is late does not slow down with what is left: each second would bring it closer, and none would end it.
+        let needed = if age >= aim { needed.max(self.needed) } else { needed };
+        self.needed = needed;
         let least = left as f64 / self.limit.saturating_sub(age).as_secs_f64().max(1.0);
         let is_working = matches!(progress.phase, Phase::Copying | Phase::Verifying) && !progress.paused;
         // It has just begun with something if there is no rate.
@@ -106,6 +111,17 @@ mod tests {
         assert_eq!(needed(0, 1400), (110, 87));
         assert_eq!(needed(7, 1400), (220, 155));
         assert_eq!(needed(7, 700), (110, 77));
+    }
+
+    #[test]
+    fn what_is_late_does_not_slow_down_as_it_comes_to_its_end() {
+        let mut deadline = Deadline::new(Duration::from_secs(16), Verify::Off);
+        let mut needed =
+            |age, left| deadline.look(Duration::from_secs(age), &progress(left, MEGABYTE)).needed / MEGABYTE;
+        assert_eq!(needed(13, 100 * MEGABYTE), 110);
+        assert_eq!(needed(14, 50 * MEGABYTE), 110);
+        assert_eq!(needed(15, 1), 110);
+        assert_eq!(needed(15, 200 * MEGABYTE), 220);
     }
 
     #[test]
