@@ -16,10 +16,11 @@ use vm::machine::{MachineFacts, MigrationOptions, MigrationStatus, TargetDomain}
 
 use super::Machine;
 use super::channel::{Answer, Ask};
+use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_there};
 use super::hooks::{HookInput, HookPhase};
 use super::memory::{carry, carry_beside};
 use super::outgoing::{Departure, call};
-use crate::audit::{Peer, unix_ms};
+use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
@@ -39,15 +40,10 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(30);
 const SILENCE_LOOK: Duration = Duration::from_secs(1);
 /// How long the target's QEMU may take to start.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
-/// How long one answer to what becomes of a machine may take, and how often it is told again.
-const TELL_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
 const FIRST_TELL_LIMIT: Duration = Duration::from_secs(2);
-const REST_MIN: Duration = Duration::from_millis(100);
-const REST_MAX: Duration = Duration::from_secs(2);
-/// How often what is in the way of letting a disk go is looked at again, and how often that is tried.
-const LET_GO_REST: Duration = Duration::from_millis(100);
-const LET_GO_TRIES: u32 = 50;
+/// How often it is asked again whether the move counts.
+const DOUBT_REST: Duration = Duration::from_millis(100);
 /// QEMU's own limit of the bandwidth is none of ours.
 const UNLIMITED_BYTES: u64 = 1 << 40;
 /// How many connections carry the memory if nothing is said, one a processor.
@@ -420,7 +416,7 @@ impl MachineMove {
                         "whether the move of a VM counts is not known yet"
                     );
                     error = doubt;
-                    daemon.env.sleep(REST_MIN).await;
+                    daemon.env.sleep(DOUBT_REST).await;
                 }
             }
         }
@@ -549,89 +545,4 @@ pub(super) fn connections(request: &VmMoveRequest, facts: &MachineFacts, config:
 /// For how long QEMU may stop the guest for the rest of its memory.
 pub(super) fn downtime_limit(request: &VmMoveRequest) -> Duration {
     request.downtime_limit_ms.map_or(DOWNTIME_LIMIT, Duration::from_millis)
-}
-
-/// The move of a machine is over: has that on record.
-pub(super) fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove) {
-    let (host, id, error) = (over.to.clone(), over.id.clone(), over.error.clone());
-    let is_done = over.state == JobState::Done;
-    let stored = daemon.update_machine(machine, |document| {
-        document.outgoing = None;
-        document.last_move = Some(over);
-        if is_done {
-            document.process = None;
-            document.disks.clear();
-            document.description = None;
-        }
-    });
-    if let Err(error) = stored {
-        tracing::error!(vm = machine.name, %error, "the end of a VM's move could not be stored; the next start finds out");
-    }
-    *machine.outgoing.lock() = None;
-    let what = serde_json::json!({ "host": host, "move": id });
-    daemon.note(&Peer::daemon(), ("vm.move-end", &machine.name), what, error.as_ref());
-}
-
-/// Has the other host run what it holds, however long that takes to tell.
-pub(super) async fn run_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
-    tell(daemon, host, Ask::Run { id }).await;
-}
-
-/// Tells the other host that a machine does not come, until it has heard it. Before its QEMU was started nothing else there says
-/// so. Nobody waits for that: the host may be away.
-pub(super) fn abandon_there(daemon: &Arc<Daemon>, host: &HostName, id: Uuid) {
-    let (daemon, host, env) = (Arc::clone(daemon), host.clone(), Arc::clone(&daemon.env));
-    env.spawn(Box::pin(async move { tell(&daemon, &host, Ask::Abandon { id }).await }));
-}
-
-/// Over connections of its own: the answer to an earlier question may still come over the other one.
-async fn tell(daemon: &Arc<Daemon>, host: &HostName, ask: Ask) {
-    let mut rest = REST_MIN;
-    loop {
-        let asked = daemon.ask_about_machine(host, ask.clone());
-        // A link that is cut says nothing.
-        match env::timeout(&*daemon.env, TELL_LIMIT, asked).await.unwrap_or_else(|| Err(no_answer(host))) {
-            Ok(_) => return,
-            // It has run there, or was given up by a person.
-            Err(error) if error.code == ErrorCode::NotFound => return,
-            Err(error) => tracing::warn!(%host, %error, ?ask, "a host is told again what becomes of a VM"),
-        }
-        daemon.env.sleep(rest).await;
-        rest = (rest * 2).min(REST_MAX);
-    }
-}
-
-pub(super) fn no_answer(host: &HostName) -> Error {
-    Error::new(ErrorCode::HostUnreachable, format!("{host} does not answer in time"))
-        .with_hint("see whether its transhumed runs, and whether its port can be reached from here")
-}
-
-/// Ends the QEMU of a machine that is at another host, and lets its disks go.
-pub(super) async fn end_here(daemon: &Arc<Daemon>, machine: &Machine, volumes: Vec<Arc<Volume>>) {
-    daemon.end_machine(&machine.document()).await;
-    // Of one that had come here before.
-    daemon.hypervisors.clear(&daemon.machine_folder(&machine.name));
-    for volume in volumes {
-        if let Some(job) = volume.job() {
-            job.wait().await;
-        }
-        let mut tries = 0;
-        loop {
-            let is_adopted = volume.document().adoption.is_some();
-            let gone = if is_adopted { daemon.release(&volume.name).await } else { daemon.detach(&volume.name).await };
-            match gone {
-                Ok(_) => break,
-                Err(error) if tries == LET_GO_TRIES => {
-                    tracing::error!(volume = volume.name, %error, "a disk of a VM that has gone could not be let go");
-                    break;
-                }
-                Err(_) => daemon.env.sleep(LET_GO_REST).await,
-            }
-            tries += 1;
-        }
-    }
-}
-
-fn millis(span: Duration) -> u64 {
-    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }

@@ -25,6 +25,7 @@
 //! | `document` | what is on record of a machine |
 //! | `channel` | what the two daemons say |
 //! | `outgoing`, `attempt` | a move from here: what is looked at before, and the order above |
+//! | `ending` | what is done at the end of a move, also after a restart |
 //! | `early` | when the target's QEMU is started |
 //! | `incoming` | a move to here |
 //! | `budget` | one limit of the network for all disks |
@@ -42,6 +43,7 @@ mod channel;
 mod document;
 mod domains;
 mod early;
+mod ending;
 mod forecast;
 mod found;
 mod hooks;

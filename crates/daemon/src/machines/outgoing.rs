@@ -13,9 +13,10 @@ use migrate::stream::BoxTransport;
 use uuid::Uuid;
 use vm::machine::TargetDomain;
 
-use super::attempt::{MachineMove, MovingDisk, abandon_there, connections, downtime_limit, no_answer};
+use super::attempt::{MachineMove, MovingDisk, connections, downtime_limit};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
 use super::document::{MachineDocument, OutgoingMachine};
+use super::ending::{abandon_there, no_answer};
 use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
 use super::shared::Handling;

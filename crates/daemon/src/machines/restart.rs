@@ -15,8 +15,8 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, JobState, VmMove, VmMovePhase};
 
 use super::Machine;
-use super::attempt::{abandon_there, end_here, note_end, run_there};
 use super::document::{self, OutgoingMachine};
+use super::ending::{abandon_there, end_here, note_end, run_there};
 use super::hooks::HookPhase;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
