@@ -92,6 +92,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         channels: how.channels,
         downtime_limit_ms: how.downtime_limit.map(|span| span.0),
         auto_converge: how.auto_converge,
+        postcopy: how.postcopy,
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,
     }
@@ -133,7 +134,9 @@ fn progress(moving: &VmMove) -> String {
         let least = percents.iter().copied().fold(100.0, f64::min);
         parts.push(format!("{least:.0} %"));
     }
-    if let Some(memory) = moving.memory.as_ref().filter(|_| moving.phase == VmMovePhase::Memory) {
+    if let Some(memory) =
+        moving.memory.as_ref().filter(|_| matches!(moving.phase, VmMovePhase::Memory | VmMovePhase::Postcopy))
+    {
         parts.push(format!("{} left of {}", show::bytes(memory.bytes_left), show::bytes(memory.bytes_total)));
         if memory.dirty_bytes_per_second > 0 {
             parts.push(format!("the guest writes {}", show::rate(memory.dirty_bytes_per_second as f64)));

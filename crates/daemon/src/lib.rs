@@ -73,7 +73,9 @@ pub use document::{
 };
 pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};
-pub use hypervisor::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, NoHypervisors, OnStatus, Outlet};
+pub use hypervisor::{
+    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, NoHypervisors, OnStatus, Outlet,
+};
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
 pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};

@@ -133,7 +133,13 @@ async fn run_state(qmp: &Qmp) -> String {
 
 fn options(channels: u8) -> MigrationOptions {
     let downtime_limit = Duration::from_millis(500);
-    MigrationOptions { channels, bandwidth_bytes_max: 1 << 30, downtime_limit, auto_converge: channels == 0 }
+    MigrationOptions {
+        channels,
+        bandwidth_bytes_max: 1 << 30,
+        downtime_limit,
+        auto_converge: channels == 0,
+        postcopy: false,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -183,6 +183,10 @@ pub struct VmMoveRequest {
     /// Slow the guest's processors down while its memory does not converge.
     #[serde(default)]
     pub auto_converge: bool,
+    /// Let the guest run at the target before all of its memory is there, if one pass over the memory leaves more than fits into
+    /// the downtime limit. The memory goes over one connection then.
+    #[serde(default)]
+    pub postcopy: bool,
     /// How long after its start the move shall be over, in milliseconds; it is undone otherwise.
     #[serde(default)]
     pub deadline_ms: Option<u64>,
@@ -299,6 +303,8 @@ pub enum VmMovePhase {
     Memory,
     /// The guest is stopped.
     Switching,
+    /// The guest runs at the target, and the rest of its memory follows.
+    Postcopy,
     /// The target holds it.
     Finishing,
     /// It is over.
@@ -312,6 +318,7 @@ impl std::fmt::Display for VmMovePhase {
             Self::Disks => "copying disks",
             Self::Memory => "copying memory",
             Self::Switching => "switching over",
+            Self::Postcopy => "running at the target, memory follows",
             Self::Finishing => "finishing",
             Self::Over => "over",
         })

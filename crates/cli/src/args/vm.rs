@@ -103,6 +103,10 @@ pub(crate) struct HowArgs {
     /// Slow the guest's processors down as long as its memory does not converge
     #[arg(long)]
     pub(crate) auto_converge: bool,
+    /// Run the guest at HOST before all of its memory is there, if one pass over the memory leaves more than fits into the downtime limit.
+    /// A host or link that is lost after that stops the guest until it is back; a lost source QEMU loses the guest's memory
+    #[arg(long)]
+    pub(crate) postcopy: bool,
     /// Undo the move if it is not over so long after its start
     #[arg(long, value_name = "TIME")]
     pub(crate) deadline: Option<Span>,

@@ -4,6 +4,7 @@
 //!   Hypervisors ── reach, launch ──▶ Hypervisor
 //!                                      │ source: begin_outgoing ─▶ Outlet ─▶ converge ─▶ complete      go_on
 //!                                      │ target: begin_incoming ─▶ inlet ─▶ is_loaded ─▶ run
+//!                                      │ both, after a lost connection in post-copy: recover_incoming, then recover_outgoing
 //! ```
 //!
 //! How the memory is carried over is the hypervisor's: what leaves it by an [`Outlet`] is bytes that the other side's inlets take,
@@ -41,6 +42,19 @@ pub struct Convergence {
     pub downtime_limit: Duration,
     /// Whether the guest is stopped before the hypervisor would stop it by itself.
     pub stops_guest: bool,
+    /// Whether memory that does not get little in one pass follows after the guest.
+    pub postcopy: bool,
+}
+
+/// Where the memory of a machine is whose guest may run at the target already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryFlow {
+    /// The target has all of it.
+    Complete,
+    /// It follows.
+    Following,
+    /// It follows no more: the connection was lost.
+    Cut,
 }
 
 /// Told how a migration stands, now and then.
@@ -82,6 +96,11 @@ pub trait Hypervisors: Send + Sync {
 
     /// Every one that runs on this host, whoever has started it.
     fn found(&self) -> Vec<FoundMachine>;
+
+    /// Why machines run by `owner` cannot run here before all of their memory is here, if they cannot.
+    fn refuses_postcopy(&self, _owner: Option<SocketOwner>) -> Option<Error> {
+        None
+    }
 
     /// The domains that libvirt runs here.
     fn domains(&self) -> BoxFuture<'_, Vec<String>>;
@@ -196,11 +215,35 @@ pub trait Hypervisor: Send + Sync {
         noted: OnStatus<'a>,
     ) -> BoxFuture<'a, Result<()>>;
 
-    /// Sends all that is left, the guest being stopped.
+    /// Sends all that is left, the guest being stopped; in post-copy all but the memory, which follows by itself.
     ///
     /// # Errors
     /// The migration has failed.
     fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>>;
+
+    /// Where the memory is, of a machine that has been sent, or has come.
+    ///
+    /// # Errors
+    /// It does not answer, or the migration has failed.
+    fn memory_flow<'a>(&'a self, _noted: OnStatus<'a>) -> BoxFuture<'a, Result<MemoryFlow>> {
+        Box::pin(async { Ok(MemoryFlow::Complete) })
+    }
+
+    /// At the target: waits for a connection instead of one that was lost, which comes by [`inlet`](Self::inlet).
+    ///
+    /// # Errors
+    /// It has lost none.
+    fn recover_incoming<'a>(&'a self, _folder: &'a Path) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async { none() })
+    }
+
+    /// At the source: goes on with the memory through an outlet at `path`, whose first connection takes the place of one that was lost.
+    ///
+    /// # Errors
+    /// It has lost none.
+    fn recover_outgoing<'a>(&'a self, _path: &'a Path) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
+        Box::pin(async { none() })
+    }
 
     /// Gives the migration up, if there is one, and lets the guest go on here if it `runs`.
     ///
@@ -225,7 +268,7 @@ pub trait Hypervisor: Send + Sync {
     /// It waits for none.
     fn inlet<'a>(&'a self, folder: &'a Path) -> BoxFuture<'a, Result<BoxTransport>>;
 
-    /// Whether it has all of the machine, and the guest is stopped.
+    /// Whether it has all of the machine, in post-copy all but memory that follows, and the guest is stopped.
     ///
     /// # Errors
     /// It does not answer, or the migration has failed.

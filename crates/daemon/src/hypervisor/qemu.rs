@@ -16,7 +16,7 @@ use vm::machine::{
 use vm::{QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
-use super::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, Monitors, OnStatus, Outlet, launch};
+use super::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, OnStatus, Outlet, launch};
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
 
@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_millis(1);
 const VIRSH_LIMIT: Duration = Duration::from_secs(5);
 /// How often the memory is looked at while it is copied.
 const CONVERGE_LOOK: Duration = Duration::from_millis(20);
+
+/// Whether programs that are not root's may take page faults of the kernel's own accesses, as QEMU must in post-copy.
+const USERFAULTFD_SWITCH: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 
 /// The QEMUs of this host.
 pub(crate) struct Qemus {
@@ -89,6 +92,17 @@ impl Hypervisors for Qemus {
 
     fn found(&self) -> Vec<FoundMachine> {
         FoundMachine::all()
+    }
+
+    fn refuses_postcopy(&self, owner: Option<SocketOwner>) -> Option<Error> {
+        let uid = owner.map_or_else(|| rustix::process::geteuid().as_raw(), |owner| owner.uid);
+        let said = std::fs::read_to_string(USERFAULTFD_SWITCH).unwrap_or_default();
+        // QEMU itself checks the rest when it is asked to wait for the memory.
+        (uid != 0 && said.trim() == "0").then(|| {
+            let message = "the kernel of this host lets QEMU's user take no page faults (vm.unprivileged_userfaultfd)";
+            Error::new(ErrorCode::VmRefused, message)
+                .with_hint("`sysctl vm.unprivileged_userfaultfd=1` there, or leave --postcopy out")
+        })
     }
 
     fn domains(&self) -> BoxFuture<'_, Vec<String>> {
@@ -226,9 +240,15 @@ impl Hypervisor for Qemu {
         noted: OnStatus<'a>,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            if convergence.stops_guest && self.until_little_is_left(convergence.downtime_limit, noted).await? {
+            if convergence.stops_guest || convergence.postcopy {
+                let left = self.after_a_pass(convergence, noted).await?;
                 stopped();
-                machine::stop_guest(&self.qmp).await.map_err(|error| of_vm(&error))?;
+                let switch = match left {
+                    AfterPass::Little => machine::stop_guest(&self.qmp).await,
+                    AfterPass::Much => machine::start_postcopy(&self.qmp).await,
+                    AfterPass::Stopped => Ok(()),
+                };
+                switch.map_err(|error| of_vm(&error))?;
             }
             let reached = self.until(MigrationPhase::PreSwitchover, noted, None).await;
             stopped();
@@ -239,7 +259,46 @@ impl Hypervisor for Qemu {
     fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             machine::switch_over(&self.qmp).await.map_err(|error| of_vm(&error))?;
-            self.until(MigrationPhase::Completed, noted, Some(SWITCH_LIMIT)).await
+            let is_sent = |status: &MigrationStatus| {
+                noted(status);
+                matches!(status.phase, MigrationPhase::Completed | MigrationPhase::PostcopyActive)
+            };
+            let sent = machine::wait_for(&self.qmp, is_sent, Some(SWITCH_LIMIT)).await;
+            sent.map(drop).map_err(|error| of_vm(&error))
+        })
+    }
+
+    fn memory_flow<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<MemoryFlow>> {
+        Box::pin(async move {
+            let status = machine::status(&self.qmp).await.map_err(|error| of_vm(&error))?;
+            match status.phase {
+                MigrationPhase::Completed => Ok(MemoryFlow::Complete),
+                MigrationPhase::PostcopyPaused => Ok(MemoryFlow::Cut),
+                MigrationPhase::Failed | MigrationPhase::Cancelled => {
+                    let why = status.error.unwrap_or_else(|| "QEMU does not say why".to_owned());
+                    let message = format!("the migration of the memory is {}: {why}", status.phase);
+                    Err(Error::new(ErrorCode::QmpRefused, message).with_hint("see QEMU's log"))
+                }
+                _ => {
+                    noted(&status);
+                    Ok(MemoryFlow::Following)
+                }
+            }
+        })
+    }
+
+    fn recover_incoming<'a>(&'a self, folder: &'a Path) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let socket = migration_socket(folder);
+            machine::recover_incoming(&self.qmp, &socket).await.map_err(|error| of_vm(&error))
+        })
+    }
+
+    fn recover_outgoing<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, Result<Box<dyn Outlet>>> {
+        Box::pin(async move {
+            let outlet = Socket::open(path, self.qmp.process_id().and_then(owner_of))?;
+            machine::recover_outgoing(&self.qmp, path).await.map_err(|error| of_vm(&error))?;
+            Ok(Box::new(outlet) as _)
         })
     }
 
@@ -283,21 +342,24 @@ impl Hypervisor for Qemu {
 }
 
 impl Qemu {
-    /// Waits until what is left of the memory takes no longer than `limit`. Gives false if QEMU has stopped the guest before, or the
-    /// migration is over.
-    async fn until_little_is_left(&self, limit: Duration, noted: OnStatus<'_>) -> Result<bool> {
+    /// Waits until what is left of the memory takes no longer than the limit; in post-copy for one pass, however much is left then.
+    async fn after_a_pass(&self, convergence: Convergence, noted: OnStatus<'_>) -> Result<AfterPass> {
         let mut passes = 1;
         loop {
             let status = machine::status(&self.qmp).await.map_err(|error| of_vm(&error))?;
             noted(&status);
             if !matches!(status.phase, MigrationPhase::None | MigrationPhase::Setup | MigrationPhase::Active) {
-                return Ok(false);
+                return Ok(AfterPass::Stopped);
             }
             // Right after the beginning of a pass what is left is known; later the guest has made more of it.
             let is_fresh = status.iterations > passes;
             passes = passes.max(status.iterations);
-            if is_fresh && time_left(&status).is_some_and(|left| left <= limit) {
-                return Ok(true);
+            let is_little = || time_left(&status).is_some_and(|left| left <= convergence.downtime_limit);
+            if is_fresh && is_little() && convergence.stops_guest {
+                return Ok(AfterPass::Little);
+            }
+            if is_fresh && convergence.postcopy {
+                return Ok(AfterPass::Much);
             }
             self.qmp.env().sleep(CONVERGE_LOOK).await;
         }
@@ -310,6 +372,16 @@ impl Qemu {
         };
         machine::wait_for(&self.qmp, reached, limit).await.map(drop).map_err(|error| of_vm(&error))
     }
+}
+
+/// What is left of a memory after a pass over it.
+enum AfterPass {
+    /// It fits into the downtime limit.
+    Little,
+    /// It does not, and may follow the guest.
+    Much,
+    /// QEMU has stopped the guest before, or the migration is over.
+    Stopped,
 }
 
 /// How long what is left of the memory takes at the rate of late.

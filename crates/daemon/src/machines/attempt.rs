@@ -18,8 +18,9 @@ use super::Machine;
 use super::channel::{Answer, Ask};
 use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_there};
 use super::hooks::{HookInput, HookPhase};
-use super::memory::{carry, carry_beside};
+use super::memory::{carry, carry_beside, carry_held};
 use super::outgoing::{Departure, call};
+use super::postcopy::Way;
 use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
@@ -79,6 +80,8 @@ pub(crate) struct MachineMove {
     /// All of the memory was sent.
     is_sent: AtomicBool,
     is_committed: AtomicBool,
+    /// Whether the memory's connection may close: in post-copy not before the commit.
+    may_close: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -142,6 +145,7 @@ impl MachineMove {
             lost: Arc::default(),
             is_sent: AtomicBool::new(false),
             is_committed: AtomicBool::new(false),
+            may_close: watch::Sender::new(!request.postcopy),
         })
     }
 
@@ -245,7 +249,9 @@ impl MachineMove {
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
-        self.commit(daemon, member).await
+        self.commit(daemon, member).await?;
+        self.may_close.send_replace(true);
+        Ok(())
     }
 
     /// Has the source's QEMU begin, and the socket through which both are joined.
@@ -256,6 +262,7 @@ impl MachineMove {
             bandwidth_bytes_max: self.request.bandwidth.unwrap_or(UNLIMITED_BYTES),
             downtime_limit: self.downtime_limit(),
             auto_converge: self.request.auto_converge,
+            postcopy: self.request.postcopy,
         };
         let path = daemon.migration_place(&self.name);
         self.state.lock().sending = Some(daemon.env.now());
@@ -319,8 +326,11 @@ impl MachineMove {
     async fn carry_one(&self, daemon: &Arc<Daemon>, (lane, near): (Lane, BoxTransport), number: u16) -> Result<()> {
         let other = self.connection(daemon, lane, number).await?;
         let (lost, env) = (Arc::clone(&self.lost), Arc::clone(&daemon.env));
+        let may_close = self.may_close.subscribe();
+        let is_held = self.request.postcopy;
         daemon.env.spawn(Box::pin(async move {
             let carried = match (lane, number) {
+                (Lane::Memory, 0) if is_held => carry_held(&env, (near, other), may_close).await,
                 (Lane::Memory, 0) | (Lane::Control, _) => carry(near, other).await,
                 (Lane::Memory, _) => carry_beside(&*env, near, other).await,
             };
@@ -349,6 +359,7 @@ impl MachineMove {
         let convergence = Convergence {
             downtime_limit: self.downtime_limit(),
             stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
+            postcopy: self.departure.arrival.runs && self.request.postcopy,
         };
         let stopped = || {
             let mut state = self.state.lock();
@@ -368,7 +379,7 @@ impl MachineMove {
         downtime_limit(&self.request)
     }
 
-    fn note_memory(&self, status: &MigrationStatus) {
+    pub(super) fn note_memory(&self, status: &MigrationStatus) {
         self.state.lock().memory = Some(VmMemory {
             bytes_total: status.bytes_total,
             bytes_sent: status.bytes_transferred,
@@ -517,10 +528,26 @@ impl MachineMove {
             let mut state = self.state.lock();
             state.downtime = state.stopped.map(|stopped| daemon.env.now().since(stopped));
         }
+        let followed = self.follow(daemon, machine).await;
         self.departure.hypervisor.leave().await;
         end_here(daemon, machine, self.disks.iter().map(|disk| Arc::clone(&disk.volume)).collect()).await;
         daemon.tell_hook(HookPhase::Released, self.told(daemon)).await;
-        self.end(daemon, machine, JobState::Done, None);
+        match followed {
+            Ok(()) => self.end(daemon, machine, JobState::Done, None),
+            Err(error) => self.end(daemon, machine, JobState::Failed, Some(error)),
+        }
+    }
+
+    /// Waits until the other host has all of the memory, if that follows the guest.
+    async fn follow(&self, daemon: &Arc<Daemon>, machine: &Machine) -> Result<()> {
+        if !self.request.postcopy {
+            return Ok(());
+        }
+        self.enter(VmMovePhase::Postcopy);
+        let way = Way { host: &self.host, id: self.id };
+        let followed = Box::pin(daemon.follow(machine, &way, &|status| self.note_memory(status))).await;
+        self.enter(VmMovePhase::Finishing);
+        followed
     }
 
     fn end(&self, daemon: &Arc<Daemon>, machine: &Machine, outcome: JobState, error: Option<Error>) {
@@ -536,6 +563,8 @@ impl MachineMove {
 /// How many connections carry the memory of a machine.
 pub(super) fn connections(request: &VmMoveRequest, facts: &MachineFacts, config: &Config) -> u16 {
     let own = match facts.version {
+        // QEMU carries memory that follows the guest over one.
+        _ if request.postcopy => 1,
         version if (version.major, version.minor) < CHANNELS_SINCE => 1,
         _ => u8::try_from(config.worker_count()).unwrap_or(CHANNELS_MAX).clamp(1, CHANNELS_MAX),
     };

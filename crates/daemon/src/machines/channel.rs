@@ -13,6 +13,7 @@
 //!     │ loaded ─────────────────────────────────────────────▶ │ QEMU has all of it
 //!     │          (the commit of the disks' group)             │
 //!     │ run ────────────────────────────────────────────────▶ │ all disks are held here: the guest runs
+//!     │ rejoin, then memory 0 again ════════════════════════▶ │ post-copy, after a lost connection
 //! ```
 //!
 //! A message is its length (u32, little-endian, at most [`MESSAGE_BYTES_MAX`]) and JSON. Each question has one answer. The
@@ -58,6 +59,9 @@ pub(super) enum Ask {
         id: Uuid,
         /// How QEMU takes the memory.
         channels: u8,
+        /// Whether the guest may run before all of it is there.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        postcopy: bool,
     },
     /// What follows is one of the connections of QEMU's migration.
     Memory {
@@ -76,6 +80,16 @@ pub(super) enum Ask {
     },
     /// Answered when this host holds all disks and the machine runs.
     Run {
+        /// The move.
+        id: Uuid,
+    },
+    /// The connection of its memory was lost while that followed the guest: answered when the target waits for another one.
+    Rejoin {
+        /// The move.
+        id: Uuid,
+    },
+    /// Answered when the target has all of the memory that followed the guest; refused if it has not.
+    Whole {
         /// The move.
         id: Uuid,
     },
@@ -104,6 +118,9 @@ pub(super) struct Arrival {
     pub(super) domain: Option<DomainDefinition>,
     /// Whether its guest runs.
     pub(super) runs: bool,
+    /// Whether its guest may run there before all of its memory is there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) postcopy: bool,
 }
 
 impl Arrival {

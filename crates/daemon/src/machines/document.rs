@@ -46,6 +46,9 @@ pub struct MachineDocument {
     /// Its move here, once it runs, until the hook has heard of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arrived: Option<IncomingMachine>,
+    /// Its move here, once it runs, until all of its memory is here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub following: Option<IncomingMachine>,
     /// Its last move from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
@@ -87,6 +90,9 @@ pub struct OutgoingMachine {
     /// How its QEMU was started, for the hook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<MachineDescription>,
+    /// Whether its memory may follow its guest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub postcopy: bool,
 }
 
 /// A move here.
@@ -118,6 +124,7 @@ impl MachineDocument {
             outgoing: None,
             incoming: None,
             arrived: None,
+            following: None,
             last_move: None,
         }
     }

@@ -46,7 +46,8 @@ impl MachineMove {
             Either::Left(_) => true,
             Either::Right(_) => false,
         };
-        let ask = Ask::Start { id: self.id, channels: self.channels(daemon) };
+        let postcopy = self.request.postcopy;
+        let ask = Ask::Start { id: self.id, channels: self.channels(daemon), postcopy };
         let target = match self.ask(daemon, START_LIMIT, ask).await? {
             Answer::Domain(target) => Some(self.departure.checked(target)?),
             _ => None,

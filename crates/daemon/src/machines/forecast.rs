@@ -152,7 +152,11 @@ pub(super) fn notes(known: &MemoryKnown, request: &VmMoveRequest) -> Vec<String>
     if !request.auto_converge {
         ways.insert(0, "--auto-converge, which slows the guest down");
     }
-    ways.push("a longer --downtime-limit");
+    if request.postcopy {
+        // The guest does not wait for its memory to converge.
+        return Vec::new();
+    }
+    ways.extend(["a longer --downtime-limit", "--postcopy, which docs/vm.md tells the price of"]);
     vec![format!(
         "the guest changes {:.0} MiB/s of its memory, and about {:.0} MiB/s can be sent: the move may never end. What helps: {}",
         mib(known.dirty),

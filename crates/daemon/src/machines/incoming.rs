@@ -10,12 +10,14 @@
 //! of them is gone. The source holds its guest stopped from *loaded* on, and commits only after it has heard of that.
 
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use futures::FutureExt;
+use futures::future::{Either, select};
 use migrate::stream::{BoxTransport, PeerName};
 use tokio::io::AsyncReadExt;
 use uuid::Uuid;
@@ -31,7 +33,7 @@ use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::IncomingStage;
-use crate::hypervisor::{Hypervisor, Lane};
+use crate::hypervisor::{Hypervisor, Lane, MemoryFlow};
 use crate::problem::{Result, invalid, of_vm};
 use crate::state_dir::check_name;
 
@@ -80,17 +82,29 @@ async fn carry(
     lane: Lane,
 ) -> std::io::Result<()> {
     let inlet = async {
-        let (machine, incoming) = daemon.arriving_machine(host, id)?;
-        match lane {
+        let (machine, incoming) = daemon.coming_machine(host, id)?;
+        let mut cut = machine.cut.subscribe();
+        cut.mark_unchanged();
+        let inlet = match lane {
             Lane::Memory => daemon.hypervisor_of(&machine).await?.inlet(&incoming.folder).await,
             Lane::Control => daemon.control_inlet(&incoming).await,
-        }
+        };
+        inlet.map(|inlet| (inlet, cut))
     };
     match inlet.await {
-        Ok(inlet) => {
+        Ok((inlet, mut cut)) => {
             // The next connection is made only after this one is there.
             send(&mut transport, &Answer::Done).await?;
-            memory::carry(inlet, transport).await
+            let cut = async {
+                // One that is forgotten cuts nothing.
+                if cut.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            };
+            match select(pin!(memory::carry(inlet, transport)), pin!(cut)).await {
+                Either::Left((carried, _)) => carried,
+                Either::Right(_) => Ok(()),
+            }
         }
         Err(error) => send(&mut transport, &Answer::Refused { error }).await,
     }
@@ -102,9 +116,11 @@ impl Daemon {
             Ask::Share { disks } => Ok(self.answer_which_are_shared(&disks).await),
             Ask::Plan(arrival) => self.plan_arrival(host, &arrival).await,
             Ask::Prepare(arrival) => self.prepare_arrival(host, &arrival).await,
-            Ask::Start { id, channels } => self.start_arrival(host, id, channels).await,
+            Ask::Start { id, channels, postcopy } => self.start_arrival(host, id, (channels, postcopy)).await,
             Ask::Loaded { id } => self.arrival_loaded(host, id).await,
             Ask::Run { id } => self.run_arrival(host, id).await,
+            Ask::Rejoin { id } => self.rejoin_arrival(host, id).await,
+            Ask::Whole { id } => self.is_arrival_whole(host, id).await,
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
             Ask::Memory { .. } | Ask::Control { .. } | Ask::Probe { .. } => unreachable!("it is no question"),
         }
@@ -122,6 +138,17 @@ impl Daemon {
             Error::new(ErrorCode::NotFound, format!("no VM comes from {host} by the move {id}"))
                 .with_hint("it was given up here: see this host's log, and move it again")
         })
+    }
+
+    /// The same, or the one that runs here and whose memory still comes from `host`.
+    pub(super) fn coming_machine(&self, host: &str, id: Uuid) -> Result<(Arc<Machine>, IncomingMachine)> {
+        let is_meant = |following: &IncomingMachine| following.id == id && following.host == host;
+        let mut machines = self.machines.list().into_iter();
+        let following = machines.find_map(|machine| {
+            let following = machine.document().following.filter(is_meant)?;
+            Some((machine, following))
+        });
+        following.map_or_else(|| self.arriving_machine(host, id), Ok)
     }
 
     /// Where the sockets of the machine `name` are.
@@ -195,9 +222,12 @@ impl Daemon {
             }
             None => self.program_for(&arrival.description.program)?,
         };
-        self.machine_owner()?;
+        let owner = self.machine_owner()?;
         self.check_hook()?;
         let mut refusals = Vec::new();
+        if arrival.postcopy {
+            refusals.extend(self.hypervisors.refuses_postcopy(owner));
+        }
         if let Some(known) = self.machines.get(&arrival.name)
             && !self.is_replaceable(&known, host)
         {
@@ -304,7 +334,7 @@ impl Daemon {
     }
 
     /// Starts the QEMU of a machine whose disks are being filled.
-    async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, channels: u8) -> Result<Answer> {
+    async fn start_arrival(self: &Arc<Self>, host: &str, id: Uuid, (channels, postcopy): (u8, bool)) -> Result<Answer> {
         let (machine, incoming) = self.arriving_machine(host, id)?;
         let _operation = machine.operation.lock().await;
         let begin = machine.begin.lock().clone();
@@ -335,8 +365,13 @@ impl Daemon {
             let hint = "start the VM anew with the devices that it has now, or unplug what was plugged in";
             return Err(Error::new(ErrorCode::VmRefused, difference.reason).with_hint(hint));
         }
-        let options =
-            MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit: Duration::ZERO, auto_converge: false };
+        let options = MigrationOptions {
+            channels,
+            bandwidth_bytes_max: 0,
+            downtime_limit: Duration::ZERO,
+            auto_converge: false,
+            postcopy,
+        };
         hypervisor.begin_incoming(&options, &incoming.folder).await?;
         Ok(Answer::Done)
     }
@@ -355,10 +390,15 @@ impl Daemon {
             }
             self.env.sleep(LOOK_SOON).await;
         }
+        if hypervisor.memory_flow(&|_| {}).await? == MemoryFlow::Cut {
+            let message = format!("the memory of {} does not come any more: its connection was lost", machine.name);
+            return Err(Error::new(ErrorCode::MoveFailed, message)
+                .with_hint("see whether both hosts reach each other, and move it again"));
+        }
         Ok(Answer::Done)
     }
 
-    async fn hypervisor_of(&self, machine: &Machine) -> Result<Arc<dyn Hypervisor>> {
+    pub(super) async fn hypervisor_of(&self, machine: &Machine) -> Result<Arc<dyn Hypervisor>> {
         let kept = machine.hypervisor.lock().clone();
         if let Some(hypervisor) = kept
             && hypervisor.ended().now_or_never().is_none()
@@ -459,13 +499,19 @@ impl Daemon {
         }
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
         let process = hypervisor.process();
+        // Asked after it runs: the guest waits for nothing that can be asked later.
+        let is_following = !matches!(hypervisor.memory_flow(&|_| {}).await, Ok(MemoryFlow::Complete));
         let due = self.due_of(incoming.clone());
         self.update_machine(machine, |document| {
             (document.incoming, document.arrived) = (None, due);
+            document.following = is_following.then(|| incoming.clone());
             document.process = process.or(document.process.take());
         })?;
         self.tell_running(machine, &incoming);
         *machine.problem.lock() = None;
+        if is_following {
+            self.tend_memory(machine);
+        }
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
         tracing::info!(vm = machine.name, host = incoming.host, "a VM has come and runs here");

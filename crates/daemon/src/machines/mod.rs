@@ -34,6 +34,7 @@
 //! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
+//! | `postcopy` | memory that follows the guest |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 
@@ -50,6 +51,7 @@ mod hooks;
 mod incoming;
 mod memory;
 mod outgoing;
+mod postcopy;
 mod restart;
 mod shared;
 
@@ -115,6 +117,8 @@ pub(crate) struct Machine {
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// Whether the hook has heard that one that comes is about to run here.
     is_switching: AtomicBool,
+    /// Cuts the connection by which its memory comes.
+    cut: tokio::sync::watch::Sender<u64>,
     /// By which move of which host it has come, of one that runs since.
     arrived: Mutex<Option<(String, Uuid)>>,
 }
@@ -140,6 +144,7 @@ impl Machine {
             begin: Mutex::default(),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),
+            cut: tokio::sync::watch::Sender::new(0),
             arrived: Mutex::default(),
         })
     }
@@ -293,6 +298,10 @@ impl Daemon {
             return Err(Error::new(ErrorCode::Busy, message).with_hint(format!(
                 "`transhume vm cancel {name}` there; `transhume vm resolve {name}` says what both have"
             )));
+        }
+        if let Some(following) = &document.following {
+            let message = format!("the memory of {name} still comes from {}", following.host);
+            return Err(Error::new(ErrorCode::Busy, message).with_hint("wait until all of it is here"));
         }
         self.forget_machine(&machine)?;
         Ok(shown)

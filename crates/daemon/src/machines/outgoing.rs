@@ -20,7 +20,7 @@ use super::ending::{abandon_there, no_answer};
 use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
 use super::shared::Handling;
-use super::{Machine, budget, is_moved};
+use super::{Machine, budget, is_moved, postcopy};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
@@ -73,7 +73,7 @@ impl Daemon {
             disk.handling = Some(handling.kind());
             disk.not_shared = handling.why.as_ref().map(ToString::to_string);
         }
-        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;
+        let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
         let mut plan = VmPlan {
             vm: name.to_owned(),
             to: request.to.clone(),
@@ -121,6 +121,7 @@ impl Daemon {
         (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
         plan.notes = forecast::notes(&known, &request);
         plan.notes.extend(forecast::emulation_note(&facts));
+        plan.notes.extend(request.postcopy.then(|| postcopy::NOTE.to_owned()));
         plan.downtime_ms = Some(forecast.downtime.as_secs_f64() * 1e3);
         if memory.converges {
             plan.seconds = Some(forecast.seconds);
@@ -154,6 +155,7 @@ impl Daemon {
             started_unix_ms: unix_ms(self.env.wall_clock()),
             domain: departure.arrival.domain.as_ref().map(|domain| domain.uuid.clone()),
             description: Some(departure.arrival.description.clone()),
+            postcopy: request.postcopy,
         };
         // Before the other host hears of it: what it has on record after a crash somebody here must take back.
         self.update_machine(&machine, |document| document.outgoing = Some(outgoing))?;
@@ -220,7 +222,7 @@ impl Daemon {
         }
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
-        let arrival = self.describe(&document, &*hypervisor, &arriving(&disks, &handled)).await?;
+        let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
         let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
         let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
@@ -268,7 +270,7 @@ impl Daemon {
         &self,
         document: &MachineDocument,
         hypervisor: &dyn Hypervisor,
-        disks: &[ArrivingDisk],
+        (disks, postcopy): (&[ArrivingDisk], bool),
     ) -> Result<Arrival> {
         let facts = hypervisor.facts().await?;
         let description = match &document.description {
@@ -281,7 +283,7 @@ impl Daemon {
         };
         let runs = facts.run_state == "running";
         let (id, name) = (random_uuid(&*self.env), document.name.clone());
-        Ok(Arrival { id, name, description, facts, disks, domain, runs })
+        Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy })
     }
 
     /// The disk with node and image as the command line has them with which its machine was started first.
@@ -424,6 +426,10 @@ fn refuse_absent(document: &MachineDocument) -> Result<()> {
         return Err(Error::new(ErrorCode::Busy, format!("{} comes from {} just now", document.name, incoming.host))
             .with_hint("wait until it runs here"));
     }
+    if let Some(following) = &document.following {
+        let message = format!("the memory of {} still comes from {}", document.name, following.host);
+        return Err(Error::new(ErrorCode::Busy, message).with_hint("wait until all of it is here"));
+    }
     Ok(())
 }
 
@@ -433,6 +439,14 @@ fn refuse_options(document: &MachineDocument, request: &VmMoveRequest) -> Result
     if is_many && matches!(document.monitor, Monitor::Libvirt(_)) {
         return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain goes over one connection")
             .with_hint("leave --channels out"));
+    }
+    if request.postcopy && is_many {
+        return Err(Error::new(ErrorCode::VmRefused, "memory that follows the guest goes over one connection")
+            .with_hint("leave --channels or --postcopy out"));
+    }
+    if request.postcopy && matches!(document.monitor, Monitor::Libvirt(_)) {
+        return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain does not follow its guest")
+            .with_hint("leave --postcopy out; --auto-converge and a longer --downtime-limit help a busy guest"));
     }
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! | comes | held here | it runs once its QEMU has all of it |
 //! | has come, its hook may not know | held here | the hook is told that it runs |
 //! | comes | being filled, or gone | its QEMU is ended once they are gone |
+//! | runs, its memory follows | held here | it is looked after until all of it is here |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use super::Machine;
 use super::document::{self, OutgoingMachine};
 use super::ending::{abandon_there, end_here, note_end, run_there};
 use super::hooks::HookPhase;
+use super::postcopy::Way;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -52,6 +54,9 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
         let (daemon, machine) = (Arc::clone(daemon), Arc::clone(machine));
         let env = Arc::clone(&daemon.env);
         env.spawn(Box::pin(async move { daemon.give_up_unstarted(&machine).await }));
+    }
+    if document.following.is_some() {
+        daemon.tend_memory(machine);
     }
     if let Some(arrived) = &document.arrived {
         daemon.tell_running(machine, arrived);
@@ -95,12 +100,18 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
     if is_committed {
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
         run_there(daemon, &host, outgoing.id).await;
+        let way = Way { host: &host, id: outgoing.id };
+        let followed = if outgoing.postcopy { Box::pin(daemon.follow(machine, &way, &|_| {})).await } else { Ok(()) };
         end_here(daemon, machine, volumes).await;
         daemon.tell_hook(HookPhase::Released, told).await;
-        note_end(daemon, machine, over(JobState::Done, None));
+        let state = if followed.is_ok() { JobState::Done } else { JobState::Failed };
+        note_end(daemon, machine, over(state, followed.err()));
     } else {
         let error = Error::new(ErrorCode::MoveFailed, format!("the daemon was restarted while {} moved", machine.name))
             .with_hint("the VM runs here; move it again");
+        if outgoing.postcopy {
+            Box::pin(daemon.make_whole(machine, &outgoing)).await;
+        }
         undo(daemon, machine, &outgoing, &volumes, &error).await;
         abandon_there(daemon, &host, outgoing.id);
         daemon.tell_hook(HookPhase::Abandoned, told).await;

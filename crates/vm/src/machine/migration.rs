@@ -5,7 +5,16 @@
 //!             │         │        │ guest stopped, disks still its own       │
 //!             └─────────┴────────┴──cancel──▶ cancelled: the guest runs     └─resume: only if the target never ran
 //!  target   setup ─▶ active ──────────────────────────────────────▶ completed (guest: paused) ── start_guest
+//!
+//!  post-copy:
+//!  source   active ─▶ pre-switchover ──switch_over──▶ postcopy-active ─────────────▶ completed
+//!  target   active ─────────────────────────────────▶ postcopy-active (guest: paused) ── start_guest ─▶ completed
+//!                                                        ▲     │ the connection is lost, on both sides
+//!                                                        └── postcopy-paused: recover_incoming, then recover_outgoing
 //! ```
+//!
+//! A source in `postcopy-active` still has all of the memory, and can be cancelled and resumed as long as its connection is open
+//! and the target's guest has not run (tried with QEMU 7.2). In `postcopy-paused` QEMU 7.2 never ends a cancel: recover first.
 
 use std::path::Path;
 use std::time::Duration;
@@ -40,6 +49,8 @@ pub struct MigrationOptions {
     pub downtime_limit: Duration,
     /// Whether QEMU slows the guest's processors down if it makes memory dirty faster than it is sent.
     pub auto_converge: bool,
+    /// Whether the guest may run at the target before all of its memory is there. Only with one plain stream.
+    pub postcopy: bool,
 }
 
 /// Where the migration of this QEMU stands, outgoing or incoming.
@@ -64,6 +75,9 @@ pub async fn prepare_outgoing(qmp: &Qmp, options: &MigrationOptions) -> Result<(
     set_capabilities(qmp, &wanted).await?;
     let mut parameters = steering(Some(options.bandwidth_bytes_max), Some(options.downtime_limit));
     set_channels(&mut parameters, options);
+    if options.postcopy {
+        parameters.insert("max-postcopy-bandwidth".to_owned(), options.bandwidth_bytes_max.into());
+    }
     qmp.execute("migrate-set-parameters", Value::Object(parameters)).await.map(drop)
 }
 
@@ -175,14 +189,44 @@ pub async fn switch_over(qmp: &Qmp) -> Result<()> {
     qmp.execute("migrate-continue", json!({ "state": "pre-switchover" })).await.map(drop)
 }
 
+/// Has a source that copies memory stop its guest at the end of the pass, and send the rest of the memory after the devices' state. It
+/// waits in `pre-switchover` as ever. With little left QEMU sends that before, as without this.
+///
+/// # Errors
+/// What QMP says; it refuses if no migration is under way, or the capability was not set.
+pub async fn start_postcopy(qmp: &Qmp) -> Result<()> {
+    qmp.execute("migrate-start-postcopy", json!({})).await.map(drop)
+}
+
+/// Has a target in `postcopy-paused` listen on `socket` for the connection that is made again. It exists when this returns.
+///
+/// # Errors
+/// What QMP says; it refuses in any other phase.
+pub async fn recover_incoming(qmp: &Qmp, socket: &Path) -> Result<()> {
+    qmp.execute("migrate-recover", json!({ "uri": uri(socket)? })).await.map(drop)
+}
+
+/// Has a source in `postcopy-paused` go on over a new connection to `socket`. What the target lacks is sent, whatever was sent before.
+///
+/// # Errors
+/// What QMP says; it refuses in any other phase.
+pub async fn recover_outgoing(qmp: &Qmp, socket: &Path) -> Result<()> {
+    qmp.execute("migrate", json!({ "uri": uri(socket)?, "resume": true })).await.map(drop)
+}
+
 /// Cancels the migration and waits until none is under way. Fine if there is none. It may come too late: then the phase
 /// is `completed` afterwards.
 ///
 /// # Errors
-/// `TimedOut`; what QMP says.
+/// `Refused` if its connection was lost in post-copy: QEMU 7.2 would never end. `TimedOut`; what QMP says.
 pub async fn cancel(qmp: &Qmp) -> Result<()> {
-    if !status(qmp).await?.phase.is_under_way() {
+    let phase = status(qmp).await?.phase;
+    if !phase.is_under_way() {
         return Ok(());
+    }
+    if matches!(phase, MigrationPhase::PostcopyPaused | MigrationPhase::PostcopyRecover) {
+        let context = format!("the migration is in {phase}: it is made whole again before it is cancelled");
+        return Err(Error::refused(context));
     }
     qmp.execute("migrate_cancel", json!({})).await?;
     wait_for(qmp, |now| !now.phase.is_under_way(), Some(SETTLE_LIMIT)).await.map(drop)
@@ -222,13 +266,14 @@ pub async fn start_guest(qmp: &Qmp) -> Result<()> {
     Ok(())
 }
 
-/// Whether the target has everything and only waits to be started.
+/// Whether the target has everything and only waits to be started. In post-copy the memory may follow.
 ///
 /// # Errors
 /// What QMP says.
 pub async fn is_loaded(qmp: &Qmp) -> Result<bool> {
-    let is_completed = status(qmp).await?.phase == MigrationPhase::Completed;
-    Ok(is_completed && run_state(qmp).await? != "inmigrate")
+    let phase = status(qmp).await?.phase;
+    let has_devices = phase == MigrationPhase::Completed || phase.is_postcopy();
+    Ok(has_devices && run_state(qmp).await? != "inmigrate")
 }
 
 /// QEMU's run state, such as `running` or `postmigrate`.
@@ -276,6 +321,9 @@ fn common_capabilities(options: &MigrationOptions) -> Vec<Wanted> {
     ];
     if options.channels > 0 {
         wanted.push(Wanted { name: "multifd", is_required: true });
+    }
+    if options.postcopy {
+        wanted.push(Wanted { name: "postcopy-ram", is_required: true });
     }
     wanted
 }
@@ -340,7 +388,7 @@ mod tests {
 
     fn options(channels: u8) -> MigrationOptions {
         let downtime_limit = Duration::from_millis(300);
-        MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit, auto_converge: false }
+        MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit, auto_converge: false, postcopy: false }
     }
 
     #[test]

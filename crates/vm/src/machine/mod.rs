@@ -31,8 +31,9 @@ pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
 pub use memory::{MemoryUse, memory_use};
 pub use migration::{
-    MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing, resume,
-    start_guest, status, steer, stop_guest, switch_over, wait_for,
+    MigrationOptions, begin_incoming, begin_outgoing, cancel, is_loaded, prepare_incoming, prepare_outgoing,
+    recover_incoming, recover_outgoing, resume, start_guest, start_postcopy, status, steer, stop_guest, switch_over,
+    wait_for,
 };
 pub use networks::NetworkBackend;
 pub use status::{MigrationPhase, MigrationStatus};

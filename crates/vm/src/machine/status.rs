@@ -71,6 +71,12 @@ impl MigrationPhase {
         !matches!(self, Self::None | Self::Completed | Self::Failed | Self::Cancelled)
     }
 
+    /// Whether the guest may run at the target while its memory follows, or would if the connection was there.
+    #[must_use]
+    pub fn is_postcopy(&self) -> bool {
+        matches!(self, Self::PostcopyActive | Self::PostcopyPaused | Self::PostcopyRecover)
+    }
+
     /// Whether it has come to nothing.
     #[must_use]
     pub fn has_failed(&self) -> bool {

@@ -1,0 +1,241 @@
+//! Memory that follows its guest (post-copy).
+//!
+//! ```text
+//!   source's QEMU                                            target's QEMU
+//!     active, one pass over the memory ════════════════════▶ active
+//!     pre-switchover, the guest is stopped
+//!     postcopy-active ══ the devices' state ═══════════════▶ postcopy-active, the guest is stopped: loaded
+//!       │ the disks are held
+//!       ▼ THE COMMIT of the group                              │
+//!     never runs again ────────── run ─────────────────────▶ the guest runs
+//!       │ ◀───────────────── the pages that it waits for ────  │
+//!       │ ═══════════════════ all other pages ═══════════════▶ │
+//!     completed: QEMU is ended                               completed
+//! ```
+//!
+//! The commit comes after the target has loaded the devices and before its guest runs. Until then the source has all of the memory,
+//! and a cancelled QEMU of it goes on, if its connection was not lost: so the daemon holds its end open until the commit, whatever
+//! becomes of the way between the hosts. Were the commit before the devices' state is sent, a target that refuses that state
+//! would cost the guest.
+//!
+//! After the commit each host has a part of the memory. A connection that is lost then pauses both QEMUs: the guest stops at the next
+//! page that it lacks, and the source asks the target to take another connection until that is there. The QEMU of the source
+//! is ended only when its migration is completed. The disks are the target's from the commit on: to mirror them back over the
+//! link that may be lost would give the source disks without the memory that goes with them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{Error, ErrorCode};
+use uuid::Uuid;
+
+use super::Machine;
+use super::channel::{Answer, Ask};
+use super::document::OutgoingMachine;
+use super::ending::no_answer;
+use super::memory::carry_held;
+use super::outgoing::call;
+use crate::audit::Peer;
+use crate::daemon::Daemon;
+use crate::hosts::HostName;
+use crate::hypervisor::{Hypervisor, MemoryFlow, OnStatus};
+use crate::problem::Result;
+
+/// What a plan says of it.
+pub(super) const NOTE: &str = "--postcopy: from the switchover until all memory is there, the guest needs both hosts. A link that is lost stops it until the link is back; the end of the source's QEMU or host loses its memory, and the disks stay whole at the target";
+
+/// How often a QEMU is asked how far its memory is.
+const LOOK: Duration = Duration::from_millis(100);
+/// How often a connection is tried again, at most.
+const REST_MAX: Duration = Duration::from_secs(5);
+/// How long one try may take.
+const REJOIN_LIMIT: Duration = Duration::from_secs(15);
+/// How long a target takes to hear that its connection is cut.
+const CUT_LIMIT: Duration = Duration::from_secs(5);
+/// How often a move that was not committed is made whole, so that it can be undone.
+const WHOLE_TRIES: u32 = 4;
+
+/// To whom the memory of a machine follows, and by which move.
+pub(super) struct Way<'a> {
+    pub(super) host: &'a HostName,
+    pub(super) id: Uuid,
+}
+
+impl Daemon {
+    /// Waits until the other host has all memory of a machine that runs there, and makes a lost connection again.
+    ///
+    /// # Errors
+    /// The QEMU here has ended before.
+    pub(super) async fn follow(self: &Arc<Self>, machine: &Machine, way: &Way<'_>, noted: OnStatus<'_>) -> Result<()> {
+        let mut rest = LOOK;
+        loop {
+            let document = machine.document();
+            let looked = async {
+                let hypervisor = self.hypervisors.reach(&document.monitor).await?;
+                let flow = hypervisor.memory_flow(noted).await?;
+                if flow == MemoryFlow::Cut {
+                    tracing::warn!(vm = machine.name, host = %way.host, "the memory that follows a guest is cut off");
+                    self.rejoin(machine, &*hypervisor, way).await?;
+                    tracing::info!(vm = machine.name, host = %way.host, "the memory follows its guest again");
+                    self.note_rejoined(machine, way);
+                }
+                Ok::<_, Error>(flow)
+            };
+            match looked.await {
+                Ok(MemoryFlow::Complete) => {
+                    *machine.problem.lock() = None;
+                    return Ok(());
+                }
+                Ok(_) => {
+                    *machine.problem.lock() = None;
+                    rest = LOOK;
+                }
+                Err(error) if error.code == ErrorCode::QmpUnreachable && self.has_ended(machine) => {
+                    // It may have ended because it was done.
+                    match self.ask_about_machine(way.host, Ask::Whole { id: way.id }).await {
+                        Ok(_) => return Ok(()),
+                        Err(error) if error.code == ErrorCode::WrongState => {
+                            return Err(lost_for_good(machine, way.host));
+                        }
+                        Err(error) => *machine.problem.lock() = Some(error),
+                    }
+                    rest = (rest * 2).min(REST_MAX);
+                }
+                Err(error) => {
+                    tracing::warn!(vm = machine.name, host = %way.host, %error, "the memory does not follow its guest");
+                    *machine.problem.lock() = Some(stuck(machine, way.host, &error));
+                    rest = (rest * 2).min(REST_MAX);
+                }
+            }
+            self.env.sleep(rest).await;
+        }
+    }
+
+    /// Whether the QEMU of a machine is known to have ended; one whose process is not known has if nothing answers for it.
+    fn has_ended(&self, machine: &Machine) -> bool {
+        !machine.document().process.is_some_and(|process| self.hypervisors.lives(&process))
+    }
+
+    fn note_rejoined(&self, machine: &Machine, way: &Way<'_>) {
+        let what = serde_json::json!({ "host": way.host.to_string(), "move": way.id });
+        self.note(&Peer::daemon(), ("vm.rejoin", &machine.name), what, None);
+    }
+
+    /// Gives the memory another connection instead of one that was lost.
+    async fn rejoin(self: &Arc<Self>, machine: &Machine, hypervisor: &dyn Hypervisor, way: &Way<'_>) -> Result<()> {
+        let joining = async {
+            self.ask_about_machine(way.host, Ask::Rejoin { id: way.id }).await?;
+            let mut other = self.machine_channel(way.host).await?;
+            call(&mut other, way.host, Ask::Memory { id: way.id }).await?;
+            let outlet = hypervisor.recover_outgoing(&self.migration_place(&machine.name)).await?;
+            let (_, near) = outlet.accept().await.map_err(|error| {
+                Error::new(ErrorCode::QmpRefused, format!("QEMU does not connect again: {error}"))
+                    .with_hint("it is tried again")
+            })?;
+            let env = Arc::clone(&self.env);
+            self.env.spawn(Box::pin(async move {
+                // QEMU says when it has lost it.
+                let (_, may_close) = tokio::sync::watch::channel(true);
+                let _ = carry_held(&env, (near, other), may_close).await;
+            }));
+            Ok(())
+        };
+        env::timeout(&*self.env, REJOIN_LIMIT, joining).await.unwrap_or_else(|| Err(no_answer(way.host)))
+    }
+
+    /// After a restart: has a QEMU that lost its connection before the commit in a state in which it can be cancelled.
+    pub(super) async fn make_whole(self: &Arc<Self>, machine: &Machine, outgoing: &OutgoingMachine) {
+        let Ok(host) = HostName::new(&outgoing.host) else { return };
+        let way = Way { host: &host, id: outgoing.id };
+        for _ in 0..WHOLE_TRIES {
+            let made = async {
+                let hypervisor = self.hypervisors.reach(&machine.document().monitor).await?;
+                match hypervisor.memory_flow(&|_| {}).await? {
+                    MemoryFlow::Cut => self.rejoin(machine, &*hypervisor, &way).await,
+                    MemoryFlow::Complete | MemoryFlow::Following => Ok(()),
+                }
+            };
+            match made.await {
+                Ok(()) => return,
+                Err(error) => tracing::warn!(vm = machine.name, %error, "a move in post-copy is not whole yet"),
+            }
+            self.env.sleep(LOOK).await;
+        }
+    }
+
+    /// Waits for another connection of a machine's memory.
+    pub(super) async fn rejoin_arrival(self: &Arc<Self>, host: &str, id: Uuid) -> Result<Answer> {
+        let (machine, coming) = self.coming_machine(host, id)?;
+        let hypervisor = self.hypervisor_of(&machine).await?;
+        // The other host knows that its end is lost; this one may not yet.
+        machine.cut.send_modify(|times| *times += 1);
+        let began = self.env.now();
+        while hypervisor.memory_flow(&|_| {}).await? != MemoryFlow::Cut {
+            if self.env.now().since(began) > CUT_LIMIT {
+                let message = format!("the QEMU of {} has not lost its connection", machine.name);
+                return Err(Error::new(ErrorCode::QmpBusy, message).with_hint("it is asked again"));
+            }
+            self.env.sleep(LOOK / 10).await;
+        }
+        hypervisor.recover_incoming(&coming.folder).await.map(|()| Answer::Done)
+    }
+
+    /// Says whether all memory of a machine that runs here is here.
+    pub(super) async fn is_arrival_whole(&self, host: &str, id: Uuid) -> Result<Answer> {
+        // One whose memory is here is not on its way any more.
+        let Ok((machine, _)) = self.coming_machine(host, id) else { return Ok(Answer::Done) };
+        match self.hypervisor_of(&machine).await?.memory_flow(&|_| {}).await? {
+            MemoryFlow::Complete => Ok(Answer::Done),
+            MemoryFlow::Following | MemoryFlow::Cut => Err(cut_off(&machine)),
+        }
+    }
+
+    /// Looks after a machine that runs here until all of its memory is here.
+    pub(super) fn tend_memory(self: &Arc<Self>, machine: &Arc<Machine>) {
+        let (daemon, machine) = (Arc::clone(self), Arc::clone(machine));
+        let env = Arc::clone(&self.env);
+        env.spawn(Box::pin(async move {
+            while daemon.is_known(&machine) {
+                let looked = async { daemon.hypervisor_of(&machine).await?.memory_flow(&|_| {}).await };
+                let problem = match looked.await {
+                    Ok(MemoryFlow::Complete) => break,
+                    Err(error) if error.code == ErrorCode::QmpUnreachable && daemon.has_ended(&machine) => break,
+                    Ok(MemoryFlow::Following) => None,
+                    Ok(MemoryFlow::Cut) => Some(cut_off(&machine)),
+                    Err(error) => Some(error),
+                };
+                *machine.problem.lock() = problem;
+                daemon.env.sleep(LOOK).await;
+            }
+            *machine.problem.lock() = None;
+            if let Err(error) = daemon.update_machine(&machine, |document| document.following = None) {
+                tracing::error!(vm = machine.name, %error, "that all memory of a VM is here could not be stored");
+            }
+        }));
+    }
+}
+
+/// The other half of the memory is gone.
+fn lost_for_good(machine: &Machine, host: &HostName) -> Error {
+    let name = &machine.name;
+    let message =
+        format!("the QEMU of {name} has ended here before {host} had all of its memory, and its guest waits there");
+    Error::new(ErrorCode::MoveFailed, message)
+        .with_hint(format!("its disks are whole at {host}: end its QEMU there, and start it anew as after a crash"))
+}
+
+fn stuck(machine: &Machine, host: &HostName, error: &Error) -> Error {
+    let message =
+        format!("a part of the memory of {} is here, and does not reach {host}: {}", machine.name, error.message);
+    Error::new(error.code, message).with_hint(format!(
+        "keep the QEMUs of both hosts, and see that {host} is reached: the guest goes on then. docs/vm.md has the rest"
+    ))
+}
+
+fn cut_off(machine: &Machine) -> Error {
+    let host = machine.document().following.map(|following| following.host).unwrap_or_default();
+    let message =
+        format!("a part of the memory of {} is still at {host}, which is not reached: its guest waits", machine.name);
+    Error::new(ErrorCode::WrongState, message)
+        .with_hint("keep the QEMUs of both hosts, and see that the hosts reach each other: the guest goes on then")
+}
