@@ -303,6 +303,34 @@ fn a_block_device_that_both_hosts_reach_is_handed_over_there_and_back() {
     }
 }
 
+/// A second host of the same storage knows nothing of layers: their bytes come along, and the guest writes through them at once.
+#[test]
+fn a_disk_with_snapshots_and_limits_goes_along_with_them_and_back() {
+    let mut place = Place::new(1);
+    let volume = "web1-disk0";
+    let qmp = place.guest.qmp_socket().display().to_string();
+    place.json(Side::A, &["adopt", "--qmp", &qmp, "--node", "disk0", "--name", volume]);
+    place.json(Side::A, &["volume", "snapshot", "add", volume, "before"]);
+    place.verify();
+    place.json(Side::A, &["volume", "layer", "add", volume, "throttle", "--iops", "5000"]);
+    for (from, to) in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full"]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+        let folder = place.folder_of(to);
+        place.guest.leave();
+        place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+        place.verify();
+        let shown = place.json(to, &["volume", "layer", "ls", volume]);
+        assert_eq!(shown.as_array().map(Vec::len), Some(2), "{shown}");
+        // A daemon that starts anew serves it through the same layers.
+        place.hosts.daemon_mut(to).kill();
+        place.hosts.daemon_mut(to).start().expect("it starts");
+        place.verify();
+    }
+    place.json(Side::A, &["volume", "snapshot", "rm", volume, "before"]);
+    place.verify();
+}
+
 /// A loop device, until it is dropped.
 struct LoopDevice {
     path: String,

@@ -272,6 +272,9 @@ pub struct GroupDocument {
     /// The record that says whether all of them are on their targets. Earlier versions had none, and switched each over by itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<uuid::Uuid>,
+    /// The machine that moves with them: its guest goes through their layers at the target from the commit on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
 }
 
 /// What is to be done after the commit.
@@ -337,7 +340,8 @@ impl VolumeDocument {
             || names_layers(&self.backend)
             || job.is_some_and(|job| names_layers(&job.target.location()));
         let is_of_group = |job: &JobDocument| job.group.as_ref().is_some_and(|group| group.record.is_some());
-        let is_of_machine = self.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
+        let is_of_machine =
+            self.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some()) || self.moves_with_machine();
         let is_shared = |place: &Location| matches!(place, Location::Remote(remote) if remote.shared);
         let is_handed_over = self.incoming.as_ref().is_some_and(|incoming| incoming.target.is_none())
             || is_shared(&self.backend)
@@ -366,7 +370,11 @@ impl VolumeDocument {
         assert!(job.committed.is_none(), "a move is committed once");
         let source = std::mem::replace(&mut self.backend, job.target.location());
         let (epoch, size_limit) = (self.epoch, self.size_limit);
-        let layers = replace_layers(&mut self.layers, &job.layers);
+        let layers = match job.group.as_ref().is_some_and(|group| group.machine.is_some()) {
+            // The guest's requests are the target's.
+            true => std::mem::take(&mut self.layers),
+            false => replace_layers(&mut self.layers, &job.layers),
+        };
         job.committed =
             Some(Committed { source, epoch, size_limit, layers, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
@@ -395,9 +403,28 @@ impl VolumeDocument {
         }
     }
 
+    /// The guest of a volume that comes with its machine goes through its layers here, from when it is held.
+    pub(crate) fn take_layers_of_machine(&mut self, id: uuid::Uuid) {
+        let Some(incoming) = self.incoming.as_mut().filter(|incoming| incoming.machine.is_some()) else { return };
+        let layers = std::mem::take(&mut incoming.layers);
+        if !layers.is_empty() {
+            self.layers = layers;
+            self.id.get_or_insert(id);
+        }
+    }
+
     /// The layers are those of the source again.
     pub(crate) fn restore_layers(&mut self, of_source: &[LayerDocument]) {
-        replace_layers(&mut self.layers, of_source);
+        match self.moves_with_machine() {
+            true => self.layers = of_source.to_vec(),
+            false => _ = replace_layers(&mut self.layers, of_source),
+        }
+    }
+
+    /// Whether its move is one of a machine.
+    fn moves_with_machine(&self) -> bool {
+        let group = self.job.as_ref().and_then(|job| job.group.as_ref());
+        group.is_some_and(|group| group.machine.is_some())
     }
 
     /// Whether the backend alone is not the volume, because a layer may hold bytes that it lacks.

@@ -179,6 +179,7 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "the same, and one of the daemons is killed at one await",
         hosts::machine_sharing_dying,
     ),
+    scenario("machine-layers", "a machine moves whose disks have snapshots and limits", hosts::machine_layered),
     scenario("hosts-together-await", "the same, and one of the daemons is killed at one await", hosts::together_dying),
     scenario(
         "snapshots-await",

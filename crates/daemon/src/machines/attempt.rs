@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Job, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
+use block::Device;
 use env::Moment;
-use futures::future::{Either, select};
+use futures::future::{Either, select, try_join_all};
 use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -233,6 +234,7 @@ impl MachineMove {
             self.converge(daemon).await?;
             self.enter(VmMovePhase::Switching);
             self.complete_memory(daemon).await?;
+            self.flush_layers(daemon).await?;
             let held = env::timeout(&*daemon.env, HOLD_LIMIT, member.hold()).await;
             held.ok_or_else(|| {
                 Error::new(ErrorCode::MoveFailed, format!("the disks of {} could not be held in time", self.name))
@@ -398,6 +400,26 @@ impl MachineMove {
             state.memory_span = state.sending.map(|began| daemon.env.now().since(began));
         }
         self.ask_within(daemon, SWITCH_LIMIT, Ask::Loaded { id: self.id }).await
+    }
+
+    /// Has the layers of the disks say in their files what they hold: another host knows nothing of what this one remembers.
+    async fn flush_layers(&self, daemon: &Daemon) -> Result<()> {
+        let volumes = self.disks.iter().map(|disk| &disk.volume);
+        let tops = volumes.filter(|volume| volume.document().has_holding_layers()).filter_map(|volume| volume.slot());
+        let tops: Vec<_> = tops.map(|slot| slot.device()).collect();
+        let flushed = env::timeout(&*daemon.env, HOLD_LIMIT, try_join_all(tops.iter().map(Device::flush))).await;
+        let failed = |why: &str| {
+            Error::new(
+                ErrorCode::MoveFailed,
+                format!("the snapshots of {} could not be made durable: {why}", self.name),
+            )
+            .with_hint("see what its disks say, and move it again")
+        };
+        match flushed {
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(failed(&error.to_string())),
+            None => Err(failed("it took too long")),
+        }
     }
 
     /// The one store of all. Awaited to its end, whatever happens: afterwards it is known whether it counts.

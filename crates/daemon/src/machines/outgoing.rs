@@ -28,6 +28,7 @@ use crate::hosts::HostName;
 use crate::hypervisor::Hypervisor;
 use crate::jobs::record_of;
 use crate::problem::{Result, invalid};
+use crate::stack::refuse_draining;
 use crate::volume::Volume;
 
 /// What a guest's requests may take while its disks are copied, if nothing is said. A machine that moves soon stops for longer than
@@ -255,12 +256,7 @@ impl Daemon {
     /// Refuses disks that cannot go with their machine.
     fn refuse_disks(&self, disks: &[VmDisk]) -> Result<()> {
         for name in disks.iter().filter_map(|disk| disk.volume.as_ref()) {
-            let volume = self.volume(name)?;
-            if !volume.document().layers.is_empty() {
-                let message = format!("{name} has layers, which do not go with a machine");
-                return Err(Error::new(ErrorCode::VmRefused, message)
-                    .with_hint(format!("`transhume volume layer ls {name}` lists them; remove them first")));
-            }
+            refuse_draining(&self.volume(name)?.document())?;
         }
         Ok(())
     }

@@ -69,15 +69,17 @@ pub(crate) fn without_bytes(size: Bytes, request_alignment: u32) -> Device {
     reject_all("asking", geometry, ErrorKind::Fenced, "this session only asks")
 }
 
-/// A device for a session that hands a volume over: it is asked for no bytes, and told that nothing of it is pending.
-pub(crate) fn handed_over(volume: &Device) -> Device {
-    Device::new("handed over", HandedOver(volume.geometry()))
+/// A device for a session to a volume of this geometry that has none of its bytes: nothing of it is pending, and every other
+/// request is refused, finally.
+pub(crate) fn handed_over(geometry: Geometry) -> Device {
+    Device::new("handed over", HandedOver(geometry))
 }
 
 struct HandedOver(Geometry);
 
 fn refuse<T: Send + 'static>() -> IoFuture<'static, T> {
-    block::ready(Err(block::Error::new(ErrorKind::Fenced, "the volume is handed over where it is: nothing is copied")))
+    // Not as fenced: whoever hears that opens another session, and asks again.
+    block::ready(Err(block::Error::new(ErrorKind::PermissionDenied, "the volume is handed over with its machine")))
 }
 
 impl BlockDevice for HandedOver {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use block::{Bytes, Device};
+use block::{Bytes, Device, ErrorKind, Geometry, Slot};
 use migrate::stream::{SessionRequest, VolumeStatus};
 
 use super::fenced_lane::{FencedLane, handed_over};
@@ -80,7 +80,7 @@ impl Daemon {
             backend.forget_failed_sync();
         }
         // Nothing is copied of what both hosts reach.
-        let ground = if is_shared { handed_over(&incoming.ground) } else { incoming.ground.clone() };
+        let ground = if is_shared { handed_over(incoming.ground.geometry()) } else { incoming.ground.clone() };
         let (fenced_lane, device) = FencedLane::open(ground);
         incoming.fenced_lane = Some(fenced_lane);
         Ok((device, is_new))
@@ -155,22 +155,40 @@ impl Daemon {
         let Some(device) = device else { return volume.require_up().map(drop) };
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
         device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
+        let id = random_uuid(&*self.env);
         let stored = volume.journal.update(|document| {
             document.epoch = epoch;
+            document.take_layers_of_machine(id);
             if let Some(incoming) = &mut document.incoming {
                 // Its guest comes through the other host. Whoever came to an export here would write beside that.
                 (incoming.stage, incoming.exclusive) = (IncomingStage::Held { epoch }, true);
             }
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        let Some(Incoming { open_backend, ground, .. }) = volume.incoming.lock().take() else { return Ok(()) };
-        let (slot, _) = volume.bring_up_bare(open_backend, ground.clone(), self.pool.clone());
-        if incoming.machine.is_some() {
-            // What its machine's QEMU was connected to stands in the way no more.
-            slot.quiesce().await.swap(ground);
-        }
+        let Some(arrived) = volume.incoming.lock().take() else { return Ok(()) };
+        let served = self.serve_held(volume, arrived).await;
+        served.inspect_err(|error| volume.set_problem(error.clone()))?;
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
+        Ok(())
+    }
+
+    /// Serves what is held here now: to the guest of the other host as it lies here, to a guest that has come along through its
+    /// layers.
+    async fn serve_held(&self, volume: &Volume, arrived: Incoming) -> Result<()> {
+        let Incoming { open_backend, ground, .. } = arrived;
+        let document = volume.document();
+        if document.incoming.as_ref().is_none_or(|incoming| incoming.machine.is_none()) {
+            drop(volume.bring_up_bare(open_backend, ground, self.pool.clone()));
+            return Ok(());
+        }
+        let options = volume.open_options(self.config.lock_wait());
+        let context = self.overlay_context();
+        let (slot, _) = volume.bring_up(open_backend, self.pool.clone(), &context, &options).await?;
+        if let Some(guest) = volume.with_stack(|stack| stack.guest()) {
+            // What its machine's QEMU was connected to stands in the way no more.
+            slot.quiesce().await.swap(guest);
+        }
         Ok(())
     }
 
@@ -201,13 +219,13 @@ impl Daemon {
         let stored = volume.journal.update(|document| document.let_go(id));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         self.note(&Peer::daemon(), ("arrival.release", &volume.name), serde_json::json!({}), None);
+        if is_served {
+            // To its machine, since before it was held here, with its layers.
+            return Ok(());
+        }
         if let Err(error) = self.build_layers(volume).await {
             volume.set_problem(error.clone());
             return Err(error);
-        }
-        if is_served {
-            // To its machine, since before it was held here.
-            return Ok(());
         }
         self.open_export(volume).await
     }
@@ -223,7 +241,7 @@ impl Daemon {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         let incoming = volume.document().incoming.clone();
-        let Some(incoming) = incoming.filter(|incoming| incoming.host == host && incoming.layers.is_empty()) else {
+        let Some(incoming) = incoming.filter(|incoming| incoming.host == host) else {
             return Err(fenced(format!("{name} does not come from {host} with a machine")));
         };
         if incoming.machine.is_some() {
@@ -245,7 +263,8 @@ impl Daemon {
 
     /// The same, of what is on record.
     pub(crate) async fn offer_arriving(&self, volume: &Volume) -> Result<()> {
-        let copy = volume.incoming.lock().as_ref().map(|incoming| incoming.ground.clone());
+        // Without the bytes of its layers: nobody runs on what is read before they are over it.
+        let copy = volume.incoming.lock().as_ref().map(|incoming| incoming.open_backend.device.clone());
         let Some(copy) = copy else { return volume.require_up().map(drop) };
         let export = volume.begin_arriving(copy, self.pool.clone());
         self.network.offer(&volume.uri()?, export, volume.document().clients()).await
@@ -348,10 +367,21 @@ impl Daemon {
             before.close().await;
         }
         let slot = volume.require_up()?;
-        let (fenced_lane, device) = FencedLane::open(volume.metered(&slot));
+        let (fenced_lane, device) = FencedLane::open(forwarded(&volume, &slot, request));
         *volume.forward.lock() = Some(fenced_lane);
         Ok(device)
     }
+}
+
+/// What the host reaches that a volume came from.
+fn forwarded(volume: &Volume, slot: &Slot, request: &SessionRequest) -> Device {
+    let document = volume.document();
+    let came_with_machine = document.incoming.as_ref().is_some_and(|incoming| incoming.machine.is_some());
+    if came_with_machine && !document.layers.is_empty() {
+        // Layers hold the volume for the guest here. Those that the other host has left would write over their records.
+        return handed_over(Geometry { size: request.size, ..slot.device().geometry() });
+    }
+    volume.metered(slot)
 }
 
 /// Refuses storage that is not as large as the volume that is said to be there.
@@ -361,7 +391,7 @@ fn has_size(open_backend: OpenBackend, incoming: &IncomingDocument) -> block::Re
         return Ok(open_backend);
     }
     let context = format!("{} has {size} here and {} there", open_backend.place, Bytes(incoming.size));
-    Err(block::Error::new(block::ErrorKind::Invalid, context))
+    Err(block::Error::new(ErrorKind::Invalid, context))
 }
 
 /// What is on record of a volume that `host` moves here by the job of `request`.

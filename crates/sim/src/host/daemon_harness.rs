@@ -158,7 +158,7 @@ fn side_of(path: &Path) -> usize {
 /// The number of the place at `path` among those that have files beside them: the two images, and then the layers of each.
 fn shelf_side_of(path: &Path) -> usize {
     match path.extension() {
-        Some(extension) if extension == "layer" => LAYERS_OF + side_of(path),
+        Some(extension) if extension == "layer" => LAYERS_OF + side_of(&path.with_extension("")),
         _ => side_of(path),
     }
 }

@@ -256,6 +256,11 @@ pub(super) fn machine_sharing_dying(rng: &Rng) -> Scenario {
     sharing(rng, machine_dying(rng))
 }
 
+/// The same, and its disks have layers, which go along.
+pub(super) fn machine_layered(rng: &Rng) -> Scenario {
+    machine(rng).changes_layers()
+}
+
 fn sharing(rng: &Rng, scenario: Scenario) -> Scenario {
     let others = (1..scenario.volume_count()).filter(|_| rng.chance(0.5));
     let shared = std::iter::once(0).chain(others).collect();

@@ -209,6 +209,18 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         &[SWITCHED, Told("handed over"), Fault("crash"), Fault("neighbour-crash")],
     )
     .because("it is played at one await; its mistakes are those of machine-sharing"),
+    requirement(
+        "machine-layers",
+        &[
+            SWITCHED,
+            CANCELLED,
+            Told("machine moved"),
+            Told("snapshot"),
+            Told("layers there"),
+            Fault("crash"),
+            Fault("neighbour-crash"),
+        ],
+    ),
     requirement("hosts-together-await", &[SWITCHED, Told("committed together"), Fault("crash"), Fault("neighbour-crash")]),
     requirement("snapshots-await", &[SWITCHED, Fault("crash")]).because("it is played at one await or step of many; its mistakes are those of snapshots-crash"),
     requirement("snapshots-files", &[SWITCHED, Fault("file-error"), Fault("crash"), In(Switched, H::FilesFail)])

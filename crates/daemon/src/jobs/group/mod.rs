@@ -112,7 +112,7 @@ impl Daemon {
             ([_], None) => None,
             _ => Some(self.begin_group(members.iter().cloned().chain(machine.map(machine_member)), &ready).await?),
         };
-        let group = GroupDocument { id: ids.start, members, record };
+        let group = GroupDocument { id: ids.start, members, record, machine: machine.map(str::to_owned) };
         let mut enlisted = Vec::with_capacity(volumes.len());
         for (((volume, ready), open_backend), id) in volumes.iter().zip(ready).zip(open_backend).zip(ids) {
             match self.enlist(peer, volume, ready, (id, Some(group.clone())), open_backend).await {
