@@ -52,7 +52,8 @@ QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10
 test-qemu10: setup ## Run the tests of adoption on QEMU 10 of Debian's backports, unpacked below target/
 	programs=$$(xtask/qemu10.sh $(QEMU10)) && PATH=$$programs:$$PATH TRANSHUME_TEST_QEMU=10. \
 		$(CARGO) test --locked --workspace --no-fail-fast --test adoption --test recovery --test refusals \
-		--test monitor --test attachments --test access --test all_disks --test whole_machines
+		--test monitor --test attachments --test access --test all_disks --test whole_machines \
+		--test vm_postcopy
 	TRANSHUME_TEST_OTHER_QEMU=$(QEMU10)/bin/qemu-system-x86_64 \
 		$(CARGO) test --locked --package transhume-cli --test whole_machines another_qemu
 

