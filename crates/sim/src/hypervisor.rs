@@ -8,16 +8,19 @@
 //!   target:  waiting ─▶ loading ─▶ loaded ── run ─▶ running
 //! ```
 //!
+//! In post-copy the source goes from completing to following, and the target runs while memory follows ([`postcopy`]).
+//!
 //! The guests of all volumes are the machine's: while it is stopped none of them asks for anything, and where it runs they are
 //! connected. Its memory is a number that grows with every answer that a guest has got, and is what the migration carries. What a
 //! QEMU does wrong it does once, at a moment from the seed: it does not start, it dies, it refuses what it was sent.
 
+mod postcopy;
 mod seen;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::daemon::Hypervisors;
+use ::daemon::{Hypervisors, MemoryFlow};
 use migrate::stream::BoxTransport;
 use nbd::Export;
 use parking_lot::Mutex;
@@ -82,6 +85,10 @@ struct Instance {
     inlets: Option<mpsc::UnboundedSender<BoxTransport>>,
     /// It refuses what it is sent.
     refuses: bool,
+    /// Of one that has come: where its memory is.
+    flow: MemoryFlow,
+    /// How much of the memory has followed the guest from here.
+    followed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +98,10 @@ enum Stage {
     Stopped,
     Completing,
     Sent,
+    /// Its guest is the target's, and a part of the memory is here.
+    Following,
+    /// The same, and the connection was lost.
+    Cut,
     Waiting,
     Loaded(u64),
     Failed,
@@ -99,7 +110,15 @@ enum Stage {
 
 impl SimMachine {
     pub(crate) fn new(world: &World) -> Self {
-        let first = Instance { pid: 1, stage: Stage::Running, attempt: 0, inlets: None, refuses: false };
+        let first = Instance {
+            pid: 1,
+            stage: Stage::Running,
+            attempt: 0,
+            inlets: None,
+            refuses: false,
+            flow: MemoryFlow::Complete,
+            followed: 0,
+        };
         let state = State { instances: [Some(first), None], last_pid: 1, ..State::default() };
         let shared = Shared {
             world: world.clone(),
@@ -153,7 +172,9 @@ impl SimMachine {
         let stages: Vec<_> = state.instances.iter().map(|instance| instance.as_ref().map(|it| it.stage)).collect();
         let alive = stages.iter().flatten().filter(|stage| **stage != Stage::Dead).count();
         let runs = stages[state.at] == Some(Stage::Running);
-        (alive != 1 || !runs).then(|| format!("the QEMUs are {stages:?}, and the guests at host {}", state.at))
+        let flow = state.instances[state.at].as_ref().map_or(MemoryFlow::Complete, |it| it.flow);
+        (alive != 1 || !runs || flow != MemoryFlow::Complete)
+            .then(|| format!("the QEMUs are {stages:?}, and the guests at host {}", state.at))
     }
 
     /// Whether its guests are at the other host.
@@ -245,6 +266,7 @@ impl SimMachine {
             }
             port.go_on();
         }
+        self.wait_for_memory(host);
     }
 
     fn kill(&self, (host, pid): (usize, u32), why: &str) {
@@ -253,11 +275,12 @@ impl SimMachine {
             let what = format!("the QEMU at host {host} is ended, and its guest runs there: {why}");
             self.shared.world.violate(Invariant::OneWriter, what);
         }
+        self.check_memory_kept(host, was, why);
         self.enter((host, pid), Stage::Dead, |_| true);
     }
 
     /// What the source's QEMU does while it sends its machine. QEMU outlives the daemon.
-    async fn send(self, who: (usize, u32), attempt: u32, mut stream: BoxTransport) {
+    async fn send(self, who: (usize, u32), (attempt, postcopy): (u32, bool), mut stream: BoxTransport) {
         let is_mine = |it: &Instance| it.attempt == attempt;
         let outcome = async {
             for _ in 0..self.shared.rng.within(1..=PIECES_MAX) {
@@ -278,6 +301,9 @@ impl SimMachine {
             if next != Stage::Completing {
                 return Err(std::io::Error::other("given up"));
             }
+            if postcopy {
+                return self.send_before_memory(who, memory, &mut stream).await;
+            }
             stream.write_all(&memory.to_le_bytes()).await?;
             stream.shutdown().await?;
             let mut answer = [0];
@@ -285,6 +311,7 @@ impl SimMachine {
             if answer[0] == LOADED { Ok(()) } else { Err(std::io::Error::other("refused")) }
         };
         match outcome.await {
+            Ok(()) if postcopy => self.follow(who, stream).await,
             Ok(()) => _ = self.enter(who, Stage::Sent, |it| is_mine(it) && it.stage == Stage::Completing),
             Err(error) => {
                 self.shared.world.event(format_args!("the migration ends: {error}"));

@@ -156,6 +156,7 @@ impl Scenario {
                 changes_layers: false,
                 is_shared: false,
                 has_machine: false,
+                memory_follows: false,
                 mistakes: Mistakes::default(),
             },
             only_first_fails: false,
@@ -202,6 +203,13 @@ impl Scenario {
     #[must_use]
     pub const fn machine(mut self) -> Self {
         self.setup.has_machine = true;
+        self
+    }
+
+    /// The memory of the machine follows its guest.
+    #[must_use]
+    pub const fn memory_follows(mut self) -> Self {
+        self.setup.memory_follows = true;
         self
     }
 

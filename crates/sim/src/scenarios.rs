@@ -169,6 +169,12 @@ pub const SCENARIOS: &[NamedScenario] = &[
     scenario("hosts-together-judged", "the same with an arbiter that is hard to ask", hosts::together_judged),
     scenario("machine", "a whole machine moves to another host, and daemons and QEMUs die", hosts::machine),
     scenario("machine-await", "the same, and one of the daemons is killed at one await", hosts::machine_dying),
+    scenario("machine-postcopy", "a machine moves whose memory follows its guest", hosts::machine_following),
+    scenario(
+        "machine-postcopy-await",
+        "the same, and one of the daemons is killed at one await",
+        hosts::machine_following_dying,
+    ),
     scenario(
         "machine-sharing",
         "a machine moves whose disks stay on storage that both hosts reach",

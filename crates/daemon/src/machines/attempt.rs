@@ -21,7 +21,7 @@ use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_th
 use super::hooks::{HookInput, HookPhase};
 use super::memory::{carry, carry_beside, carry_held};
 use super::outgoing::{Departure, call};
-use super::postcopy::Way;
+use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
@@ -328,11 +328,11 @@ impl MachineMove {
     async fn carry_one(&self, daemon: &Arc<Daemon>, (lane, near): (Lane, BoxTransport), number: u16) -> Result<()> {
         let other = self.connection(daemon, lane, number).await?;
         let (lost, env) = (Arc::clone(&self.lost), Arc::clone(&daemon.env));
-        let may_close = self.may_close.subscribe();
+        let ends = (self.may_close.subscribe(), daemon.machine(&self.name)?.cut.subscribe());
         let is_held = self.request.postcopy;
         daemon.env.spawn(Box::pin(async move {
             let carried = match (lane, number) {
-                (Lane::Memory, 0) if is_held => carry_held(&env, (near, other), may_close).await,
+                (Lane::Memory, 0) if is_held => carry_held(&env, (near, other), ends).await,
                 (Lane::Memory, 0) | (Lane::Control, _) => carry(near, other).await,
                 (Lane::Memory, _) => carry_beside(&*env, near, other).await,
             };
@@ -566,8 +566,8 @@ impl MachineMove {
             return Ok(());
         }
         self.enter(VmMovePhase::Postcopy);
-        let way = Way { host: &self.host, id: self.id };
-        let followed = Box::pin(daemon.follow(machine, &way, &|status| self.note_memory(status))).await;
+        let target = PostcopyTarget { host: &self.host, id: self.id };
+        let followed = Box::pin(daemon.follow(machine, &target, &|status| self.note_memory(status))).await;
         self.enter(VmMovePhase::Finishing);
         followed
     }

@@ -28,6 +28,7 @@ use super::channel::{Answer, Arrival, Ask, receive, send};
 use super::document::{self, IncomingMachine, MachineDisk, MachineDocument};
 use super::forecast::PROBE_BYTES_MAX;
 use super::hooks::HookPhase;
+use super::memory::until_cut;
 use super::{Begin, Machine, is_moved, memory};
 use crate::audit::Peer;
 use crate::clients::SocketOwner;
@@ -83,8 +84,7 @@ async fn carry(
 ) -> std::io::Result<()> {
     let inlet = async {
         let (machine, incoming) = daemon.coming_machine(host, id)?;
-        let mut cut = machine.cut.subscribe();
-        cut.mark_unchanged();
+        let cut = until_cut(machine.cut.subscribe());
         let inlet = match lane {
             Lane::Memory => daemon.hypervisor_of(&machine).await?.inlet(&incoming.folder).await,
             Lane::Control => daemon.control_inlet(&incoming).await,
@@ -92,15 +92,9 @@ async fn carry(
         inlet.map(|inlet| (inlet, cut))
     };
     match inlet.await {
-        Ok((inlet, mut cut)) => {
+        Ok((inlet, cut)) => {
             // The next connection is made only after this one is there.
             send(&mut transport, &Answer::Done).await?;
-            let cut = async {
-                // One that is forgotten cuts nothing.
-                if cut.changed().await.is_err() {
-                    std::future::pending::<()>().await;
-                }
-            };
             match select(pin!(memory::carry(inlet, transport)), pin!(cut)).await {
                 Either::Left((carried, _)) => carried,
                 Either::Right(_) => Ok(()),

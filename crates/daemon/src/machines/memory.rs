@@ -47,7 +47,7 @@ pub(super) async fn carry_beside(env: &dyn Env, mut near: BoxTransport, mut far:
 pub(super) async fn carry_held(
     env: &EnvRef,
     (near, mut far): (BoxTransport, BoxTransport),
-    mut may_close: watch::Receiver<bool>,
+    (mut may_close, cut): (watch::Receiver<bool>, watch::Receiver<u64>),
 ) -> io::Result<()> {
     let (told, closed) = oneshot::channel();
     let mut near = HeldOpen { near, told: Some(told) };
@@ -59,9 +59,14 @@ pub(super) async fn carry_held(
             }
             env.sleep(CLOSE_LIMIT).await;
         };
-        match select(pin!(carrying), pin!(closed)).await {
+        match select(pin!(carrying), pin!(select(pin!(closed), pin!(until_cut(cut))))).await {
             Either::Left((carried, _)) => carried.map(drop),
-            Either::Right(_) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other host has closed it")),
+            Either::Right((Either::Left(_), _)) => {
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the other host has closed it"))
+            }
+            Either::Right((Either::Right(_), _)) => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "nothing came through it"))
+            }
         }
     };
     drop(far);
@@ -75,6 +80,14 @@ pub(super) async fn carry_held(
         }));
     }
     carried
+}
+
+/// Ends when somebody cuts the connections of a machine's memory, after `cut` was made.
+pub(super) async fn until_cut(mut cut: watch::Receiver<u64>) {
+    if cut.changed().await.is_err() {
+        // A machine that is forgotten cuts nothing.
+        std::future::pending::<()>().await;
+    }
 }
 
 /// A connection on which the end of what comes is told, and not passed on.

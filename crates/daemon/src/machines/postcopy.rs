@@ -24,10 +24,12 @@
 //! link that may be lost would give the source disks without the memory that goes with them.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use uuid::Uuid;
+use vm::machine::MigrationStatus;
 
 use super::Machine;
 use super::channel::{Answer, Ask};
@@ -52,11 +54,13 @@ const REST_MAX: Duration = Duration::from_secs(5);
 const REJOIN_LIMIT: Duration = Duration::from_secs(15);
 /// How long a target takes to hear that its connection is cut.
 const CUT_LIMIT: Duration = Duration::from_secs(5);
+/// A connection through which nothing has come for so long is cut: its guest may wait for a page.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 /// How often a move that was not committed is made whole, so that it can be undone.
 const WHOLE_TRIES: u32 = 4;
 
 /// To whom the memory of a machine follows, and by which move.
-pub(super) struct Way<'a> {
+pub(super) struct PostcopyTarget<'a> {
     pub(super) host: &'a HostName,
     pub(super) id: Uuid,
 }
@@ -66,18 +70,38 @@ impl Daemon {
     ///
     /// # Errors
     /// The QEMU here has ended before.
-    pub(super) async fn follow(self: &Arc<Self>, machine: &Machine, way: &Way<'_>, noted: OnStatus<'_>) -> Result<()> {
+    pub(super) async fn follow(
+        self: &Arc<Self>,
+        machine: &Machine,
+        target: &PostcopyTarget<'_>,
+        noted: OnStatus<'_>,
+    ) -> Result<()> {
         let mut rest = LOOK;
+        let sent = AtomicU64::new(0);
+        let noted = |status: &MigrationStatus| {
+            sent.store(status.bytes_transferred, Ordering::Relaxed);
+            noted(status);
+        };
+        let (mut before, mut since) = (0, self.env.now());
         loop {
             let document = machine.document();
             let looked = async {
                 let hypervisor = self.hypervisors.reach(&document.monitor).await?;
-                let flow = hypervisor.memory_flow(noted).await?;
+                let flow = hypervisor.memory_flow(&noted).await?;
+                let now = sent.load(Ordering::Relaxed);
+                if now != before || flow != MemoryFlow::Following {
+                    (before, since) = (now, self.env.now());
+                } else if self.env.now().since(since) >= SILENCE_LIMIT {
+                    // A link that is cut says nothing.
+                    tracing::warn!(vm = machine.name, host = %target.host, "no memory gets through to a guest that needs it");
+                    machine.cut.send_modify(|times| *times += 1);
+                    since = self.env.now();
+                }
                 if flow == MemoryFlow::Cut {
-                    tracing::warn!(vm = machine.name, host = %way.host, "the memory that follows a guest is cut off");
-                    self.rejoin(machine, &*hypervisor, way).await?;
-                    tracing::info!(vm = machine.name, host = %way.host, "the memory follows its guest again");
-                    self.note_rejoined(machine, way);
+                    tracing::warn!(vm = machine.name, host = %target.host, "the memory that follows a guest is cut off");
+                    self.rejoin(machine, &*hypervisor, target).await?;
+                    tracing::info!(vm = machine.name, host = %target.host, "the memory follows its guest again");
+                    self.note_rejoined(machine, target);
                 }
                 Ok::<_, Error>(flow)
             };
@@ -92,18 +116,18 @@ impl Daemon {
                 }
                 Err(error) if error.code == ErrorCode::QmpUnreachable && self.has_ended(machine) => {
                     // It may have ended because it was done.
-                    match self.ask_about_machine(way.host, Ask::Whole { id: way.id }).await {
+                    match self.ask_about_machine(target.host, Ask::Whole { id: target.id }).await {
                         Ok(_) => return Ok(()),
                         Err(error) if error.code == ErrorCode::WrongState => {
-                            return Err(lost_for_good(machine, way.host));
+                            return Err(lost_for_good(machine, target.host));
                         }
                         Err(error) => *machine.problem.lock() = Some(error),
                     }
                     rest = (rest * 2).min(REST_MAX);
                 }
                 Err(error) => {
-                    tracing::warn!(vm = machine.name, host = %way.host, %error, "the memory does not follow its guest");
-                    *machine.problem.lock() = Some(stuck(machine, way.host, &error));
+                    tracing::warn!(vm = machine.name, host = %target.host, %error, "the memory does not follow its guest");
+                    *machine.problem.lock() = Some(stuck(machine, target.host, &error));
                     rest = (rest * 2).min(REST_MAX);
                 }
             }
@@ -116,42 +140,48 @@ impl Daemon {
         !machine.document().process.is_some_and(|process| self.hypervisors.lives(&process))
     }
 
-    fn note_rejoined(&self, machine: &Machine, way: &Way<'_>) {
-        let what = serde_json::json!({ "host": way.host.to_string(), "move": way.id });
+    fn note_rejoined(&self, machine: &Machine, target: &PostcopyTarget<'_>) {
+        let what = serde_json::json!({ "host": target.host.to_string(), "move": target.id });
         self.note(&Peer::daemon(), ("vm.rejoin", &machine.name), what, None);
     }
 
     /// Gives the memory another connection instead of one that was lost.
-    async fn rejoin(self: &Arc<Self>, machine: &Machine, hypervisor: &dyn Hypervisor, way: &Way<'_>) -> Result<()> {
+    async fn rejoin(
+        self: &Arc<Self>,
+        machine: &Machine,
+        hypervisor: &dyn Hypervisor,
+        target: &PostcopyTarget<'_>,
+    ) -> Result<()> {
         let joining = async {
-            self.ask_about_machine(way.host, Ask::Rejoin { id: way.id }).await?;
-            let mut other = self.machine_channel(way.host).await?;
-            call(&mut other, way.host, Ask::Memory { id: way.id }).await?;
+            self.ask_about_machine(target.host, Ask::Rejoin { id: target.id }).await?;
+            let mut other = self.machine_channel(target.host).await?;
+            call(&mut other, target.host, Ask::Memory { id: target.id }).await?;
             let outlet = hypervisor.recover_outgoing(&self.migration_place(&machine.name)).await?;
             let (_, near) = outlet.accept().await.map_err(|error| {
                 Error::new(ErrorCode::QmpRefused, format!("QEMU does not connect again: {error}"))
                     .with_hint("it is tried again")
             })?;
             let env = Arc::clone(&self.env);
+            let cut = machine.cut.subscribe();
             self.env.spawn(Box::pin(async move {
                 // QEMU says when it has lost it.
                 let (_, may_close) = tokio::sync::watch::channel(true);
-                let _ = carry_held(&env, (near, other), may_close).await;
+                let _ = carry_held(&env, (near, other), (may_close, cut)).await;
             }));
             Ok(())
         };
-        env::timeout(&*self.env, REJOIN_LIMIT, joining).await.unwrap_or_else(|| Err(no_answer(way.host)))
+        env::timeout(&*self.env, REJOIN_LIMIT, joining).await.unwrap_or_else(|| Err(no_answer(target.host)))
     }
 
     /// After a restart: has a QEMU that lost its connection before the commit in a state in which it can be cancelled.
     pub(super) async fn make_whole(self: &Arc<Self>, machine: &Machine, outgoing: &OutgoingMachine) {
         let Ok(host) = HostName::new(&outgoing.host) else { return };
-        let way = Way { host: &host, id: outgoing.id };
+        let target = PostcopyTarget { host: &host, id: outgoing.id };
         for _ in 0..WHOLE_TRIES {
             let made = async {
                 let hypervisor = self.hypervisors.reach(&machine.document().monitor).await?;
                 match hypervisor.memory_flow(&|_| {}).await? {
-                    MemoryFlow::Cut => self.rejoin(machine, &*hypervisor, &way).await,
+                    MemoryFlow::Cut => self.rejoin(machine, &*hypervisor, &target).await,
                     MemoryFlow::Complete | MemoryFlow::Following => Ok(()),
                 }
             };

@@ -19,7 +19,7 @@ use super::Machine;
 use super::document::{self, OutgoingMachine};
 use super::ending::{abandon_there, end_here, note_end, run_there};
 use super::hooks::HookPhase;
-use super::postcopy::Way;
+use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
@@ -100,8 +100,9 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
     if is_committed {
         tracing::warn!(vm = machine.name, %host, "a restart has interrupted the end of a VM's move");
         run_there(daemon, &host, outgoing.id).await;
-        let way = Way { host: &host, id: outgoing.id };
-        let followed = if outgoing.postcopy { Box::pin(daemon.follow(machine, &way, &|_| {})).await } else { Ok(()) };
+        let target = PostcopyTarget { host: &host, id: outgoing.id };
+        let followed =
+            if outgoing.postcopy { Box::pin(daemon.follow(machine, &target, &|_| {})).await } else { Ok(()) };
         end_here(daemon, machine, volumes).await;
         daemon.tell_hook(HookPhase::Released, told).await;
         let state = if followed.is_ok() { JobState::Done } else { JobState::Failed };

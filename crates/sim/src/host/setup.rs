@@ -80,6 +80,8 @@ pub struct Setup {
     pub is_shared: bool,
     /// Whether the volumes are the disks of a machine, which moves to the other host with them.
     pub has_machine: bool,
+    /// Whether its memory may follow its guest.
+    pub memory_follows: bool,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

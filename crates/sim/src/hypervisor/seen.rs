@@ -9,7 +9,7 @@ use ::daemon::machine_types::{
     CpuFacts, DiskReport, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
     MigrationPhase, MigrationStatus, QemuProcess, TargetCommand, TargetDomain, Version,
 };
-use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, OnStatus, Outlet, SocketOwner};
+use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, MemoryFlow, OnStatus, Outlet, SocketOwner};
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
 use migrate::stream::BoxTransport;
@@ -71,7 +71,8 @@ impl Hypervisors for Seen {
                 state.last_pid += 1;
                 let pid = state.last_pid;
                 let refuses = wrong == 1;
-                let instance = Instance { pid, stage: Stage::Waiting, attempt: 0, inlets: None, refuses };
+                let (stage, flow) = (Stage::Waiting, MemoryFlow::Complete);
+                let instance = Instance { pid, stage, attempt: 0, inlets: None, refuses, flow, followed: 0 };
                 state.instances[self.own] = Some(instance);
                 pid
             };
@@ -234,7 +235,8 @@ impl Hypervisor for One {
                 near.push(Box::new(daemon) as BoxTransport);
                 let world = self.machine.shared.world.clone();
                 if number == 0 {
-                    world.spawn(self.machine.clone().send(self.who, attempt, Box::new(qemu)));
+                    let how = (attempt, options.postcopy);
+                    world.spawn(self.machine.clone().send(self.who, how, Box::new(qemu)));
                 } else {
                     let (machine, who, mut qemu) = (self.machine.clone(), self.who, qemu);
                     world.spawn(async move {
@@ -271,7 +273,7 @@ impl Hypervisor for One {
             }
             noted(&status(MigrationPhase::Device));
             match self.machine.until(self.who, |stage| stage != Stage::Completing).await {
-                Stage::Sent => Ok(()),
+                Stage::Sent | Stage::Following | Stage::Cut => Ok(()),
                 _ => Err(failed()),
             }
         })
@@ -281,6 +283,10 @@ impl Hypervisor for One {
         Box::pin(async move {
             self.pause().await;
             self.alive()?;
+            if self.machine.stage(self.who) == Stage::Cut {
+                // QEMU cannot be cancelled then: somebody ends it, and starts the guest on its disks.
+                self.machine.shared.world.fault("started-anew", format_args!("the guest is started as after a crash"));
+            }
             if runs && self.machine.stage(self.who) != Stage::Running {
                 self.machine.let_run(self.who, "it is told to go on").await;
             }
@@ -288,8 +294,8 @@ impl Hypervisor for One {
         })
     }
 
-    fn begin_incoming<'a>(&'a self, _: &'a MigrationOptions, _: &'a Path) -> BoxFuture<'a, Result<(), Error>> {
-        Box::pin(async {
+    fn begin_incoming<'a>(&'a self, options: &'a MigrationOptions, _: &'a Path) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
             self.pause().await;
             let (inlets, incoming) = mpsc::unbounded_channel();
             {
@@ -297,7 +303,12 @@ impl Hypervisor for One {
                 let instance = state.instances[self.who.0].as_mut().filter(|it| it.stage == Stage::Waiting);
                 instance.ok_or_else(failed)?.inlets = Some(inlets);
             }
-            self.machine.shared.world.spawn(self.machine.clone().load(self.who, incoming));
+            let machine = self.machine.clone();
+            let world = &self.machine.shared.world;
+            match options.postcopy {
+                true => world.spawn(machine.load_before_memory(self.who, incoming)),
+                false => world.spawn(machine.load(self.who, incoming)),
+            };
             Ok(())
         })
     }
@@ -306,10 +317,41 @@ impl Hypervisor for One {
         Box::pin(async {
             let (qemu, daemon) = tokio::io::duplex(SOCKET_BYTES);
             let state = self.machine.shared.state.lock();
-            let instance = state.instances[self.who.0].as_ref().filter(|it| it.stage == Stage::Waiting);
+            let awaits = |it: &&Instance| it.stage == Stage::Waiting || it.flow == MemoryFlow::Cut;
+            let instance = state.instances[self.who.0].as_ref().filter(awaits);
             let inlets = instance.and_then(|it| it.inlets.as_ref()).ok_or_else(failed)?;
             inlets.send(Box::new(qemu)).map_err(|_| failed())?;
             Ok(Box::new(daemon) as _)
+        })
+    }
+
+    fn memory_flow<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<MemoryFlow, Error>> {
+        Box::pin(async move {
+            self.pause().await;
+            self.alive()?;
+            let bytes_transferred = self.machine.followed(self.who);
+            noted(&MigrationStatus { bytes_transferred, ..status(MigrationPhase::PostcopyActive) });
+            Ok(self.machine.flow(self.who))
+        })
+    }
+
+    fn recover_incoming<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, Result<(), Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.machine.wait_again(self.who).then_some(()).ok_or_else(failed)
+        })
+    }
+
+    fn recover_outgoing<'a>(&'a self, _: &'a Path) -> BoxFuture<'a, Result<Box<dyn Outlet>, Error>> {
+        Box::pin(async {
+            self.pause().await;
+            if !self.machine.enter(self.who, Stage::Following, |it| it.stage == Stage::Cut) {
+                return Err(failed());
+            }
+            let (qemu, daemon) = tokio::io::duplex(SOCKET_BYTES);
+            let world = &self.machine.shared.world;
+            world.spawn(self.machine.clone().follow(self.who, Box::new(qemu)));
+            Ok(Box::new(SimOutlet { near: Mutex::new(vec![Box::new(daemon) as BoxTransport]) }) as _)
         })
     }
 

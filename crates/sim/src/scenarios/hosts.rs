@@ -245,6 +245,16 @@ pub(super) fn machine_dying(rng: &Rng) -> Scenario {
     if rng.chance(0.5) { scenario.peer_dies() } else { scenario }
 }
 
+/// The same, and its memory follows its guest.
+pub(super) fn machine_following(rng: &Rng) -> Scenario {
+    machine(rng).memory_follows()
+}
+
+/// The same, and one of the daemons is killed at one await.
+pub(super) fn machine_following_dying(rng: &Rng) -> Scenario {
+    machine_dying(rng).memory_follows()
+}
+
 /// The same, where the first disk at least lies on storage that both hosts reach.
 pub(super) fn machine_sharing(rng: &Rng) -> Scenario {
     let scenario = sharing(rng, machine(rng));

@@ -190,6 +190,23 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     ),
     requirement("machine-await", &[SWITCHED, Told("machine moved"), Fault("crash"), Fault("neighbour-crash")]),
     requirement(
+        "machine-postcopy",
+        &[
+            SWITCHED,
+            CANCELLED,
+            Told("machine moved"),
+            Told("memory followed"),
+            Fault("memory-cut"),
+            Fault("crash"),
+            Fault("neighbour-crash"),
+            Fault("qemu-refuses"),
+        ],
+    ),
+    requirement(
+        "machine-postcopy-await",
+        &[SWITCHED, Told("memory followed"), Fault("memory-cut"), Fault("crash"), Fault("neighbour-crash")],
+    ),
+    requirement(
         "machine-sharing",
         &[
             SWITCHED,

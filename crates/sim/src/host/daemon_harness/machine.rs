@@ -66,7 +66,8 @@ impl Host {
             bandwidth: requests[0].bandwidth.map(|bandwidth| bandwidth * volumes.len() as u64),
             verify: requests[0].verify,
             strategy: requests[0].strategy,
-            channels: Some(self.shared.rng.pick(&[1, 2])),
+            channels: Some(if self.shared.setup.memory_follows { 1 } else { self.shared.rng.pick(&[1, 2]) }),
+            postcopy: self.shared.setup.memory_follows,
             delete_source: requests[0].delete_source,
             ..VmMoveRequest::default()
         };
