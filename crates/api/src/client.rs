@@ -331,6 +331,14 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/resume", escape(name)), &()).await
     }
 
+    /// Gives the disks of a VM back to its QEMU.
+    ///
+    /// # Errors
+    /// One cannot be given back, and stays a volume.
+    pub async fn release_vm(&self, name: &str) -> Result<Vm> {
+        self.send(Method::POST, &format!("/v1/vms/{}/release", escape(name)), &()).await
+    }
+
     /// What both hosts have on record of the disks of a VM that was on its way; carries out what was decided.
     ///
     /// # Errors

@@ -51,7 +51,11 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
             return Ok(plan.refusals.first().map_or(0, |refusal| refusal.exit_code));
         }
         VmCommand::Move(args) => {
-            let request = VmMoveRequest { delete_source: args.delete_source, ..request(&args.how) };
+            let request = VmMoveRequest {
+                delete_source: args.delete_source,
+                keep_volumes: args.keep_volumes,
+                ..request(&args.how)
+            };
             let begun = client.move_vm(&args.how.name, &request).await?;
             if args.detach {
                 print(json, &begun, || format!("{0} moves to {1}; see `transhume vm watch {0}`", begun.vm, begun.to))?;
@@ -67,6 +71,10 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
         VmCommand::Resume(args) => {
             let moving = client.resume_vm(&args.name).await?;
             print(json, &moving, || show_move(&moving))?;
+        }
+        VmCommand::Release(args) => {
+            let vm = client.release_vm(&args.name).await?;
+            print(json, &vm, || show_one(&vm))?;
         }
         VmCommand::Resolve(args) => {
             let decision = match (args.take, args.give_back) {
@@ -95,6 +103,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         postcopy: how.postcopy,
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,
+        keep_volumes: false,
     }
 }
 

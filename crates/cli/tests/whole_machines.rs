@@ -82,6 +82,21 @@ impl Place {
         self.hosts.daemon(side).api().parent().expect("in a folder").join("vm/web1")
     }
 
+    /// Moves the VM from one host to the other, and follows it there.
+    fn follow_move(&mut self, from: Side, to: Side) {
+        let moved = self.json(from, &["vm", "move", "web1", "--to", to.name(), "--verify", "full"]);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", self.logs());
+        let folder = self.folder_of(to);
+        self.guest.leave();
+        self.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        self.verify();
+    }
+
+    /// Waits until the VM at `side` goes through no volume of that host.
+    fn wait_released(&self, side: Side) {
+        wait_until(self, |place| place.json(side, &["volume", "ls"]).as_array().is_some_and(Vec::is_empty));
+    }
+
     fn client(&self) -> NetworkClient {
         let network = Network::default();
         let namespace = self.network.namespace();
@@ -328,6 +343,48 @@ fn a_disk_with_snapshots_and_limits_goes_along_with_them_and_back() {
         place.verify();
     }
     place.json(Side::A, &["volume", "snapshot", "rm", volume, "before"]);
+    place.verify();
+}
+
+/// What a VM needs of the daemon that it has come to is nothing, once its disks are its own again.
+#[test]
+fn disks_are_given_back_at_the_target_whose_daemon_may_end_then_and_the_vm_moves_back() {
+    let mut place = Place::new(2);
+    place.follow_move(Side::A, Side::B);
+    place.wait_released(Side::B);
+    let shown = place.json(Side::B, &["vm", "show", "web1"]);
+    assert!(
+        shown["disks"].as_array().is_some_and(|disks| disks.iter().all(|disk| disk["volume"].is_null())),
+        "{shown}"
+    );
+    place.hosts.daemon_mut(Side::B).kill();
+    place.verify();
+    place.hosts.daemon_mut(Side::B).start().expect("it starts");
+    place.follow_move(Side::B, Side::A);
+    place.wait_released(Side::A);
+    place.hosts.daemon_mut(Side::A).kill();
+    place.verify();
+    place.hosts.daemon_mut(Side::A).start().expect("it starts");
+}
+
+/// Whoever wants them to stay says so, and gives them back later.
+#[test]
+fn disks_that_were_kept_are_given_back_when_somebody_asks_for_it() {
+    let mut place = Place::new(1);
+    let moved = place.json(Side::A, &["vm", "move", "web1", "--to", "b", "--keep-volumes"]);
+    assert_eq!(moved["state"], "done", "{moved}\n{}", place.logs());
+    let folder = place.folder_of(Side::B);
+    place.guest.leave();
+    place.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", place.logs()));
+    let kept = place.json(Side::B, &["volume", "ls"]);
+    assert_eq!(kept.as_array().map(Vec::len), Some(1), "{kept}");
+    place.json(Side::B, &["volume", "snapshot", "add", "web1-disk0", "before"]);
+    place.verify();
+    let refused = place.hosts.daemon(Side::B).json(&["vm", "release", "web1"]).expect_err("a snapshot holds its bytes");
+    assert!(format!("{refused:#}").contains("snapshot rm web1-disk0 before"), "{refused:#}");
+    place.json(Side::B, &["volume", "snapshot", "rm", "web1-disk0", "before"]);
+    let released = place.json(Side::B, &["vm", "release", "web1"]);
+    assert!(released["disks"][0]["volume"].is_null(), "{released}");
     place.verify();
 }
 

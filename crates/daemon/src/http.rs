@@ -63,6 +63,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/move", get(vm_move).post(move_vm).delete(cancel_vm))
         .route("/v1/vms/{name}/resume", post(resume_vm))
         .route("/v1/vms/{name}/resolve", post(resolve_vm))
+        .route("/v1/vms/{name}/release", post(release_vm))
         .route("/v1/jobs", get(jobs))
         .route("/v1/jobs/{id}", get(job))
         .route("/v1/host", get(host))
@@ -408,6 +409,15 @@ async fn resume_vm(
 ) -> Answer<v1::VmMove> {
     let action = ("vm.resume", name.clone());
     audited(daemon, peer, action, &(), async move |daemon, _| daemon.resume_machine_move(&name)).await
+}
+
+async fn release_vm(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Vm> {
+    let action = ("vm.release", name.clone());
+    audited(daemon, peer, action, &(), async move |daemon: Arc<Daemon>, _| daemon.release_machine(&name).await).await
 }
 
 async fn resolve_vm(

@@ -11,6 +11,7 @@
 //! export.
 
 mod access;
+mod arrived;
 mod check;
 mod descriptor;
 mod disk;
@@ -25,6 +26,7 @@ mod process;
 mod qmp;
 mod run;
 
+pub use arrived::ArrivedImage;
 pub use check::{Adoptability, DiskReport, inventory};
 pub use disk::{Disk, Form};
 pub use error::{Error, ErrorKind, QemuError, Result};

@@ -335,7 +335,17 @@ fn describe(
         file_before: disk.file.name.clone(),
         file_after: if disk.file.is_implicit() { new_file } else { disk.file.name.clone() },
     };
-    Ok(AdoptedDisk {
+    Ok(adopted(disk, nodes, options, request, process_id))
+}
+
+fn adopted(
+    disk: &Disk,
+    nodes: NodeNames,
+    options: DiskOptions,
+    request: &AdoptionRequest,
+    process_id: Option<u32>,
+) -> AdoptedDisk {
+    AdoptedDisk {
         volume: request.volume.clone(),
         form: disk.form,
         format: disk.format_name().to_owned(),
@@ -352,7 +362,26 @@ fn describe(
         export: request.export.clone(),
         process_id,
         process: process_id.and_then(QemuProcess::of),
-    })
+    }
+}
+
+/// A disk that is reached through the node `nbd`, which its QEMU was started with.
+pub(crate) fn arrived(
+    disk: &Disk,
+    nbd: &str,
+    options: DiskOptions,
+    request: &AdoptionRequest,
+    process_id: Option<u32>,
+) -> AdoptedDisk {
+    let file = node_name(&request.volume, "-file");
+    let nodes = NodeNames {
+        nbd: nbd.to_owned(),
+        format: disk.format.name.clone(),
+        format_before: disk.format.name.clone(),
+        file_before: file.clone(),
+        file_after: file,
+    };
+    adopted(disk, nodes, options, request, process_id)
 }
 
 /// A node's name from a volume's: `th-NAME` and a suffix, within QEMU's limit and letters. Names that are too long or
@@ -490,7 +519,10 @@ fn release_steps(disk: &AdoptedDisk, image: &Path, driver: &str) -> (Vec<Step>, 
         undo.push(Step::Resume);
     }
     undo.push(Step::DeleteNode { node: names.file_after.clone() });
-    steps.push(Step::DeleteNode { node: names.nbd.clone() });
+    // One without a name of its own goes with its parent.
+    if !names.nbd.starts_with('#') {
+        steps.push(Step::DeleteNode { node: names.nbd.clone() });
+    }
     (steps, undo)
 }
 

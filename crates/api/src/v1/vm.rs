@@ -187,6 +187,9 @@ pub struct VmMoveRequest {
     /// the downtime limit. The memory goes over one connection then.
     #[serde(default)]
     pub postcopy: bool,
+    /// The disks stay volumes of the other host's daemon. They are given back to its QEMU otherwise.
+    #[serde(default)]
+    pub keep_volumes: bool,
     /// How long after its start the move shall be over, in milliseconds; it is undone otherwise.
     #[serde(default)]
     pub deadline_ms: Option<u64>,

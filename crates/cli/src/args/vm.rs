@@ -40,6 +40,11 @@ pub(crate) enum VmCommand {
     /// Try the other host again at once, if a VM's move has lost it
     #[command(after_help = "Example: transhume vm resume web1")]
     Resume(VmArgs),
+    /// Give all disks of a VM back to its QEMU, which opens their files itself from then on
+    #[command(after_help = "Example: transhume vm release web1\n\n\
+        The disks of a VM that has come from another host are released by themselves after the move, \
+        unless they have snapshots or the move was asked for with --keep-volumes.")]
+    Release(VmArgs),
     /// Say who holds the disks of a VM that was on its way, and decide where nobody else can
     #[command(after_help = "Examples:\n  transhume vm resolve web1\n  transhume vm resolve web1 --give-back\n\n\
         Without a decision nothing is changed. A decision is needed only if one of the hosts is gone for good.")]
@@ -128,6 +133,9 @@ pub(crate) struct VmMoveArgs {
     /// Delete the disks here after the switchover instead of renaming them *.moved-EPOCH
     #[arg(long)]
     pub(crate) delete_source: bool,
+    /// Leave the disks volumes of HOST's daemon. They are given back to the VM's QEMU there otherwise
+    #[arg(long)]
+    pub(crate) keep_volumes: bool,
     /// Do not wait for the end
     #[arg(long)]
     pub(crate) detach: bool,

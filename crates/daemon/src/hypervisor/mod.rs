@@ -221,6 +221,19 @@ pub trait Hypervisor: Send + Sync {
     /// The migration has failed.
     fn complete<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<()>>;
 
+    /// What an adoption of a disk would have come to that this machine was started on through its export; nothing if no disk of it can
+    /// be given back.
+    ///
+    /// # Errors
+    /// This one cannot, and why.
+    fn plan_release<'a>(
+        &'a self,
+        _request: &'a vm::AdoptionRequest,
+        _image: vm::ArrivedImage<'a>,
+    ) -> BoxFuture<'a, Result<Option<vm::Plan>>> {
+        Box::pin(async { Ok(None) })
+    }
+
     /// Where the memory is, of a machine that has been sent, or has come.
     ///
     /// # Errors

@@ -268,6 +268,17 @@ impl Hypervisor for Qemu {
         })
     }
 
+    fn plan_release<'a>(
+        &'a self,
+        request: &'a vm::AdoptionRequest,
+        image: vm::ArrivedImage<'a>,
+    ) -> BoxFuture<'a, Result<Option<vm::Plan>>> {
+        Box::pin(async move {
+            let plan = vm::Plan::of_arrived(&self.qmp, request, image).await;
+            plan.map(Some).map_err(|error| of_vm(&error))
+        })
+    }
+
     fn memory_flow<'a>(&'a self, noted: OnStatus<'a>) -> BoxFuture<'a, Result<MemoryFlow>> {
         Box::pin(async move {
             let status = machine::status(&self.qmp).await.map_err(|error| of_vm(&error))?;

@@ -121,6 +121,9 @@ pub(super) struct Arrival {
     /// Whether its guest may run there before all of its memory is there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) postcopy: bool,
+    /// Whether its disks stay volumes of the host that it comes to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) keeps_volumes: bool,
 }
 
 impl Arrival {

@@ -49,6 +49,9 @@ pub struct MachineDocument {
     /// Its move here, once it runs, until all of its memory is here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub following: Option<IncomingMachine>,
+    /// Whether its disks are to be given back to its QEMU, of one that has come, once the other host has let go of them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release_due: bool,
     /// Its last move from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
@@ -109,6 +112,9 @@ pub struct IncomingMachine {
     /// The UUID of a domain that libvirt may have brought here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// Whether its disks stay volumes here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_volumes: bool,
 }
 
 impl MachineDocument {
@@ -125,6 +131,7 @@ impl MachineDocument {
             incoming: None,
             arrived: None,
             following: None,
+            release_due: false,
             last_move: None,
         }
     }

@@ -310,8 +310,14 @@ impl Daemon {
             grows: disk.grows,
         };
         let folder = self.machine_folder(&arrival.name);
-        let incoming =
-            IncomingMachine { id: arrival.id, host: host.to_owned(), folder, runs: arrival.runs, domain: None };
+        let incoming = IncomingMachine {
+            id: arrival.id,
+            host: host.to_owned(),
+            folder,
+            runs: arrival.runs,
+            domain: None,
+            keeps_volumes: arrival.keeps_volumes,
+        };
         let document = MachineDocument {
             disks: arrival.disks.iter().map(disk).collect(),
             description: Some(arrival.description.clone()),
@@ -499,6 +505,7 @@ impl Daemon {
         self.update_machine(machine, |document| {
             (document.incoming, document.arrived) = (None, due);
             document.following = is_following.then(|| incoming.clone());
+            document.release_due = !incoming.keeps_volumes && matches!(document.monitor, Monitor::Qmp(_));
             document.process = process.or(document.process.take());
         })?;
         self.tell_running(machine, &incoming);
@@ -506,6 +513,7 @@ impl Daemon {
         if is_following {
             self.tend_memory(machine);
         }
+        self.release_when_let_go(machine);
         let what = serde_json::json!({ "host": incoming.host, "move": incoming.id });
         self.note(&Peer::daemon(), ("vm.run", &machine.name), what, None);
         tracing::info!(vm = machine.name, host = incoming.host, "a VM has come and runs here");

@@ -52,6 +52,7 @@ mod incoming;
 mod memory;
 mod outgoing;
 mod postcopy;
+mod release;
 mod restart;
 mod shared;
 
@@ -370,7 +371,8 @@ impl Daemon {
             let size_bytes = volume.show().size_bytes;
             disks.push(known_disk(&disk.node, file, size_bytes, Some(&disk.volume)));
         }
-        for volume in self.adopted_from(&document.monitor) {
+        let is_listed = |volume: &Arc<Volume>| document.disks.iter().any(|disk| disk.volume == volume.name);
+        for volume in self.adopted_from(&document.monitor).into_iter().filter(|volume| !is_listed(volume)) {
             let adopted = volume.document();
             let Some(adoption) = &adopted.adoption else { continue };
             let (node, file) = (adoption.node.clone(), adopted.backend.to_string());

@@ -224,6 +224,7 @@ impl Daemon {
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
+        let arrival = Arrival { keeps_volumes: request.keep_volumes, ..arrival };
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
         let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
         let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
@@ -279,7 +280,7 @@ impl Daemon {
         };
         let runs = facts.run_state == "running";
         let (id, name) = (random_uuid(&*self.env), document.name.clone());
-        Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy })
+        Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy, keeps_volumes: false })
     }
 
     /// The disk with node and image as the command line has them with which its machine was started first.

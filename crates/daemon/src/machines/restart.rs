@@ -58,6 +58,7 @@ fn recover_one(daemon: &Arc<Daemon>, machine: &Arc<Machine>) {
     if document.following.is_some() {
         daemon.tend_memory(machine);
     }
+    daemon.release_when_let_go(machine);
     if let Some(arrived) = &document.arrived {
         daemon.tell_running(machine, arrived);
     }

@@ -1,0 +1,67 @@
+//! A disk that QEMU was started on through our export, at the host that its machine has moved to, as one that could have been
+//! adopted there: so it is released in the same way, with the options that its file had where the machine was started first.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::disk::{Disk, Form};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::machine::MachineDescription;
+use crate::options::{CommandLine, DiskOptions, Sources};
+use crate::plan::{AdoptedDisk, AdoptionRequest, Direction, Plan, arrived};
+use crate::qmp::Qmp;
+
+/// Where a disk that has come is now, and what it was.
+#[derive(Clone, Copy, Debug)]
+pub struct ArrivedImage<'a> {
+    /// The file or block device that holds it here.
+    pub image: &'a Path,
+    /// `file` or `host_device`.
+    pub driver: &'a str,
+    /// The command line with which its machine was started first.
+    pub first_started: &'a MachineDescription,
+}
+
+impl Plan {
+    /// What an adoption of a disk would have come to that is reached through our export from the beginning.
+    ///
+    /// # Errors
+    /// `NotFound`; `Refused` if its nodes are none that can be given another file in place; `OptionLoss`; what QMP says.
+    pub async fn of_arrived(qmp: &Qmp, request: &AdoptionRequest, image: ArrivedImage<'_>) -> Result<Self> {
+        let graph = Graph::read(qmp).await?;
+        let mut disk = Disk::find(qmp, &graph, &request.node).await?;
+        let nbd = disk.file.clone();
+        if nbd.driver != "nbd" {
+            return Err(Error::refused(format!("{} is not reached through an export", request.node)));
+        }
+        if disk.form != Form::Reopen {
+            let context = format!("{} has no format node with a name, which could be opened over a file", request.node);
+            return Err(Error::refused(context));
+        }
+        disk.file.driver = image.driver.to_owned();
+        let options = first_options(&mut disk, CommandLine::parse(&image.first_started.words));
+        options.require_complete()?;
+        disk.file.filename = image.image.display().to_string();
+        let adopted: AdoptedDisk = arrived(&disk, &nbd.name, options, request, qmp.process_id());
+        let image = adopted.image.clone();
+        let (steps, undo) = (Vec::new(), Vec::new());
+        Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running })
+    }
+}
+
+/// The options that the disk's file had on the first command line, whichever that was.
+fn first_options(disk: &mut Disk, line: CommandLine) -> DiskOptions {
+    let named = |key: &str, of: &Map<String, Value>| of.get(key).and_then(Value::as_str).map(str::to_owned);
+    let first = line.blockdev(&disk.format.name).and_then(|format| match format.get("file")? {
+        Value::String(name) => Some((Some(name.clone()), named("filename", line.blockdev(name)?)?)),
+        Value::Object(file) => Some((None, named("filename", file)?)),
+        _ => None,
+    });
+    if let Some((name, image)) = first {
+        disk.file.name = name.unwrap_or_else(|| disk.file.name.clone());
+        disk.file.filename = image;
+    }
+    DiskOptions::gather(disk, &Sources { command_line: Some(line), ..Sources::default() })
+}
