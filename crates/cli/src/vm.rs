@@ -151,6 +151,11 @@ fn progress(moving: &VmMove) -> String {
             parts.push(format!("the guest writes {}", show::rate(memory.dirty_bytes_per_second as f64)));
         }
     }
+    if let Some(limit) =
+        moving.memory_rates.as_ref().and_then(|rates| rates.limit).filter(|_| moving.phase == VmMovePhase::Memory)
+    {
+        parts.push(format!("{} beside others", show::rate(limit as f64)));
+    }
     parts.extend(moving.forecast_seconds.map(|seconds| format!("{} expected", show::time(seconds))));
     parts.join(", ")
 }

@@ -1,20 +1,16 @@
 //! Moves beside others who use the same network, and beside each other: hosts in network namespaces, joined by links of a limited
 //! rate.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rand::{Rng, SeedableRng};
 use serde_json::Value;
-use transhume_guest::{Daemon, Side, SwitchedHosts, TwoHosts, TwoHostsSpec};
+use transhume_guest::{Daemon, OtherTraffic, Side, SwitchedHosts, TwoHosts, TwoHostsSpec};
 
 const MEBIBYTE: u64 = 1 << 20;
 const HANG: Duration = Duration::from_secs(120);
-const PORT: u16 = 4711;
 
 /// Two paired hosts with one link of so many megabits a second, and where everything of theirs is.
 fn two_hosts(megabits: u64) -> (TwoHosts, tempfile::TempDir) {
@@ -47,86 +43,6 @@ fn attach_at(daemon: &Daemon, folder: &Path, name: &str, size: u64) {
     daemon.json(&["volume", "attach", name, "--backend", &backend, "--export", &export]).expect("attached");
 }
 
-/// Somebody else's traffic from one host to another: one connection that wants a rate, as an application has it.
-struct Others {
-    arrived: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-    threads: Vec<std::thread::JoinHandle<()>>,
-}
-
-impl Others {
-    fn start(hosts: &TwoHosts, bytes_per_second: u64) -> Self {
-        let enter = |side| hosts.enter(side).expect("entered");
-        Self::between(|| enter(Side::A), || enter(Side::B), hosts.machine(Side::B, 0), bytes_per_second)
-    }
-
-    /// From where `enter_sender` brings a thread to where `enter_receiver` does, which has the address `to`.
-    fn between(
-        enter_sender: impl FnOnce() + Send,
-        enter_receiver: impl FnOnce() + Send,
-        to: String,
-        bytes_per_second: u64,
-    ) -> Self {
-        let (arrived, is_over) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let threads = std::thread::scope(|scope| {
-            let (ready, is_ready) = std::sync::mpsc::channel();
-            let receiver = scope.spawn({
-                let (arrived, to) = (Arc::clone(&arrived), to.clone());
-                move || {
-                    enter_receiver();
-                    let listener = TcpListener::bind((to.as_str(), PORT)).expect("bound");
-                    ready.send(()).expect("somebody waits");
-                    let mut stream = listener.accept().expect("accepted").0;
-                    std::thread::spawn(move || {
-                        let mut bytes = vec![0; 1 << 18];
-                        while let Ok(count @ 1..) = stream.read(&mut bytes) {
-                            arrived.fetch_add(count as u64, Ordering::Relaxed);
-                        }
-                    })
-                }
-            });
-            let sender = scope.spawn({
-                let is_over = Arc::clone(&is_over);
-                move || {
-                    enter_sender();
-                    is_ready.recv().expect("somebody listens");
-                    let stream = TcpStream::connect((to.as_str(), PORT)).expect("connected");
-                    std::thread::spawn(move || send(stream, bytes_per_second, &is_over))
-                }
-            });
-            [receiver, sender].map(|thread| thread.join().expect("no panic")).into_iter().collect()
-        });
-        Self { arrived, is_over, threads }
-    }
-
-    /// What arrives, in bytes a second.
-    fn rate(&self, span: Duration) -> f64 {
-        let (before, began) = (self.arrived.load(Ordering::Relaxed), Instant::now());
-        std::thread::sleep(span);
-        (self.arrived.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64()
-    }
-
-    fn stop(self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        self.threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-    }
-}
-
-fn send(mut stream: TcpStream, bytes_per_second: u64, is_over: &AtomicBool) {
-    let piece = vec![7; 32 << 10];
-    let (began, mut sent) = (Instant::now(), 0_u64);
-    while !is_over.load(Ordering::Relaxed) {
-        let due = (began.elapsed().as_secs_f64() * bytes_per_second as f64) as u64;
-        if sent > due {
-            std::thread::sleep(Duration::from_millis(2));
-            continue;
-        }
-        // What could not be sent in time is not made up for: whoever asked for it has gone.
-        sent = sent.max(due.saturating_sub(1 << 20)) + piece.len() as u64;
-        stream.write_all(&piece).expect("the other side reads");
-    }
-}
-
 fn job(hosts: &TwoHosts) -> Value {
     hosts.daemon(Side::A).json(&["jobs", "--all"]).expect("listed")[0].clone()
 }
@@ -155,7 +71,7 @@ fn others_keep_their_share_of_a_link_until_the_move_has_a_reserve_and_get_out_of
     let _alone = alone();
     let (hosts, folder) = two_hosts(160);
     attach(&hosts, folder.path(), 700 * MEBIBYTE);
-    let others = Others::start(&hosts, 12_000_000);
+    let others = OtherTraffic::start(&hosts, 12_000_000);
     let alone = others.rate(Duration::from_secs(3));
     assert!(alone > 8e6, "the link carries {alone} bytes a second of one connection");
     hosts.daemon(Side::A).json(&["move", "x", "--to", "b", "--detach"]).expect("it begins");
@@ -190,7 +106,7 @@ fn a_deadline_is_kept_against_others_and_the_report_says_so() {
     let (hosts, folder) = two_hosts(160);
     attach(&hosts, folder.path(), 200 * MEBIBYTE);
     // They want all of it, and with it the move would get a few percent.
-    let others = Others::start(&hosts, 20_000_000);
+    let others = OtherTraffic::start(&hosts, 20_000_000);
     std::thread::sleep(Duration::from_secs(1));
     let report = hosts.daemon(Side::A).json(&["move", "x", "--to", "b", "--verify", "off", "--deadline", "25s"]);
     let report = report.expect("it is moved");
@@ -310,11 +226,11 @@ fn moves_from_two_hosts_into_one_share_its_link_and_what_others_leave_of_it() {
     });
 
     let enter = |number| hosts.enter(number).expect("entered");
-    let others = Others::between(|| enter(1), || enter(0), hosts.machine(0), 8_000_000);
+    let others = OtherTraffic::between(|| enter(1), || enter(0), hosts.machine(0), 8_000_000);
     soon(5, || {
-        let before = others.arrived.load(Ordering::Relaxed);
+        let before = others.arrived();
         let ([first, late], jobs) = copied(&hosts, SPAN);
-        let arrived = others.arrived.load(Ordering::Relaxed) - before;
+        let arrived = others.arrived() - before;
         let rates = jobs.each_ref().map(|job| job["progress"]["rates"].to_string());
         let is_left_to_others = arrived > SPAN.as_secs() * 6_400_000;
         let is_used = first + late > SPAN.as_secs() * 6_000_000;

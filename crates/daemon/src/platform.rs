@@ -23,7 +23,7 @@ use backends::{
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
-use migrate::stream::{BoxTransport, Dialer, LinkCounters};
+use migrate::stream::{BoxTransport, Dialer, LinkCounters, StreamPath};
 use nbd::NbdUri;
 use nbd::server::Export;
 use uuid::Uuid;
@@ -277,6 +277,15 @@ pub trait Interfaces: Send + Sync {
     fn look(&self, addresses: &[IpAddr]) -> Vec<Option<LinkCounters>>;
 }
 
+/// One connection to another host, as whoever shares the network out sees it.
+pub trait Carried: Send + Sync {
+    /// Between which addresses it is.
+    fn path(&self) -> StreamPath;
+
+    /// What it has carried since it was made, in bytes: sent, and received. Nothing once it is closed.
+    fn bytes(&self) -> Option<(u64, u64)>;
+}
+
 /// How this daemon reaches others, and is reached.
 pub trait Hosts: Send + Sync {
     /// Connections to `host`, which is trusted.
@@ -292,6 +301,19 @@ pub trait Hosts: Send + Sync {
     fn machine_connection<'a>(&'a self, host: &'a HostName, _number: u16) -> BoxFuture<'a, Result<BoxTransport>> {
         let error = crate::hosts::no_hosts(format!("{host} takes no machines from here"));
         Box::pin(std::future::ready(Err(error)))
+    }
+
+    /// The same for memory of the move `id`: it counts as that move's part of the network, where somebody counts.
+    ///
+    /// # Errors
+    /// As above.
+    fn memory_connection<'a>(
+        &'a self,
+        host: &'a HostName,
+        number: u16,
+        _id: Uuid,
+    ) -> BoxFuture<'a, Result<(BoxTransport, Option<Arc<dyn Carried>>)>> {
+        Box::pin(async move { Ok((self.machine_connection(host, number).await?, None)) })
     }
 
     /// Where the streams to other hosts run, so that encrypting them takes several processors; none: beside whoever asks for

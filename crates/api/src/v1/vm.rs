@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Job, JobState, Monitor, Strategy, Verify};
+use super::{Error, Job, JobState, Monitor, Rates, Strategy, Verify};
 
 /// Asks for a running machine to be known (`POST /v1/vms`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -280,6 +280,9 @@ pub struct VmMove {
     /// How fast the memory went, in bytes a second, once all of it is sent and if no bandwidth was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes_per_second: Option<u64>,
+    /// What the memory may take of the network beside others, as both hosts have agreed on last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_rates: Option<Rates>,
     /// How many connections carry the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u16>,

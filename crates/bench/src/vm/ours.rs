@@ -98,14 +98,14 @@ pub(super) fn options(strategy: &str, channels: u8, downtime_limit_ms: u64) -> V
 }
 
 /// Asks what the move would be.
-pub(super) fn plan(place: &Place, options: &[String]) -> anyhow::Result<()> {
+pub(super) fn plan(place: &Place, options: &[String]) -> anyhow::Result<Value> {
     let options = options.iter().map(String::as_str);
     let words: Vec<&str> = ["vm", "plan", NAME, "--to", Side::B.name()].into_iter().chain(options).collect();
     let plan = place.hosts.daemon(Side::A).json(&words)?;
     if std::env::var_os("TRANSHUME_BENCH_LOGS").is_some() {
         eprintln!("{plan}");
     }
-    Ok(())
+    Ok(plan)
 }
 
 /// How far the forecast of a move was off.

@@ -199,11 +199,12 @@ pub(super) fn total(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
 pub(super) fn converge(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for links in [1, 2] {
-        let [mut ended, mut seconds] = [(); 2].map(|()| Samples::default());
+        let [mut ended, mut foretold, mut seconds] = [(); 3].map(|()| Samples::default());
         for _ in 0..bench.runs.min(2) {
-            let (is_done, took) = converging(bench, links)?;
-            ended.push(f64::from(u8::from(is_done)));
-            seconds.push(took);
+            let run = converging(bench, links)?;
+            ended.push(f64::from(u8::from(run.is_done)));
+            foretold.push(f64::from(u8::from(run.is_foretold == (links > 1))));
+            seconds.push(run.seconds);
         }
         let what = format!(
             "a guest that rewrites {} MiB/s of memory over {links} of {} Mbit/s",
@@ -212,13 +213,23 @@ pub(super) fn converge(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
         );
         let goal = if links == 1 { Goal::None } else { Goal::AtLeast(1.0) };
         rows.push(Row::new(format!("{what}: moves that end within {DEADLINE_SECONDS} s"), "share", ended, goal));
+        let told = "the same: plans that have said beforehand whether it converges";
+        rows.push(Row::new(told, "share", foretold, Goal::AtLeast(1.0)));
         rows.push(Row::new("the same: time until it ends, or is undone", "s", seconds, Goal::None));
     }
     Ok(rows)
 }
 
-/// Whether one move ends, and its seconds.
-fn converging(bench: &VmBench, links: usize) -> anyhow::Result<(bool, f64)> {
+/// One move of a guest that may be too fast for its links.
+struct ConvergingRun {
+    /// Whether it was done in time.
+    is_done: bool,
+    /// Whether its plan has said that it converges.
+    is_foretold: bool,
+    seconds: f64,
+}
+
+fn converging(bench: &VmBench, links: usize) -> anyhow::Result<ConvergingRun> {
     let hosts = TwoHostsSpec {
         links,
         link_bits_per_second: Some(bench.link_bits_per_second),
@@ -237,6 +248,9 @@ fn converging(bench: &VmBench, links: usize) -> anyhow::Result<(bool, f64)> {
     place.add()?;
     let (deadline, channels) = (format!("{DEADLINE_SECONDS}s"), bench.channels.to_string());
     let options = ["--verify", "off", "--channels", &channels, "--deadline", &deadline];
+    let plan = ours::plan(&place, &options.map(str::to_owned))?;
+    let is_foretold = plan["converges"] == true;
+    eprintln!("    {links} links, plan: converges {}, {}", plan["converges"], plan["notes"]);
     let (seconds, shown) = Ordered::new(&place, &options)?.wait(&place)?;
     let is_done = shown["state"] == "done";
     if !is_done && shown["error"]["code"] != "no-convergence" {
@@ -250,5 +264,5 @@ fn converging(bench: &VmBench, links: usize) -> anyhow::Result<(bool, f64)> {
     place.verify()?;
     let rewritten = place.guest.load_result().memory.rewritten / 256;
     eprintln!("    {rewritten} MiB were rewritten since the guest's boot");
-    Ok((is_done, seconds))
+    Ok(ConvergingRun { is_done, is_foretold, seconds })
 }

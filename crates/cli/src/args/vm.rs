@@ -112,7 +112,8 @@ pub(crate) struct HowArgs {
     /// A host or link that is lost after that stops the guest until it is back; a lost source QEMU loses the guest's memory
     #[arg(long)]
     pub(crate) postcopy: bool,
-    /// Undo the move if it is not over so long after its start
+    /// Undo the move if it is not over so long after its start. Until then it takes as much of the network as it needs
+    /// for that, whatever others want
     #[arg(long, value_name = "TIME")]
     pub(crate) deadline: Option<Span>,
 }

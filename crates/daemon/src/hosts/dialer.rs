@@ -15,9 +15,11 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use uuid::Uuid;
 
 use super::listener;
 use super::network::HostNetwork;
+use crate::platform::Carried;
 use crate::problem::Result;
 use crate::rates::{Counted, Meter};
 use hosts::HostName;
@@ -92,6 +94,23 @@ impl HostDialer {
 
     /// A connection for `purpose`; the pair of addresses is that of the stream with this number.
     pub(crate) async fn dial_for(&self, purpose: Purpose, stream: u16) -> Result<BoxTransport> {
+        let (transport, dialled) = self.dial_counted(purpose, stream).await?;
+        if purpose == Purpose::Stream {
+            self.newest.lock().insert(stream, dialled);
+        }
+        Ok(transport)
+    }
+
+    /// A connection for memory of the move `id`, and what tells how much it has carried.
+    pub(crate) async fn dial_memory(&self, number: u16, id: Uuid) -> Result<(BoxTransport, Arc<dyn Carried>)> {
+        let (transport, dialled) = self.dial_counted(Purpose::Machine, number).await?;
+        if let Some(meter) = dialled.meter.upgrade() {
+            self.network.carried.opened_for(&meter, id);
+        }
+        Ok((transport, Arc::new(dialled)))
+    }
+
+    async fn dial_counted(&self, purpose: Purpose, stream: u16) -> Result<(BoxTransport, Dialled)> {
         // Looked up each time: addresses change, and trust may end.
         let host = self.network.store.named(self.name.as_str())?;
         let pairs = pairs(&self.network.own_addresses(), &host.addresses);
@@ -108,10 +127,7 @@ impl HostDialer {
                     self.network.dialled.note(&host, &dialled.meter);
                     // Trust may have ended since it was looked up: then nobody will cut what came about meanwhile.
                     self.network.store.check_still(&host)?;
-                    if purpose == Purpose::Stream {
-                        self.newest.lock().insert(stream, dialled);
-                    }
-                    return Ok(transport);
+                    return Ok((transport, dialled));
                 }
             }
         }
@@ -175,6 +191,16 @@ impl Dialled {
         let (here, there) = (stream.inner().local_addr()?, stream.inner().peer_addr()?);
         let path = StreamPath { here: here.ip().to_canonical(), there: there.ip().to_canonical() };
         Ok(Self { path, meter: Arc::downgrade(stream.meter()) })
+    }
+}
+
+impl Carried for Dialled {
+    fn path(&self) -> StreamPath {
+        self.path
+    }
+
+    fn bytes(&self) -> Option<(u64, u64)> {
+        self.meter.upgrade().map(|meter| meter.carried())
     }
 }
 

@@ -255,10 +255,12 @@ impl PendingConnection {
         tracing::debug!(host = %host.name, %from, "a stream begins");
         let (carried, counting) = (Arc::clone(&network.carried), Arc::clone(&meter));
         let opened = Box::new(move |request: &SessionRequest| carried.opened(&counting, request));
+        let (carried, counting) = (Arc::clone(&network.carried), Arc::clone(&meter));
+        let memory = Box::new(move |id| carried.opened_for(&counting, id));
         let name = PeerName(host.name.to_string());
         let served = match purpose {
             Purpose::Stream => reception.serve(Box::new(stream), name, opened),
-            Purpose::Machine => reception.serve_machine(Box::new(stream), name),
+            Purpose::Machine => reception.serve_machine(Box::new(stream), name, memory),
         };
         serve_stream(&network, served, (&host, &meter)).await;
     }

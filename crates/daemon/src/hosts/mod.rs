@@ -25,4 +25,4 @@ mod transport;
 pub use hosts::HostName;
 pub(crate) use network::{HostNetwork, RealHosts};
 pub(crate) use transport::no_hosts;
-pub use transport::{NoHosts, Reception};
+pub use transport::{NoHosts, OnMemory, Reception};

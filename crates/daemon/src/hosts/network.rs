@@ -14,6 +14,7 @@ use parking_lot::{Mutex, RwLock};
 use rustls::ServerConfig;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
+use uuid::Uuid;
 
 use super::dialer::{self, Dialings, HostDialer, Turns};
 use super::listener::{self, Counters, HANDSHAKE_LIMIT};
@@ -21,7 +22,7 @@ use super::transport::Reception;
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
-use crate::platform::{Hosts, Interfaces};
+use crate::platform::{Carried, Hosts, Interfaces};
 use crate::problem::{Result, invalid, of_state};
 use crate::rates::{KernelInterfaces, MigrationTraffic};
 use crate::sockets::listen_tcp;
@@ -449,6 +450,19 @@ impl Hosts for RealHosts {
     fn machine_connection<'a>(&'a self, host: &'a HostName, number: u16) -> BoxFuture<'a, Result<BoxTransport>> {
         let dialer = HostDialer::new(Arc::clone(&self.0), host.clone());
         Box::pin(async move { dialer.dial_for(Purpose::Machine, number).await })
+    }
+
+    fn memory_connection<'a>(
+        &'a self,
+        host: &'a HostName,
+        number: u16,
+        id: Uuid,
+    ) -> BoxFuture<'a, Result<(BoxTransport, Option<Arc<dyn Carried>>)>> {
+        let dialer = HostDialer::new(Arc::clone(&self.0), host.clone());
+        Box::pin(async move {
+            let (transport, carried) = dialer.dial_memory(number, id).await?;
+            Ok((transport, Some(carried)))
+        })
     }
 
     fn stream_workers(&self) -> Vec<EnvRef> {

@@ -4,10 +4,14 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use migrate::stream::{BoxTransport, Dialer, OnOpened, PeerName, Receiver};
+use uuid::Uuid;
 
 use super::HostName;
 use crate::platform::Hosts;
 use crate::problem::{Result, invalid};
+
+/// Told by which move the memory comes that a connection is for.
+pub type OnMemory = Box<dyn Fn(Uuid) + Send + Sync>;
 
 /// Whoever serves the connections of trusted hosts.
 pub trait Reception: Send + Sync {
@@ -19,11 +23,12 @@ pub trait Reception: Send + Sync {
         opened: OnOpened,
     ) -> BoxFuture<'static, block::Result<()>>;
 
-    /// Serves one connection of `peer` that is about a machine.
+    /// Serves one connection of `peer` that is about a machine, and tells `opened` of which move's memory it is, if it is that.
     fn serve_machine(
         self: Arc<Self>,
         _transport: BoxTransport,
         _peer: PeerName,
+        _opened: OnMemory,
     ) -> BoxFuture<'static, block::Result<()>> {
         let refused = block::Error::new(block::ErrorKind::Unsupported, "this host takes no machines");
         Box::pin(std::future::ready(Err(refused)))

@@ -11,22 +11,23 @@ use env::Moment;
 use futures::future::{Either, select, try_join_all};
 use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use uuid::Uuid;
 use vm::machine::{MachineFacts, MigrationOptions, MigrationStatus, TargetDomain};
 
 use super::Machine;
+use super::carrying::Lost;
 use super::channel::{Answer, Ask};
 use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_there};
 use super::hooks::{HookInput, HookPhase};
-use super::memory::{carry, carry_beside, carry_held};
+use super::memory_rates::{self, MemoryRates};
 use super::outgoing::{Departure, call};
 use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
-use crate::hypervisor::{Convergence, Lane, Outlet};
+use crate::hypervisor::{Convergence, Outlet};
 use crate::jobs::{JobHandle, MachineMember, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -34,12 +35,9 @@ use crate::volume::Volume;
 /// For how long QEMU may stop the guest for the rest of the memory, if nothing is said.
 const DOWNTIME_LIMIT: Duration = Duration::from_millis(300);
 /// How long the disks may take from when the machine is stopped to when all are held, before it goes on here.
-const HOLD_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const HOLD_LIMIT: Duration = Duration::from_secs(10);
 /// How long the rest of the memory may take.
 const SWITCH_LIMIT: Duration = Duration::from_secs(30);
-/// A memory of which nothing was sent for so long is on a link that carries nothing, whatever that says of itself.
-const SILENCE_LIMIT: Duration = Duration::from_secs(30);
-const SILENCE_LOOK: Duration = Duration::from_secs(1);
 /// How long the target's QEMU may take to start.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take over the connection that the move has used: nobody hears that one of its ends is gone.
@@ -77,25 +75,14 @@ pub(crate) struct MachineMove {
     /// The connection to the other daemon that everything is asked over.
     channel: tokio::sync::Mutex<BoxTransport>,
     /// A connection of QEMU's migration has failed.
-    lost: Arc<Lost>,
+    pub(super) lost: Arc<Lost>,
+    /// What the memory may take of the network.
+    pub(super) rates: MemoryRates,
     /// All of the memory was sent.
-    is_sent: AtomicBool,
+    pub(super) is_sent: AtomicBool,
     is_committed: AtomicBool,
     /// Whether the memory's connection may close: in post-copy not before the commit.
-    may_close: watch::Sender<bool>,
-}
-
-#[derive(Default)]
-struct Lost {
-    why: Mutex<Option<String>>,
-    told: Notify,
-}
-
-impl Lost {
-    fn tell(&self, why: String) {
-        self.why.lock().get_or_insert(why);
-        self.told.notify_one();
-    }
+    pub(super) may_close: watch::Sender<bool>,
 }
 
 struct State {
@@ -144,6 +131,7 @@ impl MachineMove {
             over: watch::Sender::new(false),
             channel: channel.into(),
             lost: Arc::default(),
+            rates: MemoryRates::new(&daemon.env),
             is_sent: AtomicBool::new(false),
             is_committed: AtomicBool::new(false),
             may_close: watch::Sender::new(!request.postcopy),
@@ -168,6 +156,7 @@ impl MachineMove {
             forecast_downtime_ms: forecast.map(|forecast| forecast.downtime.as_secs_f64() * 1e3),
             memory: state.memory,
             memory_bytes_per_second: self.memory_rate(&state),
+            memory_rates: self.rates.shown(),
             connections: Some(connections(&self.request, &self.departure.arrival.facts, &daemon.config)),
             disks,
             downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
@@ -175,9 +164,33 @@ impl MachineMove {
         }
     }
 
+    /// To whom it goes.
+    pub(super) const fn host(&self) -> &HostName {
+        &self.host
+    }
+
+    /// How much of the memory was sent, in bytes.
+    pub(super) fn memory_sent(&self) -> u64 {
+        self.state.lock().memory.map_or(0, |memory| memory.bytes_sent)
+    }
+
+    /// How much of the memory is left, in bytes, and how old the move is.
+    pub(super) fn memory_left(&self, daemon: &Daemon) -> Option<(u64, Duration)> {
+        let left = self.state.lock().memory?.bytes_left;
+        Some((left, daemon.env.now().since(self.started)))
+    }
+
+    /// What the guest has written to both sides of its disks, in bytes.
+    pub(super) fn bytes_mirrored(&self) -> u64 {
+        let progress = self.disks.iter().filter_map(|disk| disk.job.show().progress);
+        progress.map(|progress| progress.bytes_mirrored).sum()
+    }
+
     /// How fast all of the memory went, if nothing but the hosts and the network has limited it.
     fn memory_rate(&self, state: &State) -> Option<u64> {
-        let seconds = state.memory_span.filter(|_| self.request.bandwidth.is_none())?.as_secs_f64();
+        let is_limited =
+            self.request.bandwidth.is_some() || self.rates.shown().is_some_and(|rates| rates.limit.is_some());
+        let seconds = state.memory_span.filter(|_| !is_limited)?.as_secs_f64();
         Some((state.memory?.bytes_sent as f64 / seconds.max(1e-3)) as u64)
     }
 
@@ -245,9 +258,11 @@ impl MachineMove {
         };
         let switched = async {
             let lost = select(Box::pin(carrying), Box::pin(self.silent(daemon)));
-            match select(Box::pin(switched), lost).await {
+            let beside = select(lost, Box::pin(memory_rates::keep(daemon, self)));
+            match select(Box::pin(switched), beside).await {
                 Either::Left((outcome, _)) => outcome,
-                Either::Right((Either::Left((lost, _)) | Either::Right((lost, _)), _)) => Err(lost),
+                Either::Right((Either::Left((lost, _)), _)) => Err(lost.factor_first().0),
+                Either::Right((Either::Right((never, _)), _)) => match never {},
             }
         };
         Box::pin(self.unless_stopped(daemon, switched)).await?;
@@ -281,81 +296,6 @@ impl MachineMove {
         }
     }
 
-    /// Carries QEMU's connections to the other host. Ends when one is lost.
-    async fn carry_memory(&self, daemon: &Arc<Daemon>, outlet: Box<dyn Outlet>) -> Error {
-        let lost = |why: String| {
-            Error::new(ErrorCode::MoveFailed, format!("the memory of {} could not be sent: {why}", self.name))
-                .with_hint("see whether both hosts reach each other, and move it again")
-        };
-        let accepting = async {
-            // One after the other: the target's QEMU must see them in this order.
-            let mut number = 0_u16;
-            loop {
-                let (lane, near) = match outlet.accept().await {
-                    Ok(near) => near,
-                    Err(error) => return error.to_string(),
-                };
-                if let Err(error) = self.carry_one(daemon, (lane, near), number).await {
-                    return error.to_string();
-                }
-                number = number.wrapping_add(u16::from(lane == Lane::Memory));
-            }
-        };
-        match select(pin!(accepting), pin!(self.lost.told.notified())).await {
-            Either::Left((why, _)) => lost(why),
-            Either::Right(_) => lost(self.lost.why.lock().clone().unwrap_or_default()),
-        }
-    }
-
-    /// Ends when nothing of the memory was sent for long, and some of it is left.
-    async fn silent(&self, daemon: &Daemon) -> Error {
-        let sent = || self.state.lock().memory.map_or(0, |memory| memory.bytes_sent);
-        let limit = SILENCE_LIMIT.max(self.downtime_limit() * 2);
-        let (mut before, mut since) = (sent(), daemon.env.now());
-        while self.is_sent.load(Ordering::Acquire) || daemon.env.now().since(since) < limit {
-            daemon.env.sleep(SILENCE_LOOK).await;
-            let now = sent();
-            if now != before {
-                (before, since) = (now, daemon.env.now());
-            }
-        }
-        let message = format!("nothing of the memory of {} was sent for {limit:?}", self.name);
-        Error::new(ErrorCode::MoveFailed, message)
-            .with_hint("see whether both hosts reach each other, and move it again")
-    }
-
-    /// Carries one connection of the migration: the first one of the memory is its main one.
-    async fn carry_one(&self, daemon: &Arc<Daemon>, (lane, near): (Lane, BoxTransport), number: u16) -> Result<()> {
-        let other = self.connection(daemon, lane, number).await?;
-        let (lost, env) = (Arc::clone(&self.lost), Arc::clone(&daemon.env));
-        let ends = (self.may_close.subscribe(), daemon.machine(&self.name)?.cut.subscribe());
-        let is_held = self.request.postcopy;
-        daemon.env.spawn(Box::pin(async move {
-            let carried = match (lane, number) {
-                (Lane::Memory, 0) if is_held => carry_held(&env, (near, other), ends).await,
-                (Lane::Memory, 0) | (Lane::Control, _) => carry(near, other).await,
-                (Lane::Memory, _) => carry_beside(&*env, near, other).await,
-            };
-            match carried {
-                // Whoever speaks over it says what has failed.
-                Err(error) if lane == Lane::Memory => lost.tell(error.to_string()),
-                _ => {}
-            }
-        }));
-        Ok(())
-    }
-
-    async fn connection(&self, daemon: &Daemon, lane: Lane, number: u16) -> Result<BoxTransport> {
-        let id = self.id;
-        let connecting = async {
-            let mut other = daemon.hosts.machine_connection(&self.host, number).await?;
-            let ask = if lane == Lane::Memory { Ask::Memory { id } } else { Ask::Control { id } };
-            call(&mut other, &self.host, ask).await?;
-            Ok(other)
-        };
-        env::timeout(&*daemon.env, HOLD_LIMIT, connecting).await.unwrap_or_else(|| Err(no_answer(&self.host)))
-    }
-
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
     async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
         let convergence = Convergence {
@@ -364,6 +304,7 @@ impl MachineMove {
             postcopy: self.departure.arrival.runs && self.request.postcopy,
         };
         let stopped = || {
+            self.rates.lift();
             let mut state = self.state.lock();
             if state.stopped.is_none() {
                 state.stopped = Some(daemon.env.now());
@@ -377,7 +318,7 @@ impl MachineMove {
         daemon.hook_at_source(&self.departure.arrival, self.host.as_str())
     }
 
-    fn downtime_limit(&self) -> Duration {
+    pub(super) fn downtime_limit(&self) -> Duration {
         downtime_limit(&self.request)
     }
 

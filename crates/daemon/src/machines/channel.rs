@@ -10,6 +10,7 @@
 //!     │ start ──────────────────────────────────────────────▶ │ exports, QEMU, its socket for the memory
 //!     │ memory n, then QEMU's own bytes ════════════════════▶ │ ═══▶ QEMU
 //!     │ control, then libvirt's own bytes ══════════════════▶ │ ═══▶ libvirt, of a domain of libvirt
+//!     │ usage: addresses, every second meanwhile ───────────▶ │ what their interfaces have carried
 //!     │ loaded ─────────────────────────────────────────────▶ │ QEMU has all of it
 //!     │          (the commit of the disks' group)             │
 //!     │ run ────────────────────────────────────────────────▶ │ all disks are held here: the guest runs
@@ -20,9 +21,10 @@
 //! connections of `memory` and `control` carry nothing but those bytes after that.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
+use std::net::IpAddr;
 
 use api::v1::{Error, VmChange};
-use migrate::stream::BoxTransport;
+use migrate::stream::{BoxTransport, LinkCounters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -92,6 +94,12 @@ pub(super) enum Ask {
     Whole {
         /// The move.
         id: Uuid,
+    },
+    /// What the interfaces of the target have carried that have these addresses. Whoever does not know this question is not asked
+    /// again.
+    Usage {
+        /// The addresses, 64 at most.
+        addresses: Vec<IpAddr>,
     },
     /// It does not come.
     Abandon {
@@ -187,6 +195,11 @@ pub(super) enum Answer {
     Shared {
         /// Nothing if it can be.
         refusals: Vec<Option<Error>>,
+    },
+    /// Of each address in turn, what its interface has carried; nothing where there is none.
+    Usage {
+        /// The counters.
+        counters: Vec<Option<LinkCounters>>,
     },
     /// libvirt may bring the domain, with this definition.
     Domain(TargetDomain),

@@ -18,7 +18,7 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor, VmChange};
 use futures::FutureExt;
 use futures::future::{Either, select};
-use migrate::stream::{BoxTransport, PeerName};
+use migrate::stream::{BoxTransport, PeerName, USAGE_ADDRESSES_MAX};
 use tokio::io::AsyncReadExt;
 use uuid::Uuid;
 use vm::ExportAddress;
@@ -34,6 +34,7 @@ use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::IncomingStage;
+use crate::hosts::OnMemory;
 use crate::hypervisor::{Hypervisor, Lane, MemoryFlow};
 use crate::problem::{Result, invalid, of_vm};
 use crate::state_dir::check_name;
@@ -46,7 +47,11 @@ const LOADED_LIMIT: Duration = Duration::from_secs(60);
 const RUN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Serves one connection of `peer` that is about a machine.
-pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer: PeerName) -> std::io::Result<()> {
+pub(crate) async fn serve(
+    daemon: Arc<Daemon>,
+    mut transport: BoxTransport,
+    (peer, opened): (PeerName, OnMemory),
+) -> std::io::Result<()> {
     loop {
         let ask: Ask = match receive(&mut transport).await {
             Ok(ask) => ask,
@@ -54,7 +59,10 @@ pub(crate) async fn serve(daemon: Arc<Daemon>, mut transport: BoxTransport, peer
             Err(error) => return Err(error),
         };
         match ask {
-            Ask::Memory { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Memory).await,
+            Ask::Memory { id } => {
+                opened(id);
+                return carry(&daemon, transport, (&peer.0, id), Lane::Memory).await;
+            }
             Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
             _ => {}
         }
@@ -115,6 +123,7 @@ impl Daemon {
             Ask::Run { id } => self.run_arrival(host, id).await,
             Ask::Rejoin { id } => self.rejoin_arrival(host, id).await,
             Ask::Whole { id } => self.is_arrival_whole(host, id).await,
+            Ask::Usage { addresses } => Ok(self.answer_usage(&addresses)),
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
             Ask::Memory { .. } | Ask::Control { .. } | Ask::Probe { .. } => unreachable!("it is no question"),
         }
@@ -374,6 +383,13 @@ impl Daemon {
         };
         hypervisor.begin_incoming(&options, &incoming.folder).await?;
         Ok(Answer::Done)
+    }
+
+    /// What the interfaces here have carried that have these addresses.
+    fn answer_usage(&self, addresses: &[std::net::IpAddr]) -> Answer {
+        let addresses = &addresses[..addresses.len().min(USAGE_ADDRESSES_MAX)];
+        let interfaces = self.hosts.interfaces();
+        Answer::Usage { counters: interfaces.map_or_else(Vec::new, |interfaces| interfaces.look(addresses)) }
     }
 
     /// Waits until QEMU has all of the machine.

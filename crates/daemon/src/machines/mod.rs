@@ -33,13 +33,16 @@
 //! | `forecast` | what a move takes, foretold |
 //! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
-//! | `memory` | the connections of a machine's migration, carried between the hosts |
+//! | `carrying`, `memory` | the connections of a machine's migration, made and carried between the hosts |
+//! | `memory_rates` | what those may take of the network beside others |
 //! | `postcopy` | memory that follows the guest |
+//! | `release` | disks that have come are given back to their QEMU |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 
 mod attempt;
 mod budget;
+mod carrying;
 mod channel;
 mod document;
 mod domains;
@@ -50,6 +53,7 @@ mod found;
 mod hooks;
 mod incoming;
 mod memory;
+mod memory_rates;
 mod outgoing;
 mod postcopy;
 mod release;
@@ -68,6 +72,7 @@ use uuid::Uuid;
 use vm::machine::{DomainDefinition, MachineFacts, TargetCommand};
 
 use crate::daemon::Daemon;
+use crate::hosts::OnMemory;
 use crate::hypervisor::Hypervisor;
 use crate::problem::Result;
 use crate::state_dir::check_name;
@@ -219,10 +224,11 @@ impl crate::hosts::Reception for Reception {
         self: Arc<Self>,
         transport: BoxTransport,
         peer: PeerName,
+        opened: OnMemory,
     ) -> BoxFuture<'static, block::Result<()>> {
         let lost =
             |error: std::io::Error| block::Error::new(block::ErrorKind::Disconnected, "about a VM").with_source(error);
-        let served = self.worker.spawn(incoming::serve(Arc::clone(&self.daemon), transport, peer));
+        let served = self.worker.spawn(incoming::serve(Arc::clone(&self.daemon), transport, (peer, opened)));
         Box::pin(async move { served.await.unwrap_or(Ok(())).map_err(lost) })
     }
 }

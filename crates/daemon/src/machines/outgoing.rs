@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest, Vm,
-    VmDisk, VmMove, VmMoveRequest, VmPlan,
+    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest,
+    Strategy, Vm, VmDisk, VmMove, VmMoveRequest, VmPlan,
 };
 use migrate::MoveOptions;
 use migrate::stream::BoxTransport;
@@ -314,7 +314,9 @@ impl Daemon {
             disks.any(|disk| disk.volume == volume.name && disk.shared.is_some())
         };
         let share = request.bandwidth.map(|limit| budget::first_share(limit, volumes.len()));
-        let request = VmMoveRequest { bandwidth: share, ..request.clone() };
+        let deadline_ms =
+            request.deadline_ms.map(|deadline| deadline_of_disks(deadline, departure.forecast.memory.seconds));
+        let request = VmMoveRequest { bandwidth: share, deadline_ms, ..request.clone() };
         let requests = volumes.iter().map(|volume| disk_request(&request, is_shared(volume))).collect();
         let latency_us = request.guest_latency_ms.unwrap_or(GUEST_LATENCY_MS).max(1).saturating_mul(1000);
         let tune = |_: &str, options: &mut MoveOptions| options.guest_latency_us = latency_us;
@@ -456,12 +458,22 @@ fn disk_request(request: &VmMoveRequest, shared: bool) -> MoveRequest {
         bandwidth: request.bandwidth,
         verify: request.verify,
         strategy: request.strategy,
+        // For those that track it is no wish: they end by it.
+        deadline_ms: request
+            .deadline_ms
+            .filter(|_| !matches!(request.strategy, Strategy::Dbt | Strategy::IncrementalDbt)),
         // What both hosts reach is nobody's to delete.
         delete_source: request.delete_source && !shared,
         // Where the machine is started next is no question of one disk.
         no_persist: true,
         ..MoveRequest::default()
     }
+}
+
+/// When the disks are to be there so that the memory, which is expected to take so many seconds, is in time, too.
+fn deadline_of_disks(deadline_ms: u64, memory_seconds: f64) -> u64 {
+    let memory_ms = Duration::try_from_secs_f64(memory_seconds).map_or(u64::MAX, |span| span.as_millis() as u64);
+    deadline_ms.saturating_sub(memory_ms).max(deadline_ms / 2).max(1)
 }
 
 /// The disks as the target is told of them; one that is no volume yet has no name.

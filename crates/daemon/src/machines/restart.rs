@@ -89,6 +89,7 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         forecast_downtime_ms: None,
         memory: None,
         memory_bytes_per_second: None,
+        memory_rates: None,
         connections: None,
         disks: Vec::new(),
         downtime_ms: None,

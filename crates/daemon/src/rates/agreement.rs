@@ -14,37 +14,37 @@ const MIRRORED_MIN: f64 = 256.0 * 1024.0;
 
 /// One look at everything.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RateSample {
+pub(crate) struct RateSample {
     /// When this host and the streams were looked at.
-    pub(super) at: Moment,
+    pub(crate) at: Moment,
     /// By their addresses: the interfaces of this host,
-    pub(super) here: BTreeMap<IpAddr, LinkCounters>,
+    pub(crate) here: BTreeMap<IpAddr, LinkCounters>,
     /// and of the other one, as far as it has said so.
-    pub(super) there: BTreeMap<IpAddr, LinkCounters>,
+    pub(crate) there: BTreeMap<IpAddr, LinkCounters>,
     /// The move's streams by their numbers; none for those that are not connected.
-    pub(super) streams: Vec<Option<StreamSample>>,
+    pub(crate) streams: Vec<Option<StreamSample>>,
     /// What a guest has written to both sides so far, in bytes.
-    pub(super) mirrored: u64,
+    pub(crate) mirrored: u64,
 }
 
 /// What a stream has carried since its session began, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct StreamSample {
-    pub(super) path: StreamPath,
-    pub(super) sent: u64,
-    pub(super) received: u64,
+pub(crate) struct StreamSample {
+    pub(crate) path: StreamPath,
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
 }
 
 /// What comes of two looks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Agreed {
+pub(crate) struct Agreed {
     /// What each stream may take, in bytes a second.
-    pub(super) streams: Vec<Option<u64>>,
+    pub(crate) streams: Vec<Option<u64>>,
     /// All of them together.
-    pub(super) limit: Option<u64>,
-    pub(super) paths: Vec<PathRate>,
+    pub(crate) limit: Option<u64>,
+    pub(crate) paths: Vec<PathRate>,
     /// Interfaces of this host whose speed nobody knows.
-    pub(super) unknown: Vec<String>,
+    pub(crate) unknown: Vec<String>,
 }
 
 /// Bytes a second in each direction, as seen from this host.
@@ -74,19 +74,19 @@ struct Use {
 
 /// What one move has agreed on with the other host.
 #[derive(Default)]
-pub(super) struct Agreement {
+pub(crate) struct Agreement {
     before: Option<RateSample>,
     ways: BTreeMap<Way, WayState>,
 }
 
 impl Agreement {
     /// There is no session: what comes later is compared with nothing before.
-    pub(super) fn pause(&mut self) {
+    pub(crate) fn pause(&mut self) {
         self.before = None;
     }
 
     /// Takes the next look and what the move may always have, in bytes a second.
-    pub(super) fn step(&mut self, look: RateSample, reserve: u64) -> Agreed {
+    pub(crate) fn step(&mut self, look: RateSample, reserve: u64) -> Agreed {
         let Some(before) = self.before.replace(look.clone()) else { return Agreed::default() };
         let seconds = look.at.since(before.at).as_secs_f64();
         if seconds < 0.1 {

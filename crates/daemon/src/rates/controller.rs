@@ -1,6 +1,5 @@
 //! Looks once a second what there is for a move, and gives its streams and threads what they may have.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -10,9 +9,9 @@ use api::v1::Rates;
 use migrate::stream::{LinkCounters, Remote, USAGE_INTERVAL};
 use migrate::{Control, Phase, Progress, UnderWay, Verify};
 
-use super::addresses;
 use super::agreement::{Agreed, Agreement, RateSample, StreamSample};
 use super::deadline::{Deadline, DeadlineStatus};
+use super::{addresses, found};
 use crate::daemon::Daemon;
 use crate::jobs::JobHandle;
 use crate::platform::Interfaces;
@@ -275,9 +274,4 @@ impl Drop for RateController<'_> {
             self.keeping.daemon.hurry(false);
         }
     }
-}
-
-fn found(addresses: &[IpAddr], counters: Vec<Option<LinkCounters>>) -> BTreeMap<IpAddr, LinkCounters> {
-    let pairs = addresses.iter().zip(counters);
-    pairs.filter_map(|(address, counters)| Some((*address, counters?))).collect()
 }

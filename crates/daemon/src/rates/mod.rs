@@ -34,18 +34,25 @@ mod deadline;
 mod interfaces;
 mod traffic;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use migrate::stream::StreamPath;
+use migrate::stream::{LinkCounters, StreamPath};
 
+pub(crate) use agreement::{Agreed, Agreement, RateSample, StreamSample};
 pub(crate) use capacity::capacity;
 pub(crate) use controller::{ControllerContext, keep};
 pub(crate) use interfaces::KernelInterfaces;
 pub(crate) use traffic::{Counted, Meter, MigrationTraffic};
 
 /// The addresses that streams run between, each once: this host's, and the other's.
-fn addresses(paths: &[Option<StreamPath>]) -> [Vec<IpAddr>; 2] {
+pub(crate) fn addresses(paths: &[Option<StreamPath>]) -> [Vec<IpAddr>; 2] {
     let (here, there): (BTreeSet<_>, BTreeSet<_>) = paths.iter().flatten().map(|path| (path.here, path.there)).unzip();
     [here, there].map(Vec::from_iter)
+}
+
+/// What was found of interfaces, by the addresses that were asked for.
+pub(crate) fn found(addresses: &[IpAddr], counters: Vec<Option<LinkCounters>>) -> BTreeMap<IpAddr, LinkCounters> {
+    let pairs = addresses.iter().zip(counters);
+    pairs.filter_map(|(address, counters)| Some((*address, counters?))).collect()
 }

@@ -1,7 +1,7 @@
 //! What this host's moves carry over each of its addresses, to and from other hosts.
 //!
 //! ```text
-//!   accepted or dialled ──▶ counts ──opened, for a copy──▶ in the ledger ──dropped──▶ its bytes stay in the ledger
+//!   accepted or dialled ──▶ counts ──opened, for a copy or memory──▶ in the ledger ──dropped──▶ its bytes stay in the ledger
 //!                             └────opened, for a forward──▶ never there
 //! ```
 //!
@@ -88,6 +88,12 @@ impl Meter {
         Flow { received: read + unread, sent: self.sent.load(Ordering::Relaxed) }
     }
 
+    /// What it has carried so far, in bytes: sent, and received.
+    pub(crate) fn carried(&self) -> (u64, u64) {
+        let flow = self.flow();
+        (flow.sent, flow.received)
+    }
+
     /// Ends the connection: nothing is read or written any more, not even what has come already. Whoever serves it finds out
     /// and ends what it has begun.
     pub(crate) fn sever(&self) {
@@ -128,10 +134,15 @@ impl MigrationTraffic {
     /// The connection of `meter` is a stream of a session about `request`.
     pub(crate) fn opened(&self, meter: &Arc<Meter>, request: &SessionRequest) {
         if request.role == Role::Copy {
-            let mark = (self.env.now(), meter.flow());
-            let entry = Entry { job: request.job, meter: Arc::clone(meter), marks: [mark; 2] };
-            self.table.lock().connections.push(entry);
+            self.opened_for(meter, request.job);
         }
+    }
+
+    /// The connection of `meter` is a part of the move `job`.
+    pub(crate) fn opened_for(&self, meter: &Arc<Meter>, job: Uuid) {
+        let mark = (self.env.now(), meter.flow());
+        let entry = Entry { job, meter: Arc::clone(meter), marks: [mark; 2] };
+        self.table.lock().connections.push(entry);
     }
 
     fn ended(&self, meter: &Arc<Meter>) {

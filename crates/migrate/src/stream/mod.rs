@@ -36,9 +36,11 @@ mod transport;
 
 pub(crate) use options::FRAME_BYTES;
 pub use options::{Compression, ReceiverLimits, StreamOptions};
-pub use protocol::{Answer, Ask, LinkCounters, MapSummary, MigrationCounters, Role, SessionRequest, VolumeStatus};
+pub use protocol::{
+    Answer, Ask, LinkCounters, MapSummary, MigrationCounters, Role, SessionRequest, USAGE_ADDRESSES_MAX, VolumeStatus,
+};
 pub use receiver::{Opened, PeerName, Receiver, SessionHandler};
-pub use remote::{Remote, SessionInfo};
+pub use remote::{Pace, Remote, SessionInfo};
 pub use spare_bandwidth::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
 pub use statistics::{StreamCounts, StreamStatistics};
 pub use transport::{BoxTransport, Dialer, OnOpened, StreamPath, Transport};

@@ -20,6 +20,8 @@ mod send_queue_tests;
 mod session;
 mod stream;
 
+pub use rate_limit::Pace;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -12,13 +12,13 @@ const LOOK_MAX: Duration = Duration::from_millis(500);
 
 /// The rest of one connection until it may take the next large request.
 #[derive(Default)]
-pub(super) struct Pace {
+pub struct Pace {
     timer: Option<Task>,
 }
 
 impl Pace {
     /// Whether a large request may be taken now: what was taken of `bucket` is paid. If not, `task` is woken to ask again.
-    pub(super) fn is_ready(&mut self, bucket: &TokenBucket, env: &dyn Env, task: &mut Context<'_>) -> bool {
+    pub fn is_ready(&mut self, bucket: &TokenBucket, env: &dyn Env, task: &mut Context<'_>) -> bool {
         loop {
             let rest = bucket.take(0);
             if rest.is_zero() {
@@ -34,7 +34,7 @@ impl Pace {
     }
 
     /// So many bytes were taken.
-    pub(super) fn take(&mut self, bucket: &TokenBucket, bytes: usize) {
+    pub fn take(&mut self, bucket: &TokenBucket, bytes: usize) {
         let rest = bucket.take(bytes as u64);
         if !rest.is_zero() {
             self.timer = None;

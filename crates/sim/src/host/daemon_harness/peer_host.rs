@@ -278,7 +278,7 @@ impl Hosts for Seen {
             let peer = PeerName(NAMES[self.own].to_owned());
             process.env().spawn(Box::pin(async move {
                 // How it ended, both daemons log.
-                let _ = reception.serve_machine(far, peer).await;
+                let _ = reception.serve_machine(far, peer, Box::new(|_| {})).await;
             }));
             near
         });
