@@ -34,7 +34,7 @@ pub struct Vm {
     /// The other host: where it moves to or has moved to, or comes from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its last move from here.
+    /// Its last move from here, or the one that is under way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_move: Option<VmMove>,
     /// What is wrong with it.

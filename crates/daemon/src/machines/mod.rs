@@ -337,7 +337,7 @@ impl Daemon {
             facts: None,
             disks: Vec::new(),
             host: None,
-            last_move: document.last_move.clone(),
+            last_move: self.show_machine_move(machine).ok(),
             problem: machine.problem.lock().as_ref().map(ToString::to_string),
         };
         if let Some(moved) = document.last_move.as_ref().filter(|_| is_moved(&document)) {
