@@ -42,6 +42,8 @@ pub(super) struct Act {
     pub(super) at: Side,
     /// The QEMU that has it.
     pub(super) home: PathBuf,
+    /// Whether its disks are its QEMU's own after the last move, and no volumes.
+    pub(super) is_released: bool,
     /// Whether the guest has crashed as it was told to: nothing of it runs any more.
     pub(super) has_crashed: bool,
 }
@@ -107,6 +109,7 @@ impl Act {
             channels: 1,
             at: Side::A,
             home,
+            is_released: false,
             has_crashed: false,
         })
     }
@@ -128,14 +131,17 @@ impl Act {
         self.daemon(side).api().parent().unwrap_or(Path::new("/")).join("vm").join(VM)
     }
 
-    /// One move, and what must hold after it. Gives how it ended.
-    pub(super) fn cycle(&mut self, blows: &[Timed]) -> anyhow::Result<String> {
+    /// One move, after which its disks stay volumes if it `keeps` them, and what must hold after it. Gives how it ended.
+    pub(super) fn cycle(&mut self, blows: &[Timed], keeps: bool) -> anyhow::Result<String> {
         let (from, to) = (self.at, other(self.at));
         self.watcher.note(&format!("move from {} to {}", from.name(), to.name()));
         let channels = self.channels.to_string();
-        let words =
-            ["vm", "move", VM, "--to", to.name(), "--delete-source", "--detach", "--channels", channels.as_str()];
-        let id = self.daemon(from).json(&words)?["id"].as_str().context("a move has an identity")?.to_owned();
+        let words = ["vm", "move", VM, "--to", to.name(), "--delete-source", "--detach", "--channels", &channels];
+        let keeping: &[&str] = if keeps { &["--keep-volumes"] } else { &[] };
+        let id = self.daemon(from).json(&[&words[..], keeping].concat())?["id"]
+            .as_str()
+            .context("a move has an identity")?
+            .to_owned();
         for timed in blows {
             self.wait_for_stage(timed.stage);
             std::thread::sleep(timed.rest);
@@ -153,7 +159,7 @@ impl Act {
             _ => false,
         };
         ensure!(is_expected, "nobody wanted that: {over}");
-        self.at = if state == "done" { to } else { from };
+        (self.at, self.is_released) = if state == "done" { (to, !keeps) } else { (from, false) };
         self.settle()?;
         if self.has_crashed {
             self.autopsy()?;
@@ -246,6 +252,11 @@ impl Act {
             let (_, path) = backend.split_once("file:").with_context(|| format!("a file holds it: {volume}"))?;
             let path = path.split_once(',').map_or(path, |(path, _)| path);
             files.push(PathBuf::from(path));
+        }
+        // What was given back to its QEMU is no volume any more.
+        for folder in [self.hosts.incoming(at), self.shared.clone()] {
+            let found = std::fs::read_dir(&folder)?.flatten().map(|entry| entry.path());
+            files.extend(found.filter(|file| !files.contains(file)).collect::<Vec<_>>());
         }
         ensure!(files.len() == self.disks, "the disks are not all there: {volumes}");
         self.end();

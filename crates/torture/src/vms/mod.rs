@@ -144,7 +144,7 @@ fn play_cycles(act: &mut Act, rng: &mut Rng, (cycles, is_calm): (u32, bool), tal
             *tally.blows.entry("none").or_default() += 1;
         }
         let begun = Instant::now();
-        let end = act.cycle(&blows).with_context(|| format!("cycle {number}: {blows:?}"))?;
+        let end = act.cycle(&blows, rng.number(2) == 0).with_context(|| format!("cycle {number}: {blows:?}"))?;
         println!("     {end} after {:.1} s", begun.elapsed().as_secs_f64());
         *tally.ends.entry(end).or_default() += 1;
         if act.has_crashed {
