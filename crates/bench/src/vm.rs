@@ -16,7 +16,7 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, total, converge. May be given again.
+    /// Only these groups: idle, shared, total, forecast, converge. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
@@ -87,8 +87,13 @@ struct VmBench {
     programs: PathBuf,
 }
 
-const GROUPS: &Groups<VmBench> =
-    &[("idle", rows::idle), ("shared", rows::shared), ("total", rows::total), ("converge", rows::converge)];
+const GROUPS: &Groups<VmBench> = &[
+    ("idle", rows::idle),
+    ("shared", rows::shared),
+    ("total", rows::total),
+    ("forecast", rows::forecast),
+    ("converge", rows::converge),
+];
 
 /// Measures, prints a table and writes JSON.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {

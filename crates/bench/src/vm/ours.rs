@@ -117,6 +117,30 @@ fn judge(shown: &Value) -> Option<Judged> {
     Some(Judged { seconds_percent, downtime_factor: downtime.max(1.0 / downtime) })
 }
 
+/// Asks what a move from one host to the other would be, makes it, and gives how far the forecast was off.
+pub(super) fn judged(place: &mut Place, (from, to): (Side, Side), options: &[String]) -> anyhow::Result<Judged> {
+    let daemon = place.hosts.daemon(from);
+    let words: Vec<&str> = [NAME, "--to", to.name()].into_iter().chain(options.iter().map(String::as_str)).collect();
+    daemon.json(&[&["vm", "plan"], &words[..]].concat())?;
+    let shown = daemon.json(&[&["vm", "move"], &words[..]].concat())?;
+    let Some(judged) = judge(&shown).filter(|_| shown["state"] == "done") else {
+        bail!("the move has come to nothing: {shown}\n{}", place.logs());
+    };
+    let Judged { seconds_percent, downtime_factor } = judged;
+    eprintln!(
+        "    to {}: {} s expected, {} ms taken; downtime {} ms expected, {} taken: off by {seconds_percent:.0} %, {downtime_factor:.2} x",
+        to.name(),
+        shown["forecast_seconds"],
+        shown["elapsed_ms"],
+        shown["forecast_downtime_ms"],
+        shown["downtime_ms"]
+    );
+    let folder = place.folder_at(to)?;
+    place.guest.leave();
+    place.guest.follow(&folder)?;
+    Ok(judged)
+}
+
 /// Moves the guest.
 pub(super) fn transhume(place: &mut Place, options: &[String]) -> anyhow::Result<Ended> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();

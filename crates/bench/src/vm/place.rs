@@ -71,7 +71,12 @@ impl Place {
 
     /// Where the sockets of the QEMU are that the other host starts for the guest.
     pub(crate) fn folder_there(&self) -> anyhow::Result<PathBuf> {
-        let api = self.hosts.daemon(Side::B).api();
+        self.folder_at(Side::B)
+    }
+
+    /// Where they are at a host to which the guest comes.
+    pub(crate) fn folder_at(&self, side: Side) -> anyhow::Result<PathBuf> {
+        let api = self.hosts.daemon(side).api();
         Ok(api.parent().context("the API is in a folder")?.join("vm").join(NAME))
     }
 

@@ -103,6 +103,7 @@ impl Hypervisors for Seen {
                 version: facts_version(),
                 machine_types: vec!["pc-i440fx-7.2".to_owned()],
                 memory_available_bytes: 1 << 40,
+                huge_pages_free: Default::default(),
                 cpu: CpuFacts::default(),
                 has_kvm: true,
             })
@@ -187,6 +188,7 @@ impl Hypervisor for One {
                     .map(str::to_owned)
                     .to_vec(),
                 devices: BTreeSet::new(),
+                memory_backends: Vec::new(),
                 cpu: CpuFacts::default(),
             })
         })

@@ -1,6 +1,6 @@
 //! What a machine is, what a host has, and why the one may not go to the other.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::backends::{MemoryBackend, huge_pages_free, huge_pages_needed};
 use super::migration::run_state;
 use crate::error::{Error, ErrorKind, Result};
 use crate::persist::{RunOutput, Runner, SystemRunner};
@@ -58,6 +59,9 @@ pub struct MachineFacts {
     pub devices: BTreeSet<String>,
     /// The processor of the host that it runs on.
     pub cpu: CpuFacts,
+    /// What its memory is made of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory_backends: Vec<MemoryBackend>,
 }
 
 /// What a host offers to a machine.
@@ -69,6 +73,9 @@ pub struct HostFacts {
     pub machine_types: Vec<String>,
     /// Memory that is free or can be freed.
     pub memory_available_bytes: u64,
+    /// How many huge pages are free, by their size in bytes.
+    #[serde(default)]
+    pub huge_pages_free: BTreeMap<u64, u64>,
     /// Its processor.
     pub cpu: CpuFacts,
     /// Whether there is a `/dev/kvm`.
@@ -86,6 +93,8 @@ pub enum RefusalKind {
     Version,
     /// The target has too little memory.
     Memory,
+    /// The target has too few huge pages.
+    HugePages,
     /// The target cannot run the machine's processors.
     Cpu,
     /// QEMU says that this machine cannot be migrated, with a device of the host for instance.
@@ -151,6 +160,7 @@ impl MachineFacts {
                 .collect(),
             devices: devices(qmp).await?,
             cpu: CpuFacts::here(),
+            memory_backends: MemoryBackend::read_all(qmp).await?,
         })
     }
 
@@ -213,7 +223,21 @@ impl MachineFacts {
             }
             _ => {}
         }
-        let needed = self.memory_bytes.saturating_add(OVERHEAD_BYTES);
+        // Huge pages are set aside beforehand, and are no part of what else is free.
+        let huge = self.memory_backends.iter().filter(|backend| backend.huge_page_bytes.is_some());
+        let huge_bytes: u64 = huge.map(|backend| backend.bytes).sum();
+        for (page, needed) in huge_pages_needed(&self.memory_backends) {
+            let free = target.huge_pages_free.get(&page).copied().unwrap_or_default();
+            if needed > free {
+                let reason = format!(
+                    "the machine's memory is {needed} huge pages of {} KiB, and the target has {free} of them free \
+                     (free_hugepages in /sys/kernel/mm/hugepages)",
+                    page >> 10
+                );
+                refuse(RefusalKind::HugePages, reason);
+            }
+        }
+        let needed = self.memory_bytes.saturating_sub(huge_bytes).saturating_add(OVERHEAD_BYTES);
         if needed > target.memory_available_bytes {
             let (needed, there) = (needed >> 20, target.memory_available_bytes >> 20);
             refuse(RefusalKind::Memory, format!("the machine needs {needed} MiB, and the target has {there} MiB left"));
@@ -280,6 +304,7 @@ impl HostFacts {
             version,
             machine_types,
             memory_available_bytes: memory_available(&read_text("/proc/meminfo")),
+            huge_pages_free: huge_pages_free(),
             cpu: CpuFacts::here(),
             has_kvm: Path::new("/dev/kvm").exists(),
         })
@@ -378,6 +403,7 @@ mod tests {
             capabilities: ["pause-before-switchover", "return-path", "late-block-activate"].map(str::to_owned).to_vec(),
             devices: BTreeSet::from(["vda (virtio-blk-pci)".to_owned()]),
             cpu: flags("sse avx"),
+            memory_backends: Vec::new(),
         }
     }
 
@@ -386,6 +412,7 @@ mod tests {
             version: Version { major: 7, minor: 2, micro: 22 },
             machine_types: vec!["q35".to_owned(), "pc-q35-7.2".to_owned()],
             memory_available_bytes: (1 << 30) + OVERHEAD_BYTES,
+            huge_pages_free: BTreeMap::new(),
             cpu: flags("sse avx"),
             has_kvm: true,
         }
@@ -410,6 +437,21 @@ mod tests {
         assert_eq!(kinds(&machine(), &HostFacts { has_kvm: false, ..host() }), [Cpu]);
         let blocked = MachineFacts { blocked_reasons: vec!["vfio".to_owned()], capabilities: vec![], ..machine() };
         assert_eq!(kinds(&blocked, &host()), [Blocked, Capability, Capability, Capability]);
+    }
+
+    #[test]
+    fn huge_pages_are_asked_of_the_target_and_other_memory_only_for_the_rest() {
+        let pages = MemoryBackend { bytes: 1 << 30, huge_page_bytes: Some(2 << 20), ..MemoryBackend::default() };
+        let huge = MachineFacts { memory_backends: vec![pages], ..machine() };
+        assert_eq!(kinds(&huge, &host()), [RefusalKind::HugePages]);
+        let few = HostFacts { huge_pages_free: BTreeMap::from([(2 << 20, 511), (1 << 30, 1)]), ..host() };
+        assert_eq!(kinds(&huge, &few), [RefusalKind::HugePages]);
+        let enough = HostFacts {
+            huge_pages_free: BTreeMap::from([(2 << 20, 512)]),
+            memory_available_bytes: OVERHEAD_BYTES,
+            ..host()
+        };
+        assert_eq!(kinds(&huge, &enough), []);
     }
 
     #[test]

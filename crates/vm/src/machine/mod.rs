@@ -12,6 +12,7 @@
 //!
 //! The disks are no part of this: both QEMUs reach them through exports of ours.
 
+mod backends;
 mod blocks;
 mod description;
 mod disks;
@@ -25,6 +26,7 @@ mod rewrite;
 mod status;
 mod words;
 
+pub use backends::MemoryBackend;
 pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
 pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
