@@ -447,8 +447,18 @@ impl Daemon {
             self.network.withdraw(&uri).await;
         }
         volume.bring_down().await;
+        let document = volume.document();
+        // On record before the volume is not any more: nobody else knows that the other host is still to hear of it.
+        if let Location::Remote(remote) = &document.backend {
+            self.note_release(remote);
+        }
         self.volumes.write().remove(name);
-        self.state.remove_volume(name)?;
+        if let Err(error) = self.state.remove_volume(name) {
+            if let Location::Remote(remote) = &document.backend {
+                self.forget_release(remote);
+            }
+            return Err(error);
+        }
         Ok(shown)
     }
 

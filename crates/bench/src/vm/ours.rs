@@ -122,7 +122,7 @@ pub(super) fn judged(place: &mut Place, (from, to): (Side, Side), options: &[Str
     let daemon = place.hosts.daemon(from);
     let words: Vec<&str> = [NAME, "--to", to.name()].into_iter().chain(options.iter().map(String::as_str)).collect();
     daemon.json(&[&["vm", "plan"], &words[..]].concat())?;
-    let shown = daemon.json(&[&["vm", "move"], &words[..]].concat())?;
+    let shown = daemon.json(&[&["vm", "move", "--delete-source"], &words[..]].concat())?;
     let Some(judged) = judge(&shown).filter(|_| shown["state"] == "done") else {
         bail!("the move has come to nothing: {shown}\n{}", place.logs());
     };

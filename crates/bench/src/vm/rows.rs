@@ -203,7 +203,6 @@ pub(super) fn forecast(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let mut place = place(bench, load(RATE), false)?;
     place.add()?;
     let options = ours::options(&bench.strategy, bench.channels, bench.downtime_limit_ms);
-    let options = [options, vec!["--delete-source".to_owned()]].concat();
     for number in 0..2 + 2 * bench.runs {
         let way = if number % 2 == 0 { (Side::A, Side::B) } else { (Side::B, Side::A) };
         let judged = ours::judged(&mut place, way, &options)?;

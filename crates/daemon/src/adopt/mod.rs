@@ -135,6 +135,7 @@ impl Daemon {
         if volume.slot().is_none() {
             self.release_down(&volume, adoption).await?;
             self.remove_volume(&volume).await?;
+            self.let_go_elsewhere(&document).await;
             return Ok(shown);
         }
         let vm = match self.reach_adopted(&volume, adoption).await? {

@@ -16,7 +16,7 @@ use super::session_authorizer::ASKING_EPOCH;
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::hosts::HostName;
-use crate::location::RemoteVolume;
+use crate::location::{Location, RemoteVolume};
 use crate::problem::Result;
 use crate::rates::capacity;
 
@@ -116,6 +116,17 @@ impl Daemon {
         self.deliver_soon(PendingNotice { remote: remote.clone(), released: true }).await;
     }
 
+    /// Puts on record that this is to be told, once the volume is not on record here any more.
+    pub(crate) fn note_release(&self, remote: &RemoteVolume) {
+        self.add_notice(&PendingNotice { remote: remote.clone(), released: true });
+    }
+
+    /// The volume is still here, after all.
+    pub(crate) fn forget_release(&self, remote: &RemoteVolume) {
+        let notice = PendingNotice { remote: remote.clone(), released: true };
+        self.change_notices(|pending_notices| pending_notices.retain(|other| *other != notice));
+    }
+
     async fn deliver_soon(self: &Arc<Self>, notice: PendingNotice) {
         self.add_notice(&notice);
         if env::timeout(&*self.env, ANSWER_LIMIT, self.deliver(&notice)).await != Some(true) {
@@ -139,6 +150,12 @@ impl Daemon {
 
     /// After a start: tells those who have not answered yet.
     pub(crate) fn resume_notices(self: &Arc<Self>) {
+        // Of a volume that is on record here its guest was not told either that it is gone.
+        for volume in self.volumes() {
+            if let Location::Remote(remote) = &volume.document().backend {
+                self.forget_release(remote);
+            }
+        }
         self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
     }
 

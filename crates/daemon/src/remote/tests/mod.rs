@@ -13,6 +13,7 @@ use block::{Buffer, Bytes, Data, Mutation};
 
 use crate::arbiter::Ruling;
 use crate::document::{IncomingStage, VolumeDocument};
+use crate::location::Location;
 use fake_arbiter::FakeArbiter;
 use harness::Pair;
 
@@ -99,6 +100,28 @@ async fn a_volume_that_another_host_s_guest_depends_on_is_neither_detached_nor_s
     pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
     assert_eq!(pair.b.document("x").incoming, None);
     pair.b.core().detach("x").await.expect("nobody uses it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_holder_is_told_that_a_volume_is_let_go_by_the_next_start_of_a_host_that_has_removed_it_and_died() {
+    let mut pair = Pair::start().await;
+    pair.moved().await;
+    let Location::Remote(remote) = pair.a.document("x").backend.clone() else { panic!("it has moved") };
+    // Nobody is told of a volume that is still here.
+    pair.a.daemon().note_release(&remote);
+    pair.a.kill();
+    pair.a.start().await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(!pair.b.clients.may_come_to("x"), "its guest is at the other host");
+    pair.b.core().detach("x").await.expect_err("its guest is at the other host");
+
+    let here = pair.a.volume("x");
+    pair.a.daemon().remove_volume(&here).await.expect("nobody is connected");
+    drop(here);
+    pair.a.kill();
+    pair.a.start().await;
+    pair.wait("it is served", || pair.b.clients.may_come_to("x")).await;
+    assert_eq!(pair.b.document("x").incoming, None);
 }
 
 #[tokio::test(start_paused = true)]
