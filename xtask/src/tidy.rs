@@ -108,6 +108,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("block", &[]),
     ("env", &[]),
     ("filters", &["block", "env"]),
+    ("preload", &[]),
     ("backends", &["block", "env"]),
     ("nbd", &["block", "env"]),
     ("migrate", &["block", "env", "filters"]),
