@@ -34,6 +34,7 @@
 //! | `found` | machines that run here and are not known |
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `memory` | the connections of a machine's migration, carried between the hosts |
+//! | `parallel` | the parallel memory engine in a move |
 //! | `postcopy` | memory that follows the guest |
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
@@ -51,6 +52,7 @@ mod hooks;
 mod incoming;
 mod memory;
 mod outgoing;
+mod parallel;
 mod postcopy;
 mod release;
 mod restart;
@@ -114,6 +116,8 @@ pub(crate) struct Machine {
     planned: Mutex<Option<PlannedMove>>,
     /// How its QEMU is started, of one that comes.
     begin: Mutex<Option<Begin>>,
+    /// What takes its memory, of one that comes by the parallel engine.
+    receiver: Mutex<Option<Arc<::memory::Receiver>>>,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// Whether the hook has heard that one that comes is about to run here.
@@ -127,8 +131,8 @@ pub(crate) struct Machine {
 /// How the QEMU of a machine that comes is started.
 #[derive(Clone)]
 enum Begin {
-    /// By this daemon; with what the source's QEMU says.
-    Command(Box<(TargetCommand, MachineFacts)>),
+    /// By this daemon; with what the source's QEMU says, and the memory that the parallel engine brings.
+    Command(Box<(TargetCommand, MachineFacts, Vec<::memory::Region>)>),
     /// By libvirt.
     Domain(Box<DomainDefinition>),
 }
@@ -143,6 +147,7 @@ impl Machine {
             problem: Mutex::default(),
             planned: Mutex::default(),
             begin: Mutex::default(),
+            receiver: Mutex::default(),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),
             cut: tokio::sync::watch::Sender::new(0),

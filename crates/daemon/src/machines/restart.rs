@@ -90,6 +90,8 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         memory: None,
         memory_bytes_per_second: None,
         connections: None,
+        memory_engine: None,
+        not_parallel: None,
         disks: Vec::new(),
         downtime_ms: None,
         error,

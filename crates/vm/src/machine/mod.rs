@@ -21,11 +21,13 @@ mod found;
 mod memory;
 mod migration;
 mod networks;
+mod prepare;
 mod rewrite;
+mod shared_memory;
 mod status;
 mod words;
 
-pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
+pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetMemory, TargetPlaces};
 pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
@@ -36,4 +38,5 @@ pub use migration::{
     wait_for,
 };
 pub use networks::NetworkBackend;
+pub use shared_memory::{MemoryBackend, direct_nodes, preload_socket, shared_memory};
 pub use status::{MigrationPhase, MigrationStatus};
