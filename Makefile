@@ -10,7 +10,7 @@ MINUTES ?= 5
 SCALE ?= 4
 MIB ?= 1024
 RUNS ?= 5
-FUZZ := nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
+FUZZ := memory/messages memory/receiver nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
 .PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm paper-esx-real deny docs clean
 
@@ -21,11 +21,13 @@ build: ## Build transhume and transhumed (debug)
 	$(CARGO) build --locked
 
 release: ## Build transhume and transhumed as they are installed
-	$(CARGO) build --locked --release --package transhume-cli
+	$(CARGO) build --locked --release --package transhume-cli --package transhume-preload
 
 install: release ## Install both programs and the systemd unit below PREFIX (default /usr/local)
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin \
 		$(or $(CARGO_TARGET_DIR),target)/release/transhume $(or $(CARGO_TARGET_DIR),target)/release/transhumed
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/lib/transhume \
+		$(or $(CARGO_TARGET_DIR),target)/release/libtranshume_preload.so
 	install -D -m 644 packaging/transhumed.service $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service
 	install -D -m 755 packaging/vm-hook-tap $(DESTDIR)$(PREFIX)/share/doc/transhume/examples/vm-hook-tap
 	sed -i 's|/usr/local/bin|$(PREFIX)/bin|' $(DESTDIR)$(PREFIX)/lib/systemd/system/transhumed.service

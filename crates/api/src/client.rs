@@ -16,7 +16,7 @@ use crate::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, FoundVm, Host, HostAddresses, Invitation,
     InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
     ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Vm, VmAddRequest,
-    VmMove, VmMoveRequest, VmPlan, Volume,
+    VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
 };
 
 /// The largest answer that is read.
@@ -297,6 +297,14 @@ impl Client {
     /// There is none of that name, or it does not answer. What stands against the move is a part of the plan.
     pub async fn plan_vm(&self, name: &str, request: &VmMoveRequest) -> Result<VmPlan> {
         self.send(Method::POST, &format!("/v1/vms/{}/plan", escape(name)), request).await
+    }
+
+    /// What to change so that the parallel engine can copy the memory of a VM.
+    ///
+    /// # Errors
+    /// There is none of that name, or it does not answer.
+    pub async fn prepare_vm(&self, name: &str) -> Result<VmPreparation> {
+        self.get(&format!("/v1/vms/{}/prepare", escape(name))).await
     }
 
     /// Begins a move of a VM.

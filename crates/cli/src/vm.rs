@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use api::Client;
 use api::v1::{
-    Decision, DiskHandling, Error, ErrorCode, FoundVm, JobState, Monitor, ResolveRequest, Result, Vm, VmAddRequest,
-    VmMove, VmMovePhase, VmMoveRequest, VmPlan,
+    Decision, DiskHandling, Error, ErrorCode, FoundVm, JobState, MemoryEngine, Monitor, ResolveRequest, Result, Vm,
+    VmAddRequest, VmMove, VmMovePhase, VmMoveRequest, VmPlan, VmPreparation,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -49,6 +49,10 @@ pub(crate) async fn run(client: &Client, command: VmCommand, json: bool) -> Resu
             let plan = client.plan_vm(&args.how.name, &request(&args.how)).await?;
             print(json, &plan, || show_plan(&plan, args.show_command))?;
             return Ok(plan.refusals.first().map_or(0, |refusal| refusal.exit_code));
+        }
+        VmCommand::Prepare(args) => {
+            let preparation = client.prepare_vm(&args.name).await?;
+            print(json, &preparation, || show_preparation(&preparation))?;
         }
         VmCommand::Move(args) => {
             let request = VmMoveRequest {
@@ -100,6 +104,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         channels: how.channels,
         downtime_limit_ms: how.downtime_limit.map(|span| span.0),
         auto_converge: how.auto_converge,
+        memory: how.memory.into(),
         postcopy: how.postcopy,
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,
@@ -222,6 +227,9 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     }
     lines.extend(plan.seconds.map(|seconds| format!("  takes        about {}", show::time(seconds))));
     lines.extend(plan.downtime_ms.map(|downtime| format!("  downtime     about {}", show::time(downtime / 1e3))));
+    let not_parallel = plan.not_parallel.as_ref().map_or_else(String::new, |why| format!(" (not parallel: {why})"));
+    let engine = plan.memory_engine.map(|engine| format!("  copied by    {}{not_parallel}", engine_name(engine)));
+    lines.extend(engine);
     lines.extend(plan.notes.iter().map(|note| format!("  note         {note}")));
     if with_command {
         lines.push(format!("  command      {}", plan.command.join(" ")));
@@ -238,6 +246,36 @@ fn show_plan(plan: &VmPlan, with_command: bool) -> String {
     lines.join("\n")
 }
 
+fn show_preparation(preparation: &VmPreparation) -> String {
+    let Some(reason) = &preparation.not_parallel else {
+        return format!("the parallel engine can copy the memory of {}", preparation.vm);
+    };
+    let mut lines = vec![format!("the parallel engine cannot copy the memory of {}: {reason}", preparation.vm)];
+    lines.push("start it anew with these options:".to_owned());
+    for change in &preparation.changes {
+        let instead = if change.from.is_empty() { String::new() } else { format!("   (instead of {})", change.from) };
+        let option = if change.to.is_empty() {
+            format!("no {}", change.option)
+        } else {
+            format!("{} {}", change.option, change.to)
+        };
+        lines.push(format!("  {option}{instead}"));
+    }
+    lines.push("and this in the environment of QEMU itself, not of a program that starts it:".to_owned());
+    match preparation.environment.as_slice() {
+        [] => lines.push("  (libtranshume_preload.so is not installed beside transhumed: `make install`)".to_owned()),
+        environment => lines.extend(environment.iter().map(|entry| format!("  {entry}"))),
+    }
+    lines.join("\n")
+}
+
+const fn engine_name(engine: MemoryEngine) -> &'static str {
+    match engine {
+        MemoryEngine::Parallel => "the parallel engine",
+        MemoryEngine::Qemu | MemoryEngine::Auto => "QEMU",
+    }
+}
+
 fn foretold(seconds: Option<f64>) -> String {
     seconds.map_or_else(String::new, |seconds| format!(" (expected {})", show::time(seconds)))
 }
@@ -245,7 +283,8 @@ fn foretold(seconds: Option<f64>) -> String {
 fn show_move(moved: &VmMove) -> String {
     let elapsed = show::time(moved.elapsed_ms as f64 / 1e3);
     let memory = moved.memory.as_ref().map_or_else(String::new, |memory| {
-        format!(", {} of memory sent in {} iterations", show::bytes(memory.bytes_sent), memory.iterations)
+        let by = moved.memory_engine.map_or_else(String::new, |engine| format!(" by {}", engine_name(engine)));
+        format!(", {} of memory sent{by} in {} iterations", show::bytes(memory.bytes_sent), memory.iterations)
     });
     match moved.state {
         JobState::Done => {

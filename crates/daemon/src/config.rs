@@ -86,6 +86,8 @@ pub struct HostsConfig {
     pub vm_program_for: BTreeMap<PathBuf, PathBuf>,
     /// As which user it starts them; its own if nothing is said.
     pub vm_user: Option<String>,
+    /// Where the memory of their guests lies that the parallel engine brings: a folder on tmpfs. Huge pages are on hugetlbfs.
+    pub memory_dir: PathBuf,
     /// Whether trusted hosts may move domains of libvirt here: then this daemon lets them migrate to this host's libvirt.
     pub libvirt_vms: bool,
     /// The program that is run at each phase of a VM's move, from here and to here; docs/vm.md says what it is told.
@@ -143,6 +145,7 @@ impl Default for HostsConfig {
                 .map(PathBuf::from)
                 .to_vec(),
             vm_user: None,
+            memory_dir: PathBuf::from("/dev/shm"),
             libvirt_vms: false,
             vm_hook: None,
             vm_hook_seconds: 10,

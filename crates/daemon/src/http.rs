@@ -60,6 +60,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/found-vms", get(found_vms))
         .route("/v1/vms/{name}", get(vm).delete(remove_vm))
         .route("/v1/vms/{name}/plan", post(plan_vm))
+        .route("/v1/vms/{name}/prepare", get(prepare_vm))
         .route("/v1/vms/{name}/move", get(vm_move).post(move_vm).delete(cancel_vm))
         .route("/v1/vms/{name}/resume", post(resume_vm))
         .route("/v1/vms/{name}/resolve", post(resolve_vm))
@@ -374,6 +375,10 @@ async fn remove_vm(
 
 async fn plan_vm(State(daemon): Shared, Part(Path(name)): Part<Path<String>>, Body(body): Body) -> Answer<v1::VmPlan> {
     Ok(Json(Box::pin(daemon.plan_machine(&name, parse(&body)?)).await?))
+}
+
+async fn prepare_vm(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::VmPreparation> {
+    Ok(Json(daemon.prepare_machine(&name).await?))
 }
 
 async fn vm_move(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::VmMove> {

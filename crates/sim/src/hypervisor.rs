@@ -14,6 +14,7 @@
 //! connected. Its memory is a number that grows with every answer that a guest has got, and is what the migration carries. What a
 //! QEMU does wrong it does once, at a moment from the seed: it does not start, it dies, it refuses what it was sent.
 
+mod outside;
 mod postcopy;
 mod seen;
 
@@ -55,6 +56,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Notify,
     seats: Mutex<Vec<MachineSeat>>,
+    /// Of one whose memory is copied from outside.
+    memories: Mutex<outside::Memories>,
 }
 
 /// A disk of the machine.
@@ -126,6 +129,7 @@ impl SimMachine {
             state: Mutex::new(state),
             changed: Notify::new(),
             seats: Mutex::default(),
+            memories: Mutex::default(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -157,6 +157,7 @@ impl Scenario {
                 is_shared: false,
                 has_machine: false,
                 memory_follows: false,
+                memory_outside: false,
                 mistakes: Mistakes::default(),
             },
             only_first_fails: false,
@@ -210,6 +211,13 @@ impl Scenario {
     #[must_use]
     pub const fn memory_follows(mut self) -> Self {
         self.setup.memory_follows = true;
+        self
+    }
+
+    /// The machine's memory is copied from outside by the parallel engine.
+    #[must_use]
+    pub const fn memory_outside(mut self) -> Self {
+        self.setup.memory_outside = true;
         self
     }
 

@@ -175,6 +175,12 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "the same, and one of the daemons is killed at one await",
         hosts::machine_following_dying,
     ),
+    scenario("machine-parallel", "a machine moves whose memory is copied from outside", hosts::machine_parallel),
+    scenario(
+        "machine-parallel-await",
+        "the same, and one of the daemons is killed at one await",
+        hosts::machine_parallel_dying,
+    ),
     scenario(
         "machine-sharing",
         "a machine moves whose disks stay on storage that both hosts reach",

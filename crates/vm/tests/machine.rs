@@ -53,6 +53,7 @@ impl Target {
             folder: folder.path().to_owned(),
             disks: vec![disk],
             machine_type: Some(facts.machine_type),
+            memory: Vec::new(),
         };
         let command = source.for_target(&places).expect("it can go");
         let log = std::fs::File::create(folder.path().join("log")).expect("a log");
@@ -139,6 +140,7 @@ fn options(channels: u8) -> MigrationOptions {
         downtime_limit,
         auto_converge: channels == 0,
         postcopy: false,
+        ignores_shared: false,
     }
 }
 
@@ -181,7 +183,8 @@ async fn a_machine_that_has_moved_moves_on_by_the_words_it_was_started_with() {
     let second = tempfile::tempdir().expect("a folder");
     let export = setup.server.address.clone();
     let disk = TargetDisk { image: "elsewhere".to_owned(), node: "disk0".to_owned(), export };
-    let places = TargetPlaces { folder: second.path().to_owned(), disks: vec![disk], machine_type: None };
+    let places =
+        TargetPlaces { folder: second.path().to_owned(), disks: vec![disk], machine_type: None, memory: Vec::new() };
     let command = again.for_target(&places).expect("it can go again");
     let monitors = command.words.iter().filter(|word| word.contains("transhume.qmp")).count();
     assert_eq!(monitors, 1, "{:?}", command.words);

@@ -19,8 +19,8 @@ pub use job::{
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
 pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
 pub use vm::{
-    DiskHandling, FoundVm, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove, VmMovePhase,
-    VmMoveRequest, VmPlan, VmState,
+    DiskHandling, FoundVm, MemoryEngine, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove,
+    VmMovePhase, VmMoveRequest, VmPlan, VmPreparation, VmState,
 };
 pub use volume::{
     Arrival, ArrivalStage, AttachRequest, Decision, GuestIo, Resolution, ResolveRequest, Status, Version, Volume,

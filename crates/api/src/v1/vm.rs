@@ -152,6 +152,29 @@ pub struct VmDiskChoice {
     pub handling: DiskHandling,
 }
 
+/// What copies the memory of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryEngine {
+    /// The parallel one if the machine and both hosts allow it, QEMU's own otherwise.
+    #[default]
+    Auto,
+    /// QEMU's own stream.
+    Qemu,
+    /// The daemon's parallel pre-copy, from outside of QEMU.
+    Parallel,
+}
+
+impl std::fmt::Display for MemoryEngine {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Auto => "auto",
+            Self::Qemu => "qemu",
+            Self::Parallel => "parallel",
+        })
+    }
+}
+
 /// Asks for a machine to be moved to another host (`POST /v1/vms/NAME/move`), or for what that would be
 /// (`POST /v1/vms/NAME/plan`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,6 +206,9 @@ pub struct VmMoveRequest {
     /// Slow the guest's processors down while its memory does not converge.
     #[serde(default)]
     pub auto_converge: bool,
+    /// What copies the memory.
+    #[serde(default)]
+    pub memory: MemoryEngine,
     /// Let the guest run at the target before all of its memory is there, if one pass over the memory leaves more than fits into
     /// the downtime limit. The memory goes over one connection then.
     #[serde(default)]
@@ -227,6 +253,12 @@ pub struct VmPlan {
     /// Whether the memory is expected to converge.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub converges: Option<bool>,
+    /// What would copy the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_engine: Option<MemoryEngine>,
+    /// Why the parallel engine cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_parallel: Option<String>,
     /// What somebody should know before the move.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -236,6 +268,20 @@ pub struct VmPlan {
     /// How long the guest is expected to be stopped, in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<f64>,
+}
+
+/// What to change so that the parallel engine can copy a machine's memory (`GET /v1/vms/NAME/prepare`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmPreparation {
+    /// The machine.
+    pub vm: String,
+    /// Why it cannot now; nothing if it can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_parallel: Option<String>,
+    /// Options of its command line that are to differ.
+    pub changes: Vec<VmChange>,
+    /// What its QEMU's environment is to have.
+    pub environment: Vec<String>,
 }
 
 /// An option that differs at the target.
@@ -286,6 +332,12 @@ pub struct VmMove {
     /// How many connections carry the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<u16>,
+    /// What copies the memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_engine: Option<MemoryEngine>,
+    /// Why the parallel engine does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_parallel: Option<String>,
     /// The moves of its disks.
     #[serde(default)]
     pub disks: Vec<Job>,

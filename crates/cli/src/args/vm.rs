@@ -1,7 +1,7 @@
 //! The commands about whole VMs.
 
-use api::v1::{DiskHandling, VmDiskChoice};
-use clap::{Args, Subcommand};
+use api::v1::{DiskHandling, MemoryEngine, VmDiskChoice};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::{StrategyArg, VerifyArg};
 use crate::rate::Rate;
@@ -26,6 +26,10 @@ pub(crate) enum VmCommand {
     #[command(after_help = "Examples:\n  transhume vm plan web1 --to host2\n  \
         transhume vm plan web1 --to host2 --show-command")]
     Plan(VmPlanArgs),
+    /// Print what to change so that the parallel engine can copy a VM's memory (`vm move --memory parallel`)
+    #[command(after_help = "Example: transhume vm prepare web1\n\n\
+        The VM must be started anew with what this prints. Nothing is changed by it.")]
+    Prepare(VmArgs),
     /// Move a running VM to another host: memory, device state and disks
     #[command(after_help = "Example: transhume vm move web1 --to host2\n\n\
         The other host must be paired with this one (`transhume trust`) and let VMs come \
@@ -76,6 +80,27 @@ pub(crate) struct VmAddArgs {
     pub(crate) libvirt: Option<String>,
 }
 
+/// What copies the memory.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum MemoryArg {
+    /// The parallel engine where it can, QEMU otherwise
+    Auto,
+    /// QEMU
+    Qemu,
+    /// The parallel engine, or nothing
+    Parallel,
+}
+
+impl From<MemoryArg> for MemoryEngine {
+    fn from(arg: MemoryArg) -> Self {
+        match arg {
+            MemoryArg::Auto => Self::Auto,
+            MemoryArg::Qemu => Self::Qemu,
+            MemoryArg::Parallel => Self::Parallel,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct HowArgs {
     /// The VM
@@ -108,6 +133,10 @@ pub(crate) struct HowArgs {
     /// Slow the guest's processors down as long as its memory does not converge
     #[arg(long)]
     pub(crate) auto_converge: bool,
+    /// What copies the memory: `parallel` is the daemon's own engine, for VMs that were started for it (`transhume vm prepare`);
+    /// `auto` takes it where it can
+    #[arg(long, value_enum, default_value = "auto", value_name = "ENGINE")]
+    pub(crate) memory: MemoryArg,
     /// Run the guest at HOST before all of its memory is there, if one pass over the memory leaves more than fits into the downtime limit.
     /// A host or link that is lost after that stops the guest until it is back; a lost source QEMU loses the guest's memory
     #[arg(long)]

@@ -21,6 +21,11 @@ const START_LIMIT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 /// How much of QEMU's log an error shows.
 const LOG_BYTES_SHOWN: usize = 400;
+/// The library that a QEMU is started with whose memory is in files (`crates/preload`), and how it is told where to listen.
+const LIBRARY: &str = "libtranshume_preload.so";
+const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+const SOCKET_VARIABLE: &str = "TRANSHUME_PRELOAD_SOCKET";
+const MEMORY_SOCKET: &str = "memory.sock";
 /// What is there where systemd runs the machine.
 const SYSTEMD: &str = "/run/systemd/system";
 
@@ -53,7 +58,7 @@ pub(super) async fn launch(
     let log = folder.join("qemu.log");
     let failed = |error: std::io::Error| of_state(error, format!("starting {}", command.program));
     let output = File::create(&log).map_err(failed)?;
-    let mut process = starter(name, command, owner);
+    let mut process = starter(name, command, (folder, owner));
     process.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().map_err(failed)?).stderr(output);
     let mut child = tokio::process::Command::from(process).kill_on_drop(false).spawn().map_err(failed)?;
     let began = env.now();
@@ -95,22 +100,54 @@ pub(super) fn started_with(path: &str) -> Vec<QemuProcess> {
     pids.filter(is_meant).filter_map(QemuProcess::of).collect()
 }
 
-fn starter(name: &str, command: &TargetCommand, owner: Option<SocketOwner>) -> Command {
+fn starter(name: &str, command: &TargetCommand, (folder, owner): (&Path, Option<SocketOwner>)) -> Command {
+    // Its memory can be copied from outside then, when it moves on.
+    let environment = match has_memory_file(command) {
+        true => memory_environment(&folder.join(MEMORY_SOCKET)),
+        false => Vec::new(),
+    };
     if Path::new(SYSTEMD).exists() {
         let mut scope = Command::new("systemd-run");
         scope.args(["--scope", "--quiet", "--collect", "--unit", &format!("transhume-vm-{name}")]);
         if let Some(owner) = owner {
             scope.args([format!("--uid={}", owner.uid), format!("--gid={}", owner.gid)]);
         }
-        scope.arg("--").arg(&command.program).args(&command.words);
+        scope.arg("--");
+        if !environment.is_empty() {
+            // For QEMU alone: whatever is started before it would use the library up.
+            scope.arg("/usr/bin/env").args(environment);
+        }
+        scope.arg(&command.program).args(&command.words);
         return scope;
     }
     let mut process = Command::new(&command.program);
     process.args(&command.words);
+    process.envs(environment.iter().filter_map(|entry| entry.split_once('=')));
     if let Some(owner) = owner {
         process.uid(owner.uid).gid(owner.gid);
     }
     process
+}
+
+/// What a QEMU's environment is to have so that its memory can be copied from outside: it listens at `socket` then. Nothing if the
+/// library is not installed.
+pub(crate) fn memory_environment(socket: &Path) -> Vec<String> {
+    let Some(library) = library() else { return Vec::new() };
+    vec![format!("{PRELOAD_VARIABLE}={}", library.display()), format!("{SOCKET_VARIABLE}={}", socket.display())]
+}
+
+/// Whether a part of the guest's memory is in a file.
+fn has_memory_file(command: &TargetCommand) -> bool {
+    command.words.iter().any(|word| word.contains("memory-backend-file"))
+}
+
+/// The library that has the kernel track a QEMU's memory, where it is installed beside this program.
+fn library() -> Option<PathBuf> {
+    let own = std::env::current_exe().ok()?;
+    let folder = own.parent()?;
+    let places =
+        [folder.join(LIBRARY), folder.join("../lib/transhume").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    places.into_iter().find(|place| place.exists()).and_then(|place| place.canonicalize().ok())
 }
 
 /// The end of what QEMU has said.

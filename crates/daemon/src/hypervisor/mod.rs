@@ -13,15 +13,18 @@
 mod launch;
 mod libvirt;
 mod monitors;
+mod outside;
 mod qemu;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
+use memory::{GuestMemory, Region, TargetMemory};
 use migrate::stream::BoxTransport;
+use uuid::Uuid;
 use vm::machine::{
     DomainDefinition, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
     MigrationStatus, TargetCommand, TargetDomain,
@@ -31,8 +34,10 @@ use vm::{LibvirtDomain, QemuProcess};
 use crate::clients::SocketOwner;
 use crate::problem::Result;
 
+pub(crate) use launch::memory_environment;
 pub(crate) use libvirt::{connect_to_domain, domain_xml};
 pub use monitors::Monitors;
+pub(crate) use outside::of_memory;
 pub(crate) use qemu::Qemus;
 
 /// When the guest of a machine is stopped.
@@ -44,6 +49,8 @@ pub struct Convergence {
     pub stops_guest: bool,
     /// Whether memory that does not get little in one pass follows after the guest.
     pub postcopy: bool,
+    /// Whether the hypervisor carries nothing of the memory: the guest is stopped at once.
+    pub without_memory: bool,
 }
 
 /// Where the memory of a machine is whose guest may run at the target already.
@@ -101,6 +108,31 @@ pub trait Hypervisors: Send + Sync {
     fn refuses_postcopy(&self, _owner: Option<SocketOwner>) -> Option<Error> {
         None
     }
+
+    /// Where on this host the memory `regions` of a machine is to lie that comes by the move `id`, below `folder` if that is a place
+    /// for them.
+    ///
+    /// # Errors
+    /// There is no such place.
+    fn memory_places(&self, _folder: &Path, _id: Uuid, _regions: &[Region]) -> Result<Vec<PathBuf>> {
+        none()
+    }
+
+    /// Makes a memory of zeroes there, for `owner`.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    fn make_memory(
+        &self,
+        _regions: &[Region],
+        _places: &[PathBuf],
+        _owner: Option<SocketOwner>,
+    ) -> Result<Arc<dyn TargetMemory>> {
+        none()
+    }
+
+    /// Takes the names of a memory away. Who has it mapped keeps it.
+    fn remove_memory(&self, _places: &[PathBuf]) {}
 
     /// The domains that libvirt runs here.
     fn domains(&self) -> BoxFuture<'_, Vec<String>>;
@@ -174,6 +206,29 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// That cannot be told.
     fn description(&self) -> Result<MachineDescription>;
+
+    /// The parts of the memory of `facts`, started by `description`, if all of it can be copied from outside of the hypervisor. If its
+    /// disks are `adopted`, nothing else of it may stand against that either.
+    ///
+    /// # Errors
+    /// It cannot, and why.
+    fn memory_regions<'a>(
+        &'a self,
+        _facts: &'a MachineFacts,
+        _description: &'a MachineDescription,
+        _adopted: bool,
+    ) -> BoxFuture<'a, Result<Vec<Region>>> {
+        Box::pin(async { none() })
+    }
+
+    /// Its memory, as [`memory_regions`](Self::memory_regions) has told it. What is written to it is known from now on, as long as
+    /// that lives.
+    ///
+    /// # Errors
+    /// As there.
+    fn open_memory<'a>(&'a self, _regions: &'a [Region]) -> BoxFuture<'a, Result<Arc<dyn GuestMemory>>> {
+        Box::pin(async { none() })
+    }
 
     /// How libvirt describes it, if it is a domain of libvirt.
     ///

@@ -7,8 +7,11 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, Monitor};
 use env::EnvRef;
 use futures::future::BoxFuture;
+use memory::{GuestMemory, Region, TargetMemory};
 use migrate::stream::BoxTransport;
 use tokio::net::{UnixListener, UnixStream};
+
+use uuid::Uuid;
 use vm::machine::{
     self, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase,
     MigrationStatus, TargetCommand, TargetDomain,
@@ -16,7 +19,9 @@ use vm::machine::{
 use vm::{QemuProcess, Qmp, Sources, Virsh};
 
 use super::libvirt::{self, Domain};
-use super::{Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, OnStatus, Outlet, launch};
+use super::{
+    Convergence, Hypervisor, Hypervisors, Lane, Libvirt, MemoryFlow, Monitors, OnStatus, Outlet, launch, outside,
+};
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state, of_vm};
 
@@ -103,6 +108,23 @@ impl Hypervisors for Qemus {
             Error::new(ErrorCode::VmRefused, message)
                 .with_hint("`sysctl vm.unprivileged_userfaultfd=1` there, or leave --postcopy out")
         })
+    }
+
+    fn memory_places(&self, folder: &Path, id: Uuid, regions: &[Region]) -> Result<Vec<PathBuf>> {
+        outside::places(folder, id, regions)
+    }
+
+    fn make_memory(
+        &self,
+        regions: &[Region],
+        places: &[PathBuf],
+        owner: Option<SocketOwner>,
+    ) -> Result<Arc<dyn TargetMemory>> {
+        outside::make(regions, places, owner)
+    }
+
+    fn remove_memory(&self, places: &[PathBuf]) {
+        outside::remove(places);
     }
 
     fn domains(&self) -> BoxFuture<'_, Vec<String>> {
@@ -214,6 +236,19 @@ impl Hypervisor for Qemu {
         Box::pin(self.qmp.ended())
     }
 
+    fn memory_regions<'a>(
+        &'a self,
+        facts: &'a MachineFacts,
+        description: &'a MachineDescription,
+        adopted: bool,
+    ) -> BoxFuture<'a, Result<Vec<Region>>> {
+        Box::pin(outside::regions(&self.qmp, facts, description, adopted))
+    }
+
+    fn open_memory<'a>(&'a self, regions: &'a [Region]) -> BoxFuture<'a, Result<Arc<dyn GuestMemory>>> {
+        Box::pin(outside::open(&self.qmp, regions))
+    }
+
     fn begin_outgoing<'a>(
         &'a self,
         options: &'a MigrationOptions,
@@ -240,7 +275,10 @@ impl Hypervisor for Qemu {
         noted: OnStatus<'a>,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
-            if convergence.stops_guest || convergence.postcopy {
+            if convergence.without_memory && convergence.stops_guest {
+                stopped();
+                machine::stop_guest(&self.qmp).await.map_err(|error| of_vm(&error))?;
+            } else if convergence.stops_guest || convergence.postcopy {
                 let left = self.after_a_pass(convergence, noted).await?;
                 stopped();
                 let switch = match left {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, Job, JobState, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
+use api::v1::{Error, ErrorCode, Job, JobState, MemoryEngine, VmMemory, VmMove, VmMovePhase, VmMoveRequest};
 use block::Device;
 use env::Moment;
 use futures::future::{Either, select, try_join_all};
@@ -22,12 +22,13 @@ use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_th
 use super::hooks::{HookInput, HookPhase};
 use super::memory_rates::{self, MemoryRates};
 use super::outgoing::{Departure, call};
+use super::parallel;
 use super::postcopy::PostcopyTarget;
 use crate::audit::unix_ms;
 use crate::config::Config;
 use crate::daemon::{Daemon, show_job};
 use crate::hosts::HostName;
-use crate::hypervisor::{Convergence, Outlet};
+use crate::hypervisor::{Convergence, Outlet, of_memory};
 use crate::jobs::{JobHandle, MachineMember, machine_member};
 use crate::problem::Result;
 use crate::volume::Volume;
@@ -157,7 +158,12 @@ impl MachineMove {
             memory: state.memory,
             memory_bytes_per_second: self.memory_rate(&state),
             memory_rates: self.rates.shown(),
-            connections: Some(connections(&self.request, &self.departure.arrival.facts, &daemon.config)),
+            connections: Some(match self.is_parallel() {
+                true => parallel::streams(&self.request, &daemon.config),
+                false => connections(&self.request, &self.departure.arrival.facts, &daemon.config),
+            }),
+            memory_engine: Some(if self.is_parallel() { MemoryEngine::Parallel } else { MemoryEngine::Qemu }),
+            not_parallel: self.departure.not_parallel.clone(),
             disks,
             downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
             error: state.error.clone(),
@@ -241,10 +247,14 @@ impl MachineMove {
         let disks = Box::pin(self.unless_stopped(daemon, self.disks_and_qemu(daemon, member)));
         let target = disks.await?;
         self.enter(VmMovePhase::Memory);
+        let mut parallel = Box::pin(self.unless_stopped(daemon, self.precopy(daemon))).await?;
         let outlet = self.unless_stopped(daemon, self.begin_memory(daemon, target.as_ref())).await?;
         let carrying = self.carry_memory(daemon, outlet);
         let switched = async {
-            self.converge(daemon).await?;
+            match &mut parallel {
+                Some(precopy) => Box::pin(self.stop_and_copy(daemon, precopy)).await?,
+                None => self.converge(daemon).await?,
+            }
             self.enter(VmMovePhase::Switching);
             self.complete_memory(daemon).await?;
             self.flush_layers(daemon).await?;
@@ -253,6 +263,9 @@ impl MachineMove {
                 Error::new(ErrorCode::MoveFailed, format!("the disks of {} could not be held in time", self.name))
                     .with_hint("see what their moves say, and move it again")
             })?;
+            if let Some(precopy) = &mut parallel {
+                precopy.verify_clean().map_err(|error| of_memory(&error))?;
+            }
             // Whoever has died there since is missed by nobody yet. The disks are held meanwhile.
             self.ask_within(daemon, HOLD_LIMIT, Ask::Loaded { id: self.id }).await
         };
@@ -280,14 +293,20 @@ impl MachineMove {
             downtime_limit: self.downtime_limit(),
             auto_converge: self.request.auto_converge,
             postcopy: self.request.postcopy,
+            ignores_shared: self.is_parallel(),
         };
         let path = daemon.migration_place(&self.name);
-        self.state.lock().sending = Some(daemon.env.now());
+        self.begin_sending(daemon);
         self.departure.hypervisor.begin_outgoing(&options, (&path, target)).await
     }
 
+    /// The memory begins to be sent, if it has not before.
+    pub(super) fn begin_sending(&self, daemon: &Daemon) {
+        self.state.lock().sending.get_or_insert(daemon.env.now());
+    }
+
     pub(super) fn channels(&self, daemon: &Daemon) -> u8 {
-        if self.departure.arrival.domain.is_some() {
+        if self.departure.arrival.domain.is_some() || self.is_parallel() {
             return 0;
         }
         match connections(&self.request, &self.departure.arrival.facts, &daemon.config) {
@@ -297,11 +316,12 @@ impl MachineMove {
     }
 
     /// Waits until QEMU has stopped the guest, because what is left of its memory is little.
-    async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
+    pub(super) async fn converge(&self, daemon: &Arc<Daemon>) -> Result<()> {
         let convergence = Convergence {
             downtime_limit: self.downtime_limit(),
             stops_guest: self.departure.arrival.runs && self.channels(daemon) == 0,
             postcopy: self.departure.arrival.runs && self.request.postcopy,
+            without_memory: self.is_parallel(),
         };
         let stopped = || {
             self.rates.lift();
@@ -322,7 +342,24 @@ impl MachineMove {
         downtime_limit(&self.request)
     }
 
+    /// Whether the guest was stopped for the switch.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped.is_some()
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn note_pages(&self, memory: VmMemory) {
+        self.state.lock().memory = Some(memory);
+    }
+
     pub(super) fn note_memory(&self, status: &MigrationStatus) {
+        if self.is_parallel() {
+            // QEMU's stream carries none of it.
+            return;
+        }
         self.state.lock().memory = Some(VmMemory {
             bytes_total: status.bytes_total,
             bytes_sent: status.bytes_transferred,

@@ -105,14 +105,22 @@ impl MachineMove {
 
     async fn connection(&self, daemon: &Daemon, lane: Lane, number: u16) -> Result<BoxTransport> {
         let id = self.id;
+        if lane == Lane::Memory {
+            return self.dial(daemon, Ask::Memory { id }, number).await;
+        }
         let connecting = async {
-            if lane == Lane::Control {
-                let mut other = daemon.hosts.machine_connection(self.host(), number).await?;
-                call(&mut other, self.host(), Ask::Control { id }).await?;
-                return Ok(other);
-            }
-            let (mut other, carried) = daemon.hosts.memory_connection(self.host(), number, id).await?;
-            call(&mut other, self.host(), Ask::Memory { id }).await?;
+            let mut other = daemon.hosts.machine_connection(self.host(), number).await?;
+            call(&mut other, self.host(), Ask::Control { id }).await?;
+            Ok(other)
+        };
+        env::timeout(&*daemon.env, HOLD_LIMIT, connecting).await.unwrap_or_else(|| Err(no_answer(self.host())))
+    }
+
+    /// A connection to the other host for memory, as `ask` says, within its part of the network.
+    pub(super) async fn dial(&self, daemon: &Daemon, ask: Ask, number: u16) -> Result<BoxTransport> {
+        let connecting = async {
+            let (mut other, carried) = daemon.hosts.memory_connection(self.host(), number, self.id).await?;
+            call(&mut other, self.host(), ask).await?;
             Ok(self.rates.admit(other, carried))
         };
         env::timeout(&*daemon.env, HOLD_LIMIT, connecting).await.unwrap_or_else(|| Err(no_answer(self.host())))

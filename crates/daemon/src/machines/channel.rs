@@ -8,6 +8,8 @@
 //!     │ prepare ────────────────────────────────────────────▶ │ on record: it comes
 //!     │          (the disks' own moves make their volumes)    │
 //!     │ start ──────────────────────────────────────────────▶ │ exports, QEMU, its socket for the memory
+//!     │ takes-memory: regions ──────────────────────────────▶ │ whether the parallel engine may copy them here
+//!     │ pages n, then the engine's own bytes ═══════════════▶ │ ═══▶ the memory's files (parallel engine)
 //!     │ memory n, then QEMU's own bytes ════════════════════▶ │ ═══▶ QEMU
 //!     │ control, then libvirt's own bytes ══════════════════▶ │ ═══▶ libvirt, of a domain of libvirt
 //!     │ usage: addresses, every second meanwhile ───────────▶ │ what their interfaces have carried
@@ -24,6 +26,7 @@ use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 use std::net::IpAddr;
 
 use api::v1::{Error, VmChange};
+use memory::Region;
 use migrate::stream::{BoxTransport, LinkCounters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -64,6 +67,19 @@ pub(super) enum Ask {
         /// Whether the guest may run before all of it is there.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         postcopy: bool,
+    },
+    /// Whether this host takes such a memory by the parallel engine. Changes nothing. Whoever does not know this question does not know
+    /// that engine.
+    TakesMemory {
+        /// The move.
+        id: Uuid,
+        /// The memory.
+        regions: Vec<Region>,
+    },
+    /// What follows is a stream of the parallel engine (`memory::wire`).
+    Pages {
+        /// The move.
+        id: Uuid,
     },
     /// What follows is one of the connections of QEMU's migration.
     Memory {
@@ -129,6 +145,9 @@ pub(super) struct Arrival {
     /// Whether its guest may run there before all of its memory is there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) postcopy: bool,
+    /// Its memory, if the parallel engine copies it. QEMU does otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) memory: Vec<Region>,
     /// Whether its disks stay volumes of the host that it comes to.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) keeps_volumes: bool,

@@ -112,6 +112,9 @@ pub struct IncomingMachine {
     /// The UUID of a domain that libvirt may have brought here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
+    /// The files of its memory, if the parallel engine brings it: their names are taken away once it runs, or does not come.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<PathBuf>,
     /// Whether its disks stay volumes here.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_volumes: bool,

@@ -187,7 +187,10 @@ impl Daemon {
     pub(super) fn hook_at_target(&self, machine: &Machine, incoming: &IncomingMachine) -> HookInput {
         let MachineDocument { disks, description, .. } = machine.document();
         let (command, facts) = match machine.begin.lock().clone() {
-            Some(Begin::Command(begin)) => Some(*begin).unzip(),
+            Some(Begin::Command(begin)) => {
+                let (command, facts, _) = *begin;
+                (Some(command), Some(facts))
+            }
             Some(Begin::Domain(_)) | None => (None, None),
         };
         // What QEMU is started with here, as long as that is known.

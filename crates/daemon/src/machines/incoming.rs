@@ -64,6 +64,10 @@ pub(crate) async fn serve(
                 return carry(&daemon, transport, (&peer.0, id), Lane::Memory).await;
             }
             Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
+            Ask::Pages { id } => {
+                opened(id);
+                return super::parallel::take_pages(&daemon, transport, (&peer.0, id)).await;
+            }
             _ => {}
         }
         if let Ask::Probe { bytes } = ask {
@@ -125,12 +129,15 @@ impl Daemon {
             Ask::Whole { id } => self.is_arrival_whole(host, id).await,
             Ask::Usage { addresses } => Ok(self.answer_usage(&addresses)),
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
-            Ask::Memory { .. } | Ask::Control { .. } | Ask::Probe { .. } => unreachable!("it is no question"),
+            Ask::TakesMemory { id, regions } => self.memory_places(id, &regions).map(|_| Answer::Done),
+            Ask::Memory { .. } | Ask::Control { .. } | Ask::Pages { .. } | Ask::Probe { .. } => {
+                unreachable!("it is no question")
+            }
         }
     }
 
     /// The machine that `host` moves here by the move `id`.
-    fn arriving_machine(&self, host: &str, id: Uuid) -> Result<(Arc<Machine>, IncomingMachine)> {
+    pub(super) fn arriving_machine(&self, host: &str, id: Uuid) -> Result<(Arc<Machine>, IncomingMachine)> {
         let is_meant = |incoming: &IncomingMachine| incoming.id == id && incoming.host == host;
         let mut machines = self.machines.list().into_iter();
         let found = machines.find_map(|machine| {
@@ -208,6 +215,7 @@ impl Daemon {
             folder: self.machine_folder(&arrival.name),
             disks: arrival.disks.iter().map(disk).collect(),
             machine_type: Some(arrival.facts.machine_type.clone()),
+            memory: self.target_memory(arrival)?,
         };
         let command = arrival.description.for_target(&places);
         let command = command.map_err(|error| Error { code: ErrorCode::VmRefused, ..of_vm(&error) })?;
@@ -297,7 +305,7 @@ impl Daemon {
             None => {
                 let command = self.command_for(arrival)?;
                 let monitor = Monitor::Qmp(command.monitor.display().to_string());
-                (monitor, Begin::Command(Box::new((command, arrival.facts.clone()))))
+                (monitor, Begin::Command(Box::new((command, arrival.facts.clone(), arrival.memory.clone()))))
             }
         };
         let _membership = self.membership.lock().await;
@@ -325,6 +333,7 @@ impl Daemon {
             folder,
             runs: arrival.runs,
             domain: None,
+            memory: self.memory_places(arrival.id, &arrival.memory)?,
             keeps_volumes: arrival.keeps_volumes,
         };
         let document = MachineDocument {
@@ -347,7 +356,7 @@ impl Daemon {
         let (machine, incoming) = self.arriving_machine(host, id)?;
         let _operation = machine.operation.lock().await;
         let begin = machine.begin.lock().clone();
-        let (command, facts) = match begin {
+        let (command, facts, regions) = match begin {
             Some(Begin::Command(begin)) => *begin,
             Some(Begin::Domain(definition)) => {
                 return self.start_domain(host, (&machine, &incoming), &definition).await;
@@ -363,6 +372,7 @@ impl Daemon {
             self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
         }
         self.run_hook(HookPhase::Start, self.hook_at_target(&machine, &incoming)).await?;
+        self.expect_memory((&*machine, &incoming), &regions, owner)?;
         let hypervisor = self.hypervisors.launch(&machine.name, &command, (&incoming.folder, owner)).await?;
         *machine.hypervisor.lock() = Some(Arc::clone(&hypervisor));
         let process = hypervisor.process();
@@ -380,6 +390,7 @@ impl Daemon {
             downtime_limit: Duration::ZERO,
             auto_converge: false,
             postcopy,
+            ignores_shared: !regions.is_empty(),
         };
         hypervisor.begin_incoming(&options, &incoming.folder).await?;
         Ok(Answer::Done)
@@ -399,6 +410,7 @@ impl Daemon {
         if !machine.is_switching.swap(true, Ordering::Relaxed) {
             self.tell_hook_beside(HookPhase::Switchover, self.hook_at_target(&machine, &incoming));
         }
+        super::parallel::refuse_missing(&machine)?;
         let began = self.env.now();
         while !hypervisor.is_loaded().await? {
             if self.env.now().since(began) > LOADED_LIMIT {
@@ -513,6 +525,8 @@ impl Daemon {
         if incoming.runs {
             hypervisor.run().await?;
         }
+        // QEMU has it mapped, and it goes with QEMU.
+        self.release_memory(machine, &incoming);
         *machine.arrived.lock() = Some((incoming.host.clone(), incoming.id));
         let process = hypervisor.process();
         // Asked after it runs: the guest waits for nothing that can be asked later.
@@ -590,6 +604,7 @@ impl Daemon {
         self.end_machine(&document).await;
         if let Some(incoming) = &document.incoming {
             self.hypervisors.clear(&incoming.folder);
+            self.release_memory(machine, incoming);
             self.tell_hook(HookPhase::Abandoned, self.hook_at_target(machine, incoming)).await;
         }
         tracing::info!(vm = machine.name, "a VM does not come");

@@ -65,7 +65,11 @@ impl MemoryRates {
     /// The same connection, which takes no more than it may.
     pub(super) fn admit(&self, far: BoxTransport, carried: Option<Arc<dyn Carried>>) -> BoxTransport {
         let bucket = Arc::new(TokenBucket::new(Arc::clone(&self.env), None));
-        self.connections.lock().push(Connection { bucket: Arc::clone(&bucket), carried });
+        let mut connections = self.connections.lock();
+        // Those that were lost have no part any more.
+        connections.retain(|one| one.carried.as_ref().is_none_or(|carried| carried.bytes().is_some()));
+        connections.push(Connection { bucket: Arc::clone(&bucket), carried });
+        drop(connections);
         Box::new(Limited { far, env: Arc::clone(&self.env), bucket, pace: Pace::default() })
     }
 

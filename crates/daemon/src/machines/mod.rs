@@ -35,6 +35,7 @@
 //! | `hooks` | the operator's program that is run at each phase |
 //! | `carrying`, `memory` | the connections of a machine's migration, made and carried between the hosts |
 //! | `memory_rates` | what those may take of the network beside others |
+//! | `parallel` | the parallel memory engine in a move |
 //! | `postcopy` | memory that follows the guest |
 //! | `release` | disks that have come are given back to their QEMU |
 //! | `shared` | disks that lie where both hosts reach them |
@@ -55,6 +56,7 @@ mod incoming;
 mod memory;
 mod memory_rates;
 mod outgoing;
+mod parallel;
 mod postcopy;
 mod release;
 mod restart;
@@ -119,6 +121,8 @@ pub(crate) struct Machine {
     planned: Mutex<Option<PlannedMove>>,
     /// How its QEMU is started, of one that comes.
     begin: Mutex<Option<Begin>>,
+    /// What takes its memory, of one that comes by the parallel engine.
+    receiver: Mutex<Option<Arc<::memory::Receiver>>>,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// Whether the hook has heard that one that comes is about to run here.
@@ -132,8 +136,8 @@ pub(crate) struct Machine {
 /// How the QEMU of a machine that comes is started.
 #[derive(Clone)]
 enum Begin {
-    /// By this daemon; with what the source's QEMU says.
-    Command(Box<(TargetCommand, MachineFacts)>),
+    /// By this daemon; with what the source's QEMU says, and the memory that the parallel engine brings.
+    Command(Box<(TargetCommand, MachineFacts, Vec<::memory::Region>)>),
     /// By libvirt.
     Domain(Box<DomainDefinition>),
 }
@@ -148,6 +152,7 @@ impl Machine {
             problem: Mutex::default(),
             planned: Mutex::default(),
             begin: Mutex::default(),
+            receiver: Mutex::default(),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),
             cut: tokio::sync::watch::Sender::new(0),

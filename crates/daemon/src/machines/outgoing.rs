@@ -19,6 +19,7 @@ use super::document::{MachineDocument, OutgoingMachine};
 use super::ending::{abandon_there, no_answer};
 use super::forecast::{self, BegunForecast, MemoryKnown};
 use super::hooks::{HookInput, HookPhase};
+use super::parallel::MemoryChoice;
 use super::shared::Handling;
 use super::{Machine, budget, is_moved, postcopy};
 use crate::audit::{Peer, unix_ms};
@@ -45,6 +46,8 @@ pub(super) struct Departure {
     pub(super) volumes: Vec<Arc<Volume>>,
     pub(super) host: HostName,
     pub(super) forecast: BegunForecast,
+    /// Why the parallel engine does not copy the memory.
+    pub(super) not_parallel: Option<String>,
 }
 
 impl Departure {
@@ -87,6 +90,8 @@ impl Daemon {
             dirty_bytes_per_second: None,
             memory_bytes_per_second: None,
             converges: None,
+            memory_engine: None,
+            not_parallel: None,
             notes: Vec::new(),
             seconds: None,
             downtime_ms: None,
@@ -95,6 +100,13 @@ impl Daemon {
         plan.refusals.extend(refuse_options(&document, &request).err());
         plan.refusals.extend(self.check_hook().err());
         let facts = arrival.facts.clone();
+        let choice = self.choose_memory(&host, &*hypervisor, &request, (&document, &arrival, false)).await;
+        let choice = choice.unwrap_or_else(|error| {
+            plan.refusals.push(error);
+            MemoryChoice::default()
+        });
+        (plan.memory_engine, plan.not_parallel) = (Some(choice.engine()), choice.shown());
+        let arrival = Arrival { memory: choice.regions, ..arrival };
         match self.ask_about_machine(&host, Ask::Plan(arrival.without_definition())).await {
             Ok(Answer::Planned { refusals, command, changes }) => {
                 plan.refusals.extend(refusals);
@@ -224,11 +236,13 @@ impl Daemon {
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
         let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
-        let arrival = Arrival { keeps_volumes: request.keep_volumes, ..arrival };
+        let choice = self.choose_memory(&host, &*hypervisor, request, (&document, &arrival, true)).await?;
+        let not_parallel = choice.shown();
+        let arrival = Arrival { keeps_volumes: request.keep_volumes, memory: choice.regions, ..arrival };
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
         let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
         let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
-        Ok(Departure { hypervisor, arrival, volumes, host, forecast })
+        Ok(Departure { hypervisor, arrival, volumes, host, forecast, not_parallel })
     }
 
     /// Adopts those disks of a machine that do not go through the daemon yet.
@@ -280,7 +294,8 @@ impl Daemon {
         };
         let runs = facts.run_state == "running";
         let (id, name) = (random_uuid(&*self.env), document.name.clone());
-        Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy, keeps_volumes: false })
+        let (memory, keeps_volumes) = (Vec::new(), false);
+        Ok(Arrival { id, name, description, facts, disks, domain, runs, postcopy, memory, keeps_volumes })
     }
 
     /// The disk with node and image as the command line has them with which its machine was started first.

@@ -91,6 +91,8 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         memory_bytes_per_second: None,
         memory_rates: None,
         connections: None,
+        memory_engine: None,
+        not_parallel: None,
         disks: Vec::new(),
         downtime_ms: None,
         error,

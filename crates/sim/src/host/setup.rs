@@ -82,6 +82,8 @@ pub struct Setup {
     pub has_machine: bool,
     /// Whether its memory may follow its guest.
     pub memory_follows: bool,
+    /// Whether the machine's memory is copied from outside by the parallel engine.
+    pub memory_outside: bool,
     /// See [`Mistakes`].
     pub mistakes: Mistakes,
 }

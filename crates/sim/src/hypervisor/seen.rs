@@ -1,7 +1,7 @@
 //! The machine's QEMUs as the daemons see them.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +12,12 @@ use ::daemon::machine_types::{
 use ::daemon::{Convergence, Hypervisor, Hypervisors, Lane, MemoryFlow, OnStatus, Outlet, SocketOwner};
 use api::v1::{Error, ErrorCode, Monitor};
 use futures::future::BoxFuture;
+use memory::{GuestMemory, Region, TargetMemory};
 use migrate::stream::BoxTransport;
 use parking_lot::Mutex;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
+use uuid::Uuid;
 
 use super::{Instance, PIECE_BYTES, SimMachine, Stage};
 use crate::occurrence::Occurrence;
@@ -120,6 +122,14 @@ impl Hypervisors for Seen {
         started.map(|it| QemuProcess { pid: it.pid, started: 0, boot: "sim".to_owned() }).into_iter().collect()
     }
 
+    fn memory_places(&self, _: &Path, id: Uuid, regions: &[Region]) -> Result<Vec<PathBuf>, Error> {
+        Ok(regions.iter().map(|region| Path::new("/ram").join(format!("{id}-{}", region.name))).collect())
+    }
+
+    fn make_memory(&self, _: &[Region], _: &[PathBuf], _: Option<SocketOwner>) -> Result<Arc<dyn TargetMemory>, Error> {
+        Ok(self.machine.make_memory_at(self.own))
+    }
+
     fn found(&self) -> Vec<FoundMachine> {
         Vec::new()
     }
@@ -178,7 +188,7 @@ impl Hypervisor for One {
                 machine_type: "pc-i440fx-7.2".to_owned(),
                 name: None,
                 uuid: None,
-                memory_bytes: 1 << 28,
+                memory_bytes: super::outside::regions().iter().map(|region| region.bytes).sum(),
                 vcpus: 1,
                 cpu_type: "qemu64-x86_64-cpu".to_owned(),
                 accelerator: "tcg".to_owned(),
@@ -206,7 +216,29 @@ impl Hypervisor for One {
             let blockdev = format!(r#"{{"driver":"file","node-name":"{node}","filename":"/images/{disk}"}}"#);
             words.extend(["-blockdev".to_owned(), blockdev]);
         }
+        let file = "memory-backend-file,id=ram,size=384K,share=on,mem-path=/ram/own";
+        words.extend(["-object".to_owned(), file.to_owned()]);
         Ok(MachineDescription { program: "/usr/bin/qemu-system-x86_64".to_owned(), words })
+    }
+
+    fn memory_regions<'a>(
+        &'a self,
+        _: &'a MachineFacts,
+        _: &'a MachineDescription,
+        _: bool,
+    ) -> BoxFuture<'a, Result<Vec<Region>, Error>> {
+        Box::pin(async {
+            self.alive()?;
+            self.machine.memory_at(self.who.0).map(|memory| memory.regions().to_vec())
+        })
+    }
+
+    fn open_memory<'a>(&'a self, _: &'a [Region]) -> BoxFuture<'a, Result<Arc<dyn GuestMemory>, Error>> {
+        Box::pin(async {
+            self.pause().await;
+            self.alive()?;
+            self.machine.memory_at(self.who.0)
+        })
     }
 
     fn own_disks(&self) -> BoxFuture<'_, Result<Vec<DiskReport>, Error>> {
@@ -274,6 +306,7 @@ impl Hypervisor for One {
                 return Err(failed());
             }
             noted(&status(MigrationPhase::Device));
+            self.machine.save_devices(self.who.0);
             match self.machine.until(self.who, |stage| stage != Stage::Completing).await {
                 Stage::Sent | Stage::Following | Stage::Cut => Ok(()),
                 _ => Err(failed()),
@@ -379,6 +412,7 @@ impl Hypervisor for One {
                 }
                 _ => return Err(failed()),
             }
+            self.machine.compare_memories();
             self.machine.shared.world.occur(Occurrence::Told("machine runs there"));
             self.machine.let_run(self.who, "it is told to").await;
             Ok(())

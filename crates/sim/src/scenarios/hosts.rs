@@ -255,6 +255,16 @@ pub(super) fn machine_following_dying(rng: &Rng) -> Scenario {
     machine_dying(rng).memory_follows()
 }
 
+/// The same, and its memory is copied from outside.
+pub(super) fn machine_parallel(rng: &Rng) -> Scenario {
+    machine(rng).memory_outside()
+}
+
+/// The same, and one of the daemons is killed at one await.
+pub(super) fn machine_parallel_dying(rng: &Rng) -> Scenario {
+    machine_dying(rng).memory_outside()
+}
+
 /// The same, where the first disk at least lies on storage that both hosts reach.
 pub(super) fn machine_sharing(rng: &Rng) -> Scenario {
     let scenario = sharing(rng, machine(rng));

@@ -207,6 +207,25 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
         &[SWITCHED, Told("memory followed"), Fault("memory-cut"), Fault("crash"), Fault("neighbour-crash")],
     ),
     requirement(
+        "machine-parallel",
+        &[
+            SWITCHED,
+            CANCELLED,
+            Told("machine moved"),
+            Told("memory copied from outside"),
+            Fault("memory-written-late"),
+            Fault("crash"),
+            Fault("neighbour-crash"),
+            Fault("qemu-dies"),
+            Fault("qemu-refuses"),
+        ],
+    ),
+    requirement(
+        "machine-parallel-await",
+        &[SWITCHED, Told("memory copied from outside"), Fault("crash"), Fault("neighbour-crash")],
+    )
+    .because("it is played at one await; its mistakes are those of machine-parallel"),
+    requirement(
         "machine-sharing",
         &[
             SWITCHED,

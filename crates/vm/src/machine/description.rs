@@ -35,6 +35,17 @@ pub struct TargetPlaces {
     /// The versioned name of its type ([`MachineFacts`](super::MachineFacts)). An alias such as `q35` means another
     /// machine in another version of QEMU.
     pub machine_type: Option<String>,
+    /// Its memory, as far as it is to lie in files that the target has made.
+    pub memory: Vec<TargetMemory>,
+}
+
+/// A part of the machine's memory, and the file that it is in at the target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TargetMemory {
+    /// The id of its `-object memory-backend-file`.
+    pub id: String,
+    /// The file.
+    pub path: PathBuf,
 }
 
 /// A disk of the machine, and where it is at the target.
@@ -123,6 +134,7 @@ impl MachineDescription {
         rewriter.refuse(&items)?;
         rewriter.changes.extend(disks::point_to_exports(&mut items, &places.disks)?);
         let items = rewriter.rewrite(items)?;
+        rewriter.check_memory()?;
         let monitor = rewriter.monitor.clone();
         Ok(TargetCommand { program: self.program.clone(), words: unparse(&items), changes: rewriter.changes, monitor })
     }

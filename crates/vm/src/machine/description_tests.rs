@@ -14,7 +14,7 @@ fn disk(node: &str, image: &str) -> TargetDisk {
 }
 
 fn places(disks: Vec<TargetDisk>) -> TargetPlaces {
-    TargetPlaces { folder: "/run/vm".into(), disks, machine_type: None }
+    TargetPlaces { folder: "/run/vm".into(), disks, machine_type: None, memory: Vec::new() }
 }
 
 fn moved(words: &[&str], places: &TargetPlaces) -> Result<TargetCommand> {
@@ -252,6 +252,24 @@ fn what_only_this_process_has_is_refused_by_name() {
     let libvirts = ["-object", "secret,id=s,file=/key", "-chardev", "socket,id=charmonitor,fd=22,server=on"];
     assert!(refused(&libvirts).to_string().contains("libvirt"));
     assert_eq!(words(&["-object", "secret,id=s,data=x"]), ["-object", "secret,id=s,data=x"]);
+}
+
+#[test]
+fn a_memory_lies_where_the_target_has_made_its_file() {
+    let memory = |id: &str| TargetMemory { id: id.to_owned(), path: "/dev/shm/there,1".into() };
+    let places = |id: &str| TargetPlaces { memory: vec![memory(id)], ..places(Vec::new()) };
+    let plain = "memory-backend-file,id=ram,size=1G,share=on,mem-path=/dev/shm/here";
+    let command = moved(&["-display", "none", "-object", plain, "-object", "rng-random,id=ram"], &places("ram"))
+        .expect("it can go");
+    let expected = "memory-backend-file,id=ram,size=1G,share=on,mem-path=/dev/shm/there,,1";
+    assert_eq!(kept(&command)[2..], ["-object", expected, "-object", "rng-random,id=ram"]);
+    let object = json!({ "qom-type": "memory-backend-file", "id": "ram", "mem-path": "/dev/shm/here" }).to_string();
+    let command = moved(&["-object", &object], &places("ram")).expect("it can go");
+    let value: Value = serde_json::from_str(&kept(&command)[1]).expect("JSON");
+    assert_eq!(value["mem-path"], "/dev/shm/there,1");
+    assert_eq!(moved(&["-object", plain], &places("other")).expect_err("it is not there").kind(), ErrorKind::Refused);
+    // QEMU's own stream carries it otherwise.
+    assert_eq!(words(&["-object", plain]), ["-object", plain]);
 }
 
 proptest! {

@@ -51,6 +51,8 @@ pub struct MigrationOptions {
     pub auto_converge: bool,
     /// Whether the guest may run at the target before all of its memory is there. Only with one plain stream.
     pub postcopy: bool,
+    /// Whether memory in files that QEMU has mapped shared is left out: somebody else copies it. Only with one plain stream.
+    pub ignores_shared: bool,
 }
 
 /// Where the migration of this QEMU stands, outgoing or incoming.
@@ -325,6 +327,10 @@ fn common_capabilities(options: &MigrationOptions) -> Vec<Wanted> {
     if options.postcopy {
         wanted.push(Wanted { name: "postcopy-ram", is_required: true });
     }
+    if options.ignores_shared {
+        // Since QEMU 8.1 only files with a name are left out.
+        wanted.push(Wanted { name: "x-ignore-shared", is_required: true });
+    }
     wanted
 }
 
@@ -388,7 +394,8 @@ mod tests {
 
     fn options(channels: u8) -> MigrationOptions {
         let downtime_limit = Duration::from_millis(300);
-        MigrationOptions { channels, bandwidth_bytes_max: 0, downtime_limit, auto_converge: false, postcopy: false }
+        let (bandwidth_bytes_max, auto_converge, postcopy, ignores_shared) = (0, false, false, false);
+        MigrationOptions { channels, bandwidth_bytes_max, downtime_limit, auto_converge, postcopy, ignores_shared }
     }
 
     #[test]

@@ -22,12 +22,14 @@ mod found;
 mod memory;
 mod migration;
 mod networks;
+mod prepare;
 mod rewrite;
+mod shared_memory;
 mod status;
 mod words;
 
 pub use backends::MemoryBackend;
-pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetPlaces};
+pub use description::{Change, MachineDescription, TargetCommand, TargetDisk, TargetMemory, TargetPlaces};
 pub use domain::{DomainDefinition, TargetDomain, retarget_domain};
 pub use facts::{CpuFacts, HostFacts, MachineFacts, Refusal, RefusalKind};
 pub use found::FoundMachine;
@@ -38,4 +40,5 @@ pub use migration::{
     wait_for,
 };
 pub use networks::NetworkBackend;
+pub use shared_memory::{SharedMemory, direct_nodes, preload_socket, shared_memory};
 pub use status::{MigrationPhase, MigrationStatus};

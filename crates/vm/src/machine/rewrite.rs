@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::description::{Change, TargetPlaces};
+use serde_json::Value;
+
+use super::description::{Change, TargetMemory, TargetPlaces};
 use super::migration::SOCKET_PATH_BYTES_MAX;
-use super::words::{Item, Pieces, escaped};
+use super::words::{Item, Pieces, escaped, json_object};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Our own monitor's socket, in the machine's folder.
@@ -21,6 +23,8 @@ const SHORT_FORMS: [&str; 7] = ["serial", "parallel", "monitor", "qmp", "qmp-pre
 pub(super) struct Rewriter<'a> {
     folder: &'a str,
     machine_type: Option<&'a str>,
+    /// The files of its memory that no word has named yet.
+    memory: Vec<&'a TargetMemory>,
     /// The names in the folder that are in use.
     names: BTreeSet<String>,
     pub(super) monitor: PathBuf,
@@ -35,6 +39,7 @@ impl<'a> Rewriter<'a> {
         let mut this = Self {
             folder,
             machine_type: places.machine_type.as_deref(),
+            memory: places.memory.iter().collect(),
             names: BTreeSet::new(),
             monitor: PathBuf::new(),
             changes: Vec::new(),
@@ -150,6 +155,7 @@ impl<'a> Rewriter<'a> {
                 Ok(changed(&mut item, placed, PLACED))
             }
             "chardev" => self.rewrite_chardev(item),
+            "object" => Ok(self.rewrite_memory(item)),
             "vnc" => match item.value().strip_prefix("unix:").map(Pieces::parse) {
                 Some(mut pieces) => {
                     let placed = self.place_socket(pieces.first().unwrap_or_default())?;
@@ -170,6 +176,40 @@ impl<'a> Rewriter<'a> {
             name if SHORT_FORMS.contains(&name) => self.rewrite_short_form(item),
             _ => Ok(Rewritten::Kept(item)),
         }
+    }
+
+    /// Refuses a memory that no word has named.
+    pub(super) fn check_memory(&self) -> Result<()> {
+        match self.memory.first() {
+            Some(memory) => Err(Error::refused(format!("no -object memory-backend-file is called {}", memory.id))),
+            None => Ok(()),
+        }
+    }
+
+    /// Has a memory of its own file where the target has made it.
+    fn rewrite_memory(&mut self, mut item: Item) -> Rewritten {
+        let pairs = item.pairs();
+        let get =
+            |keys: &[&str]| pairs.iter().find(|(key, _)| keys.contains(&key.as_str())).map(|(_, value)| value.as_str());
+        if get(&["type", "qom-type"]) != Some("memory-backend-file") {
+            return Rewritten::Kept(item);
+        }
+        let Some(at) = self.memory.iter().position(|memory| Some(memory.id.as_str()) == get(&["id"])) else {
+            return Rewritten::Kept(item);
+        };
+        let path = self.memory.remove(at).path.display().to_string();
+        let value = match json_object(item.value()) {
+            Some(mut object) => {
+                object.insert("mem-path".to_owned(), path.into());
+                Value::Object(object).to_string()
+            }
+            None => {
+                let mut pieces = Pieces::parse(item.value());
+                pieces.set("mem-path", &path);
+                pieces.join()
+            }
+        };
+        changed(&mut item, value, "the memory is copied into this file, which the target has made")
     }
 
     fn rewrite_machine(&self, mut item: Item) -> Rewritten {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::daemon::{Hypervisors, MachineDisk, NoHypervisors};
-use api::v1::VmMoveRequest;
+use api::v1::{MemoryEngine, VmMoveRequest};
 
 use super::Host;
 use crate::hypervisor::SimMachine;
@@ -29,6 +29,9 @@ impl Host {
     /// Gives the machine its disks.
     pub(in crate::host) fn assemble_machine(&self) {
         let Some(machine) = self.machine() else { return };
+        if self.shared.setup.memory_outside {
+            machine.hold_memory();
+        }
         for volume in self.volumes() {
             let (held, answered) = (volume.clone(), volume.clone());
             let is_held = move || held.shared.daemon_harness.peer.as_ref().is_some_and(|peer| peer.holds());
@@ -67,6 +70,7 @@ impl Host {
             verify: requests[0].verify,
             strategy: requests[0].strategy,
             channels: Some(if self.shared.setup.memory_follows { 1 } else { self.shared.rng.pick(&[1, 2]) }),
+            memory: if self.shared.setup.memory_outside { MemoryEngine::Parallel } else { MemoryEngine::Qemu },
             postcopy: self.shared.setup.memory_follows,
             delete_source: requests[0].delete_source,
             ..VmMoveRequest::default()

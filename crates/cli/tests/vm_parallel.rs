@@ -1,0 +1,189 @@
+//! A whole VM goes to another host by the parallel memory engine: its guest checks its memory and its disk afterwards.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use transhume_guest::{
+    Disk, Event, Guest, GuestNetwork, GuestSpec, Load, MemoryLoad, Network, Side, TwoHosts, TwoHostsSpec, create_filled,
+};
+
+const DISK_BYTES: u64 = 8 << 20;
+const HANG: Duration = Duration::from_secs(120);
+
+/// Two paired hosts and a guest on the first, whose memory changes all the time.
+struct Place {
+    guest: Guest,
+    hosts: TwoHosts,
+    _network: GuestNetwork,
+    _folder: tempfile::TempDir,
+    /// Where all memory lies: on tmpfs.
+    memory: tempfile::TempDir,
+}
+
+/// Where cargo has put the library that has the kernel track a QEMU's memory.
+fn library() -> PathBuf {
+    let own = std::env::current_exe().expect("this program");
+    let mut folders = own.ancestors().skip(1);
+    folders.find_map(|folder| Some(folder.join("libtranshume_preload.so")).filter(|path| path.exists())).expect("built")
+}
+
+impl Place {
+    /// With a guest whose memory `is_shared` and tracked, or one as anybody starts it.
+    fn new(is_shared: bool) -> Self {
+        let folder = tempfile::Builder::new().prefix("par").tempdir().expect("a temporary directory");
+        let memory = tempfile::Builder::new().prefix("par").tempdir_in("/dev/shm").expect("a temporary directory");
+        let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+        let more = format!("run-vms = true\nmemory-dir = {:?}\n", memory.path());
+        let spec = TwoHostsSpec { more: &more, ..TwoHostsSpec::default() };
+        let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+        hosts.start().expect("both daemons start");
+        hosts.pair().expect("paired");
+        let network = GuestNetwork::new(&hosts, ["guest0"]).expect("a network");
+        let load = Load { is_prefilled: true, rate: 50, workers: 2, read_percent: 50, ..Load::default() };
+        let load_of_memory = MemoryLoad { mib: 64, rewrite_mib_per_second: 16, hot_percent: 50 };
+        let spec =
+            GuestSpec::new().network(Network::default()).workload_socket().load(load).memory_load(load_of_memory);
+        let file = folder.path().join("disk0.raw");
+        create_filled(&file, DISK_BYTES).expect("filled");
+        let mut launcher = hosts.launcher(Side::A);
+        let backend = format!("memory-backend-file,id=ram,size=256M,share=on,mem-path={}/ram", memory.path().display());
+        let spec = match is_shared {
+            true => {
+                launcher.push("env".to_owned());
+                launcher.push(format!("LD_PRELOAD={}", library().display()));
+                launcher.push(format!("TRANSHUME_PRELOAD_SOCKET={}/memory.sock", folder.path().display()));
+                spec.memory_mib(256).arguments(["-object", &backend, "-machine", "memory-backend=ram"])
+            }
+            false => spec,
+        };
+        let spec = spec.disk(Disk::raw(&file, "disk0")).launcher(launcher);
+        let mut guest = Guest::boot(spec).expect("QEMU starts; run `make setup`");
+        guest.wait_for_load(HANG).expect("the load begins");
+        let place = Self { guest, hosts, _network: network, _folder: folder, memory };
+        let qmp = place.guest.qmp_socket().display().to_string();
+        place.json(Side::A, &["vm", "add", "web1", "--qmp", &qmp]);
+        place
+    }
+
+    fn json(&self, side: Side, words: &[&str]) -> Value {
+        self.hosts.daemon(side).json(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}\n{}", self.logs()))
+    }
+
+    fn logs(&self) -> String {
+        Side::BOTH.map(|side| format!("--- {}\n{}", side.name(), self.hosts.daemon(side).log())).concat()
+    }
+
+    /// Moves the VM, and follows it there. Gives what the move has come to.
+    fn follow_move(&mut self, (from, to): (Side, Side), more: &[&str]) -> Value {
+        let mut words = vec!["vm", "move", "web1", "--to", to.name()];
+        words.extend(more);
+        let moved = self.json(from, &words);
+        assert_eq!(moved["state"], "done", "{moved}\n{}", self.logs());
+        let folder = self.hosts.daemon(to).api().parent().expect("in a folder").join("vm/web1");
+        self.guest.leave();
+        self.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        self.verify();
+        moved
+    }
+
+    /// The guest goes on rewriting its memory, and finds that and its disk as it wrote them.
+    fn verify(&mut self) {
+        let rewritten = self.guest.load_result().memory.rewritten;
+        self.guest
+            .wait_until(HANG, |event| matches!(event, Event::Memory(memory) if memory.rewritten > rewritten))
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        self.guest.send("verify").expect("sent");
+        let verified = self.guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. }));
+        verified.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        let logs = self.logs();
+        let result = self.guest.load_result();
+        let is_right = result.wrong == 0 && result.memory.wrong == 0 && result.complaints.is_empty();
+        assert!(is_right, "{result:?}\n{logs}");
+    }
+
+    /// How many files of memory have a name that a daemon has made.
+    fn memory_files(&self) -> usize {
+        let entries = std::fs::read_dir(self.memory.path()).expect("there").flatten();
+        entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("transhume-")).count()
+    }
+
+    fn until(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !is_so(self) {
+            assert!(start.elapsed() < HANG, "{what}: it does not come to that\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // QEMUs that a daemon has started outlive it.
+        for side in Side::BOTH {
+            let shown = self.hosts.daemon(side).json(&["vm", "ls"]).unwrap_or_default();
+            for pid in shown.as_array().into_iter().flatten().filter_map(|vm| vm["pid"].as_u64()) {
+                // Its number may be another process's by now.
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if String::from_utf8_lossy(&line).contains("qemu") {
+                    let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_vm_moves_there_and_back_by_the_parallel_engine_and_misses_nothing() {
+    let mut place = Place::new(true);
+    let ready = place.json(Side::A, &["vm", "prepare", "web1"]);
+    assert_eq!((&ready["not_parallel"], &ready["changes"]), (&Value::Null, &Value::Array(Vec::new())), "{ready}");
+    let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b", "--show-command"]);
+    assert_eq!((&plan["refusals"], &plan["memory_engine"]), (&Value::Array(Vec::new()), &"parallel".into()), "{plan}");
+    assert!(plan["changes"].to_string().contains("mem-path"), "{plan}");
+    for (way, streams) in [((Side::A, Side::B), "2"), ((Side::B, Side::A), "1")] {
+        let moved = place.follow_move(way, &["--memory", "parallel", "--channels", streams]);
+        println!("{streams} streams: {} ms of downtime, {}", moved["downtime_ms"], moved["memory"]);
+        assert_eq!(moved["memory_engine"], "parallel", "{moved}");
+        assert_eq!(moved["connections"].to_string(), streams, "{moved}");
+        place.until("its disks are given back", |place| {
+            place.json(way.1, &["volume", "ls"]).as_array().is_some_and(Vec::is_empty)
+        });
+    }
+    assert_eq!(place.memory_files(), 0, "no file of a memory has a name any more");
+}
+
+#[test]
+fn a_vm_whose_memory_is_its_own_goes_by_qemu_and_is_told_why() {
+    let mut place = Place::new(false);
+    let ready = place.json(Side::A, &["vm", "prepare", "web1"]);
+    assert!(ready["not_parallel"].to_string().contains("is in no file"), "{ready}");
+    assert!(ready["changes"].to_string().contains("memory-backend-file"), "{ready}");
+    assert!(ready["environment"].to_string().contains("LD_PRELOAD="), "{ready}");
+    let only = ["vm", "move", "web1", "--to", "b", "--memory", "parallel"];
+    let refused = format!("{:#}", place.hosts.daemon(Side::A).json(&only).expect_err("it cannot"));
+    assert!(refused.contains("is in no file"), "{refused}");
+    let moved = place.follow_move((Side::A, Side::B), &[]);
+    println!("by QEMU: {} ms of downtime", moved["downtime_ms"]);
+    assert_eq!(moved["memory_engine"], "qemu", "{moved}");
+    assert!(moved["not_parallel"].to_string().contains("is in no file"), "{moved}");
+}
+
+#[test]
+fn a_vm_goes_on_here_when_the_other_daemon_dies_while_its_memory_is_copied() {
+    let mut place = Place::new(true);
+    let slow = ["vm", "move", "web1", "--to", "b", "--memory", "parallel", "--bandwidth", "8MiB/s", "--detach"];
+    place.json(Side::A, &slow);
+    place.until("the memory is copied", |place| {
+        let moving = place.json(Side::A, &["vm", "show", "web1"]);
+        moving["state"] == "moving" && place.hosts.daemon(Side::A).log().contains("phase=copying memory")
+    });
+    place.hosts.daemon_mut(Side::B).kill();
+    place.hosts.daemon_mut(Side::B).start().expect("it starts");
+    place.until("the move is undone", |place| place.json(Side::A, &["vm", "show", "web1"])["state"] == "running");
+    place.verify();
+    place.until("nothing is left there", |place| place.json(Side::B, &["vm", "ls"]) == Value::Array(Vec::new()));
+    assert_eq!(place.memory_files(), 0, "its memory is removed there");
+    let moved = place.follow_move((Side::A, Side::B), &[]);
+    assert_eq!(moved["memory_engine"], "parallel", "{moved}");
+}

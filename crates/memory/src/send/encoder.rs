@@ -1,0 +1,279 @@
+//! A consumer's work on a task: reads the pages, classifies each, and makes a frame of them.
+
+use crate::error::Result;
+use crate::guest_memory::GuestMemory;
+use crate::region::PAGE_BYTES;
+use crate::send::cutter::{TASK_PAGES, Task};
+use crate::send::version_cache::{Known, VersionCache};
+use crate::wire::{
+    Coding, ENTRY_BYTES, Entry, EntryKind, FrameHeader, FrameKind, HEADER_BYTES, checksum_of, write_entries,
+};
+
+const PAGE: usize = PAGE_BYTES as usize;
+/// What does not get shorter than this part of itself is sent as it is.
+const WORTH: f64 = 0.9;
+
+/// Whether pages are made shorter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// They are sent as they are.
+    Off,
+    /// They are always tried.
+    Lz4,
+    /// They are tried while streams wait for the network: then the processor has time.
+    #[default]
+    Auto,
+}
+
+/// What a frame has in it, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Encoded {
+    pub(crate) zero: u64,
+    pub(crate) data: u64,
+    pub(crate) delta: u64,
+    pub(crate) unchanged: u64,
+}
+
+/// Whose pages, and how.
+pub(crate) struct Source<'a> {
+    pub(crate) memory: &'a dyn GuestMemory,
+    pub(crate) versions: &'a VersionCache,
+    pub(crate) round: u32,
+    pub(crate) compresses: bool,
+}
+
+/// The buffers of one consumer. They are as large as its largest task has needed.
+#[derive(Default)]
+pub(crate) struct Encoder {
+    pages: Vec<u8>,
+    difference: Vec<u8>,
+    entries: Vec<Entry>,
+    body: Vec<u8>,
+    compressed: Vec<u8>,
+    frame: Vec<u8>,
+}
+
+/// What a consumer's buffers take at most: pages, body, compressed body, frame.
+pub(crate) const ENCODER_BYTES: usize = 5 * (TASK_PAGES as usize + 1) * (PAGE + 16);
+
+impl Encoder {
+    /// Makes a frame of `task`. Nothing of it need be sent if [`frame`](Self::frame) is empty afterwards.
+    pub(crate) fn encode(&mut self, task: &Task, source: &Source<'_>, sequence: u64) -> Result<Encoded> {
+        self.entries.clear();
+        self.body.clear();
+        self.frame.clear();
+        let mut encoded = Encoded::default();
+        for run in &task.runs {
+            if run.is_hole {
+                source.versions.forget_run(task.region, run.page, run.count);
+                self.add(EntryKind::Zero, run.page, run.count);
+                encoded.zero += run.count;
+                continue;
+            }
+            let mut pages = std::mem::take(&mut self.pages);
+            pages.resize(run.count as usize * PAGE, 0);
+            let read = source.memory.read(task.region, run.page, &mut pages);
+            if read.is_ok() {
+                for (page, bytes) in (run.page..).zip(pages.chunks_exact(PAGE)) {
+                    self.classify((task.region, page), bytes, source, &mut encoded);
+                }
+            }
+            self.pages = pages;
+            read?;
+        }
+        if !self.entries.is_empty() {
+            self.make_frame(task.region, source, sequence);
+        }
+        Ok(encoded)
+    }
+
+    /// The frame that was made last.
+    pub(crate) fn frame(&self) -> &[u8] {
+        &self.frame
+    }
+
+    fn classify(&mut self, (region, page): (usize, u64), bytes: &[u8], source: &Source<'_>, encoded: &mut Encoded) {
+        if is_zero(bytes) {
+            source.versions.forget(region, page);
+            self.add(EntryKind::Zero, page, 1);
+            encoded.zero += 1;
+            return;
+        }
+        self.difference.resize(PAGE, 0);
+        // In the first round nothing was sent before, and the cache takes whatever comes first.
+        let is_first = source.round <= 1;
+        match source.versions.compare(region, page, bytes, &mut self.difference) {
+            Known::Same => {
+                encoded.unchanged += 1;
+                return;
+            }
+            Known::Differs if source.compresses => {
+                self.add(EntryKind::Delta, page, 1);
+                self.body.extend_from_slice(&self.difference);
+                self.body.extend_from_slice(&checksum_of(bytes).to_le_bytes());
+                encoded.delta += 1;
+            }
+            Known::Differs | Known::Nothing => {
+                self.add(EntryKind::Bytes, page, 1);
+                self.body.extend_from_slice(bytes);
+                encoded.data += 1;
+            }
+        }
+        source.versions.sent(region, page, bytes, is_first);
+    }
+
+    /// Adds pages to the entry before, if they follow it and are of its kind.
+    fn add(&mut self, kind: EntryKind, page: u64, count: u64) {
+        let (page, count) = (page as u32, count as u32);
+        if let Some(last) = self.entries.last_mut()
+            && last.kind == kind
+            && kind != EntryKind::Delta
+            && last.page + last.count == page
+            && let Some(sum) = last.count.checked_add(count)
+        {
+            last.count = sum;
+            return;
+        }
+        self.entries.push(Entry { page, count, kind });
+    }
+
+    fn make_frame(&mut self, region: usize, source: &Source<'_>, sequence: u64) {
+        self.frame.resize(HEADER_BYTES, 0);
+        write_entries(&self.entries, &mut self.frame);
+        let coding = if source.compresses && self.compress() { Coding::Lz4 } else { Coding::Plain };
+        match coding {
+            Coding::Lz4 => self.frame.extend_from_slice(&self.compressed),
+            Coding::Plain => self.frame.extend_from_slice(&self.body),
+        }
+        let payload = &self.frame[HEADER_BYTES..];
+        let header = FrameHeader {
+            kind: FrameKind::Pages,
+            coding,
+            region: region as u16,
+            sequence,
+            round: source.round,
+            entries: self.entries.len() as u32,
+            body_bytes: self.body.len() as u32,
+            payload_bytes: payload.len() as u32,
+            payload_sum: checksum_of(payload),
+        };
+        debug_assert_eq!(
+            self.entries.len() * ENTRY_BYTES
+                + if coding == Coding::Lz4 { self.compressed.len() } else { self.body.len() },
+            payload.len()
+        );
+        self.frame[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+    }
+
+    /// Makes the body shorter, if a page of it says that this is worth it.
+    fn compress(&mut self) -> bool {
+        if self.body.is_empty() {
+            return false;
+        }
+        let room = lz4_flex::block::get_maximum_output_size(self.body.len());
+        self.compressed.resize(room, 0);
+        let middle = self.body.len().saturating_sub(PAGE) / 2;
+        let sample = &self.body[middle..self.body.len().min(middle + PAGE)];
+        let is_worth = |length: usize, of: usize| (length as f64) < of as f64 * WORTH;
+        let sampled = lz4_flex::block::compress_into(sample, &mut self.compressed).unwrap_or(sample.len());
+        let has_delta = self.entries.iter().any(|entry| entry.kind == EntryKind::Delta);
+        if !has_delta && !is_worth(sampled, sample.len()) {
+            return false;
+        }
+        match lz4_flex::block::compress_into(&self.body, &mut self.compressed) {
+            Ok(length) if is_worth(length, self.body.len()) => {
+                self.compressed.truncate(length);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // By blocks, so that the compiler makes wide comparisons of it and data is told after the first block.
+    bytes.chunks(1024).all(|block| block.iter().fold(0, |bits, byte| bits | byte) == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EmulatedMemory;
+    use crate::send::cutter::TaskRun;
+    use crate::wire::parse_entries;
+
+    fn parsed(frame: &[u8]) -> (FrameHeader, Vec<Entry>) {
+        let header = FrameHeader::parse(frame.first_chunk().expect("a header")).expect("right");
+        assert_eq!(frame.len(), HEADER_BYTES + header.payload_bytes as usize);
+        assert_eq!(header.payload_sum, checksum_of(&frame[HEADER_BYTES..]));
+        let entries = &frame[HEADER_BYTES..HEADER_BYTES + header.entries as usize * ENTRY_BYTES];
+        let entries = parse_entries(entries, &header, 100).expect("right");
+        (header, entries)
+    }
+
+    #[test]
+    fn each_page_is_told_as_what_it_is() {
+        let memory = EmulatedMemory::with_pages(100);
+        memory.store(0, 2 * PAGE_BYTES, &[9; 2 * PAGE]);
+        let noise: Vec<u8> = (0..PAGE as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect();
+        memory.store(0, 5 * PAGE_BYTES, &noise);
+        let versions = VersionCache::new(1 << 20);
+        let mut encoder = Encoder::default();
+        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: true };
+        let runs = vec![TaskRun { page: 0, count: 6, is_hole: false }, TaskRun { page: 6, count: 90, is_hole: true }];
+        let task = Task { region: 0, runs };
+        let encoded = encoder.encode(&task, &source(1), 1).expect("read");
+        assert_eq!(encoded, Encoded { zero: 93, data: 3, delta: 0, unchanged: 0 });
+        let (header, entries) = parsed(encoder.frame());
+        let told: Vec<_> = entries.iter().map(|entry| (entry.page, entry.count, entry.kind)).collect();
+        let (zero, bytes) = (EntryKind::Zero, EntryKind::Bytes);
+        assert_eq!(told, [(0, 2, zero), (2, 2, bytes), (4, 1, zero), (5, 1, bytes), (6, 90, zero)]);
+        assert_eq!(header.body_bytes, 3 * 4096);
+
+        let again = encoder.encode(
+            &Task { region: 0, runs: vec![TaskRun { page: 2, count: 2, is_hole: false }] },
+            &source(2),
+            2,
+        );
+        assert_eq!(again.expect("read").unchanged, 2);
+        assert!(encoder.frame().is_empty(), "nothing is to be sent");
+
+        memory.store(0, 5 * PAGE_BYTES + 7, &[0xff]);
+        let task = Task { region: 0, runs: vec![TaskRun { page: 5, count: 1, is_hole: false }] };
+        let encoded = encoder.encode(&task, &source(2), 2).expect("read");
+        assert_eq!(encoded.delta, 1);
+        let (header, entries) = parsed(encoder.frame());
+        assert_eq!((header.coding, entries[0].kind), (Coding::Lz4, EntryKind::Delta));
+        assert!(encoder.frame().len() < 300, "{}", encoder.frame().len());
+        let plain = Source { compresses: false, ..source(3) };
+        memory.store(0, 5 * PAGE_BYTES + 7, &[0xfe]);
+        assert_eq!(encoder.encode(&task, &plain, 3).expect("read").data, 1);
+        memory.store(0, 5 * PAGE_BYTES, &[0; PAGE]);
+        assert_eq!(encoder.encode(&task, &source(4), 4).expect("read").zero, 1);
+        memory.store(0, 5 * PAGE_BYTES, &noise);
+        assert_eq!(encoder.encode(&task, &source(5), 5).expect("read").data, 1, "its version is zeroes now");
+    }
+
+    #[test]
+    fn a_consumers_buffers_stay_within_their_bound() {
+        let memory = EmulatedMemory::with_pages(64);
+        for page in 0..64 {
+            memory.store(0, page * PAGE_BYTES, &(page + 1).to_le_bytes());
+        }
+        let versions = VersionCache::new(1 << 20);
+        let mut encoder = Encoder::default();
+        let task = Task { region: 0, runs: vec![TaskRun { page: 0, count: 64, is_hole: false }] };
+        for round in 1..3 {
+            memory.store(0, 8, &[round as u8; 8]);
+            encoder
+                .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses: true }, 1)
+                .expect("read");
+        }
+        let taken = [&encoder.pages, &encoder.body, &encoder.compressed, &encoder.frame]
+            .map(Vec::capacity)
+            .iter()
+            .sum::<usize>();
+        assert!(taken <= ENCODER_BYTES, "{taken} of {ENCODER_BYTES}");
+    }
+}
