@@ -8,6 +8,7 @@
 //! A scale divides the sizes of disks and caches and the limits of time. What does not scale weighs more at larger
 //! scales: windows, latencies, the second in which the latency controller learns.
 
+mod allocated;
 mod chosen;
 mod controls;
 mod exchange;
@@ -47,22 +48,37 @@ type Runs = crate::runs::Runs<Scene>;
 type Study = crate::runs::Study<Setup, Scene>;
 
 const STUDIES: &[Study] = &[
-    Study { id: figure_02::ID, scenes: figure_02::scenes, figure: figure_02::figure },
-    Study { id: figure_03::ID, scenes: figure_03::scenes, figure: figure_03::figure },
-    Study { id: figure_04::ID, scenes: figure_04::scenes, figure: figure_04::figure },
-    Study { id: figure_05::ID, scenes: figure_05::scenes, figure: figure_05::figure },
-    Study { id: figure_06::ID, scenes: figure_06::scenes, figure: figure_06::figure },
-    Study { id: figure_07::ID, scenes: figure_07::scenes, figure: figure_07::figure },
-    Study { id: figure_08::ID, scenes: figure_08::scenes, figure: figure_08::figure },
-    Study { id: figure_09::ID, scenes: figure_09::scenes, figure: figure_09::figure },
-    Study { id: figure_10::ID, scenes: figure_10::scenes, figure: figure_10::figure },
-    Study { id: figure_11::ID, scenes: figure_11::scenes, figure: figure_11::figure },
-    Study { id: chosen::ID, scenes: chosen::scenes, figure: chosen::figure },
-    Study { id: forecasts::loads::ID, scenes: forecasts::loads::scenes, figure: forecasts::loads::figure },
-    Study { id: forecasts::sizes::ID, scenes: forecasts::sizes::scenes, figure: forecasts::sizes::figure },
-    Study { id: forecasts::slow::ID, scenes: forecasts::slow::scenes, figure: forecasts::slow::figure },
-    Study { id: table_1::ID, scenes: table_1::scenes, figure: table_1::figure },
-    Study { id: table_2::ID, scenes: table_2::scenes, figure: table_2::figure },
+    Study { id: figure_02::ID, is_of_paper: true, scenes: figure_02::scenes, figure: figure_02::figure },
+    Study { id: figure_03::ID, is_of_paper: true, scenes: figure_03::scenes, figure: figure_03::figure },
+    Study { id: figure_04::ID, is_of_paper: true, scenes: figure_04::scenes, figure: figure_04::figure },
+    Study { id: figure_05::ID, is_of_paper: true, scenes: figure_05::scenes, figure: figure_05::figure },
+    Study { id: figure_06::ID, is_of_paper: true, scenes: figure_06::scenes, figure: figure_06::figure },
+    Study { id: figure_07::ID, is_of_paper: true, scenes: figure_07::scenes, figure: figure_07::figure },
+    Study { id: figure_08::ID, is_of_paper: true, scenes: figure_08::scenes, figure: figure_08::figure },
+    Study { id: figure_09::ID, is_of_paper: true, scenes: figure_09::scenes, figure: figure_09::figure },
+    Study { id: figure_10::ID, is_of_paper: true, scenes: figure_10::scenes, figure: figure_10::figure },
+    Study { id: figure_11::ID, is_of_paper: true, scenes: figure_11::scenes, figure: figure_11::figure },
+    Study { id: chosen::ID, is_of_paper: false, scenes: chosen::scenes, figure: chosen::figure },
+    Study {
+        id: forecasts::loads::ID,
+        is_of_paper: false,
+        scenes: forecasts::loads::scenes,
+        figure: forecasts::loads::figure,
+    },
+    Study {
+        id: forecasts::sizes::ID,
+        is_of_paper: false,
+        scenes: forecasts::sizes::scenes,
+        figure: forecasts::sizes::figure,
+    },
+    Study {
+        id: forecasts::slow::ID,
+        is_of_paper: false,
+        scenes: forecasts::slow::scenes,
+        figure: forecasts::slow::figure,
+    },
+    Study { id: table_1::ID, is_of_paper: true, scenes: table_1::scenes, figure: table_1::figure },
+    Study { id: table_2::ID, is_of_paper: true, scenes: table_2::scenes, figure: table_2::figure },
 ];
 
 /// The paper.

@@ -55,6 +55,8 @@ pub struct Figure {
     pub title: &'static str,
     /// How it was repeated, and where what was given to the models is from.
     pub about: String,
+    /// Whose numbers stand beside ours.
+    pub reference: &'static str,
     /// The plots.
     pub plots: Vec<Plot>,
     /// The paper's numbers beside ours.
@@ -70,7 +72,12 @@ impl Figure {
     /// An empty one, whose results are predicted.
     pub(crate) fn new(id: &'static str, title: &'static str, about: impl Into<String>) -> Self {
         let (plots, rows, claims) = (Vec::new(), Vec::new(), Vec::new());
-        Self { id, title, about: about.into(), plots, rows, claims, label: Label::Predicted }
+        Self { id, title, about: about.into(), reference: "paper", plots, rows, claims, label: Label::Predicted }
+    }
+
+    /// The same, where the numbers of `reference` stand in place of the paper's.
+    pub(crate) fn against(self, reference: &'static str) -> Self {
+        Self { reference, ..self }
     }
 
     /// The same, whose results hang on something that the paper does not state.
@@ -261,6 +268,17 @@ pub struct Plot {
     pub series: Vec<Series>,
     /// The paper's numbers.
     pub marks: Vec<Mark>,
+}
+
+impl Plot {
+    /// The same points over what `base` gives for each series and point, without marks.
+    pub(crate) fn over(&self, title: &str, unit: &str, base: impl Fn(&Series, [f64; 2]) -> f64) -> Self {
+        let mut plot = Self { title: title.to_owned(), y: Axis::linear(unit), marks: Vec::new(), ..self.clone() };
+        for (series, own) in plot.series.iter_mut().zip(&self.series) {
+            series.points.iter_mut().for_each(|point| point[1] /= base(own, *point));
+        }
+        plot
+    }
 }
 
 /// An axis.

@@ -15,7 +15,7 @@ use crate::figure::Figure;
 pub struct EvaluationOptions {
     /// Everything is so many times smaller than the paper's.
     pub scale: u64,
-    /// Only these figures; all of them if it is empty.
+    /// Only these figures; all of the paper's if it is empty.
     pub only: Vec<String>,
     /// Where all randomness is from.
     pub seed: u64,
@@ -49,6 +49,8 @@ pub(crate) trait Scene: Copy + Ord + Display + Send + Sync {
 /// A figure or a table: the scenes that it needs and what it makes of them.
 pub(crate) struct Study<Setup, S: Scene> {
     pub(crate) id: &'static str,
+    /// What the paper does not have is carried out where it is asked for.
+    pub(crate) is_of_paper: bool,
     pub(crate) scenes: fn(&Setup) -> Vec<S>,
     pub(crate) figure: fn(&Setup, &Runs<S>) -> Figure,
 }
@@ -67,8 +69,10 @@ pub(crate) fn carry_out<Setup, S: Scene>(
         let known: Vec<&str> = studies.iter().map(|study| study.id).collect();
         return Err(Error::new(ErrorKind::Invalid, format!("there is no `{name}`, only {}", known.join(", "))));
     }
-    let is_asked_for =
-        |study: &&Study<Setup, S>| options.only.is_empty() || options.only.iter().any(|name| name == study.id);
+    let is_asked_for = |study: &&Study<Setup, S>| match options.only.is_empty() {
+        true => study.is_of_paper,
+        false => options.only.iter().any(|name| name == study.id),
+    };
     let studies: Vec<&Study<Setup, S>> = studies.iter().filter(is_asked_for).collect();
     let scenes = studies.iter().flat_map(|study| (study.scenes)(setup)).collect();
     let runs = Runs::play(scenes, options.seed, options.jobs, progress)?;

@@ -13,6 +13,7 @@ mod channels;
 pub mod contents;
 mod cylinders;
 mod flash;
+mod groups;
 mod hard_disk;
 mod nfs;
 mod page_cache;
@@ -22,6 +23,7 @@ mod volume;
 
 pub use array::{Array, ArrayFigures};
 pub use flash::{Flash, FlashFigures};
+pub use groups::Groups;
 pub use hard_disk::{HardDisk, HardDiskFigures};
 pub use nfs::{Nfs, NfsFigures};
 pub use page_cache::{PageCache, PageCacheFigures};

@@ -38,7 +38,8 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         ID,
         "Auto beside our mirror",
         "What becomes of the same guests under `auto`. Where the paper's numbers stand elsewhere, those of our mirror do here.",
-    );
+    )
+    .against("our mirror");
     let mut worst: (f64, String) = (0.0, String::new());
     let mut best: (f64, String) = (f64::MAX, String::new());
     for (name, scene) in loads(setup) {

@@ -1,20 +1,25 @@
 //! Figure 4: migration time over outstanding requests, and the offline copy (3.1).
 
 use super::Runs;
-use super::controls::{NothingAhead, UnlimitedDowntime};
+use super::controls::{AllocatedOverlays, FineTracking, NothingAhead, UnlimitedDowntime, Unpaced};
 use super::grid::{Setup, percent};
 use super::paper;
 use super::scene::Scene;
 use super::way::Way;
-use crate::figure::{Experiment, Figure, Mark};
+use crate::figure::{Experiment, Figure, Mark, Series};
 
 pub(super) const ID: &str = "figure-4";
+/// What our mirror may take, in offline copies.
+const OWN_OFFLINES_MAX: f64 = 1.10;
 
 pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
     let mut scenes = setup.all_loads();
     scenes.extend([setup.offline(Way::PaperMirror), setup.offline(Way::Mirror)]);
     scenes.extend(UnlimitedDowntime::scenes(setup));
     scenes.extend(NothingAhead::scenes(setup));
+    scenes.extend(AllocatedOverlays::scenes(setup));
+    scenes.extend(Unpaced::scenes(setup));
+    scenes.extend(FineTracking::scenes(setup, &light_loads(setup)));
     scenes
 }
 
@@ -34,7 +39,13 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         let seconds = paper::OFFLINE_SECONDS * (1.0 + longer);
         plot.marks.push(mark(&format!("paper: {seconds:.0} s"), Some(load as f64), seconds));
     }
-    figure.plots.push(plot);
+    let first = |series: &Series, _| series.points.first().map_or(f64::NAN, |point| point[1]);
+    let mut growth = plot.over("Growth of migration time", "times what it takes with 2 outstanding", first);
+    for (way, paper) in Way::GROWTHS {
+        let label = format!("paper: {paper} x");
+        growth.marks.push(Mark { label, colour: way.colour(), x: Some(most as f64), y: *paper });
+    }
+    figure.plots.extend([plot, growth]);
     figure.row("offline copy", "s", paper::OFFLINE_SECONDS, offline).fitted();
     let nothing_ahead = NothingAhead::of(setup, runs, offline);
     let seconds = |way, load| setup.seen(runs, way, load).seconds;
@@ -53,7 +64,7 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         if let Some(unlimited) = UnlimitedDowntime::of(setup, runs, *way) {
             row.assumed().explain(UnlimitedDowntime::WHY, &unlimited);
         } else if way.takes_snapshots() {
-            row.assumed();
+            row.assumed().explain(AllocatedOverlays::WHY, &snapshots_grow(setup, runs));
         }
     }
     claims(&mut figure, setup, runs, (offline, &nothing_ahead));
@@ -65,6 +76,11 @@ fn growth_of(setup: &Setup, runs: &Runs, way: Way) -> f64 {
     let (least, most) = setup.load_ends();
     let (first, last) = (setup.seen(runs, way, least), setup.seen(runs, way, most));
     if first.switched && last.switched { last.seconds / first.seconds } else { f64::NAN }
+}
+
+/// Snapshotting's growth with the overlays of the control.
+fn snapshots_grow(setup: &Setup, runs: &Runs) -> Experiment {
+    AllocatedOverlays::number("the growth", "x", paper::GROWTH_SNAPSHOT, |way| growth_of(setup, runs, way))
 }
 
 fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs, (offline, nothing_ahead): (f64, &Experiment)) {
@@ -105,24 +121,25 @@ fn claims(figure: &mut Figure, setup: &Setup, runs: &Runs, (offline, nothing_ahe
     let own = runs.get(&setup.offline(Way::Mirror)).seconds;
     let worst = setup.loads.iter().map(|load| setup.seen(runs, Way::Mirror, *load).seconds / own);
     let worst = worst.fold(0.0, f64::max);
-    figure.claim(
+    let claim = figure.claim(
         "our mirror takes at most 1.10 x the offline copy",
-        worst <= 1.10,
+        worst <= OWN_OFFLINES_MAX,
         format!("{worst:.3} x at most"),
-        "The governor keeps the guest's latency below twice what it is without a copy.",
+        Unpaced::WHY,
     );
+    claim.explain(Unpaced::WHY, &Unpaced::of(setup, runs, own, OWN_OFFLINES_MAX));
 }
 
 /// What the paper says of snapshotting beside the others.
 fn snapshots(figure: &mut Figure, setup: &Setup, runs: &Runs) {
     let growth = growth_of(setup, runs, Way::Snapshot);
-    figure.claim(
+    let claim = figure.claim(
         "snapshotting's time grows about 1.4 times",
         (1.2..=1.6).contains(&growth),
         format!("{growth:.2} x"),
-        "How many rounds it takes depends on how fast a fold is beside the guest, and on when it gives in: the paper states \
-         neither.",
+        AllocatedOverlays::WHY,
     );
+    claim.explain(AllocatedOverlays::WHY, &snapshots_grow(setup, runs));
     let most = setup.load_ends().1;
     let [snapshot, mirror] = [Way::Snapshot, Way::PaperMirror].map(|way| setup.seen(runs, way, most));
     figure.words(
@@ -143,16 +160,27 @@ fn snapshots(figure: &mut Figure, setup: &Setup, runs: &Runs) {
         "A fold has 16 requests outstanding, as a pass of DBT has, and writes what it folds to both sides.",
     );
     let order = [Way::Snapshot, Way::Dbt, Way::IncrementalDbt, Way::PaperMirror];
-    let below: Vec<usize> = setup.loads.iter().copied().filter(|load| *load < 16).collect();
-    let times = |load: usize| order.map(|way| setup.seen(runs, way, load).seconds);
-    figure.claim(
+    let below = light_loads(setup);
+    let times = |with: fn(Way) -> Way, load: usize| order.map(|way| setup.seen(runs, with(way), load).seconds);
+    let is_ordered = |with: fn(Way) -> Way| {
+        below.iter().all(|load| times(with, *load).windows(2).all(|pair| pair[1] <= pair[0] * 1.01))
+    };
+    let told = |with: fn(Way) -> Way| {
+        let of_load =
+            |load: &usize| format!("{load}: {}", times(with, *load).map(|time| format!("{time:.0}")).join(", "));
+        below.iter().map(of_load).collect::<Vec<_>>().join("; ")
+    };
+    let claim = figure.claim(
         "below 16 outstanding each architecture is faster than the one before it",
-        below.iter().all(|load| times(*load).windows(2).all(|pair| pair[1] <= pair[0] * 1.01)),
-        below
-            .iter()
-            .map(|load| format!("{load}: {}", times(*load).map(|time| format!("{time:.0}")).join(", ")))
-            .collect::<Vec<_>>()
-            .join("; "),
-        "In seconds, for snapshotting, DBT, incremental DBT and mirroring.",
+        is_ordered(|way| way),
+        format!("in seconds, for snapshotting, DBT, incremental DBT and mirroring with {}", told(|way| way)),
+        FineTracking::WHY,
     );
+    let fine = FineTracking::shape(&told(FineTracking::of_way), is_ordered(FineTracking::of_way));
+    claim.explain(FineTracking::WHY, &fine);
+}
+
+/// Those below 16 outstanding.
+fn light_loads(setup: &Setup) -> Vec<usize> {
+    setup.loads.iter().copied().filter(|load| *load < 16).collect()
 }

@@ -110,12 +110,8 @@ fn all_scenes(setup: &Setup, ways: &[Way], moves: fn(&Setup, Way) -> Moves) -> V
     moves.flat_map(|(_, scene)| [scene, offline(scene)]).collect()
 }
 
-fn compare(
-    mut figure: Figure,
-    (setup, runs): (&Setup, &Runs),
-    ways: &[Way],
-    moves: fn(&Setup, Way) -> Moves,
-) -> Figure {
+fn compare(figure: Figure, (setup, runs): (&Setup, &Runs), ways: &[Way], moves: fn(&Setup, Way) -> Moves) -> Figure {
+    let mut figure = figure.against("foretold");
     for way in ways {
         let (mut seconds_off, mut downtime_off, mut unlike) = (0.0_f64, 1.0_f64, 0);
         for (name, scene) in moves(setup, *way) {

@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::allocated::{AllocatedFile, FileCosts};
+
 use block::{Bytes, Device, Error, ErrorKind, IoFuture};
 use migrate::SnapshotStore;
 use parking_lot::Mutex;
@@ -22,13 +24,15 @@ pub(super) struct MoveOverlays {
     world: World,
     sides: [Volume; 2],
     size: Bytes,
-    overlays: Mutex<BTreeMap<u32, Volume>>,
+    /// What they cost, and at which scale, if they are files in which blocks are allocated, as the paper's.
+    files: Option<(FileCosts, u64)>,
+    overlays: Mutex<BTreeMap<u32, Device>>,
 }
 
 impl MoveOverlays {
     /// Nothing yet, beside two volumes of `size`.
-    pub(super) fn new(world: &World, sides: [&Volume; 2], size: Bytes) -> Self {
-        Self { world: world.clone(), sides: sides.map(Clone::clone), size, overlays: Mutex::default() }
+    pub(super) fn new(world: &World, sides: [&Volume; 2], size: Bytes, files: Option<(FileCosts, u64)>) -> Self {
+        Self { world: world.clone(), sides: sides.map(Clone::clone), size, files, overlays: Mutex::default() }
     }
 }
 
@@ -45,13 +49,17 @@ impl SnapshotStore for MoveOverlays {
         let side = usize::from(number > 1);
         let place = self.size.align_up(GAP).0 + u64::from(number % 2) * length.align_up(GAP).0;
         let volume = self.sides[side].beside(&format!("overlay {number}"), length, Origin::Empty, place);
-        let device = volume.device();
-        self.overlays.lock().insert(number, volume);
+        let mut device = volume.device();
+        if let Some(files) = self.files {
+            let file = AllocatedFile::new(&self.world, device, Bytes(length.0 - self.size.0), files);
+            device = Device::new(&format!("file of overlay {number}"), file);
+        }
+        self.overlays.lock().insert(number, device.clone());
         block::ready(Ok(device))
     }
 
     fn open(&self, number: u32) -> IoFuture<'_, Device> {
-        let found = self.overlays.lock().get(&number).map(Volume::device);
+        let found = self.overlays.lock().get(&number).cloned();
         block::ready(found.ok_or_else(|| Error::new(ErrorKind::NotFound, format!("there is no overlay {number}"))))
     }
 

@@ -31,6 +31,8 @@ use sim::world::{Invariant, World};
 pub(super) const SYSTEM_GIB: u64 = 6;
 /// How long the guest runs before the move, and after it, at scale 1.
 const AROUND: Duration = Duration::from_secs(24);
+/// Groups of disks on one array begin at multiples of this.
+const GROUP_BYTES: u64 = 1 << 30;
 /// So long at least, whatever the scale.
 const AROUND_MIN: Duration = Duration::from_secs(4);
 
@@ -41,7 +43,7 @@ pub(super) enum Place {
     Array,
     /// The same array, which reads nothing ahead. Only where it is asked for.
     NothingAhead,
-    /// The array of the Exchange runs.
+    /// The array of the Exchange runs: both volumes on it, each on disks of its own.
     ExchangeArray,
     /// The slow volume on NFS.
     SlowNfs,
@@ -83,18 +85,38 @@ impl Scene {
         (AROUND / self.scale as u32).max(AROUND_MIN)
     }
 
-    pub(super) fn model(&self, place: Place) -> Box<dyn Model> {
-        let array = |figures: ArrayFigures| {
-            // The cache has the same proportion to the volume as the array's cache has to the paper's volume. A larger
-            // one would hold much of the volume. Data read ahead takes no larger part of it than in the paper's.
-            let cache = figures.cache / self.scale;
-            let read_ahead = figures.read_ahead.min(cache / 4);
-            Box::new(Array::new(ArrayFigures { cache, read_ahead, ..figures })) as Box<dyn Model>
+    /// An array for volumes of this scale. The cache has the same proportion to the volume as the array's cache has to
+    /// the paper's volume. A larger one would hold much of the volume. Data read ahead takes no larger part of it than
+    /// in the paper's.
+    fn scaled(&self, figures: ArrayFigures) -> ArrayFigures {
+        let cache = figures.cache / self.scale;
+        ArrayFigures { cache, read_ahead: figures.read_ahead.min(cache / 4), ..figures }
+    }
+
+    /// Where the addresses of a second group of disks begin, far from the first volume's end.
+    const fn group_bytes(&self) -> u64 {
+        self.bytes().next_multiple_of(GROUP_BYTES) + GROUP_BYTES
+    }
+
+    /// Source and target.
+    fn volumes(&self, world: &World) -> [Volume; 2] {
+        let size = Bytes(self.bytes());
+        let source = Volume::new(world, "source", size, Origin::Filled, self.model(self.from));
+        let target = match self.to {
+            Place::ExchangeArray => source.beside("target", size, Origin::Empty, self.group_bytes()),
+            place => Volume::new(world, "target", size, Origin::Empty, self.model(place)),
         };
+        [source, target]
+    }
+
+    pub(super) fn model(&self, place: Place) -> Box<dyn Model> {
+        let array = |figures| Box::new(Array::new(self.scaled(figures))) as Box<dyn Model>;
         match place {
             Place::Array => array(ArrayFigures::CX4_120),
             Place::NothingAhead => array(ArrayFigures { read_ahead: 0, ..ArrayFigures::CX4_120 }),
-            Place::ExchangeArray => array(ArrayFigures::CX3_40),
+            Place::ExchangeArray => {
+                Box::new(Array::with_two_groups(self.scaled(ArrayFigures::CX3_40), self.group_bytes()))
+            }
             Place::SlowNfs => Box::new(Nfs::new(NfsFigures::ESX_SLOW)),
         }
     }
@@ -188,7 +210,7 @@ impl crate::runs::Scene for Scene {
             Load::Idle => 1,
             Load::Oltp { outstanding } => 1 + outstanding as u64 / 4,
             Load::Exchange { intensity } => 1 + intensity,
-            Load::MailServer => 3,
+            Load::MailServer | Load::HotMailServer => 3,
         };
         let slow = matches!(self.to, Place::SlowNfs) as u64 * 20;
         (self.bytes() >> 20) * (requests + slow)
@@ -213,8 +235,7 @@ impl crate::runs::Scene for Scene {
 
 async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
     let size = Bytes(scene.bytes());
-    let source = Volume::new(world, "source", size, Origin::Filled, scene.model(scene.from));
-    let target = Volume::new(world, "target", size, Origin::Empty, scene.model(scene.to));
+    let [source, target] = scene.volumes(world);
     let process = Process::start(world, 0);
     let device = source.device();
     let slot = Slot::new(device.clone());
@@ -229,7 +250,8 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         world.sleep(scene.around()).await;
     }
     let before = take();
-    let shelf = MoveOverlays::new(world, [&source, &target], size);
+    let shelf =
+        MoveOverlays::new(world, [&source, &target], size, scene.way.overlay_files().map(|costs| (costs, scene.scale)));
     let context = MigrationContext {
         env: process.env(),
         slot: slot.clone(),

@@ -1,8 +1,10 @@
 //! Table 1: migration time and downtime with Exchange, normal and at double intensity (3.1).
 
 use super::Runs;
+use super::controls::LongHold;
 use super::exchange::scene;
 use super::grid::Setup;
+use super::paper;
 use super::scene::Scene;
 use super::way::Way;
 use crate::figure::{Experiment, Figure};
@@ -11,8 +13,8 @@ pub(super) const ID: &str = "table-1";
 /// Seconds and downtime of the paper; `None` where it failed.
 type Entry = (Way, u64, Option<(f64, f64)>);
 const ENTRIES: [Entry; 6] = [
-    (Way::Dbt, 1, Some((2935.5, 13.297))),
-    (Way::IncrementalDbt, 1, Some((2638.9, 7.557))),
+    (Way::Dbt, 1, Some(paper::EXCHANGE_DBT)),
+    (Way::IncrementalDbt, 1, Some(paper::EXCHANGE_INCREMENTAL)),
     (Way::PaperMirror, 1, Some((1922.2, 0.220))),
     (Way::Dbt, 2, None),
     (Way::IncrementalDbt, 2, None),
@@ -21,7 +23,9 @@ const ENTRIES: [Entry; 6] = [
 
 pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
     let own = [1, 2].map(|intensity| scene(Way::Mirror, intensity, setup.scale));
-    ENTRIES.iter().map(|(way, intensity, _)| scene(*way, *intensity, setup.scale)).chain(own).collect()
+    let long = Way::TRACKING.iter().filter_map(|way| LongHold::of_way(*way));
+    let long = long.map(|way| scene(way, 1, setup.scale));
+    ENTRIES.iter().map(|(way, intensity, _)| scene(*way, *intensity, setup.scale)).chain(own).chain(long).collect()
 }
 
 pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
@@ -32,14 +36,28 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
          percentages do not all follow from its table: incremental DBT's 2638.9 s are 10.1 % below 2935.5 s (it says \
          11.2 %), and mirroring's 1922.2 s are 34.5 % below (52.7 % would be DBT's surplus over mirroring).",
     ).assumed();
-    for (way, intensity, paper) in ENTRIES {
+    for (way, intensity, stated) in ENTRIES {
         let seen = runs.get(&scene(way, intensity, setup.scale));
         let name = if intensity == 1 { way.name().to_owned() } else { format!("{} (2x)", way.name()) };
-        match paper {
+        match stated {
             Some((seconds, downtime)) => {
                 let (ours, down) = if seen.switched { (seen.seconds, seen.downtime) } else { (f64::NAN, f64::NAN) };
                 figure.row(format!("{name}: time"), "s", seconds, ours);
-                figure.row(format!("{name}: downtime"), "s", downtime, down);
+                let what = format!("{name}: downtime");
+                if let Some(long) = LongHold::of_way(way) {
+                    let long = runs.get(&scene(long, intensity, setup.scale));
+                    let experiment = LongHold::of(long, seen, downtime);
+                    figure.row(what, "s", downtime, down).explain(LongHold::WHY, &experiment);
+                } else {
+                    // The paper's holds what it takes to suspend and resume the machine, which runs on here.
+                    figure.row_if(
+                        format!("{what}, the paper's with suspend and resume"),
+                        "s",
+                        downtime,
+                        down,
+                        down <= downtime,
+                    );
+                }
                 figure.claim(format!("{name} moves the disk"), seen.switched, ended(seen), "It did not converge.");
             }
             None => {
@@ -75,7 +93,7 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
     let saved = 1.0 - seconds(Way::IncrementalDbt, 1) / seconds(Way::Dbt, 1);
     figure.row("incremental DBT saves of DBT's time", "%", (1.0 - 2638.9 / 2935.5) * 100.0, saved * 100.0);
     let saved = 1.0 - seconds(Way::PaperMirror, 1) / seconds(Way::Dbt, 1);
-    figure.row("mirroring saves of DBT's time", "%", (1.0 - 1922.2 / 2935.5) * 100.0, saved * 100.0);
+    figure.row("mirroring saves of DBT's time", "%", (1.0 - 1922.2 / 2935.5) * 100.0, saved * 100.0).fitted();
     figure
 }
 

@@ -12,6 +12,7 @@
 
 use migrate::{MoveOptions, OnNoConverge, Strategy};
 
+use super::allocated::FileCosts;
 use super::paper;
 
 /// The size of a copy of the paper's mover.
@@ -28,10 +29,14 @@ const FOR_EVER_MS: u64 = 86_400_000;
 /// A move that tracks may take so many times what the offline copy takes. Incremental DBT with 32 outstanding takes
 /// nearly four times what it takes with two.
 const OFFLINES_MAX: f64 = 4.0;
+/// The downtime that moves by DBT aim at which are content with more than 5 s: whatever may be forced.
+pub(super) const LONG_HOLD_SECONDS: f64 = FORCED_SECONDS_MAX;
 /// The longest downtime that is forced on a guest.
 const FORCED_SECONDS_MAX: f64 = 45.0;
 /// How fast the offline copy is, in bytes a second: 38 GiB in 176 s.
 const COPY_RATE: f64 = 232e6;
+/// What is tracked in the control that tracks what the guest writes.
+const FINE_BYTES: u64 = 8 << 10;
 /// A latency that no guest has: the copy never yields.
 const NEVER_US: u64 = 3_600_000_000;
 
@@ -52,8 +57,26 @@ pub(super) enum Way {
     HotDbt,
     /// Snapshotting with the paper's data mover.
     Snapshot,
+    /// The same, with overlays that allocate what is written to them. Only where it is asked for.
+    SnapshotAllocated,
+    /// The same, with overlays in which blocks are looked up. Only where it is asked for.
+    SnapshotLookedUp,
+    /// DBT that ends within its first copy. Only where it is asked for.
+    DbtFirstCopy,
+    /// The same, not tracking ahead of the copy.
+    IncrementalDbtFirstCopy,
+    /// DBT that is content with a downtime of [`LONG_HOLD_SECONDS`]. Only where it is asked for.
+    DbtLongHold,
+    /// The same, not tracking ahead of the copy.
+    IncrementalDbtLongHold,
+    /// DBT that tracks blocks of the guest's size. Only where it is asked for.
+    FineDbt,
+    /// The same, not tracking ahead of the copy.
+    FineIncrementalDbt,
     /// Our mirror with our pace, its defaults.
     Mirror,
+    /// The same, which pays no regard to the guest. Only where it is asked for.
+    MirrorUnpaced,
     /// Our asynchronous mirror, with a buffer as much smaller as the disk. Only where it is asked for.
     MirrorAsync,
     /// The strategy that chooses for itself, with our pace. Only where it is asked for.
@@ -92,8 +115,17 @@ impl Way {
             Self::DbtUnlimited => "DBT that forces any downtime, the paper's mover",
             Self::IncrementalDbtUnlimited => "incremental DBT that forces any downtime, the paper's mover",
             Self::Snapshot => "snapshotting, the paper's mover",
+            Self::SnapshotAllocated => "snapshotting into files that allocate, the paper's mover",
+            Self::SnapshotLookedUp => "snapshotting into files that are looked up, the paper's mover",
             Self::PaperMirror => "IO mirroring, the paper's",
+            Self::DbtFirstCopy => "DBT's first copy, the paper's mover",
+            Self::IncrementalDbtFirstCopy => "incremental DBT's first copy, the paper's mover",
+            Self::DbtLongHold => "DBT that is content with a longer downtime, the paper's mover",
+            Self::IncrementalDbtLongHold => "incremental DBT that is content with a longer downtime, the paper's mover",
+            Self::FineDbt => "DBT in blocks of 8 KiB, the paper's mover",
+            Self::FineIncrementalDbt => "incremental DBT in blocks of 8 KiB, the paper's mover",
             Self::Mirror => "mirror, ours",
+            Self::MirrorUnpaced => "mirror that pays no regard to the guest, ours",
             Self::MirrorAsync => "asynchronous mirror, ours",
             Self::Auto => "auto",
         }
@@ -102,20 +134,32 @@ impl Way {
     /// Its colour in every plot.
     pub(super) const fn colour(self) -> usize {
         match self {
-            Self::Dbt | Self::DbtUnlimited => 1,
-            Self::IncrementalDbt | Self::IncrementalDbtUnlimited => 2,
+            Self::Dbt | Self::DbtUnlimited | Self::DbtFirstCopy | Self::DbtLongHold => 1,
+            Self::IncrementalDbt
+            | Self::IncrementalDbtUnlimited
+            | Self::IncrementalDbtFirstCopy
+            | Self::IncrementalDbtLongHold => 2,
             Self::PaperMirror => 3,
-            Self::Mirror => 0,
+            Self::Mirror | Self::MirrorUnpaced | Self::FineDbt | Self::FineIncrementalDbt => 0,
             Self::MirrorAsync => 4,
             Self::Auto => 5,
             Self::HotDbt => 6,
-            Self::Snapshot => 7,
+            Self::Snapshot | Self::SnapshotAllocated | Self::SnapshotLookedUp => 7,
+        }
+    }
+
+    /// What overlays cost that are files in which blocks are allocated.
+    pub(super) const fn overlay_files(self) -> Option<FileCosts> {
+        match self {
+            Self::SnapshotAllocated => Some(FileCosts::ALLOCATES),
+            Self::SnapshotLookedUp => Some(FileCosts::LOOKS_UP),
+            _ => None,
         }
     }
 
     /// Whether the guest writes to overlays meanwhile.
     pub(super) const fn takes_snapshots(self) -> bool {
-        matches!(self, Self::Snapshot)
+        matches!(self, Self::Snapshot | Self::SnapshotAllocated | Self::SnapshotLookedUp)
     }
 
     /// What the engine is asked for to move `bytes`, with limits of time `scale` times shorter.
@@ -133,6 +177,9 @@ impl Way {
         };
         let offline = bytes as f64 * scale as f64 / COPY_RATE;
         let tracking = MoveOptions { deadline_ms: Some(scaled(offline * OFFLINES_MAX)), ..paper.clone() };
+        let long_hold = MoveOptions { downtime_limit_ms: scaled(LONG_HOLD_SECONDS), ..tracking.clone() };
+        let first_copy =
+            MoveOptions { deadline_ms: Some(scaled(offline)), on_no_converge: OnNoConverge::Abort, ..paper.clone() };
         let unlimited = MoveOptions { forced_downtime_ms_max: FOR_EVER_MS, ..tracking.clone() };
         match self {
             Self::Dbt => MoveOptions { strategy: Strategy::Dbt, ..tracking },
@@ -140,14 +187,23 @@ impl Way {
             Self::DbtUnlimited => MoveOptions { strategy: Strategy::Dbt, ..unlimited },
             Self::IncrementalDbtUnlimited => MoveOptions { strategy: Strategy::IncrementalDbt, ..unlimited },
             Self::HotDbt => MoveOptions { strategy: Strategy::IncrementalDbt, hot_blocks: true, ..tracking },
-            Self::Snapshot => {
+            Self::Snapshot | Self::SnapshotAllocated | Self::SnapshotLookedUp => {
                 MoveOptions { strategy: Strategy::Snapshot, forced_downtime_ms_max: FOR_EVER_MS, ..paper }
             }
             Self::PaperMirror => {
                 let window_bytes_max = (TRANSFER_BYTES / scale).max(TRANSFER_BYTES_MIN);
                 MoveOptions { strategy: Strategy::MirrorPaper, window_bytes_max, ..paper }
             }
+            Self::DbtFirstCopy => MoveOptions { strategy: Strategy::Dbt, ..first_copy },
+            Self::IncrementalDbtFirstCopy => MoveOptions { strategy: Strategy::IncrementalDbt, ..first_copy },
+            Self::DbtLongHold => MoveOptions { strategy: Strategy::Dbt, ..long_hold },
+            Self::IncrementalDbtLongHold => MoveOptions { strategy: Strategy::IncrementalDbt, ..long_hold },
+            Self::FineDbt => MoveOptions { strategy: Strategy::Dbt, chunk_bytes: FINE_BYTES, ..tracking },
+            Self::FineIncrementalDbt => {
+                MoveOptions { strategy: Strategy::IncrementalDbt, chunk_bytes: FINE_BYTES, ..tracking }
+            }
             Self::Mirror => MoveOptions { strategy: Strategy::Mirror, ..ours },
+            Self::MirrorUnpaced => MoveOptions { strategy: Strategy::Mirror, guest_latency_us: NEVER_US, ..ours },
             Self::Auto => MoveOptions { strategy: Strategy::Auto, ..ours },
             Self::MirrorAsync => {
                 let buffer = (MoveOptions::BUFFER_BYTES / scale).max(1 << 20);

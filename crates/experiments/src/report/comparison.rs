@@ -1,4 +1,5 @@
-//! The plot of a figure that is a table in the paper: every number of ours over the paper's.
+//! The plot of a figure that is a table in the paper, or whose plots have none of the paper's numbers: every number of
+//! ours over the paper's.
 
 use std::fmt::Write as _;
 
@@ -14,8 +15,9 @@ const LINE: f64 = 19.0;
 /// The plot shows from a tenth of the paper's number to ten times that; what is beyond lies on its edge.
 const DECADES: f64 = 1.0;
 
-/// Draws `rows`: the paper is the broken line in the middle, ours are the points. Nothing without a number of both.
-pub(super) fn draw(rows: &[Row]) -> Option<String> {
+/// Draws `rows`: `reference`, the paper, is the broken line in the middle, ours are the points. Nothing without a number
+/// of both.
+pub(super) fn draw(rows: &[Row], reference: &str) -> Option<String> {
     let ratios = rows.iter().filter_map(|row| Some((row, 1.0 + row.deviation()?)));
     let ratios: Vec<(&Row, f64)> = ratios.filter(|(_, ratio)| *ratio > 0.0).collect();
     if ratios.is_empty() {
@@ -29,9 +31,10 @@ pub(super) fn draw(rows: &[Row]) -> Option<String> {
     };
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
-         aria-label=\"ours over the paper's\" font-family=\"system-ui, sans-serif\" font-size=\"12\">\
+         aria-label=\"ours over the reference\" font-family=\"system-ui, sans-serif\" font-size=\"12\">\
          <rect width=\"{WIDTH}\" height=\"{height}\" fill=\"#fff\"/>\
-         <text x=\"14\" y=\"18\" font-size=\"13\" font-weight=\"600\">Ours over the paper's</text>"
+         <text x=\"14\" y=\"18\" font-size=\"13\" font-weight=\"600\">Ours over {}</text>",
+        escaped(if reference == "paper" { "the paper's" } else { reference })
     );
     for ratio in [0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0] {
         let (across, dashes) = (at(ratio), if ratio == 1.0 { " stroke-dasharray=\"6 4\"" } else { "" });
@@ -42,7 +45,7 @@ pub(super) fn draw(rows: &[Row]) -> Option<String> {
             "<line x1=\"{across:.1}\" x2=\"{across:.1}\" y1=\"{TOP}\" y2=\"{bottom:.1}\" stroke=\"{ink}\"{dashes}/>\
              <text x=\"{across:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#444\">{}</text>",
             bottom + 16.0,
-            if ratio == 1.0 { "paper".to_owned() } else { format!("{} x", short(ratio)) }
+            if ratio == 1.0 { reference.to_owned() } else { format!("{} x", short(ratio)) }
         );
     }
     for (index, (row, ratio)) in ratios.iter().enumerate() {
@@ -79,9 +82,9 @@ mod tests {
             figure.row("a < b", "s", 100.0, ours);
         }
         figure.words("in words", "s", "few", 3.0, true);
-        let svg = draw(&figure.rows).expect("some have both");
+        let svg = draw(&figure.rows, "paper").expect("some have both");
         assert_eq!(svg.matches("<circle").count(), 3);
         assert!(svg.contains("a &lt; b") && !svg.contains("NaN") && svg.contains("cx=\"430.0\""), "{svg}");
-        assert!(draw(&figure.rows[3..]).is_none());
+        assert!(draw(&figure.rows[3..], "paper").is_none());
     }
 }

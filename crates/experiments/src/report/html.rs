@@ -13,11 +13,12 @@ p{max-width:75ch;margin:.4rem 0}code{background:#f1f3f6;padding:.1em .35em;borde
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(440px,1fr));gap:1rem;margin:.8rem 0}\
 .plots svg{width:100%;max-width:820px;height:auto;border:1px solid #e3e6ea;border-radius:4px}\
 table{border-collapse:collapse;margin:.6rem 0;font-size:14px}th,td{padding:.25rem .7rem;border-bottom:1px solid #e3e6ea;\
-text-align:right;vertical-align:top}th:first-child,td:first-child{text-align:left}td.t{text-align:left}th{background:#f6f8fa}\
+text-align:right;vertical-align:top}th:first-child,td:first-child{text-align:left}td:first-child{min-width:20rem}td.t,th:last-child{text-align:left}th{background:#f6f8fa}\
+details{margin:.6rem 0}summary{cursor:pointer;color:#556}\
 .held{color:#1d7a3e;font-weight:600}.not{color:#b3361b;font-weight:600}.explained{color:#8a6100;font-weight:600}.small{color:#556;font-size:13px}\
 @media(max-width:600px){.plots{grid-template-columns:1fr}}";
 
-/// The page: of each figure the plots, and its few rows below.
+/// The page: of each figure the plots, and below them its few results. Numbers of which nothing is expected are folded.
 #[must_use]
 pub fn page(evaluation: &Evaluation) -> String {
     let [held, explained, not_held] =
@@ -51,25 +52,36 @@ pub fn page(evaluation: &Evaluation) -> String {
 }
 
 fn write_figure(out: &mut String, figure: &Figure) {
+    let _ = write!(out, "<h2 id=\"{}\">{}</h2><div class=\"plots\">", figure.id, escaped(figure.title),);
+    figure.plots.iter().for_each(|plot| out.push_str(&draw(plot)));
+    if figure.plots.iter().all(|plot| plot.marks.is_empty()) {
+        out.push_str(&comparison::draw(&figure.rows, figure.reference).unwrap_or_default());
+    }
+    let _ = write!(out, "</div><p>{}</p>", escaped(&figure.about));
+    let (expected, beside): (Vec<_>, Vec<_>) = figure.rows.iter().partition(|row| row.judgement.verdict.is_some());
+    write_rows(out, figure, &expected);
+    write_claims(out, figure);
+    if !beside.is_empty() {
+        let _ = write!(out, "<details><summary>{} numbers of which nothing is expected</summary>", beside.len());
+        write_rows(out, figure, &beside);
+        out.push_str("</details>");
+    }
+}
+
+fn write_rows(out: &mut String, figure: &Figure, rows: &[&Row]) {
+    if rows.is_empty() {
+        return;
+    }
     let _ = write!(
         out,
-        "<h2 id=\"{}\">{}</h2><p>{}</p><div class=\"plots\">",
-        figure.id,
-        escaped(figure.title),
-        escaped(&figure.about)
+        "<table><tr><th>what</th><th>{}</th><th>ours</th><th>deviation</th><th></th><th></th><th></th></tr>",
+        escaped(figure.reference)
     );
-    figure.plots.iter().for_each(|plot| out.push_str(&draw(plot)));
-    if figure.plots.is_empty() {
-        out.push_str(&comparison::draw(&figure.rows).unwrap_or_default());
-    }
-    out.push_str("</div>");
-    if !figure.rows.is_empty() {
-        out.push_str(
-            "<table><tr><th>what</th><th>paper</th><th>ours</th><th>deviation</th><th></th><th></th><th></th></tr>",
-        );
-        figure.rows.iter().for_each(|row| write_row(out, row));
-        out.push_str("</table>");
-    }
+    rows.iter().for_each(|row| write_row(out, row));
+    out.push_str("</table>");
+}
+
+fn write_claims(out: &mut String, figure: &Figure) {
     if figure.claims.is_empty() {
         return;
     }
