@@ -286,6 +286,9 @@ pub trait Carried: Send + Sync {
     fn bytes(&self) -> Option<(u64, u64)>;
 }
 
+/// A connection for memory, and what it carries where somebody counts.
+pub type MemoryConnection = (BoxTransport, Option<Arc<dyn Carried>>);
+
 /// How this daemon reaches others, and is reached.
 pub trait Hosts: Send + Sync {
     /// Connections to `host`, which is trusted.
@@ -312,7 +315,7 @@ pub trait Hosts: Send + Sync {
         host: &'a HostName,
         number: u16,
         _id: Uuid,
-    ) -> BoxFuture<'a, Result<(BoxTransport, Option<Arc<dyn Carried>>)>> {
+    ) -> BoxFuture<'a, Result<MemoryConnection>> {
         Box::pin(async move { Ok((self.machine_connection(host, number).await?, None)) })
     }
 

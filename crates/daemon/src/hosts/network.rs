@@ -22,7 +22,7 @@ use super::transport::Reception;
 use crate::arbiter::{self, Arbiter};
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::config::HostsConfig;
-use crate::platform::{Carried, Hosts, Interfaces};
+use crate::platform::{Hosts, Interfaces, MemoryConnection};
 use crate::problem::{Result, invalid, of_state};
 use crate::rates::{KernelInterfaces, MigrationTraffic};
 use crate::sockets::listen_tcp;
@@ -457,7 +457,7 @@ impl Hosts for RealHosts {
         host: &'a HostName,
         number: u16,
         id: Uuid,
-    ) -> BoxFuture<'a, Result<(BoxTransport, Option<Arc<dyn Carried>>)>> {
+    ) -> BoxFuture<'a, Result<MemoryConnection>> {
         let dialer = HostDialer::new(Arc::clone(&self.0), host.clone());
         Box::pin(async move {
             let (transport, carried) = dialer.dial_memory(number, id).await?;

@@ -95,7 +95,7 @@ fn read_huge_pages(folder: &Path) -> BTreeMap<u64, u64> {
 /// The size of the pages of the file system that has `path`, if they are huge ones.
 fn huge_page_bytes(path: &Path) -> Option<u64> {
     let found = statfs(path).ok()?;
-    let is_huge = i64::try_from(found.f_type).is_ok_and(|kind| kind == HUGETLBFS_MAGIC);
+    let is_huge = found.f_type == HUGETLBFS_MAGIC;
     is_huge.then(|| u64::try_from(found.f_bsize).ok()).flatten()
 }
 
