@@ -144,6 +144,10 @@ fn a_vm_moves_there_and_back_by_the_parallel_engine_and_misses_nothing() {
     for (way, streams) in [((Side::A, Side::B), "2"), ((Side::B, Side::A), "1")] {
         let moved = place.follow_move(way, &["--memory", "parallel", "--channels", streams]);
         println!("{streams} streams: {} ms of downtime, {}", moved["downtime_ms"], moved["memory"]);
+        // When each step was made.
+        let log = place.hosts.daemon(way.0).log();
+        let steps = log.lines().filter(|line| line.contains("a VM moves") || line.contains("a VM's memory"));
+        steps.for_each(|line| println!("{line}"));
         assert_eq!(moved["memory_engine"], "parallel", "{moved}");
         assert_eq!(moved["connections"].to_string(), streams, "{moved}");
         place.until("its disks are given back", |place| {

@@ -433,6 +433,13 @@ impl MachineMove {
         }
     }
 
+    /// Makes the connection again that everything is asked over. Nothing is being asked.
+    pub(super) async fn renew_channel(&self, daemon: &Daemon) -> Result<()> {
+        let made = env::timeout(&*daemon.env, HOLD_LIMIT, daemon.machine_channel(&self.host)).await;
+        *self.channel.lock().await = made.unwrap_or_else(|| Err(no_answer(&self.host)))?;
+        Ok(())
+    }
+
     /// Asks the other daemon, over the connection that was made for that. Nothing is asked there after one that took too long.
     pub(super) async fn ask_within(&self, daemon: &Daemon, limit: Duration, ask: Ask) -> Result<()> {
         self.ask(daemon, limit, ask).await.map(drop)

@@ -305,7 +305,8 @@ impl MachineMove {
         loop {
             daemon.env.sleep(RETRY_REST).await;
             match self.connect_memory(daemon, precopy).await {
-                Ok(()) => return Ok(()),
+                // What was said over the one for questions is lost with the streams, most likely.
+                Ok(()) => return self.renew_channel(daemon).await,
                 // The other daemon has given the machine up, and will not take it any more.
                 Err(error) if [ErrorCode::NotFound, ErrorCode::Invalid].contains(&error.code) => return Err(error),
                 Err(error) if daemon.env.now().since(began) > RETRY_LIMIT => return Err(error),
@@ -320,11 +321,15 @@ impl MachineMove {
         let copied = async {
             let kept_up = async { precopy.keep_up(|| self.is_stopped()).await.map_err(|error| of_memory(&error)) };
             try_join(self.converge(daemon), kept_up).await?;
+            let (began, before) = (daemon.env.now(), look());
             let finished = env::timeout(&*daemon.env, FINISH_LIMIT, precopy.finish()).await;
             let late = || Error::new(ErrorCode::MoveFailed, "the rest of the memory could not be sent in time");
-            finished.ok_or_else(late)?.map_err(|error| of_memory(&error))
+            finished.ok_or_else(late)?.map_err(|error| of_memory(&error))?;
+            let (span, bytes) = (daemon.env.now().since(began), look().wire_bytes - before.wire_bytes);
+            tracing::info!(vm = self.name(), ?span, bytes, "the rest of a VM's memory is at the target");
+            Ok(())
         };
-        match select(Box::pin(copied), pin!(self.show_memory(daemon, look))).await {
+        match select(Box::pin(copied), pin!(self.show_memory(daemon, &look))).await {
             Either::Left((copied, _)) => copied,
             Either::Right((never, _)) => match never {},
         }

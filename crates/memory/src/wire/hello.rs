@@ -19,8 +19,8 @@ pub const REGIONS_MAX: usize = 256;
 pub const STREAMS_MAX: u16 = 64;
 
 const MAGIC: &[u8; 8] = b"TRANSMEM";
-/// An entry counts pages with 32 bits.
-const REGION_BYTES_MAX: u64 = PAGE_BYTES << 32;
+/// An entry counts pages with 32 bits, also the one behind its last.
+const REGION_BYTES_MAX: u64 = PAGE_BYTES << 31;
 const NAME_BYTES_MAX: usize = 255;
 
 /// What the sender says first on each stream.
