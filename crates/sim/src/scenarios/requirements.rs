@@ -205,7 +205,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     requirement(
         "machine-postcopy-await",
         &[SWITCHED, Told("memory followed"), Fault("memory-cut"), Fault("crash"), Fault("neighbour-crash")],
-    ),
+    )
+    .because("it is played at one await; its mistakes are those of machine-postcopy"),
     requirement(
         "machine-parallel",
         &[
