@@ -11,10 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guest_memory::TargetMemory;
 use crate::region::{PAGE_BYTES, Region};
-use crate::transport::BoxTransport;
+use crate::transport::{BoxTransport, receive_greeting};
 use crate::wire::{
     Ack, AckStatus, BODY_BYTES_MAX, Coding, ENTRY_BYTES, Entry, EntryKind, FRAME_PAYLOAD_BYTES_MAX, FrameHeader,
-    FrameKind, HEADER_BYTES, Hello, PREFIX_BYTES, Refusal, Welcome, checksum_of, parse_entries, parse_prefix,
+    FrameKind, HEADER_BYTES, Hello, Refusal, Welcome, checksum_of, parse_entries,
 };
 
 const PAGE: usize = PAGE_BYTES as usize;
@@ -57,14 +57,7 @@ impl Receiver {
     /// # Errors
     /// The connection fails, or says what it must not; the memory cannot be written.
     pub async fn serve(&self, mut transport: BoxTransport) -> Result<()> {
-        let mut prefix = [0; PREFIX_BYTES];
-        transport.read_exact(&mut prefix).await.map_err(Error::disconnected)?;
-        let (length, sum) = parse_prefix(&prefix)?;
-        let mut text = vec![0; length as usize];
-        transport.read_exact(&mut text).await.map_err(Error::disconnected)?;
-        if checksum_of(&text) != sum {
-            return Err(Error::protocol("a greeting is damaged"));
-        }
+        let text = receive_greeting(&mut transport).await?;
         let hello = Hello::parse(&text)?;
         let refusal = self.admit(&hello);
         transport.write_all(&Welcome { refusal }.to_bytes()?).await.map_err(Error::disconnected)?;

@@ -18,10 +18,8 @@ use super::progress::{Counters, add};
 use super::version_cache::VersionCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guest_memory::GuestMemory;
-use crate::transport::BoxTransport;
-use crate::wire::{
-    ACK_BYTES, Ack, AckStatus, FrameHeader, FrameKind, Hello, PREFIX_BYTES, Refusal, Welcome, checksum_of, parse_prefix,
-};
+use crate::transport::{BoxTransport, receive_greeting};
+use crate::wire::{ACK_BYTES, Ack, AckStatus, FrameHeader, FrameKind, Hello, Refusal, Welcome};
 
 /// So many frames of a stream may be unconfirmed.
 const FRAMES_IN_FLIGHT: usize = 32;
@@ -67,14 +65,7 @@ impl Stream {
         let Lane { mut transport, env } = lane;
         transport.write_all(&hello.to_bytes()?).await.map_err(Error::disconnected)?;
         transport.flush().await.map_err(Error::disconnected)?;
-        let mut prefix = [0; PREFIX_BYTES];
-        transport.read_exact(&mut prefix).await.map_err(Error::disconnected)?;
-        let (length, sum) = parse_prefix(&prefix)?;
-        let mut text = vec![0; length as usize];
-        transport.read_exact(&mut text).await.map_err(Error::disconnected)?;
-        if checksum_of(&text) != sum {
-            return Err(Error::protocol("a greeting is damaged"));
-        }
+        let text = receive_greeting(&mut transport).await?;
         match Welcome::parse(&text)?.refusal {
             None => {}
             Some(Refusal::OtherSession) => {
