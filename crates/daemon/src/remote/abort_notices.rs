@@ -151,10 +151,11 @@ impl Daemon {
     /// After a start: tells those who have not answered yet.
     pub(crate) fn resume_notices(self: &Arc<Self>) {
         // Of a volume that is on record here its guest was not told either that it is gone.
-        for volume in self.volumes() {
-            if let Location::Remote(remote) = &volume.document().backend {
-                self.forget_release(remote);
-            }
+        let here: Vec<Location> = self.volumes().iter().map(|volume| volume.document().backend.clone()).collect();
+        let is_here =
+            |notice: &PendingNotice| notice.released && here.contains(&Location::Remote(notice.remote.clone()));
+        if self.pending_notices().iter().any(is_here) {
+            self.change_notices(|pending_notices| pending_notices.retain(|notice| !is_here(notice)));
         }
         self.pending_notices().iter().for_each(|notice| self.deliver_later(&notice.remote.host));
     }
