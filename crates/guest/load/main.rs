@@ -1,6 +1,7 @@
 //! The load that runs inside the guest: random reads and writes whose every block names its generation. A lost, stale
 //! or misplaced write is an error that is reported at once, and again when the whole disk is read at the end. It can
-//! rewrite and check its own memory beside that, or instead. Called with the word `serve` it answers the network.
+//! rewrite and check its own memory beside that, or instead. Called with the word `serve` it answers the network; with
+//! the word `alternate` it only wakes, again and again.
 //!
 //! Its output lines start with `@load `. Its input takes `stop`, `rate N` and `verify` (the whole disk is read again,
 //! then the load goes on). Latency in offered-rate mode counts from the moment a request was due, not from when a
@@ -27,6 +28,8 @@ use pattern::BLOCK_BYTES;
 use report::Meter;
 use tools::{Aligned, Random};
 
+/// How often each of the processes wakes that make the guest's kernel change address spaces.
+const ALTERNATE_INTERVAL: Duration = Duration::from_millis(5);
 const O_DIRECT: i32 = 0o40000;
 const FAULTS_TOLD_MAX: u64 = 20;
 /// Set in a slot's word while a request on it is in flight.
@@ -62,6 +65,11 @@ fn main() {
     if std::env::args().nth(1).is_some_and(|word| word == "serve") {
         let Err(error) = serve::serve();
         fail(&format!("serve: {error}"));
+    }
+    if std::env::args().nth(1).is_some_and(|word| word == "alternate") {
+        loop {
+            std::thread::sleep(ALTERNATE_INTERVAL);
+        }
     }
     let options = match options::parse(std::env::args().skip(1)) {
         Ok(options) => options,

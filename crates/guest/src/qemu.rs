@@ -194,9 +194,11 @@ impl Guest {
     /// everything.
     ///
     /// # Errors
-    /// Nobody listens there, for 20 s. The guest is then followed where it was.
+    /// Nobody listens there, for 20 s; told with the last lines of the console there. The guest is then followed where it
+    /// was.
     pub fn follow(&mut self, folder: &Path) -> anyhow::Result<()> {
-        self.line.follow(&folder.join(WORKLOAD_SOCKET), CONNECT_LIMIT)?;
+        let followed = self.line.follow(&folder.join(WORKLOAD_SOCKET), CONNECT_LIMIT);
+        followed.with_context(|| last_words_in(folder))?;
         self.followed = Some(folder.to_owned());
         Ok(())
     }
@@ -331,14 +333,7 @@ impl Guest {
     /// The end of the guest's console and of what QEMU said, for error messages.
     #[must_use]
     pub fn last_words(&self) -> String {
-        let tail = |name: &str| {
-            let folder = self.followed.as_ref().unwrap_or(&self.folder);
-            let text = std::fs::read(folder.join(name)).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text).into_owned();
-            let lines: Vec<&str> = text.lines().collect();
-            format!("{name}:\n{}\n", lines[lines.len().saturating_sub(15)..].join("\n"))
-        };
-        format!("{}{}", tail("qemu.log"), tail("console.log"))
+        last_words_in(self.followed.as_ref().unwrap_or(&self.folder))
     }
 
     fn receive(&mut self, limit: Duration) -> Result<(Instant, Event), RecvTimeoutError> {
@@ -403,4 +398,15 @@ fn private_folder() -> anyhow::Result<PathBuf> {
         }
     }
     bail!("no free name for a folder in {}", std::env::temp_dir().display())
+}
+
+/// The end of what QEMU said in `folder`, and of its guest's console.
+fn last_words_in(folder: &Path) -> String {
+    let tail = |name: &str| {
+        let text = std::fs::read(folder.join(name)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        format!("{name}:\n{}\n", lines[lines.len().saturating_sub(15)..].join("\n"))
+    };
+    format!("{}{}", tail("qemu.log"), tail("console.log"))
 }

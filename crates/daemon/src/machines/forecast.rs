@@ -44,9 +44,10 @@ const PASSES_MAX: u32 = 100;
 const FITS_NEARLY: f64 = 1.02;
 /// A guest that changes more than this of what the link carries is not waited for.
 const DIRTY_SHARE_MAX: f64 = 0.9;
-/// Since this version of QEMU no emulated guest was seen to lose writes to its memory. 7.2.22 loses some in most moves over a link
-/// that its guest keeps busy; those between were not tried.
-const KEEPS_EMULATED_SINCE: (u64, u64) = (10, 0);
+/// Older ones clear a page's dirty bit and leave it writable in an emulated processor's TLB: what is written through that entry is
+/// not sent. Mended by "physmem: Fix migration dirty bitmap coherency with TCG memory access" (March 2024). 7.2.22 of Debian loses
+/// writes in most moves over a link that its guest keeps busy, 10.0 was not seen to.
+const KEEPS_EMULATED_SINCE: (u64, u64) = (9, 0);
 /// The link is asked with so many bytes at first and at most, until that takes so long.
 const PROBE_BYTES_FIRST: u64 = 256 << 10;
 pub(super) const PROBE_BYTES_MAX: u64 = 64 << 20;
@@ -171,7 +172,7 @@ pub(super) fn emulation_note(facts: &MachineFacts) -> Option<String> {
     (facts.accelerator != "kvm" && version < KEEPS_EMULATED_SINCE).then(|| {
         format!(
             "the guest is emulated (TCG) by QEMU {}, which can lose some of the guest's writes to its memory in any live migration. \
-             What helps: QEMU 10, or a fast link; guests under KVM are not concerned",
+             What helps: QEMU 9.0 or later, or a fast link; guests under KVM are not concerned",
             facts.version
         )
     })
