@@ -61,7 +61,7 @@ enum Seen {
 
 /// Makes the mistakes one after another and fails if one of them is not seen as it should be.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask lies in the checkout")?;
+    let root = &crate::runs::root();
     let mut mutations = all(root)?;
     if arguments.list {
         mutations.iter().for_each(|mutation| println!("{:<24} {}", mutation.name, mutation.breaks));

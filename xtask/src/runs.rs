@@ -125,8 +125,10 @@ fn table(records: &Path) -> anyhow::Result<String> {
     Ok(table)
 }
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the checkout").to_owned()
+/// The checkout that `cargo xtask` was called in. Where it was compiled says nothing: a target directory may serve several checkouts.
+pub(crate) fn root() -> PathBuf {
+    let xtask = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    xtask.parent().expect("xtask lies in the checkout").to_owned()
 }
 
 fn read_from(program: &str, words: &[&str]) -> anyhow::Result<String> {
