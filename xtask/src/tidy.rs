@@ -121,7 +121,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("cli", &["api", "daemon"]),
     // What is for development only.
     ("sim", &["block", "env", "filters", "backends", "nbd", "migrate", "memory", "api", "daemon"]),
-    ("experiments", &["block", "env", "filters", "migrate", "sim"]),
+    ("experiments", &["block", "env", "filters", "memory", "migrate", "sim"]),
     ("guest", &[]),
     ("bench", &[]),
     ("torture", &[]),

@@ -2,6 +2,7 @@
 //! two hosts are network namespaces of this machine. See docs/benchmarks.md.
 
 mod felt;
+mod memory;
 pub(crate) mod moment;
 pub(crate) mod ours;
 mod peers;
@@ -16,7 +17,7 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, total, forecast, converge. May be given again.
+    /// Only these groups: idle, shared, total, forecast, converge, memory, links. May be given again.
     #[arg(long, value_name = "GROUP")]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
@@ -93,6 +94,8 @@ const GROUPS: &Groups<VmBench> = &[
     ("total", rows::total),
     ("forecast", rows::forecast),
     ("converge", rows::converge),
+    ("memory", memory::memory),
+    ("links", memory::links),
 ];
 
 /// Measures, prints a table and writes JSON.

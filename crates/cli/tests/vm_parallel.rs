@@ -46,18 +46,11 @@ impl Place {
             GuestSpec::new().network(Network::default()).workload_socket().load(load).memory_load(load_of_memory);
         let file = folder.path().join("disk0.raw");
         create_filled(&file, DISK_BYTES).expect("filled");
-        let mut launcher = hosts.launcher(Side::A);
-        let backend = format!("memory-backend-file,id=ram,size=256M,share=on,mem-path={}/ram", memory.path().display());
         let spec = match is_shared {
-            true => {
-                launcher.push("env".to_owned());
-                launcher.push(format!("LD_PRELOAD={}", library().display()));
-                launcher.push(format!("TRANSHUME_PRELOAD_SOCKET={}/memory.sock", folder.path().display()));
-                spec.memory_mib(256).arguments(["-object", &backend, "-machine", "memory-backend=ram"])
-            }
+            true => spec.tracked_memory(&memory.path().join("ram"), &library(), &folder.path().join("memory.sock")),
             false => spec,
         };
-        let spec = spec.disk(Disk::raw(&file, "disk0")).launcher(launcher);
+        let spec = spec.disk(Disk::raw(&file, "disk0")).launcher(hosts.launcher(Side::A));
         let mut guest = Guest::boot(spec).expect("QEMU starts; run `make setup`");
         guest.wait_for_load(HANG).expect("the load begins");
         let place = Self { guest, hosts, _network: network, _folder: folder, memory };

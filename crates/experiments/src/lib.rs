@@ -7,6 +7,7 @@
 pub mod esx;
 pub mod figure;
 pub mod papers;
+pub mod pmigrate;
 pub mod replay;
 pub mod report;
 pub mod runs;

@@ -41,7 +41,7 @@ enum Chore {
 /// Which paper, how large, what of it, and where to.
 #[derive(clap::Args)]
 struct PaperArguments {
-    /// Which: esx.
+    /// Which: esx or pmigrate.
     #[arg(value_parser = parse_paper)]
     name: &'static str,
     /// Sizes, caches and limits of time are so many times smaller than the paper's.

@@ -4,6 +4,7 @@ use block::Result;
 
 use crate::esx;
 use crate::figure::Evaluation;
+use crate::pmigrate;
 use crate::runs::{EvaluationOptions, Progress};
 
 /// A paper.
@@ -21,13 +22,22 @@ pub struct Paper {
 }
 
 /// All of them.
-pub const PAPERS: &[Paper] = &[Paper {
-    name: "esx",
-    about: "the evaluation of live storage migration in VMware ESX",
-    figures: esx::figure_names,
-    evaluate: esx::evaluate,
-    evaluate_real: Some(esx::evaluate_real),
-}];
+pub const PAPERS: &[Paper] = &[
+    Paper {
+        name: "esx",
+        about: "the evaluation of live storage migration in VMware ESX",
+        figures: esx::figure_names,
+        evaluate: esx::evaluate,
+        evaluate_real: Some(esx::evaluate_real),
+    },
+    Paper {
+        name: "pmigrate",
+        about: "the evaluation of parallel live migration of virtual machines",
+        figures: pmigrate::figure_names,
+        evaluate: pmigrate::evaluate,
+        evaluate_real: None,
+    },
+];
 
 /// The paper called `name`.
 #[must_use]

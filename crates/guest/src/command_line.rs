@@ -43,6 +43,7 @@ pub(crate) fn arguments_of(spec: &GuestSpec, kernel: &Path, folder: &Path) -> Ve
     }
     words.extend(spec.disks.iter().flat_map(|disk| disk.words(spec.has_iothread)));
     words.extend(spec.network.iter().flat_map(Network::words));
+    words.extend(spec.tracked_memory.iter().flat_map(|memory| memory.words(spec.memory_mib)));
     words.extend(spec.arguments.iter().cloned());
     words
 }

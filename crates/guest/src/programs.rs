@@ -26,12 +26,20 @@ fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let status = Command::new(cargo)
         .args(["build", "--locked", "--profile", profile, "--bins"])
         .args(["--package", "transhume-cli", "--package", "transhume-guest"])
+        // The library is no program, but is needed beside them.
+        .args(["--lib", "--package", "transhume-preload"])
         .status()
         .context("running cargo")?;
     if !status.success() {
         bail!("building the programs: {status}");
     }
     Ok(target_folder()?.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// The library that has the kernel track a QEMU's memory, in the folder of the programs or of the tests.
+#[must_use]
+pub fn preload_library(programs: &Path) -> PathBuf {
+    programs.join("libtranshume_preload.so")
 }
 
 /// Where cargo puts what it builds, this program among it.

@@ -13,7 +13,7 @@ use crate::command_line::{KERNEL_WORDS, WORKLOAD_SOCKET, arguments_of};
 use crate::event::{Event, Interval};
 use crate::initramfs;
 use crate::load_result::LoadResult;
-use crate::spec::GuestSpec;
+use crate::spec::{GuestSpec, TrackedMemory};
 use crate::workload_line::WorkloadLine;
 
 /// A running guest. Dropping it kills it and removes its files.
@@ -68,6 +68,7 @@ impl Guest {
         // thread lives as long as QEMU does.
         let (sender, started) = mpsc::channel();
         let mut words = spec.launcher.clone();
+        words.extend(spec.tracked_memory.iter().flat_map(TrackedMemory::environment));
         words.push("qemu-system-x86_64".into());
         words.extend(arguments.iter().cloned());
         let pipe = if spec.has_workload_socket { Stdio::null } else { Stdio::piped };

@@ -21,6 +21,35 @@ pub struct GuestSpec {
     pub(crate) network: Option<Network>,
     pub(crate) has_workload_socket: bool,
     pub(crate) launcher: Vec<String>,
+    pub(crate) tracked_memory: Option<TrackedMemory>,
+}
+
+/// What a guest's memory needs so that the parallel memory engine can copy it.
+#[derive(Clone, Debug)]
+pub(crate) struct TrackedMemory {
+    /// The file that it is, on tmpfs.
+    file: PathBuf,
+    /// The library that has the kernel track it.
+    library: PathBuf,
+    /// Where that library waits to be asked.
+    socket: PathBuf,
+}
+
+impl TrackedMemory {
+    /// What QEMU is started with, behind the launcher.
+    pub(crate) fn environment(&self) -> [String; 3] {
+        let Self { library, socket, .. } = self;
+        let variables = [("LD_PRELOAD", library), ("TRANSHUME_PRELOAD_SOCKET", socket)];
+        let [library, socket] = variables.map(|(name, path)| format!("{name}={}", path.display()));
+        ["env".to_owned(), library, socket]
+    }
+
+    /// Words of QEMU's command line.
+    pub(crate) fn words(&self, memory_mib: u32) -> [String; 4] {
+        let file = self.file.display();
+        let backend = format!("memory-backend-file,id=ram,size={memory_mib}M,share=on,mem-path={file}");
+        ["-object".to_owned(), backend, "-machine".to_owned(), "memory-backend=ram".to_owned()]
+    }
 }
 
 impl Default for GuestSpec {
@@ -38,6 +67,7 @@ impl Default for GuestSpec {
             network: None,
             has_workload_socket: false,
             launcher: Vec::new(),
+            tracked_memory: None,
         }
     }
 }
@@ -119,6 +149,15 @@ impl GuestSpec {
     #[must_use]
     pub fn launcher(mut self, words: impl IntoIterator<Item = String>) -> Self {
         self.launcher = words.into_iter().collect();
+        self
+    }
+
+    /// Puts its memory into `file`, which is to be on tmpfs, and starts QEMU with the `library` of `crates/preload`, which waits at
+    /// `socket`: so the parallel memory engine can copy it.
+    #[must_use]
+    pub fn tracked_memory(mut self, file: &Path, library: &Path, socket: &Path) -> Self {
+        let [file, library, socket] = [file, library, socket].map(Path::to_owned);
+        self.tracked_memory = Some(TrackedMemory { file, library, socket });
         self
     }
 

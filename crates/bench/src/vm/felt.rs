@@ -18,6 +18,10 @@ pub(super) struct Felt {
     pub(super) seconds: f64,
     /// From QEMU's STOP at the source to its RESUME at the target.
     pub(super) stopped_ms: f64,
+    /// From when the memory begins to be copied to QEMU's STOP.
+    pub(super) memory_seconds: f64,
+    /// How many requests the load was answered while the move went on, of what it was before.
+    pub(super) kept: f64,
     /// The longest time in which the client had no answer by UDP.
     pub(super) downtime_ms: f64,
     /// The median over the load's intervals of their 99th percentiles, while the move went on.
@@ -45,6 +49,8 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
     /// From QEMU's STOP at the source to its RESUME at the target.
     pub(super) stopped_ms: f64,
+    /// From when the memory begins to be copied to QEMU's STOP.
+    pub(super) memory_seconds: f64,
     /// How far its forecast was off, if it had one.
     pub(super) forecast: Option<Judged>,
     /// What must live as long as the guest.
@@ -72,12 +78,20 @@ pub(super) fn feel(place: &mut Place, mover: impl FnOnce(&mut Place) -> anyhow::
     Ok(Felt {
         seconds: ended.seconds,
         stopped_ms: ended.stopped_ms,
+        memory_seconds: ended.memory_seconds,
+        kept: rate(&during) / rate(&before),
         downtime_ms: ms(report.udp.longest_gap().length),
         p99_ms: median_p99(&during),
         p99_before_ms: median_p99(&before),
         longest_ms: during.iter().map(|interval| ms(interval.longest)).fold(0.0, f64::max),
         forecast: ended.forecast,
     })
+}
+
+/// Requests in an interval, in the mean.
+fn rate(intervals: &[Interval]) -> f64 {
+    let requests: u64 = intervals.iter().map(|interval| interval.reads + interval.writes).sum();
+    requests as f64 / intervals.len().max(1) as f64
 }
 
 fn median_p99(intervals: &[Interval]) -> f64 {
@@ -93,9 +107,10 @@ pub(super) fn ms(time: Duration) -> f64 {
 
 impl std::fmt::Display for Felt {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { seconds, stopped_ms, downtime_ms, p99_ms, p99_before_ms, longest_ms, forecast } = self;
+        let Self { seconds, stopped_ms, downtime_ms, p99_ms, p99_before_ms, longest_ms, forecast, .. } = self;
         write!(out, "{seconds:.2} s, without an answer for {downtime_ms:.0} ms, stopped for {stopped_ms:.0} ms, ")?;
         write!(out, "p99 {p99_ms:.1} ms ({p99_before_ms:.1} ms before), longest request {longest_ms:.0} ms")?;
+        write!(out, ", memory {:.2} s, {:.2} of the requests", self.memory_seconds, self.kept)?;
         forecast.map_or(Ok(()), |judged| {
             let Judged { seconds_percent, downtime_factor } = judged;
             write!(out, ", forecast off by {seconds_percent:.0} % and {downtime_factor:.1} x")

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use serde_json::Value;
 use transhume_guest::Side;
 
@@ -141,6 +141,19 @@ pub(super) fn judged(place: &mut Place, (from, to): (Side, Side), options: &[Str
     Ok(judged)
 }
 
+/// When the source's daemon began to copy the memory, in milliseconds since 1970: it logs each phase with its time of the day. It
+/// was less than a day before `later`.
+fn memory_began_unix_ms(place: &Place, later: f64) -> anyhow::Result<f64> {
+    const DAY_MS: f64 = 86_400_000.0;
+    let log = place.hosts.daemon(Side::A).log();
+    let line = log.lines().find(|line| line.contains("a VM moves") && line.contains("copying memory"));
+    let time = line.and_then(|line| line.split_once('T')?.1.split_once('Z')).context("the daemon says when it begins")?.0;
+    let parts: Vec<f64> = time.split(':').map(str::parse).collect::<Result<_, _>>().context("a time of the day")?;
+    let [hours, minutes, seconds] = parts[..] else { bail!("no time of the day: {time}") };
+    let of_day = ((hours * 60.0 + minutes) * 60.0 + seconds) * 1e3;
+    Ok(later - (later % DAY_MS - of_day).rem_euclid(DAY_MS))
+}
+
 /// Moves the guest.
 pub(super) fn transhume(place: &mut Place, options: &[String]) -> anyhow::Result<Ended> {
     let options: Vec<&str> = options.iter().map(String::as_str).collect();
@@ -150,5 +163,6 @@ pub(super) fn transhume(place: &mut Place, options: &[String]) -> anyhow::Result
         eprintln!("STOP {:.3}, RESUME {:.3}\n{}", done.stopped_unix_ms, done.ran_unix_ms, place.logs());
     }
     let stopped_ms = done.ran_unix_ms - done.stopped_unix_ms;
-    Ok(Ended { seconds: done.seconds, stopped_ms, forecast: judge(&done.shown), keeps: None })
+    let memory_seconds = (done.stopped_unix_ms - memory_began_unix_ms(place, done.stopped_unix_ms)?) / 1e3;
+    Ok(Ended { seconds: done.seconds, stopped_ms, memory_seconds, forecast: judge(&done.shown), keeps: None })
 }

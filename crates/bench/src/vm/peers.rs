@@ -46,6 +46,8 @@ struct Pair {
     peer: Peer,
     machine: String,
     how: How,
+    /// When the memory began to be copied.
+    began_unix_ms: f64,
 }
 
 impl Pair {
@@ -61,7 +63,7 @@ impl Pair {
         let peer = Peer(command.spawn().context("starting qemu-system-x86_64")?);
         let target = Qmp::connect(&folder.join("qmp.sock"), CONNECT_LIMIT)?;
         let source = Qmp::connect(&place.guest.qmp_socket(), CONNECT_LIMIT)?;
-        let mut pair = Self { source, target, peer, machine: place.hosts.machine(Side::B, 0), how };
+        let mut pair = Self { source, target, peer, machine: place.hosts.machine(Side::B, 0), how, began_unix_ms: 0.0 };
         if how.is_encrypted {
             pair.trust(&folder.join("tls"))?;
         }
@@ -110,6 +112,7 @@ impl Pair {
         self.source.execute("migrate-set-parameters", parameters)?;
         let uri = format!("tcp:{}:{MIGRATION_PORT}", self.machine);
         self.target.execute("migrate-incoming", json!({ "uri": uri }))?;
+        self.began_unix_ms = now_unix_ms();
         self.source.execute("migrate", json!({ "uri": uri })).map(drop)
     }
 
@@ -132,7 +135,8 @@ impl Pair {
         let ran = unix_ms(&self.target.wait_for_event("RESUME", PATIENCE)?)?;
         let stopped = unix_ms(&self.source.wait_for_event("STOP", PATIENCE)?)?;
         let seconds = (now_unix_ms() - began_unix_ms) / 1e3;
-        Ok(Ended { seconds, stopped_ms: ran - stopped, forecast: None, keeps: Some(self.peer) })
+        let memory_seconds = (stopped - self.began_unix_ms) / 1e3;
+        Ok(Ended { seconds, stopped_ms: ran - stopped, memory_seconds, forecast: None, keeps: Some(self.peer) })
     }
 }
 

@@ -10,6 +10,7 @@ use transhume_guest::{
     ClientSpec, Disk, Event, Guest, GuestNetwork, GuestSpec, Interval, Network, NetworkClient, Side, TwoHosts,
     TwoHostsSpec, create_filled,
 };
+use transhume_guest::programs::preload_library;
 
 /// How long anything may take that is no move.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -39,9 +40,19 @@ pub(crate) struct Place {
 impl Place {
     /// Makes two paired hosts and boots `guest` on the first, with a network card and a filled disk of so many bytes.
     pub(crate) fn new(
-        (programs, parent): (&Path, &Path),
+        places: (&Path, &Path),
         hosts: TwoHostsSpec<'_>,
         guest: GuestSpec,
+        disk_bytes: u64,
+    ) -> anyhow::Result<Self> {
+        Self::with_memory(places, hosts, (guest, false), disk_bytes)
+    }
+
+    /// The same, where the parallel engine can copy the memory if the guest `is_tracked`.
+    pub(crate) fn with_memory(
+        (programs, parent): (&Path, &Path),
+        hosts: TwoHostsSpec<'_>,
+        (guest, is_tracked): (GuestSpec, bool),
         disk_bytes: u64,
     ) -> anyhow::Result<Self> {
         // Sockets of QEMU are below it, and their paths are short.
@@ -53,6 +64,9 @@ impl Place {
         let disk = folder.path().join("disk.raw");
         create_filled(&disk, disk_bytes)?;
         let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
+        let [memory, socket] = ["memory", "memory.sock"].map(|name| folder.path().join(name));
+        let guest =
+            if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
         let mut guest = Guest::boot(guest.launcher(hosts.launcher(Side::A)))?;
         guest.wait_for_load(PATIENCE)?;
         Ok(Self { guest, network, hosts, disk, folder })

@@ -13,7 +13,7 @@ use crate::figures::{Goal, Row, Samples};
 /// Requests a second of a guest that is emulated and not at its limit.
 const RATE: u32 = 300;
 /// And of one that does next to nothing: one to show that it lives.
-const IDLE_RATE: u32 = 1;
+pub(super) const IDLE_RATE: u32 = 1;
 /// A limit of the downtime that leaves hardly any memory for it, in milliseconds.
 const SHORT_LIMIT_MS: u64 = 20;
 /// What is to be reached of each peer's figures.
@@ -84,7 +84,7 @@ fn place(bench: &VmBench, load: Load, shares: bool) -> anyhow::Result<Place> {
     Place::new((&bench.programs, bench.memory.path()), hosts, guest, bench.disk_mib << 20)
 }
 
-fn load(rate: u32) -> Load {
+pub(super) fn load(rate: u32) -> Load {
     Load { is_prefilled: true, rate, workers: 4, interval_ms: 100, ..Load::default() }
 }
 
@@ -121,7 +121,7 @@ impl VmBench {
         Ok([ours, theirs])
     }
 
-    fn guest_words(&self) -> String {
+    pub(super) fn guest_words(&self) -> String {
         let tls = if self.is_encrypted { ", TLS" } else { "" };
         format!("a guest of {} MiB with a disk of {} MiB{tls}", self.memory_mib, self.disk_mib)
     }

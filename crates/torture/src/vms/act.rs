@@ -9,6 +9,7 @@ use transhume_guest::{
     ClientSpec, Daemon, Disk, Event, Guest, GuestNetwork, GuestSpec, Load, MemoryLoad, Network, NetworkClient, Side,
     TwoHosts, TwoHostsSpec, create_filled,
 };
+use transhume_guest::programs::{preload_library, private_folder};
 
 use super::plan::{Blow, End, Rng, Timed};
 use super::watch::Watcher;
@@ -36,8 +37,11 @@ pub(super) struct Act {
     /// The storage that both hosts reach, and whether the first disk is there.
     pub(super) shared: PathBuf,
     pub(super) shares: bool,
-    /// How many connections carry the memory.
+    /// Who copies the memory, and over how many connections.
+    pub(super) memory: String,
     pub(super) channels: u8,
+    /// Where all memory lies that the parallel engine copies.
+    pub(super) memory_folder: tempfile::TempDir,
     /// Where the VM is.
     pub(super) at: Side,
     /// The QEMU that has it.
@@ -56,13 +60,20 @@ pub(super) const fn other(side: Side) -> Side {
 }
 
 impl Act {
-    pub(super) fn set(programs: &Path, folder: &Path, rng: &mut Rng) -> anyhow::Result<Self> {
+    pub(super) fn set(
+        programs: &Path,
+        folder: &Path,
+        (memory, channels): (&str, u8),
+        rng: &mut Rng,
+    ) -> anyhow::Result<Self> {
         let disks = 1 + rng.number(2) as usize;
         // The first disk stays where both hosts reach it, or goes along.
         let shared = folder.join("shared");
         std::fs::create_dir(&shared).context("making the storage that both hosts reach")?;
         let shares = rng.number(2) == 0;
-        let more = format!("run-vms = true\nshared-storage = [{shared:?}]\n");
+        let memory_folder = private_folder(Path::new("/dev/shm"))?;
+        let more =
+            format!("run-vms = true\nshared-storage = [{shared:?}]\nmemory-dir = {:?}\n", memory_folder.path());
         let spec =
             TwoHostsSpec { more: &more, link_bits_per_second: Some(LINK_BITS_PER_SECOND), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder, spec)?;
@@ -83,6 +94,10 @@ impl Act {
             .load(load)
             .memory_load(MemoryLoad { mib: 48, rewrite_mib_per_second: 4, ..MemoryLoad::default() })
             .arguments(["-qmp", third.as_str()]);
+        if memory == "parallel" {
+            let (file, socket) = (memory_folder.path().join("ram"), folder.join("memory.sock"));
+            spec = spec.tracked_memory(&file, &preload_library(programs), &socket);
+        }
         for number in 0..disks {
             let home = if shares && number == 0 { &shared } else { folder };
             let file = home.join(format!("disk{number}.raw"));
@@ -106,7 +121,9 @@ impl Act {
             disks,
             shared,
             shares,
-            channels: 1,
+            memory: memory.to_owned(),
+            channels,
+            memory_folder,
             at: Side::A,
             home,
             is_released: false,
@@ -136,7 +153,8 @@ impl Act {
         let (from, to) = (self.at, other(self.at));
         self.watcher.note(&format!("move from {} to {}", from.name(), to.name()));
         let channels = self.channels.to_string();
-        let words = ["vm", "move", VM, "--to", to.name(), "--delete-source", "--detach", "--channels", &channels];
+        let own = ["--memory", &self.memory, "--channels", &channels];
+        let words = [&["vm", "move", VM, "--to", to.name(), "--delete-source", "--detach"], &own[..]].concat();
         let keeping: &[&str] = if keeps { &["--keep-volumes"] } else { &[] };
         let id = self.daemon(from).json(&[&words[..], keeping].concat())?["id"]
             .as_str()

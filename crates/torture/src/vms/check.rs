@@ -54,6 +54,12 @@ impl Act {
         if !self.has_crashed && disks != self.disks {
             return wrong(format!("its disks are not at {}: {shown}", here.name()));
         }
+        // The name of a memory that has come is taken away once its guest runs.
+        let memories = std::fs::read_dir(self.memory_folder.path()).context("reading the memories' folder")?.flatten();
+        let is_made = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("transhume-");
+        if let Some(left) = memories.into_iter().find(is_made) {
+            return wrong(format!("the file of a memory is left: {}", left.path().display()));
+        }
         let left = self.daemon(there).json(&["volume", "ls"])?;
         if left != Value::Array(Vec::new()) {
             return wrong(format!("volumes are left at {}: {left}", there.name()));

@@ -55,6 +55,9 @@ pub(crate) struct Arguments {
     /// while the state of the devices is sent.
     #[arg(long, value_name = "N", default_value_t = 1)]
     channels: u8,
+    /// Who copies the memory: qemu, or parallel, the engine of crates/memory, with as many streams as channels.
+    #[arg(long, value_parser = ["qemu", "parallel"], default_value = "qemu")]
+    memory: String,
     /// The programs in this folder (transhumed, transhume), instead of building them.
     #[arg(long, value_name = "FOLDER")]
     programs: Option<PathBuf>,
@@ -105,7 +108,10 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
         }
         let cycles = ACT_CYCLES.min(arguments.cycles - tally.cycles);
         if let Err(error) = play(seed, &programs, (cycles, arguments), &mut tally) {
-            eprintln!("\nagain: cargo xtask torture-vms --seed {seed} --cycles {cycles}");
+            let Arguments { memory, channels, .. } = arguments;
+            eprintln!(
+                "\nagain: cargo xtask torture-vms --seed {seed} --cycles {cycles} --memory {memory} --channels {channels}"
+            );
             return Err(error);
         }
     }
@@ -119,8 +125,7 @@ fn play(seed: u64, programs: &Path, (cycles, arguments): (u32, &Arguments), tall
     tally.acts += 1;
     println!("act {seed}");
     let mut rng = Rng::new(seed);
-    let mut act = Act::set(programs, folder.path(), &mut rng)?;
-    act.channels = arguments.channels;
+    let mut act = Act::set(programs, folder.path(), (arguments.memory.as_str(), arguments.channels), &mut rng)?;
     let Err(error) = play_cycles(&mut act, &mut rng, (cycles, arguments.calm), tally) else { return act.clear() };
     for side in Side::BOTH {
         eprintln!("\n{}:", side.name());

@@ -1,0 +1,234 @@
+//! The groups of `bench-vm` for the parallel memory engine, beside QEMU's own: `memory` over one link without a limit, `links` over
+//! several slow ones.
+
+use anyhow::ensure;
+use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
+
+use super::VmBench;
+use super::felt::{Felt, feel};
+use super::ours::{self, Ordered, transhume};
+use super::peers::{How, shared_disk};
+use super::place::{Place, RUNS_VMS, fillable_mib};
+use super::rows::{IDLE_RATE, load};
+use crate::figures::{Goal, Row, Samples};
+
+/// An idle guest is stopped for so long at most, in ms.
+const STOPPED_MS_MAX: f64 = 60.0;
+/// Processors of the guests of `memory`.
+const CORES: u32 = 2;
+/// Each link of `links`, in bits a second: 25 MB/s.
+const LINK_BITS_PER_SECOND: u64 = 200_000_000;
+const LINKS: usize = 4;
+/// Four links are to carry so many times what QEMU sends over one.
+const LINKS_RATIO_MIN: f64 = 3.5;
+/// The memory of the guests of `links`, in MiB: a fifth of a minute over one link.
+const LINKS_MEMORY_MIB: u32 = 384;
+/// What one of them rewrites, in MiB/s: more than one link carries.
+const REWRITE_MIB: u32 = 40;
+/// How long a move may take that may not end by itself.
+const DEADLINE_SECONDS: u32 = 120;
+
+/// Who copies the memory.
+#[derive(Clone, Copy)]
+enum Copier {
+    /// The engine of `crates/memory`.
+    Parallel,
+    /// QEMU by itself, with so many connections.
+    Qemu(u8),
+}
+
+/// The guest of one measurement.
+struct Scene {
+    load: Load,
+    memory: MemoryLoad,
+    memory_mib: u32,
+    disk_mib: u64,
+    links: usize,
+    link_bits_per_second: Option<u64>,
+    /// Whether both hosts reach its disk.
+    shares_disk: bool,
+}
+
+impl Scene {
+    fn of(bench: &VmBench, rate: u32) -> Self {
+        Self {
+            load: load(rate),
+            memory: MemoryLoad { mib: fillable_mib(bench.memory_mib), rewrite_mib_per_second: 0, ..MemoryLoad::default() },
+            memory_mib: bench.memory_mib,
+            disk_mib: bench.disk_mib,
+            links: 1,
+            link_bits_per_second: None,
+            shares_disk: true,
+        }
+    }
+
+    fn over_links(bench: &VmBench, links: usize, rewrite_mib_per_second: u32) -> Self {
+        let mib = fillable_mib(LINKS_MEMORY_MIB);
+        Self {
+            memory: MemoryLoad { mib, rewrite_mib_per_second, hot_percent: 100 },
+            memory_mib: LINKS_MEMORY_MIB,
+            disk_mib: 16,
+            links,
+            link_bits_per_second: Some(LINK_BITS_PER_SECOND),
+            ..Self::of(bench, IDLE_RATE)
+        }
+    }
+
+    fn place(&self, bench: &VmBench, is_tracked: bool) -> anyhow::Result<Place> {
+        let guest = GuestSpec::new().cores(CORES).memory_mib(self.memory_mib);
+        let guest = guest.memory_load(self.memory.clone()).load(self.load.clone());
+        let shared = match self.shares_disk {
+            true => format!("shared-storage = [{:?}]\n", bench.memory.path()),
+            false => String::new(),
+        };
+        let more = format!("{RUNS_VMS}{shared}");
+        let hosts = TwoHostsSpec {
+            links: self.links,
+            link_bits_per_second: self.link_bits_per_second,
+            plaintext: !bench.is_encrypted,
+            more: &more,
+            more_at_b: "",
+        };
+        let places = (bench.programs.as_path(), bench.memory.path());
+        Place::with_memory(places, hosts, (guest, is_tracked), self.disk_mib << 20)
+    }
+
+    /// Moves the guest.
+    fn play(&self, bench: &VmBench, copier: Copier) -> anyhow::Result<Felt> {
+        let limit_ms = bench.downtime_limit_ms;
+        match copier {
+            Copier::Parallel => {
+                let mut place = self.place(bench, true)?;
+                place.add()?;
+                let felt = feel(&mut place, |place| transhume(place, &parallel(bench, limit_ms)))?;
+                eprintln!("    parallel: {felt}");
+                Ok(felt)
+            }
+            Copier::Qemu(channels) => {
+                let mut place = self.place(bench, false)?;
+                let how = How { channels, downtime_limit_ms: limit_ms, is_encrypted: bench.is_encrypted };
+                let felt = feel(&mut place, |place| shared_disk(place, how))?;
+                eprintln!("    QEMU: {felt}");
+                Ok(felt)
+            }
+        }
+    }
+}
+
+fn parallel(bench: &VmBench, limit_ms: u64) -> Vec<String> {
+    let mut options = ours::options(&bench.strategy, bench.channels, limit_ms);
+    options.extend(["--memory", "parallel"].map(str::to_owned));
+    options
+}
+
+/// What was felt of several moves.
+#[derive(Default)]
+struct Series {
+    rate: Samples,
+    seconds: Samples,
+    stopped: Samples,
+    downtime: Samples,
+    kept: Samples,
+}
+
+impl Series {
+    fn push(&mut self, felt: &Felt, memory_mib: u32) {
+        self.rate.push(f64::from(memory_mib) / felt.memory_seconds);
+        self.seconds.push(felt.memory_seconds);
+        self.stopped.push(felt.stopped_ms);
+        self.downtime.push(felt.downtime_ms);
+        self.kept.push(felt.kept * 100.0);
+    }
+}
+
+impl VmBench {
+    /// Ours and QEMU by turns, each with a guest of its own.
+    fn memories(&self, ours: &Scene, peer: (&Scene, Copier)) -> anyhow::Result<[Series; 2]> {
+        let [mut own, mut theirs] = [(); 2].map(|()| Series::default());
+        for _ in 0..self.runs {
+            own.push(&ours.play(self, Copier::Parallel)?, ours.memory_mib);
+            theirs.push(&peer.0.play(self, peer.1)?, peer.0.memory_mib);
+        }
+        Ok([own, theirs])
+    }
+}
+
+/// A guest whose memory is filled: how fast it goes, for how long the guest is stopped, and what one that works keeps.
+pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let qemu = Copier::Qemu(bench.channels);
+    let tls = if bench.is_encrypted { ", TLS" } else { "" };
+    let peer = format!("QEMU, {} channels", bench.channels);
+    let same = |figure: &str| format!("the same: {figure}");
+    let scene = Scene::of(bench, IDLE_RATE);
+    let [ours, theirs] = bench.memories(&scene, (&scene, qemu))?;
+    let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
+    let mut rows = vec![
+        Row::new(format!("{what}: copied"), "MiB/s", ours.rate, Goal::RatioAtLeast(1.0)).against(&peer, theirs.rate),
+        Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0)).against(&peer, theirs.stopped),
+        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None).against(&peer, theirs.downtime),
+    ];
+    let with_disk = Scene { shares_disk: false, ..Scene::of(bench, IDLE_RATE) };
+    let [ours, theirs] = bench.memories(&with_disk, (&scene, qemu))?;
+    rows.extend([
+        Row::new(
+            format!("{}, idle, {CORES} processors: stopped, by QEMU's events", bench.guest_words()),
+            "ms",
+            ours.stopped,
+            Goal::AtMost(STOPPED_MS_MAX),
+        )
+        .against(&format!("{peer}, the disk shared"), theirs.stopped),
+        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None).against(&peer, theirs.downtime),
+    ]);
+    // As many requests as the guest gets done: what the migration takes of the processor is missing there.
+    let busy = Scene::of(bench, 0);
+    let [ours, theirs] = bench.memories(&busy, (&busy, qemu))?;
+    let what = format!("{}, as many requests as go: it keeps while it moves", bench.guest_words());
+    rows.extend([
+        Row::new(what, "%", ours.kept, Goal::RatioAtLeast(1.0)).against(&peer, theirs.kept),
+        Row::new(same("its memory copied"), "s", ours.seconds, Goal::None).against(&peer, theirs.seconds),
+    ]);
+    Ok(rows)
+}
+
+/// Several slow links against QEMU's one stream over one of them, and a guest that writes faster than that.
+pub(super) fn links(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let [over_all, over_one] = [LINKS, 1].map(|links| Scene::over_links(bench, links, 0));
+    let [ours, theirs] = bench.memories(&over_all, (&over_one, Copier::Qemu(1)))?;
+    let what = format!("memory of {LINKS_MEMORY_MIB} MiB, idle, over {LINKS} links of 25 MB/s: copied");
+    let mut rows = vec![
+        Row::new(what, "MiB/s", ours.rate, Goal::RatioAtLeast(LINKS_RATIO_MIN))
+            .against("QEMU, one stream over one", theirs.rate),
+    ];
+    for links in [1, LINKS] {
+        let mut ended = Samples::default();
+        for _ in 0..bench.runs.min(2) {
+            ended.push(f64::from(u8::from(converges(bench, links)?)));
+        }
+        let what = format!(
+            "a guest that rewrites {REWRITE_MIB} MiB/s over {links} of 25 MB/s: moves that end within {DEADLINE_SECONDS} s"
+        );
+        let goal = if links == 1 { Goal::None } else { Goal::AtLeast(1.0) };
+        rows.push(Row::new(what, "share", ended, goal));
+    }
+    Ok(rows)
+}
+
+/// Whether the move of a guest that rewrites much ends.
+fn converges(bench: &VmBench, links: usize) -> anyhow::Result<bool> {
+    let mut place = Scene::over_links(bench, links, REWRITE_MIB).place(bench, true)?;
+    place.add()?;
+    let deadline = format!("{DEADLINE_SECONDS}s");
+    let channels = LINKS.to_string();
+    let options = ["--verify", "off", "--memory", "parallel", "--channels", &channels, "--deadline", &deadline];
+    let (seconds, shown) = Ordered::new(&place, &options)?.wait(&place)?;
+    let is_done = shown["state"] == "done";
+    let is_expected = is_done || shown["error"]["code"] == "no-convergence";
+    ensure!(is_expected, "the move has failed otherwise: {shown}\n{}", place.logs());
+    eprintln!("    {links} links: {} in {seconds:.1} s, {}", shown["state"], shown["memory"]);
+    if is_done {
+        let folder = place.folder_there()?;
+        place.guest.follow(&folder)?;
+    }
+    place.verify()?;
+    Ok(is_done)
+}
