@@ -47,12 +47,7 @@ const FIGURE_6: (&str, &str, Load) = ("figure-6", "Figure 6: more consumers, an 
 const FIGURE_7: (&str, &str, Load) = ("figure-7", "Figure 7: more consumers, memcached on Xen", Load::XenMemcached);
 
 const STUDIES: &[Study] = &[
-    Study {
-        id: tables::TABLE_2,
-        is_of_paper: true,
-        scenes: tables::scenes_of_table_2,
-        figure: tables::table_2,
-    },
+    Study { id: tables::TABLE_2, is_of_paper: true, scenes: tables::scenes_of_table_2, figure: tables::table_2 },
     table!("table-3"),
     table!("table-4"),
     table!("table-5"),
@@ -126,7 +121,7 @@ mod tests {
 
     #[test]
     fn each_table_that_is_described_is_repeated() {
-        for id in tables::IDS {
+        for id in tables::ids() {
             assert!(figure_names().contains(&id), "{id}");
         }
     }
@@ -144,6 +139,9 @@ mod tests {
         let ours = |evaluation: &Evaluation| evaluation.figures[0].rows.iter().map(|row| row.ours).collect::<Vec<_>>();
         assert_eq!(ours(&one), ours(&other));
         let downtimes = &one.figures[0].rows[2..4];
-        assert!(downtimes[0].ours > downtimes[1].ours, "a guest that writes faster than one thread sends is stopped for long");
+        assert!(
+            downtimes[0].ours > downtimes[1].ours,
+            "a guest that writes faster than one thread sends is stopped for long"
+        );
     }
 }

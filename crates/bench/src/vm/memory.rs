@@ -53,7 +53,11 @@ impl Scene {
     fn of(bench: &VmBench, rate: u32) -> Self {
         Self {
             load: load(rate),
-            memory: MemoryLoad { mib: fillable_mib(bench.memory_mib), rewrite_mib_per_second: 0, ..MemoryLoad::default() },
+            memory: MemoryLoad {
+                mib: fillable_mib(bench.memory_mib),
+                rewrite_mib_per_second: 0,
+                ..MemoryLoad::default()
+            },
             memory_mib: bench.memory_mib,
             disk_mib: bench.disk_mib,
             links: 1,
@@ -76,7 +80,7 @@ impl Scene {
 
     fn place(&self, bench: &VmBench, is_tracked: bool) -> anyhow::Result<Place> {
         let guest = GuestSpec::new().cores(CORES).memory_mib(self.memory_mib);
-        let guest = guest.memory_load(self.memory.clone()).load(self.load.clone());
+        let guest = guest.memory_load(self.memory).load(self.load.clone());
         let shared = match self.shares_disk {
             true => format!("shared-storage = [{:?}]\n", bench.memory.path()),
             false => String::new(),
@@ -164,8 +168,10 @@ pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
     let mut rows = vec![
         Row::new(format!("{what}: copied"), "MiB/s", ours.rate, Goal::RatioAtLeast(1.0)).against(&peer, theirs.rate),
-        Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0)).against(&peer, theirs.stopped),
-        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None).against(&peer, theirs.downtime),
+        Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0))
+            .against(&peer, theirs.stopped),
+        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
+            .against(&peer, theirs.downtime),
     ];
     let with_disk = Scene { shares_disk: false, ..Scene::of(bench, IDLE_RATE) };
     let [ours, theirs] = bench.memories(&with_disk, (&scene, qemu))?;
@@ -177,7 +183,8 @@ pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
             Goal::AtMost(STOPPED_MS_MAX),
         )
         .against(&format!("{peer}, the disk shared"), theirs.stopped),
-        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None).against(&peer, theirs.downtime),
+        Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
+            .against(&peer, theirs.downtime),
     ]);
     // As many requests as the guest gets done: what the migration takes of the processor is missing there.
     let busy = Scene::of(bench, 0);

@@ -147,7 +147,8 @@ fn memory_began_unix_ms(place: &Place, later: f64) -> anyhow::Result<f64> {
     const DAY_MS: f64 = 86_400_000.0;
     let log = place.hosts.daemon(Side::A).log();
     let line = log.lines().find(|line| line.contains("a VM moves") && line.contains("copying memory"));
-    let time = line.and_then(|line| line.split_once('T')?.1.split_once('Z')).context("the daemon says when it begins")?.0;
+    let time =
+        line.and_then(|line| line.split_once('T')?.1.split_once('Z')).context("the daemon says when it begins")?.0;
     let parts: Vec<f64> = time.split(':').map(str::parse).collect::<Result<_, _>>().context("a time of the day")?;
     let [hours, minutes, seconds] = parts[..] else { bail!("no time of the day: {time}") };
     let of_day = ((hours * 60.0 + minutes) * 60.0 + seconds) * 1e3;

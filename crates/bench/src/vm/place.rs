@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use serde_json::Value;
+use transhume_guest::programs::preload_library;
 use transhume_guest::{
     ClientSpec, Disk, Event, Guest, GuestNetwork, GuestSpec, Interval, Network, NetworkClient, Side, TwoHosts,
     TwoHostsSpec, create_filled,
 };
-use transhume_guest::programs::preload_library;
 
 /// How long anything may take that is no move.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -65,8 +65,7 @@ impl Place {
         create_filled(&disk, disk_bytes)?;
         let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
         let [memory, socket] = ["memory", "memory.sock"].map(|name| folder.path().join(name));
-        let guest =
-            if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
+        let guest = if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
         let mut guest = Guest::boot(guest.launcher(hosts.launcher(Side::A)))?;
         guest.wait_for_load(PATIENCE)?;
         Ok(Self { guest, network, hosts, disk, folder })

@@ -54,6 +54,7 @@ struct Pages {
 
 /// A guest that is there, at a scale.
 pub(super) struct Guest {
+    /// Its memory, and its disk if that goes along.
     regions: Vec<Region>,
     compressed: [f64; 2],
     filled: [u64; 2],
@@ -76,11 +77,11 @@ impl Guest {
             bytes: pages * PAGE_BYTES,
             page_bytes: PAGE_BYTES,
         };
-        let regions: Vec<Region> = ["memory", "disk"].into_iter().zip(pages).map(region).collect();
+        let regions: Vec<Region> =
+            ["memory", "disk"].into_iter().zip(pages).filter(|(_, pages)| *pages > 0).map(region).collect();
         let filled = figures.filled_bytes.map(pages_of);
-        let versions = [MEMORY, DISK].map(|region| {
-            (0..pages[region]).map(|page| u32::from(page < filled[region])).collect::<Vec<u32>>()
-        });
+        let versions = [MEMORY, DISK]
+            .map(|region| (0..pages[region]).map(|page| u32::from(page < filled[region])).collect::<Vec<u32>>());
         let rng = world.rng("contents");
         let noise = (0..NOISE_BYTES + PAGE).map(|_| rng.below(256) as u8).collect();
         Arc::new(Self {
@@ -222,7 +223,7 @@ pub(super) struct Arrived {
 
 impl Arrived {
     pub(super) fn of(source: &Arc<Guest>) -> Arc<Self> {
-        let none = |region: usize| vec![u32::MAX; source.regions[region].pages() as usize];
+        let none = |region: usize| vec![u32::MAX; source.regions.get(region).map_or(0, Region::pages) as usize];
         Arc::new(Self { versions: Mutex::new([none(MEMORY), none(DISK)]), source: Arc::clone(source) })
     }
 
@@ -244,7 +245,10 @@ impl TargetMemory for Arrived {
             let version = u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes"));
             self.source.fill(region, page, version, &mut expected);
             if bytes != expected {
-                return Err(Error::new(ErrorKind::Target, format!("page {page} of region {region} is none of its versions")));
+                return Err(Error::new(
+                    ErrorKind::Target,
+                    format!("page {page} of region {region} is none of its versions"),
+                ));
             }
             versions[region][page as usize] = version;
         }

@@ -5,9 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Error, ErrorKind, Result};
-use memory::{
-    BoxTransport, Compression, Lane, Precopy, PrecopyOptions, Receiver, StopRules, TargetMemory,
-};
+use memory::{BoxTransport, Compression, Lane, Precopy, PrecopyOptions, Receiver, StopRules, TargetMemory};
 use sim::clock;
 use sim::log::Keep;
 use sim::process::Process;
@@ -57,9 +55,8 @@ impl Load {
     }
 
     /// What it is. What the paper does not state is chosen so that the vanilla columns come out, and said in the page.
-    const fn figures(self) -> GuestFigures {
-        const POSTGRES: &[Writes] =
-            &[Writes { region: MEMORY, set_bytes: 40 << 20, bytes_per_second: 60.0 * MIB }];
+    fn figures(self) -> GuestFigures {
+        const POSTGRES: &[Writes] = &[Writes { region: MEMORY, set_bytes: 40 << 20, bytes_per_second: 60.0 * MIB }];
         const MEMCACHED: &[Writes] = &[
             Writes { region: MEMORY, set_bytes: 9_700 << 20, bytes_per_second: 55.0 * MIB },
             Writes { region: MEMORY, set_bytes: 30 << 20, bytes_per_second: 60.0 * MIB },
@@ -107,7 +104,9 @@ impl Load {
             // 294.7 MByte/s with four consumers (table 6).
             Self::KvmIdle | Self::KvmMemcached | Self::KvmDbench => Costs { wait_of_byte_sent: 0.0051 / MIB, ..none },
             // 41.5 s of compression for 16.4 GByte, and what vanilla KVM takes beside that (table 10).
-            Self::KvmCompressed => Costs { of_byte_read: COMPRESSED_BYTE_READ, wait_of_byte_sent: 0.0051 / MIB, ..none },
+            Self::KvmCompressed => {
+                Costs { of_byte_read: COMPRESSED_BYTE_READ, wait_of_byte_sent: 0.0051 / MIB, ..none }
+            }
         }
     }
 }
@@ -196,7 +195,8 @@ impl Scene {
     fn options(&self) -> PrecopyOptions {
         let scaled = |milliseconds: u64| Duration::from_millis(milliseconds) / self.scale as u32;
         let compression = if self.load == Load::KvmCompressed { Compression::Lz4 } else { Compression::Off };
-        let papers = PrecopyOptions { compression, version_cache_bytes: 0, defers_hot_pages: false, ..Default::default() };
+        let papers =
+            PrecopyOptions { compression, version_cache_bytes: 0, defers_hot_pages: false, ..Default::default() };
         match (self.way, self.load.is_xen()) {
             (Way::Ours, _) => PrecopyOptions {
                 rules: StopRules { downtime_limit: scaled(300), ..StopRules::default() },

@@ -29,7 +29,13 @@ enum Judged {
     Beside,
 }
 
-const fn entry(what: &'static str, unit: &'static str, paper: [f64; 2], ours: fn(&Seen) -> f64, judged: Judged) -> Entry {
+const fn entry(
+    what: &'static str,
+    unit: &'static str,
+    paper: [f64; 2],
+    ours: fn(&Seen) -> f64,
+    judged: Judged,
+) -> Entry {
     Entry { what, unit, paper, ours, judged }
 }
 
@@ -194,7 +200,10 @@ const TABLES: &[Table] = &[
 ];
 
 /// Their names.
-pub(super) const IDS: [&str; 7] = ["table-3", "table-4", "table-5", "table-6", "table-7", "table-8", "table-10"];
+#[cfg(test)]
+pub(super) fn ids() -> impl Iterator<Item = &'static str> {
+    TABLES.iter().map(|table| table.id)
+}
 
 fn table(id: &str) -> &'static Table {
     TABLES.iter().find(|table| table.id == id).expect("it is one of the tables")
@@ -253,12 +262,17 @@ fn over_paper(table: &Table, seen: [&Seen; 2]) -> Plot {
     let series = |(column, name): (usize, &str)| Series {
         name: name.to_owned(),
         colour: column,
-        points: (0..).zip(table.entries).map(|(at, entry)| [f64::from(at), (entry.ours)(seen[column]) / entry.paper[column]]).collect(),
+        points: (0..)
+            .zip(table.entries)
+            .map(|(at, entry)| [f64::from(at), (entry.ours)(seen[column]) / entry.paper[column]])
+            .collect(),
     };
     let names: Vec<&str> = table.entries.iter().map(|entry| entry.what).collect();
     Plot {
         title: "Ours over the paper's".to_owned(),
-        x: Axis::linear(names.iter().enumerate().map(|(at, name)| format!("{at}: {name}")).collect::<Vec<_>>().join(", ")),
+        x: Axis::linear(
+            names.iter().enumerate().map(|(at, name)| format!("{at}: {name}")).collect::<Vec<_>>().join(", "),
+        ),
         y: Axis::linear("times"),
         bars: true,
         series: [(0, "vanilla"), (1, "parallel")].map(series).into(),

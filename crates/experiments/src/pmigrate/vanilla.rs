@@ -60,7 +60,8 @@ impl Source {
             sent += self.iterate(&pending, true).await;
             pending.clear();
             self.take_dirty(&mut pending);
-            let is_last = pending.count() < FEW_PAGES || iterations + 1 >= ITERATIONS_MAX || sent > total * SENT_FACTOR_MAX;
+            let is_last =
+                pending.count() < FEW_PAGES || iterations + 1 >= ITERATIONS_MAX || sent > total * SENT_FACTOR_MAX;
             if is_last {
                 break;
             }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
+use transhume_guest::programs::{preload_library, private_folder};
 use transhume_guest::{
     ClientSpec, Daemon, Disk, Event, Guest, GuestNetwork, GuestSpec, Load, MemoryLoad, Network, NetworkClient, Side,
     TwoHosts, TwoHostsSpec, create_filled,
 };
-use transhume_guest::programs::{preload_library, private_folder};
 
 use super::plan::{Blow, End, Rng, Timed};
 use super::watch::Watcher;
@@ -72,8 +72,7 @@ impl Act {
         std::fs::create_dir(&shared).context("making the storage that both hosts reach")?;
         let shares = rng.number(2) == 0;
         let memory_folder = private_folder(Path::new("/dev/shm"))?;
-        let more =
-            format!("run-vms = true\nshared-storage = [{shared:?}]\nmemory-dir = {:?}\n", memory_folder.path());
+        let more = format!("run-vms = true\nshared-storage = [{shared:?}]\nmemory-dir = {:?}\n", memory_folder.path());
         let spec =
             TwoHostsSpec { more: &more, link_bits_per_second: Some(LINK_BITS_PER_SECOND), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder, spec)?;
