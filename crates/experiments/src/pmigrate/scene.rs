@@ -29,6 +29,8 @@ pub(super) enum Load {
     XenIdle,
     XenPostgres,
     XenMemcached,
+    /// The guest that vanilla's column of table 5 needs.
+    XenFasterMemcached,
     /// KVM's, with a disk of 16 GiB.
     KvmIdle,
     KvmMemcached,
@@ -39,7 +41,7 @@ pub(super) enum Load {
 
 impl Load {
     pub(super) const fn is_xen(self) -> bool {
-        matches!(self, Self::XenIdle | Self::XenPostgres | Self::XenMemcached)
+        matches!(self, Self::XenIdle | Self::XenPostgres | Self::XenMemcached | Self::XenFasterMemcached)
     }
 
     const fn name(self) -> &'static str {
@@ -47,6 +49,7 @@ impl Load {
             Self::XenIdle => "an idle guest on Xen",
             Self::XenPostgres => "PostgreSQL on Xen",
             Self::XenMemcached => "memcached on Xen",
+            Self::XenFasterMemcached => "memcached on Xen, which writes faster",
             Self::KvmIdle => "an idle guest on KVM",
             Self::KvmMemcached => "memcached on KVM",
             Self::KvmDbench => "dbench on KVM",
@@ -56,14 +59,15 @@ impl Load {
 
     /// What it is. What the paper does not state is chosen so that the vanilla columns come out, and said in the page.
     fn figures(self) -> GuestFigures {
-        const POSTGRES: &[Writes] = &[Writes { region: MEMORY, set_bytes: 40 << 20, bytes_per_second: 60.0 * MIB }];
-        const MEMCACHED: &[Writes] = &[
-            Writes { region: MEMORY, set_bytes: 9_700 << 20, bytes_per_second: 55.0 * MIB },
-            Writes { region: MEMORY, set_bytes: 30 << 20, bytes_per_second: 60.0 * MIB },
-        ];
+        const POSTGRES: &[Writes] = &[Writes { region: MEMORY, set_bytes: 42 << 20, bytes_per_second: 250.0 * MIB }];
+        const HOT_ITEMS: Writes = Writes { region: MEMORY, set_bytes: 32 << 20, bytes_per_second: 450.0 * MIB };
+        const MEMCACHED: &[Writes] =
+            &[Writes { region: MEMORY, set_bytes: 9_700 << 20, bytes_per_second: 55.0 * MIB }, HOT_ITEMS];
+        const FASTER_MEMCACHED: &[Writes] =
+            &[Writes { region: MEMORY, set_bytes: 11_200 << 20, bytes_per_second: 189.0 * MIB }, HOT_ITEMS];
         const DBENCH: &[Writes] = &[
             Writes { region: DISK, set_bytes: 16 << 30, bytes_per_second: 15.0 * MIB },
-            Writes { region: MEMORY, set_bytes: 32 << 20, bytes_per_second: 90.0 * MIB },
+            Writes { region: MEMORY, set_bytes: 64 << 20, bytes_per_second: 90.0 * MIB },
         ];
         const IDLE: &[Writes] = &[Writes { region: MEMORY, set_bytes: 2 << 20, bytes_per_second: 0.5 * MIB }];
         let xen = |writes| GuestFigures {
@@ -82,6 +86,7 @@ impl Load {
             Self::XenIdle => xen(IDLE),
             Self::XenPostgres => xen(POSTGRES),
             Self::XenMemcached => xen(MEMCACHED),
+            Self::XenFasterMemcached => xen(FASTER_MEMCACHED),
             Self::KvmIdle => kvm(IDLE_FILLED, IDLE),
             Self::KvmMemcached => kvm(16 * GIB, MEMCACHED),
             Self::KvmDbench => kvm(IDLE_FILLED, DBENCH),
@@ -98,7 +103,7 @@ impl Load {
         let none = Costs { of_byte_read: 0.0, of_byte_sent: 0.0, wait_of_byte_sent: 0.0, lock_of_page: 0.0 };
         match self {
             // 409.9 s of processor time for 16.2 GByte (table 3), and 149.3 s with four consumers (6.2.3).
-            Self::XenIdle | Self::XenPostgres | Self::XenMemcached => {
+            Self::XenIdle | Self::XenPostgres | Self::XenMemcached | Self::XenFasterMemcached => {
                 Costs { of_byte_sent: 0.0247 / MIB, wait_of_byte_sent: 0.0028 / MIB, ..none }
             }
             // 294.7 MByte/s with four consumers (table 6).
@@ -111,6 +116,8 @@ impl Load {
     }
 }
 
+/// What is left may take PMigrate-KVM so long: assumed, by what it sends while the guest is stopped (tables 7 and 8).
+const KVM_DOWNTIME_MS: u64 = 120;
 /// What a byte costs that is read, compressed and written: 2.5 ms a MByte for the compression, 3.2 for the rest.
 const COMPRESSED_BYTE_READ: f64 = 0.0057 / MIB;
 
@@ -206,12 +213,21 @@ impl Scene {
             },
             // Xen's: nothing is left, or 29 iterations do not make it less, or three times the memory was sent.
             (_, true) => {
-                let rules = StopRules { downtime_limit: Duration::ZERO, rounds_without_less: 25, sent_factor_max: 3.0 };
+                let rules = StopRules {
+                    downtime_limit: Duration::ZERO,
+                    rounds_without_less: 25,
+                    sent_factor_max: 3.0,
+                    goes_on_while_less: false,
+                };
                 PrecopyOptions { rules, ..papers }
             }
-            // KVM's: what is left takes 30 ms.
             (_, false) => {
-                let rules = StopRules { downtime_limit: scaled(30), rounds_without_less: 29, sent_factor_max: 10.0 };
+                let rules = StopRules {
+                    downtime_limit: scaled(KVM_DOWNTIME_MS),
+                    rounds_without_less: 29,
+                    sent_factor_max: 10.0,
+                    goes_on_while_less: false,
+                };
                 PrecopyOptions { rules, ..papers }
             }
         }
@@ -320,7 +336,9 @@ async fn play_vanilla(world: &World, scene: Scene, guest: &Arc<Guest>, target: &
     let figures = scene.load.figures();
     let (bytes_per_second, of_byte_read, of_byte_cpu) = match scene.load {
         // 16.2 GByte at 39.3 MByte/s with 378.9 s of processor time (table 3).
-        Load::XenIdle | Load::XenPostgres | Load::XenMemcached => (39.3 * MIB, 0.0, 0.0228 / MIB),
+        Load::XenIdle | Load::XenPostgres | Load::XenMemcached | Load::XenFasterMemcached => {
+            (39.3 * MIB, 0.0, 0.0228 / MIB)
+        }
         Load::KvmCompressed => (117.6 * MIB, COMPRESSED_BYTE_READ, 0.0),
         Load::KvmIdle | Load::KvmMemcached | Load::KvmDbench => (117.6 * MIB, 0.0, 0.0),
     };
@@ -373,7 +391,7 @@ async fn play_engine(world: &World, scene: Scene, guest: &Arc<Guest>, target: &A
     let after = precopy.watch()();
     let all = scene.scale as f64;
     Ok(Seen {
-        iterations: after.rounds as f64,
+        iterations: before.rounds as f64,
         downtime_mib: (after.wire_bytes - before.wire_bytes) as f64 / MIB * all,
         downtime_ms: world.now().since(stopped).as_secs_f64() * 1e3,
         wire_mib: after.wire_bytes as f64 / MIB * all,

@@ -18,11 +18,19 @@ pub struct StopRules {
     pub rounds_without_less: u32,
     /// So many times the memory is too much.
     pub sent_factor_max: f64,
+    /// Whether rounds go on that leave less each time, although what is left fits into the limit: they shorten the stop. Without it the
+    /// first round that leaves little is the last, as in the paper.
+    pub goes_on_while_less: bool,
 }
 
 impl Default for StopRules {
     fn default() -> Self {
-        Self { downtime_limit: Duration::from_millis(300), rounds_without_less: 4, sent_factor_max: 3.0 }
+        Self {
+            downtime_limit: Duration::from_millis(300),
+            rounds_without_less: 4,
+            sent_factor_max: 3.0,
+            goes_on_while_less: true,
+        }
     }
 }
 
@@ -89,8 +97,8 @@ impl Judge {
         self.without_less = if is_less { 0 } else { self.without_less + 1 };
         self.least = Some(self.least.map_or(result.left_pages, |least| least.min(result.left_pages)));
         let is_few = result.left_pages <= FEW_PAGES;
-        // While a round makes it less, another one shortens the stop.
-        if result.time_left() <= self.rules.downtime_limit && (is_few || !is_less) {
+        let is_enough = is_few || !is_less || !self.rules.goes_on_while_less;
+        if result.time_left() <= self.rules.downtime_limit && is_enough {
             return Decision::Stop(StopReason::Little);
         }
         if self.without_less >= self.rules.rounds_without_less {
@@ -125,6 +133,13 @@ mod tests {
         let mut judge = Judge::new(StopRules::default());
         assert_eq!(judge.after(&result(5000)), Decision::GoOn);
         assert_eq!(judge.after(&result(4900)), Decision::Stop(StopReason::Little), "it fits, and gets no less");
+    }
+
+    #[test]
+    fn the_first_round_that_leaves_little_is_the_last_where_that_is_the_rule() {
+        let mut judge = Judge::new(StopRules { goes_on_while_less: false, ..StopRules::default() });
+        assert_eq!(judge.after(&result(9000)), Decision::GoOn, "it does not fit");
+        assert_eq!(judge.after(&result(5000)), Decision::Stop(StopReason::Little));
     }
 
     #[test]
