@@ -42,12 +42,14 @@ quick: ## Format, clippy, unit tests and 100 seeds: what to run before every com
 	@echo "unit tests" && $(CARGO) test --locked --workspace --lib --bins --quiet
 	@echo "seeds 0..100" && $(CARGO) xtask sim --seeds 0..100
 
+# What the build of everything has made is not built again for the simulator and the torture alone.
+BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture
 	@echo "building all there is, with the tests: minutes, if little of it is built"
 	$(CARGO) build --locked --workspace --all-targets
 	$(CARGO) xtask test
-	$(MAKE) sim
-	$(CARGO) xtask torture --seed 100 --cycles 5 --act-cycles 2
+	TRANSHUME_BUILT=$(BUILT) $(MAKE) sim
+	TRANSHUME_BUILT=$(BUILT) $(CARGO) xtask torture --programs $(BUILT) --seed 100 --cycles 5 --act-cycles 2
 
 # Its packages would replace the distribution's QEMU: they are unpacked, not installed.
 QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10

@@ -77,7 +77,14 @@ pub(crate) fn cargo_itself() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// Where everything was built already: programs are run from there and not built again. Cargo builds a package's dependencies
+/// anew if it builds that package alone, because they have fewer features then.
+const BUILT: &str = "TRANSHUME_BUILT";
+
 fn cargo(package: &str) -> Command {
+    if let Some(folder) = std::env::var_os(BUILT) {
+        return Command::new(Path::new(&folder).join(package));
+    }
     let mut command = cargo_itself();
     command.args(["run", "--locked", "--package", package, "--bin", package, "--"]);
     command

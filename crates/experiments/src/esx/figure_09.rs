@@ -1,7 +1,7 @@
 //! Figure 9: aggregate cost over outstanding requests: time times penalty (3.3).
 
 use super::Runs;
-use super::controls::AllocatedOverlays;
+use super::controls::{AllocatedOverlays, FasterReads};
 use super::grid::Setup;
 use super::scene::Scene;
 use super::way::Way;
@@ -10,7 +10,8 @@ use crate::figure::{Figure, Mark, Series};
 pub(super) const ID: &str = "figure-9";
 
 pub(super) fn scenes(setup: &Setup) -> Vec<Scene> {
-    setup.all_loads().into_iter().chain(AllocatedOverlays::scenes(setup)).collect()
+    let controls = AllocatedOverlays::scenes(setup).into_iter().chain(FasterReads::scenes(setup));
+    setup.all_loads().into_iter().chain(controls).collect()
 }
 
 pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
@@ -81,5 +82,6 @@ pub(super) fn figure(setup: &Setup, runs: &Runs) -> Figure {
         AllocatedOverlays::WHY,
     );
     claim.explain(AllocatedOverlays::WHY, &AllocatedOverlays::shape("the cost", told, is_more));
+    claim.explain(FasterReads::WHY, &FasterReads::of(setup, runs));
     figure
 }

@@ -36,6 +36,9 @@ const GROUP_BYTES: u64 = 1 << 30;
 /// So long at least, whatever the scale.
 const AROUND_MIN: Duration = Duration::from_secs(4);
 
+/// What an array reads that reads faster, in bytes a second.
+pub(super) const FASTER_READ_RATE: u64 = 280_000_000;
+
 /// Where a volume lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Place {
@@ -43,6 +46,8 @@ pub(super) enum Place {
     Array,
     /// The same array, which reads nothing ahead. Only where it is asked for.
     NothingAhead,
+    /// The same array, which reads faster. Only where it is asked for.
+    FasterReads,
     /// The array of the Exchange runs: both volumes on it, each on disks of its own.
     ExchangeArray,
     /// The slow volume on NFS.
@@ -114,6 +119,7 @@ impl Scene {
         match place {
             Place::Array => array(ArrayFigures::CX4_120),
             Place::NothingAhead => array(ArrayFigures { read_ahead: 0, ..ArrayFigures::CX4_120 }),
+            Place::FasterReads => array(ArrayFigures { read_rate: FASTER_READ_RATE, ..ArrayFigures::CX4_120 }),
             Place::ExchangeArray => {
                 Box::new(Array::with_two_groups(self.scaled(ArrayFigures::CX3_40), self.group_bytes()))
             }
@@ -125,7 +131,11 @@ impl Scene {
 impl std::fmt::Display for Scene {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let to = if self.to == Place::SlowNfs { ", to NFS" } else { "" };
-        let from = if self.from == Place::NothingAhead { ", nothing read ahead" } else { "" };
+        let from = match self.from {
+            Place::NothingAhead => ", nothing read ahead",
+            Place::FasterReads => ", read faster",
+            _ => "",
+        };
         write!(out, "{}, {}, {} GB{from}{to}", self.way.name(), self.load, self.data_gib)
     }
 }
