@@ -5,12 +5,15 @@ use super::Setup;
 use super::scene::{Load, Scene, Seen, Way};
 use crate::figure::{Axis, Experiment, Figure, Mark, Plot, Series};
 
+/// A number of a migration.
+type Metric = fn(&Seen) -> f64;
+
 /// A number of a table: its name, its unit, the paper's of both columns, and ours.
 struct Entry {
     what: &'static str,
     unit: &'static str,
     paper: [f64; 2],
-    ours: fn(&Seen) -> f64,
+    ours: Metric,
     judged: Judged,
 }
 
@@ -31,13 +34,7 @@ enum Judged {
     Beside,
 }
 
-const fn entry(
-    what: &'static str,
-    unit: &'static str,
-    paper: [f64; 2],
-    ours: fn(&Seen) -> f64,
-    judged: Judged,
-) -> Entry {
+const fn entry(what: &'static str, unit: &'static str, paper: [f64; 2], ours: Metric, judged: Judged) -> Entry {
     Entry { what, unit, paper, ours, judged }
 }
 
@@ -241,7 +238,7 @@ fn faster_scene(setup: &Setup, way: Way) -> Scene {
 }
 
 /// What becomes of a number of vanilla's, which is `usual`, with that guest.
-fn faster(setup: &Setup, runs: &Runs, (unit, paper, usual): (&str, f64, f64), of: fn(&Seen) -> f64) -> Experiment {
+fn faster(setup: &Setup, runs: &Runs, (unit, paper, usual): (&str, f64, f64), of: Metric) -> Experiment {
     let [vanilla, parallel] = FASTER.map(|way| runs.get(&faster_scene(setup, way)));
     let (control, left) = (of(vanilla), parallel.downtime_mib);
     let seen = format!(
@@ -340,7 +337,7 @@ pub(super) fn table_2(setup: &Setup, runs: &Runs) -> Figure {
          the time that a page takes here. This project maps the memory once.",
     );
     let mut figure = figure.assumed();
-    let rows: [(&str, &'static str, f64, fn(&Seen) -> f64); 4] = [
+    let rows: [(&str, &'static str, f64, Metric); 4] = [
         ("migration time", "s", 1592.0, seconds),
         ("downtime", "ms", 257_000.0, downtime),
         ("memory sent", "GByte", 58.8, memory_gib),
