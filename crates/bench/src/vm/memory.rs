@@ -1,15 +1,14 @@
 //! The groups of `bench-vm` for the parallel memory engine, beside QEMU's own: `memory` over one link without a limit, `links` over
 //! several slow ones.
 
-use anyhow::ensure;
 use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
 
 use super::VmBench;
 use super::felt::{Felt, feel};
-use super::ours::{self, Ordered, transhume};
+use super::ours::{self, transhume};
 use super::peers::{How, shared_disk};
 use super::place::{Place, RUNS_VMS, fillable_mib};
-use super::rows::{IDLE_RATE, load};
+use super::rows::{DEADLINE_SECONDS, IDLE_RATE, Series, load};
 use crate::figures::{Goal, Row, Samples};
 
 /// An idle guest is stopped for so long at most, in ms.
@@ -21,13 +20,10 @@ const LINK_BITS_PER_SECOND: u64 = 200_000_000;
 const LINKS: usize = 4;
 /// Four links are to carry so many times what QEMU sends over one.
 const LINKS_RATIO_MIN: f64 = 3.5;
-/// The memory of the guests of `links`, in MiB: a fifth of a minute over one link.
+/// The memory of the guests of `links`, in MiB: a quarter of a minute over one link.
 const LINKS_MEMORY_MIB: u32 = 384;
 /// What one of them rewrites, in MiB/s: more than one link carries.
 const REWRITE_MIB: u32 = 40;
-/// How long a move may take that may not end by itself.
-const DEADLINE_SECONDS: u32 = 120;
-
 /// Who copies the memory.
 #[derive(Clone, Copy)]
 enum Copier {
@@ -125,33 +121,13 @@ fn parallel(bench: &VmBench, limit_ms: u64) -> Vec<String> {
     options
 }
 
-/// What was felt of several moves.
-#[derive(Default)]
-struct Series {
-    rate: Samples,
-    seconds: Samples,
-    stopped: Samples,
-    downtime: Samples,
-    kept: Samples,
-}
-
-impl Series {
-    fn push(&mut self, felt: &Felt, memory_mib: u32) {
-        self.rate.push(f64::from(memory_mib) / felt.memory_seconds);
-        self.seconds.push(felt.memory_seconds);
-        self.stopped.push(felt.stopped_ms);
-        self.downtime.push(felt.downtime_ms);
-        self.kept.push(felt.kept * 100.0);
-    }
-}
-
 impl VmBench {
     /// Ours and QEMU by turns, each with a guest of its own.
     fn memories(&self, ours: &Scene, peer: (&Scene, Copier)) -> anyhow::Result<[Series; 2]> {
         let [mut own, mut theirs] = [(); 2].map(|()| Series::default());
         for _ in 0..self.runs {
-            own.push(&ours.play(self, Copier::Parallel)?, ours.memory_mib);
-            theirs.push(&peer.0.play(self, peer.1)?, peer.0.memory_mib);
+            own.push(&ours.play(self, Copier::Parallel)?);
+            theirs.push(&peer.0.play(self, peer.1)?);
         }
         Ok([own, theirs])
     }
@@ -167,7 +143,8 @@ pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let [ours, theirs] = bench.memories(&scene, (&scene, qemu))?;
     let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
     let mut rows = vec![
-        Row::new(format!("{what}: copied"), "MiB/s", ours.rate, Goal::RatioAtLeast(1.0)).against(&peer, theirs.rate),
+        Row::new(format!("{what}: copied"), "MiB/s", ours.memory_rate(bench.memory_mib), Goal::RatioAtLeast(1.0))
+            .against(&peer, theirs.memory_rate(bench.memory_mib)),
         Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0))
             .against(&peer, theirs.stopped),
         Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
@@ -192,7 +169,7 @@ pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let what = format!("{}, as many requests as go: it keeps while it moves", bench.guest_words());
     rows.extend([
         Row::new(what, "%", ours.kept, Goal::RatioAtLeast(1.0)).against(&peer, theirs.kept),
-        Row::new(same("its memory copied"), "s", ours.seconds, Goal::None).against(&peer, theirs.seconds),
+        Row::new(same("its memory copied"), "s", ours.memory_seconds, Goal::None).against(&peer, theirs.memory_seconds),
     ]);
     Ok(rows)
 }
@@ -203,8 +180,8 @@ pub(super) fn links(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let [ours, theirs] = bench.memories(&over_all, (&over_one, Copier::Qemu(1)))?;
     let what = format!("memory of {LINKS_MEMORY_MIB} MiB, idle, over {LINKS} links of 25 MB/s: copied");
     let mut rows = vec![
-        Row::new(what, "MiB/s", ours.rate, Goal::RatioAtLeast(LINKS_RATIO_MIN))
-            .against("QEMU, one stream over one", theirs.rate),
+        Row::new(what, "MiB/s", ours.memory_rate(LINKS_MEMORY_MIB), Goal::RatioAtLeast(LINKS_RATIO_MIN))
+            .against("QEMU, one stream over one", theirs.memory_rate(LINKS_MEMORY_MIB)),
     ];
     for links in [1, LINKS] {
         let mut ended = Samples::default();
@@ -227,15 +204,5 @@ fn converges(bench: &VmBench, links: usize) -> anyhow::Result<bool> {
     let deadline = format!("{DEADLINE_SECONDS}s");
     let channels = LINKS.to_string();
     let options = ["--verify", "off", "--memory", "parallel", "--channels", &channels, "--deadline", &deadline];
-    let (seconds, shown) = Ordered::new(&place, &options)?.wait(&place)?;
-    let is_done = shown["state"] == "done";
-    let is_expected = is_done || shown["error"]["code"] == "no-convergence";
-    ensure!(is_expected, "the move has failed otherwise: {shown}\n{}", place.logs());
-    eprintln!("    {links} links: {} in {seconds:.1} s, {}", shown["state"], shown["memory"]);
-    if is_done {
-        let folder = place.folder_there()?;
-        place.guest.follow(&folder)?;
-    }
-    place.verify()?;
-    Ok(is_done)
+    ours::may_end(&mut place, &options).map(|(is_done, _)| is_done)
 }

@@ -141,6 +141,23 @@ pub(super) fn judged(place: &mut Place, (from, to): (Side, Side), options: &[Str
     Ok(judged)
 }
 
+/// Makes a move that may not end by itself, and follows the guest if it does. Whether it was done, and in how many seconds. The guest
+/// is as it was, whatever came of it.
+pub(super) fn may_end(place: &mut Place, options: &[&str]) -> anyhow::Result<(bool, f64)> {
+    let (seconds, shown) = Ordered::new(place, options)?.wait(place)?;
+    let is_done = shown["state"] == "done";
+    if !is_done && shown["error"]["code"] != "no-convergence" {
+        bail!("the move has failed otherwise: {shown}\n{}", place.logs());
+    }
+    eprintln!("    {} in {seconds:.1} s, {}", shown["state"], shown["memory"]);
+    if is_done {
+        let folder = place.folder_there()?;
+        place.guest.follow(&folder)?;
+    }
+    place.verify()?;
+    Ok((is_done, seconds))
+}
+
 /// When the source's daemon began to copy the memory, in milliseconds since 1970: it logs each phase with its time of the day. It
 /// was less than a day before `later`.
 fn memory_began_unix_ms(place: &Place, later: f64) -> anyhow::Result<f64> {

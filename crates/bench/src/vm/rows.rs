@@ -1,11 +1,11 @@
 //! The groups of `bench-vm`.
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use transhume_guest::{GuestSpec, Load, MemoryLoad, Side, TwoHostsSpec};
 
 use super::VmBench;
 use super::felt::{Ended, Felt, feel};
-use super::ours::{self, Ordered, transhume};
+use super::ours::{self, transhume};
 use super::peers::{How, recipe, shared_disk};
 use super::place::{NAME, Place, RUNS_VMS, fillable_mib};
 use crate::figures::{Goal, Row, Samples};
@@ -25,27 +25,32 @@ const P99_RATIO_MAX: f64 = 0.5;
 const FORECAST_PERCENT_MAX: f64 = 15.0;
 const FORECAST_FACTOR_MAX: f64 = 2.0;
 /// How long a move may take that may not end by itself.
-const DEADLINE_SECONDS: u32 = 120;
+pub(super) const DEADLINE_SECONDS: u32 = 120;
 
 /// What moves the guest.
 type Mover = fn(&mut Place, How) -> anyhow::Result<Ended>;
 
 /// What was felt of several moves.
 #[derive(Default)]
-struct Series {
+pub(super) struct Series {
     seconds: Samples,
-    stopped: Samples,
-    downtime: Samples,
+    pub(super) memory_seconds: Samples,
+    pub(super) stopped: Samples,
+    pub(super) downtime: Samples,
     p99: Samples,
     p99_before: Samples,
     longest: Samples,
+    /// In percent.
+    pub(super) kept: Samples,
     forecast_percent: Samples,
     forecast_factor: Samples,
 }
 
 impl Series {
-    fn push(&mut self, felt: &Felt) {
+    pub(super) fn push(&mut self, felt: &Felt) {
         self.seconds.push(felt.seconds);
+        self.memory_seconds.push(felt.memory_seconds);
+        self.kept.push(felt.kept * 100.0);
         self.stopped.push(felt.stopped_ms);
         self.downtime.push(felt.downtime_ms);
         self.p99.push(felt.p99_ms);
@@ -55,6 +60,11 @@ impl Series {
             self.forecast_percent.push(judged.seconds_percent);
             self.forecast_factor.push(judged.downtime_factor);
         }
+    }
+
+    /// How fast a memory of so many MiB was copied, in MiB/s.
+    pub(super) fn memory_rate(&self, memory_mib: u32) -> Samples {
+        self.memory_seconds.map(|seconds| f64::from(memory_mib) / seconds)
     }
 
     /// How far the forecasts of these moves were off, each of which was the first between its hosts.
@@ -278,17 +288,7 @@ fn converging(bench: &VmBench, links: usize) -> anyhow::Result<ConvergingRun> {
     let plan = ours::plan(&place, &options.map(str::to_owned))?;
     let is_foretold = plan["converges"] == true;
     eprintln!("    {links} links, plan: converges {}, {}", plan["converges"], plan["notes"]);
-    let (seconds, shown) = Ordered::new(&place, &options)?.wait(&place)?;
-    let is_done = shown["state"] == "done";
-    if !is_done && shown["error"]["code"] != "no-convergence" {
-        bail!("the move has failed otherwise: {shown}\n{}", place.logs());
-    }
-    eprintln!("    {links} links: {} in {seconds:.1} s, {}", shown["state"], shown["memory"]);
-    if is_done {
-        let folder = place.folder_there()?;
-        place.guest.follow(&folder)?;
-    }
-    place.verify()?;
+    let (is_done, seconds) = ours::may_end(&mut place, &options)?;
     let rewritten = place.guest.load_result().memory.rewritten / 256;
     eprintln!("    {rewritten} MiB were rewritten since the guest's boot");
     Ok(ConvergingRun { is_done, is_foretold, seconds })
