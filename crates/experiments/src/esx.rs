@@ -34,10 +34,10 @@ mod table_1;
 mod table_2;
 mod way;
 
-use block::{Error, ErrorKind, Result};
+use block::Result;
 
 use crate::figure::Evaluation;
-use crate::runs::{EvaluationOptions, Progress, carry_out};
+use crate::runs::{self, About, EvaluationOptions, Progress};
 use grid::Setup;
 use real::RealRuns;
 use scene::Scene;
@@ -81,13 +81,14 @@ const STUDIES: &[Study] = &[
     Study { id: table_2::ID, is_of_paper: true, scenes: table_2::scenes, figure: table_2::figure },
 ];
 
-/// The paper.
-const TITLE: &str = "The Design and Evolution of Live Storage Migration in VMware ESX";
-/// The page that tells how it is repeated.
-const PAGE: &str = "docs/paper-esx.md";
-const ABOUT: &str = "The engine's own strategies on modelled arrays and guests. Broken lines and diamonds are the paper's numbers; \
+const PAPER: About = About {
+    title: "The Design and Evolution of Live Storage Migration in VMware ESX",
+    page: "docs/paper-esx.md",
+    about: "The engine's own strategies on modelled arrays and guests. Broken lines and diamonds are the paper's numbers; \
      everything else was measured in this run. The scale divides the sizes of disks and caches and the limits of time; times \
-     and sizes are shown at the paper's scale.";
+     and sizes are shown at the paper's scale.",
+    scale_max: 1024,
+};
 
 /// The names of its figures.
 pub fn figure_names() -> Vec<&'static str> {
@@ -99,21 +100,8 @@ pub fn figure_names() -> Vec<&'static str> {
 /// # Errors
 /// Something that must always hold did not, or there is no figure of a name.
 pub fn evaluate(options: &EvaluationOptions, progress: Progress<'_>) -> Result<Evaluation> {
-    if !(1..=1024).contains(&options.scale) {
-        let context = format!("a scale of 1:{} is none from 1:1 to 1:1024", options.scale);
-        return Err(Error::new(ErrorKind::Invalid, context));
-    }
     let setup = Setup { scale: options.scale, loads: vec![2, 4, 8, 16, 32], sizes: vec![4, 8, 16, 32, 64] };
-    let figures = carry_out(STUDIES, &setup, options, progress)?;
-    Ok(Evaluation {
-        title: TITLE.to_owned(),
-        page: PAGE.to_owned(),
-        command: format!("{}, seed {}, scale 1:{}", options.command, options.seed, options.scale),
-        about: ABOUT.to_owned(),
-        seed: options.seed,
-        scale: options.scale,
-        figures,
-    })
+    runs::evaluate(&PAPER, (STUDIES, &setup), options, progress)
 }
 
 /// Makes the same page of what was measured on real files.

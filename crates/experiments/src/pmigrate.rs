@@ -14,10 +14,10 @@ mod scene;
 mod tables;
 mod vanilla;
 
-use block::{Error, ErrorKind, Result};
+use block::Result;
 
 use crate::figure::Evaluation;
-use crate::runs::{EvaluationOptions, Progress, carry_out};
+use crate::runs::{self, About, EvaluationOptions, Progress};
 use scene::{Load, Scene};
 
 /// How large the evaluation is.
@@ -81,13 +81,14 @@ const STUDIES: &[Study] = &[
     table!("table-10"),
 ];
 
-/// The paper.
-const TITLE: &str = "Parallelizing Live Migration of Virtual Machines (PMigrate)";
-/// The page that tells how it is repeated.
-const PAGE: &str = "docs/paper-pmigrate.md";
-const ABOUT: &str = "The parallel memory engine on modelled guests, processors and ports. Diamonds and broken lines are the paper's numbers; \
+const PAPER: About = About {
+    title: "Parallelizing Live Migration of Virtual Machines (PMigrate)",
+    page: "docs/paper-pmigrate.md",
+    about: "The parallel memory engine on modelled guests, processors and ports. Diamonds and broken lines are the paper's numbers; \
      everything else was measured in this run. The scale divides sizes and limits of time; times and sizes are shown at the paper's \
-     scale.";
+     scale.",
+    scale_max: 256,
+};
 
 /// The names of its figures.
 pub fn figure_names() -> Vec<&'static str> {
@@ -99,20 +100,7 @@ pub fn figure_names() -> Vec<&'static str> {
 /// # Errors
 /// Something that must always hold did not, or there is no figure of a name.
 pub fn evaluate(options: &EvaluationOptions, progress: Progress<'_>) -> Result<Evaluation> {
-    if !(1..=256).contains(&options.scale) {
-        let context = format!("a scale of 1:{} is none from 1:1 to 1:256", options.scale);
-        return Err(Error::new(ErrorKind::Invalid, context));
-    }
-    let figures = carry_out(STUDIES, &Setup { scale: options.scale }, options, progress)?;
-    Ok(Evaluation {
-        title: TITLE.to_owned(),
-        page: PAGE.to_owned(),
-        command: format!("{}, seed {}, scale 1:{}", options.command, options.seed, options.scale),
-        about: ABOUT.to_owned(),
-        seed: options.seed,
-        scale: options.scale,
-        figures,
-    })
+    runs::evaluate(&PAPER, (STUDIES, &Setup { scale: options.scale }), options, progress)
 }
 
 #[cfg(test)]

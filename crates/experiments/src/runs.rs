@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use block::{Error, ErrorKind, Result};
 
-use crate::figure::Figure;
+use crate::figure::{Evaluation, Figure};
 
 /// What to carry out.
 #[derive(Clone, Debug)]
@@ -55,11 +55,49 @@ pub(crate) struct Study<Setup, S: Scene> {
     pub(crate) figure: fn(&Setup, &Runs<S>) -> Figure,
 }
 
+/// What the page of a paper's evaluation says of itself.
+pub(crate) struct About {
+    /// The paper.
+    pub(crate) title: &'static str,
+    /// The page of the documentation that tells how it is repeated.
+    pub(crate) page: &'static str,
+    /// What was measured, on what.
+    pub(crate) about: &'static str,
+    /// No scale divides by more.
+    pub(crate) scale_max: u64,
+}
+
+/// Plays what the figures asked for need, and makes the paper's page of them.
+///
+/// # Errors
+/// Something that must always hold did not, there is no figure of a name, or no such scale.
+pub(crate) fn evaluate<Setup, S: Scene>(
+    paper: &About,
+    (studies, setup): (&[Study<Setup, S>], &Setup),
+    options: &EvaluationOptions,
+    progress: Progress<'_>,
+) -> Result<Evaluation> {
+    if !(1..=paper.scale_max).contains(&options.scale) {
+        let context = format!("a scale of 1:{} is none from 1:1 to 1:{}", options.scale, paper.scale_max);
+        return Err(Error::new(ErrorKind::Invalid, context));
+    }
+    let figures = carry_out(studies, setup, options, progress)?;
+    Ok(Evaluation {
+        title: paper.title.to_owned(),
+        page: paper.page.to_owned(),
+        command: format!("{}, seed {}, scale 1:{}", options.command, options.seed, options.scale),
+        about: paper.about.to_owned(),
+        seed: options.seed,
+        scale: options.scale,
+        figures,
+    })
+}
+
 /// Plays what the figures asked for need, and makes them.
 ///
 /// # Errors
 /// Something that must always hold did not, or there is no figure of a name.
-pub(crate) fn carry_out<Setup, S: Scene>(
+fn carry_out<Setup, S: Scene>(
     studies: &[Study<Setup, S>],
     setup: &Setup,
     options: &EvaluationOptions,

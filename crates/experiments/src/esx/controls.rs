@@ -97,7 +97,8 @@ impl NothingAhead {
 pub(super) struct FasterReads;
 
 impl FasterReads {
-    pub(super) const WHY: &str = "How fast the paper's array reads is not stated. The model's rate was fitted to what mirroring costs the          guest in the mean over all loads, so mirroring costs a guest with few requests more than the paper's.";
+    pub(super) const WHY: &str = "How fast the paper's array reads is not stated. The model's rate was fitted to what mirroring costs the \
+         guest in the mean over all loads, so mirroring costs a guest with few requests more than the paper's.";
     const WAYS: [Way; 2] = [Way::PaperMirror, Way::Snapshot];
 
     fn of_way(setup: &Setup, way: Way, load: usize) -> Scene {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use block::{Error, ErrorKind, Result};
 use serde::Deserialize;
 
-use super::{PAGE, TITLE, paper};
+use super::{PAPER, paper};
 use crate::figure::{Axis, Evaluation, Figure, Mark, Plot, Series};
 
 /// What was measured.
@@ -115,8 +115,8 @@ impl RealRuns {
             self.offline_seconds.len()
         );
         Evaluation {
-            title: TITLE.to_owned(),
-            page: PAGE.to_owned(),
+            title: PAPER.title.to_owned(),
+            page: PAPER.page.to_owned(),
             command: self.command.clone(),
             about,
             figures,

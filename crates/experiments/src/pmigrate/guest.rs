@@ -1,7 +1,7 @@
 //! A guest of the evaluation: its memory, its disk, and what it writes to both while it runs.
 //!
-//! A page is a number: how often it was written. Its bytes are made of that when somebody reads them, so a guest of 16 GiB takes
-//! few megabytes, and the target can be compared with the source page by page. The disk is a second region of the same pages,
+//! A page is a number: how often it was written. Its bytes are made of that when somebody reads them. So a guest of 16 GiB takes few
+//! megabytes, and the target can be compared with the source page by page. The disk is a second region of the same pages,
 //! because the paper's consumers take tasks of both (section 3.1).
 
 use std::ops::Range;

@@ -1,9 +1,9 @@
 //! The host that a guest leaves: processors for the migration's threads, ports of its network cards, and what the paper's threads
 //! wait for beside them.
 //!
-//! Each is a queue: who comes takes its turn. The engine knows nothing of it. It is held back through its own `Pace`, which is
-//! asked after a frame was made (processor time for what was read) and before it is sent (processor time for what is encrypted, and
-//! the port).
+//! Each is a queue: who comes takes its turn. The engine knows nothing of it. It is held back through its own `Pace`, which it
+//! asks twice. After a frame was made it pays the processor for what was read. Before the frame is sent it pays the processor for
+//! what is encrypted, and the port.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use env::{EnvRef, Moment};
 use filters::TokenBucket;
 use futures::future::BoxFuture;
 use memory::{PAGE_BYTES, Pace};
-use migrate::stream::{EndUsage, SpareBandwidth, USAGE_INTERVAL};
+use migrate::stream::{EndUsage, SpareBandwidth, USAGE_INTERVAL, WIRE_OVERHEAD};
 use parking_lot::Mutex;
 use sim::world::World;
 
@@ -22,7 +22,7 @@ use super::guest::Guest;
 /// A MByte of the paper's, in bytes.
 pub(super) const MIB: f64 = (1 << 20) as f64;
 /// What one connection gets of a port (6.1), in bytes a second.
-const PORT_BYTES_PER_SECOND: f64 = 117.6 * MIB;
+pub(super) const PORT_BYTES_PER_SECOND: f64 = 117.6 * MIB;
 
 /// How long things take, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -105,7 +105,7 @@ impl Host {
                     let end = EndUsage {
                         capacity: PORT_BYTES_PER_SECOND as u64,
                         // What is counted as ours is payload; the model has no headers.
-                        carried: (own as f64 * HEADERS + web) as u64,
+                        carried: (own as f64 * WIRE_OVERHEAD + web) as u64,
                         ours: own,
                         sharers: 1,
                     };
@@ -124,7 +124,7 @@ impl Host {
     }
 
     /// Takes a processor.
-    pub(super) async fn work(&self, stream: u16, seconds: f64) {
+    async fn work(&self, stream: u16, seconds: f64) {
         self.cpu_nanoseconds.fetch_add((seconds * 1e9) as u64, Ordering::Relaxed);
         self.cores[usize::from(stream) % self.cores.len()].take(&self.env, seconds).await;
     }
@@ -143,9 +143,6 @@ impl Host {
     }
 }
 
-/// What frames and addresses add, as the engine reckons it.
-const HEADERS: f64 = 1538.0 / 1448.0;
-
 impl Pace for Host {
     fn before_send(&self, stream: u16, bytes: u64) -> BoxFuture<'_, ()> {
         Box::pin(self.send(stream, bytes))
@@ -160,7 +157,7 @@ impl Pace for Host {
 
 /// Something that one at a time uses.
 #[derive(Default)]
-pub(super) struct Queue {
+struct Queue {
     free_at: Mutex<Duration>,
 }
 

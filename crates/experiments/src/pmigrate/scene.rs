@@ -12,11 +12,11 @@ use sim::process::Process;
 use sim::world::{Invariant, World};
 
 use super::guest::{Arrived, DISK, Guest, GuestFigures, MEMORY, Writes};
-use super::host::{Costs, Host, MIB};
+use super::host::{Costs, Host, MIB, PORT_BYTES_PER_SECOND};
 use super::vanilla::{Copied, Source};
 
 const GIB: u64 = 1 << 30;
-/// What of a disk's image or a memory KVM's idle guest has filled (table 6), in bytes.
+/// How much of its memory KVM's idle guest has filled (table 6), in bytes.
 const IDLE_FILLED: u64 = 396 << 20;
 /// The sockets of the simulated connections hold so much.
 const SOCKET_BYTES: usize = 64 << 10;
@@ -57,7 +57,7 @@ impl Load {
         }
     }
 
-    /// What it is. What the paper does not state is chosen so that the vanilla columns come out, and said in the page.
+    /// What it is. What the paper does not state is chosen by what its tables say is sent, and said in the page.
     fn figures(self) -> GuestFigures {
         const POSTGRES: &[Writes] = &[Writes { region: MEMORY, set_bytes: 42 << 20, bytes_per_second: 250.0 * MIB }];
         const HOT_ITEMS: Writes = Writes { region: MEMORY, set_bytes: 25 << 20, bytes_per_second: 450.0 * MIB };
@@ -99,23 +99,22 @@ impl Load {
         }
     }
 
-    const fn costs(self) -> Costs {
-        let none = Costs { of_byte_read: 0.0, of_byte_sent: 0.0, wait_of_byte_sent: 0.0, lock_of_page: 0.0 };
+    fn costs(self) -> Costs {
         match self {
             // 409.9 s of processor time for 16.2 GByte (table 3), and 149.3 s with four consumers (6.2.3).
-            Self::XenIdle | Self::XenPostgres | Self::XenMemcached | Self::XenFasterMemcached => {
-                Costs { of_byte_sent: 0.0247 / MIB, wait_of_byte_sent: 0.0028 / MIB, ..none }
+            _ if self.is_xen() => {
+                Costs { of_byte_sent: 0.0247 / MIB, wait_of_byte_sent: 0.0028 / MIB, ..Costs::default() }
             }
-            // 294.7 MByte/s with four consumers (table 6).
-            Self::KvmIdle | Self::KvmMemcached | Self::KvmDbench => Costs { wait_of_byte_sent: 0.0051 / MIB, ..none },
             // 41.5 s of compression for 16.4 GByte, and what vanilla KVM takes beside that (table 10).
-            Self::KvmCompressed => {
-                Costs { of_byte_read: COMPRESSED_BYTE_READ, wait_of_byte_sent: 0.0051 / MIB, ..none }
-            }
+            Self::KvmCompressed => Costs { of_byte_read: COMPRESSED_BYTE_READ, ..KVM_COSTS },
+            _ => KVM_COSTS,
         }
     }
 }
 
+/// 294.7 MByte/s with four consumers (table 6).
+const KVM_COSTS: Costs =
+    Costs { of_byte_read: 0.0, of_byte_sent: 0.0, wait_of_byte_sent: 0.0051 / MIB, lock_of_page: 0.0 };
 /// What is left may take PMigrate-KVM so long: assumed, by what it sends while the guest is stopped (tables 7 and 8).
 const KVM_DOWNTIME_MS: u64 = 120;
 /// What a byte costs that is read, compressed and written: 2.5 ms a MByte for the compression, 3.2 for the rest.
@@ -195,8 +194,8 @@ impl Scene {
     fn costs(&self) -> Costs {
         let costs = Costs { lock_of_page: self.mapping.lock_of_page(), ..self.load.costs() };
         // 40 MByte/s together with the port, and processors enough.
-        let rest = 1.0 / 40.0 - 1.0 / 117.6;
-        if self.is_limited { Costs { of_byte_sent: 0.0, wait_of_byte_sent: rest / MIB, ..costs } } else { costs }
+        let rest = 1.0 / (40.0 * MIB) - 1.0 / PORT_BYTES_PER_SECOND;
+        if self.is_limited { Costs { of_byte_sent: 0.0, wait_of_byte_sent: rest, ..costs } } else { costs }
     }
 
     fn options(&self) -> PrecopyOptions {
@@ -234,7 +233,7 @@ impl Scene {
     }
 
     /// What a stop takes beside the rest of the memory: devices, and the target's start. Fitted to the idle guests of tables 3 and 6.
-    const fn overhead_seconds(&self) -> f64 {
+    pub(super) const fn overhead_seconds(&self) -> f64 {
         match (self.load.is_xen(), self.way) {
             (true, Way::Vanilla) => 0.264,
             (true, _) => 0.396,
@@ -334,14 +333,12 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
 async fn play_vanilla(world: &World, scene: Scene, guest: &Arc<Guest>, target: &Arc<Arrived>) -> Seen {
     let (world, guest, target) = (world.clone(), Arc::clone(guest), Arc::clone(target));
     let figures = scene.load.figures();
-    let (bytes_per_second, of_byte_read, of_byte_cpu) = match scene.load {
+    let (bytes_per_second, of_byte_cpu) = match scene.load.is_xen() {
         // 16.2 GByte at 39.3 MByte/s with 378.9 s of processor time (table 3).
-        Load::XenIdle | Load::XenPostgres | Load::XenMemcached | Load::XenFasterMemcached => {
-            (39.3 * MIB, 0.0, 0.0228 / MIB)
-        }
-        Load::KvmCompressed => (117.6 * MIB, COMPRESSED_BYTE_READ, 0.0),
-        Load::KvmIdle | Load::KvmMemcached | Load::KvmDbench => (117.6 * MIB, 0.0, 0.0),
+        true => (39.3 * MIB, 0.0228 / MIB),
+        false => (PORT_BYTES_PER_SECOND, 0.0),
     };
+    let of_byte_read = scene.load.costs().of_byte_read;
     if scene.load == Load::KvmMemcached {
         // Its requests wait for the thread that migrates: it loses 86.8 % of them (table 7).
         guest.slow_down(1.0 - 0.868);

@@ -41,6 +41,8 @@ pub use protocol::{
 };
 pub use receiver::{Opened, PeerName, Receiver, SessionHandler};
 pub use remote::{Pace, Remote, SessionInfo};
-pub use spare_bandwidth::{EndUsage, INTERVAL as USAGE_INTERVAL, SpareBandwidth, needed_rate, raise_to_reserve};
+pub use spare_bandwidth::{
+    EndUsage, INTERVAL as USAGE_INTERVAL, OVERHEAD as WIRE_OVERHEAD, SpareBandwidth, needed_rate, raise_to_reserve,
+};
 pub use statistics::{StreamCounts, StreamStatistics};
 pub use transport::{BoxTransport, Dialer, OnOpened, StreamPath, Transport};

@@ -34,7 +34,7 @@ const FULL: f64 = 0.95;
 /// room again.
 const RISE: f64 = 0.125;
 /// What frames, addresses and acknowledgements add to a stream's bytes on Ethernet: 1448 bytes of payload in 1538.
-const OVERHEAD: f64 = 1538.0 / 1448.0;
+pub const OVERHEAD: f64 = 1538.0 / 1448.0;
 /// Nothing goes below this, in bytes a second: a path that we do not use tells us nothing of whether we could.
 const RATE_MIN: f64 = 256.0 * 1024.0;
 
