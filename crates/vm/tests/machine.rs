@@ -109,6 +109,12 @@ impl Target {
         loaded.unwrap_or_else(|error| panic!("{error}: {}", self.log()));
         assert!(is_loaded(&self.qmp).await.expect("QEMU answers"));
         assert_eq!(run_state(&self.qmp).await, "paused");
+        // QEMU calls the migration completed a moment before it leaves `finish-migrate`.
+        let started = Instant::now();
+        while run_state(source).await == "finish-migrate" {
+            assert!(started.elapsed() < HANG, "the source does not end its migration");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         assert_eq!(run_state(source).await, "postmigrate");
     }
 }
