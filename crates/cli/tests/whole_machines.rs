@@ -179,6 +179,10 @@ fn a_vm_moves_to_another_host_while_a_client_asks_it_things() {
 
     let there = place.json(Side::B, &["vm", "show", "web1"]);
     assert_eq!((&there["state"], there["disks"].as_array().map(Vec::len)), (&"running".into(), Some(2)), "{there}");
+    let pid = there["pid"].as_u64().expect("it runs");
+    let nice =
+        std::process::Command::new("ps").args(["-o", "nice=", "-p", &pid.to_string()]).output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&nice.stdout).trim(), "0", "the guest gives way to others for good");
     let here = place.json(Side::A, &["vm", "show", "web1"]);
     assert_eq!((&here["state"], &here["host"]), (&"moved".into(), &"b".into()), "{here}");
     assert_eq!(place.json(Side::A, &["volume", "ls"]), Value::Array(Vec::new()), "its disks are let go");

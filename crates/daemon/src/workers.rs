@@ -114,6 +114,22 @@ fn set_nice(gives_way: bool) -> bool {
     rustix::process::setpriority_process(None, if gives_way { YIELDING_NICE } else { 0 }).is_ok()
 }
 
+/// Runs `start`, which starts a process. A process has the share of the processors of the thread that starts it, for as long as it
+/// lives. So a thread that gives way is an equal meanwhile, if it may.
+pub(crate) fn start_as_equal<T>(start: impl FnOnce() -> T) -> T {
+    let gives_way = rustix::process::getpriority_process(None).is_ok_and(|nice| nice == YIELDING_NICE);
+    if gives_way && !set_nice(false) {
+        tracing::warn!("what is started gets less of the processors than others: CAP_SYS_NICE is missing");
+        return start();
+    }
+    let started = start();
+    if gives_way {
+        // Anybody may give way.
+        let _ = set_nice(true);
+    }
+    started
+}
+
 impl Drop for Thread {
     fn drop(&mut self) {
         drop(self.stop.take());
@@ -217,6 +233,21 @@ mod tests {
         assert_eq!(nice().await, if is_allowed { 0 } else { YIELDING_NICE });
         assert!(worker.give_way(true).await.expect("it answers"), "anybody may give way");
         assert_eq!(nice().await, YIELDING_NICE);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_a_worker_starts_does_not_give_way_with_it() {
+        let worker = Worker::start_yielding("copy").expect("started");
+        let is_allowed = worker.give_way(false).await.expect("it answers");
+        assert!(worker.give_way(true).await.expect("it answers"), "anybody may give way");
+        let started = worker.run(async {
+            let started = start_as_equal(|| std::process::Command::new("nice").output());
+            let own = rustix::process::getpriority_process(None).expect("a nice value");
+            (String::from_utf8(started.expect("it runs").stdout).expect("a number"), own)
+        });
+        let (nice, own) = started.await;
+        assert_eq!(nice.trim(), if is_allowed { "0" } else { "5" });
+        assert_eq!(own, YIELDING_NICE, "the worker itself gives way on");
     }
 
     #[tokio::test]

@@ -15,6 +15,7 @@ use vm::{QemuProcess, Qmp};
 use super::Monitors;
 use crate::clients::SocketOwner;
 use crate::problem::{Result, of_state};
+use crate::workers::start_as_equal;
 
 /// How long QEMU may take until its monitor answers.
 const START_LIMIT: Duration = Duration::from_secs(30);
@@ -60,7 +61,8 @@ pub(super) async fn launch(
     let output = File::create(&log).map_err(failed)?;
     let mut process = starter(name, command, (folder, owner));
     process.process_group(0).stdin(Stdio::null()).stdout(output.try_clone().map_err(failed)?).stderr(output);
-    let mut child = tokio::process::Command::from(process).kill_on_drop(false).spawn().map_err(failed)?;
+    let mut process = tokio::process::Command::from(process);
+    let mut child = start_as_equal(|| process.kill_on_drop(false).spawn()).map_err(failed)?;
     let began = env.now();
     let refuse = |why: &str| {
         let said = last_words(&log);
