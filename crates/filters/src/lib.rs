@@ -4,13 +4,19 @@
 //! - [`WriteFrequencySketch`] tells which blocks are written often.
 //! - [`Throttle`] holds a device to a rate, and [`RateLimit`] a volume to a limit that can be changed.
 //! - [`Overlay`] keeps every change of a volume in a delta and leaves the base as it is: a snapshot.
+//! - [`Redirect`] keeps what is popular, and what changes, in a surrogate while a volume is copied: WAIO.
 //! - [`Regions`] makes one device of several, and [`Region`] a device of a part of one.
 //! - [`Fault`] makes a device fail, hang or slow down as its rules say.
 
+#[cfg(test)]
+mod cached_disk;
 mod fault;
 mod histogram;
+#[cfg(test)]
+mod lives;
 mod meter;
 mod overlay;
+mod redirect;
 mod regions;
 mod store;
 mod throttle;
@@ -22,6 +28,7 @@ pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;
 pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};
 pub use overlay::{Overlay, OverlayHeader, RunOrigin};
+pub use redirect::{AccessCounts, FrequencySketch, Popularity, Recency, Redirect, RedirectHeader, RedirectStatus};
 pub use regions::{Region, Regions, layout};
 pub use throttle::{RateLimit, RateLimits, Throttle};
 pub use token_bucket::TokenBucket;

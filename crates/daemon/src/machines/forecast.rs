@@ -9,7 +9,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
-use api::v1::{Job, JobState, Plan, Verify, VmDisk, VmMove, VmMoveRequest};
+use api::v1::{Job, JobState, Plan, Report, Verify, VmDisk, VmMove, VmMoveRequest};
 use block::Bytes;
 use env::Moment;
 use migrate::stream::BoxTransport;
@@ -29,8 +29,10 @@ const MEMORY_CARRIED: f64 = 0.7e9;
 const DISK_CARRIED: f64 = 1.1e9;
 /// How fast QEMU goes through memory that was never written.
 const SCAN_BYTES_PER_SECOND: f64 = 8e9;
-/// What every move takes beside disks and memory: QEMU's start at the target, records, the looks of whoever waits.
+/// What every move takes beside disks and memory: QEMU's start at the target, records, the looks of whoever waits. The first move to a
+/// host shows what it is there, and no more than the second number is believed.
 const SECONDS_LEAST: f64 = 0.15;
+const SECONDS_BESIDE_MAX: f64 = 10.0;
 /// What a disk takes that is still to be adopted.
 const ADOPTION_SECONDS: f64 = 0.1;
 /// What a switchover takes beside what is left of the memory: device state, the commit, two daemons.
@@ -77,6 +79,8 @@ pub(super) struct PlannedMove {
 pub(super) struct BegunForecast {
     pub(super) planned: Option<MoveForecast>,
     pub(super) memory: MemoryForecast,
+    /// What it takes beside disks and memory, in seconds.
+    pub(super) beside: f64,
 }
 
 impl BegunForecast {
@@ -86,7 +90,40 @@ impl BegunForecast {
             return self.planned;
         }
         let seconds = disks.iter().map(|job| Some(job.prediction.as_ref()?.seconds)).sum::<Option<f64>>()?;
-        Some(together(seconds, self.memory))
+        Some(together(seconds, self.memory, self.beside))
+    }
+}
+
+/// What the last move to a host has shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Shown {
+    /// How fast the memory went, in bytes a second.
+    pub(super) memory: Option<f64>,
+    /// How fast the disks were copied, in bytes a second.
+    disks: Option<f64>,
+    /// What the move took beside both, in seconds.
+    beside: Option<f64>,
+}
+
+impl Shown {
+    /// What `last`, which is done, has shown.
+    fn by(last: &VmMove) -> Self {
+        let sent = last.memory.as_ref().map_or(0, |memory| memory.bytes_sent);
+        let memory =
+            last.memory_bytes_per_second.filter(|rate| sent >= SHOWN_BYTES_MIN && *rate > 0).map(|rate| rate as f64);
+        let reports = last.disks.iter().filter_map(|job| job.report.as_ref());
+        let copied = |report: &Report| (report.bytes_copied, report.phases.get("copying").copied().unwrap_or_default());
+        let (bytes, seconds) = reports.map(copied).fold((0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let disks = (bytes >= SHOWN_BYTES_MIN && seconds > 0.0).then(|| bytes as f64 / seconds);
+        // Of a move whose disks were held back for the memory, or the other way round, nobody can tell what was beside them.
+        let beside = memory.map(|rate| last.elapsed_ms as f64 / 1e3 - seconds - sent as f64 / rate);
+        let beside = beside.map(|seconds| seconds.clamp(SECONDS_LEAST, SECONDS_BESIDE_MAX));
+        Self { memory, disks, beside }
+    }
+
+    /// What the next move takes beside disks and memory, in seconds.
+    pub(super) fn beside(&self) -> f64 {
+        self.beside.unwrap_or(SECONDS_LEAST)
     }
 }
 
@@ -184,26 +221,29 @@ fn of_no_weight(request: &VmMoveRequest) -> VmMoveRequest {
 }
 
 impl Daemon {
-    /// How fast memory and disks go to `host`, in bytes a second: what was measured now, or what earlier moves have shown, within
+    /// How fast memory and disks go to `host`, in bytes a second: what earlier moves have shown, or what is measured now, within
     /// what was asked for.
     pub(super) async fn rates_to(&self, host: &HostName, request: &VmMoveRequest, connections: u16) -> (f64, f64) {
         let link = env::timeout(&*self.env, PROBE_LIMIT, self.probe(host, connections)).await.flatten();
         let link = link.unwrap_or(MEMORY_BYTES_PER_SECOND);
         let within = |rate: f64| request.bandwidth.map_or(rate, |limit| rate.min(limit as f64));
-        let memory = self.memory_rate_shown(host, connections);
-        let memory = memory.unwrap_or_else(|| slower(link, MEMORY_CARRIED));
-        (within(memory), within(slower(link, DISK_CARRIED)))
+        let shown = self.moves_shown(host, connections);
+        let memory = shown.memory.unwrap_or_else(|| slower(link, MEMORY_CARRIED));
+        let disks = shown.disks.unwrap_or_else(|| slower(link, DISK_CARRIED));
+        (within(memory), within(disks))
     }
 
-    /// How fast the memory of a machine has gone to `host` before, over as many connections.
-    pub(super) fn memory_rate_shown(&self, host: &HostName, connections: u16) -> Option<f64> {
+    /// What the last move of any machine to `host` has shown, over as many connections.
+    pub(super) fn moves_shown(&self, host: &HostName, connections: u16) -> Shown {
         let moves = self.machines.list().into_iter().filter_map(|machine| machine.document().last_move);
         let is_alike = |last: &VmMove| {
-            last.to == host.as_str() && last.state == JobState::Done && last.connections == Some(connections)
+            last.to == host.as_str()
+                && last.state == JobState::Done
+                && last.connections == Some(connections)
+                && last.memory.is_some()
         };
-        let last = moves.filter(is_alike).max_by_key(|last| last.started_unix_ms)?;
-        let is_long = last.memory?.bytes_sent >= SHOWN_BYTES_MIN;
-        last.memory_bytes_per_second.filter(|_| is_long).map(|rate| rate as f64)
+        let last = moves.filter(is_alike).max_by_key(|last| last.started_unix_ms);
+        last.map_or_else(Shown::default, |last| Shown::by(&last))
     }
 
     /// How many bytes a second reach the daemon of `host` over so many connections. Nothing if it does not answer.
@@ -262,7 +302,7 @@ impl Daemon {
         (facts, seen): (&MachineFacts, MemoryUse),
     ) -> MemoryKnown {
         let connections = attempt::connections(request, facts, &self.config);
-        let shown = self.memory_rate_shown(host, connections).unwrap_or(MEMORY_CARRIED);
+        let shown = self.moves_shown(host, connections).memory.unwrap_or(MEMORY_CARRIED);
         let rate = request.bandwidth.map_or(shown, |limit| shown.min(limit as f64));
         MemoryKnown::new(facts, seen, rate, attempt::downtime_limit(request))
     }
@@ -274,8 +314,8 @@ fn slower(one: f64, other: f64) -> f64 {
 }
 
 /// The forecast of all of it.
-pub(super) fn together(disk_seconds: f64, memory: MemoryForecast) -> MoveForecast {
-    MoveForecast { seconds: SECONDS_LEAST + disk_seconds + memory.seconds, downtime: memory.downtime }
+pub(super) fn together(disk_seconds: f64, memory: MemoryForecast, beside: f64) -> MoveForecast {
+    MoveForecast { seconds: beside + disk_seconds + memory.seconds, downtime: memory.downtime }
 }
 
 /// Sends so many bytes that mean nothing, and waits until they have arrived.
@@ -295,6 +335,8 @@ async fn throw(channel: &mut BoxTransport, bytes: u64) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use api::v1::VmMemory;
+
     use super::*;
 
     const MIB: f64 = 1_048_576.0;
@@ -336,6 +378,30 @@ mod tests {
         assert!(!notes_of(&slowed).contains("--auto-converge"));
         // A small one fits into the limit, however fast it is.
         assert!(known(20.0, 500.0).forecast().converges);
+    }
+
+    #[test]
+    fn a_move_shows_how_fast_memory_and_disks_went_and_what_it_took_beside_them() {
+        let report = Report {
+            bytes_copied: 2 << 30,
+            phases: [("copying".to_owned(), 8.0)].into_iter().collect(),
+            ..Report::default()
+        };
+        let memory = VmMemory { bytes_sent: 1 << 30, ..VmMemory::default() };
+        let last: VmMove = serde_json::from_value(serde_json::json!({
+            "id": "x", "vm": "web1", "to": "b", "state": "done", "phase": "done", "started_unix_ms": 0, "elapsed_ms": 13_000,
+            "memory_bytes_per_second": 1_u64 << 28,
+        }))
+        .expect("a move");
+        let job: Job = serde_json::from_value(serde_json::json!({
+            "id": 1, "volume": "x", "state": "done", "source": "", "target": "", "request": { "to": "b:x" }, "started_unix_ms": 0,
+        }))
+        .expect("a job");
+        let last = VmMove { memory: Some(memory), disks: vec![Job { report: Some(report), ..job }], ..last };
+        let shown = Shown::by(&last);
+        assert_eq!(shown, Shown { memory: Some(268_435_456.0), disks: Some(268_435_456.0), beside: Some(1.0) });
+        let none = Shown::by(&VmMove { memory: None, disks: Vec::new(), ..last });
+        assert_eq!((none.disks, none.beside()), (None, SECONDS_LEAST));
     }
 
     #[test]

@@ -118,11 +118,19 @@ impl Daemon {
         let connections = connections(&request, &facts, &self.config);
         let seen = hypervisor.memory_use(&facts, true).await;
         let (memory_rate, disk_rate) = self.rates_to(&host, &request, connections).await;
+        let beside = self.moves_shown(&host, connections).beside();
         let mut disk_seconds = 0.0;
         // Nothing is copied of those that stay where they are, and their host was asked about them.
         for disk in disks.iter().filter(|disk| disk.handling != Some(DiskHandling::Shared)) {
             let planned = match &disk.volume {
-                Some(volume) => Some(self.plan(volume, PlanRequest { request: disk_request(&request, false) }).await?),
+                Some(volume) => {
+                    let planned = self.plan(volume, PlanRequest { request: disk_request(&request, false) }).await;
+                    match planned {
+                        // After an earlier move its disks are being given back to QEMU: it is adopted again.
+                        Err(error) if error.code == ErrorCode::NotFound => None,
+                        planned => Some(planned?),
+                    }
+                }
                 None => None,
             };
             disk_seconds += self.disk_seconds(disk, planned.as_ref(), &request, disk_rate);
@@ -130,7 +138,7 @@ impl Daemon {
         }
         let known = MemoryKnown::new(&facts, seen, memory_rate, downtime_limit(&request));
         (plan.memory_resident_bytes, plan.dirty_bytes_per_second) = (seen.resident_bytes, seen.dirty_bytes_per_second);
-        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast()));
+        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast(), beside));
         (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
         plan.notes = forecast::notes(&known, &request);
         plan.notes.extend(forecast::emulation_note(&facts));
@@ -241,7 +249,8 @@ impl Daemon {
         let arrival = Arrival { keeps_volumes: request.keep_volumes, memory: choice.regions, ..arrival };
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
         let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
-        let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory };
+        let beside = self.moves_shown(&host, connections(request, &arrival.facts, &self.config)).beside();
+        let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory, beside };
         Ok(Departure { hypervisor, arrival, volumes, host, forecast, not_parallel })
     }
 

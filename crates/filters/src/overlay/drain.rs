@@ -196,6 +196,4 @@ impl Drop for UnderWay<'_> {
 }
 
 #[cfg(test)]
-mod disk;
-#[cfg(test)]
 mod tests;

@@ -110,6 +110,12 @@ impl<E: Entry> StateMap<E> {
         (from..next, state)
     }
 
+    /// How much memory it takes, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let mixed = self.pages.iter().filter(|page| matches!(page, Page::Mixed(_))).count();
+        self.pages.len() * size_of::<Page<E>>() + mixed * BODY_BYTES
+    }
+
     /// The first grain at or after `from` that hides the base.
     pub(crate) fn next_stored(&self, from: u64) -> Option<u64> {
         let mut next = from;

@@ -1,5 +1,7 @@
 //! Where the bytes of a grain are on the device of a store.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use block::Bytes;
 
 /// How the place of a grain's bytes is found.
@@ -10,13 +12,201 @@ pub(crate) enum Placement {
         /// Where the first byte of the volume is.
         start: Bytes,
     },
+    /// In places of `place_bytes` each that are given out one by one ([`Places`]), counted from `start` of the device.
+    Allocated {
+        /// Where the first place is.
+        start: Bytes,
+        /// How large each is.
+        place_bytes: u64,
+    },
 }
 
 impl Placement {
-    /// Where the byte at `offset` of the volume is.
+    /// Where the byte at `offset` is: of the volume, or with allocated places of all places one behind the other.
     pub(crate) fn place_of(self, offset: Bytes) -> Bytes {
         match self {
-            Self::Identity { start } => start + offset,
+            Self::Identity { start } | Self::Allocated { start, .. } => start + offset,
         }
+    }
+
+    /// Where place `place` begins.
+    pub(crate) fn start_of(self, place: u64) -> Bytes {
+        match self {
+            Self::Identity { .. } => unreachable!("an identity has no places to give out"),
+            Self::Allocated { place_bytes, .. } => self.place_of(Bytes(place * place_bytes)),
+        }
+    }
+}
+
+/// The places of a store that are given out, one behind the other as long as there are such, then the next free one.
+///
+/// ```text
+///   free ──take──▶ used ──give back──▶ free                    if the durable map never named it
+///                   │
+///                   └──retire, give back──▶ waits ──flushed──▶ free
+/// ```
+///
+/// A place that a record has named is used again only after a flush that began later than the record let it go. Until
+/// then a power loss may bring the record back that names it, and its bytes must still be those of that time.
+pub(crate) struct Places {
+    count: u64,
+    /// Those that are free, as runs: the first of each and the one behind its last.
+    free: BTreeMap<u64, u64>,
+    /// Where the next one is looked for.
+    next: u64,
+    /// Which the durable map may still name though the running one does not, and since which flush.
+    retired: BTreeMap<u64, u64>,
+    /// Those of the retired that nobody uses.
+    waiting: BTreeSet<u64>,
+    /// How many flushes have begun.
+    flushes: u64,
+}
+
+impl Places {
+    /// `count` places, of which `used` are in use.
+    pub(crate) fn new(count: u64, used: impl IntoIterator<Item = u64>) -> Self {
+        let mut places = Self {
+            count,
+            free: BTreeMap::new(),
+            next: 0,
+            retired: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            flushes: 0,
+        };
+        let mut first = 0;
+        for place in used.into_iter().collect::<BTreeSet<u64>>() {
+            assert!(place < count, "place {place} of {count} was never given out");
+            if first < place {
+                places.free.insert(first, place);
+            }
+            first = place + 1;
+        }
+        if first < count {
+            places.free.insert(first, count);
+        }
+        places
+    }
+
+    /// How many there are.
+    pub(crate) const fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// How many are free now.
+    pub(crate) fn free_count(&self) -> u64 {
+        self.free.iter().map(|(first, end)| end - first).sum()
+    }
+
+    /// Whether the durable map may name a place that the running one does not.
+    pub(crate) fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
+    }
+
+    /// Gives out a place.
+    pub(crate) fn take(&mut self) -> Option<u64> {
+        let around = self.free.range(..=self.next).next_back().filter(|(_, end)| **end > self.next);
+        let (&first, &end) =
+            around.or_else(|| self.free.range(self.next..).next()).or_else(|| self.free.iter().next())?;
+        let place = if (first..end).contains(&self.next) { self.next } else { first };
+        self.free.remove(&first);
+        if first < place {
+            self.free.insert(first, place);
+        }
+        if place + 1 < end {
+            self.free.insert(place + 1, end);
+        }
+        self.next = (place + 1) % self.count;
+        Some(place)
+    }
+
+    /// The running map names this place no more, while the durable one may.
+    pub(crate) fn retire(&mut self, place: u64) {
+        self.retired.insert(place, self.flushes + 1);
+    }
+
+    /// Takes back a place that nobody uses any more.
+    pub(crate) fn give_back(&mut self, place: u64) {
+        if self.retired.contains_key(&place) {
+            self.waiting.insert(place);
+        } else {
+            self.insert_free(place);
+        }
+    }
+
+    /// A flush of the record begins; [`flushed`](Self::flushed) takes the number that this gives.
+    pub(crate) const fn begin_flush(&mut self) -> u64 {
+        self.flushes += 1;
+        self.flushes
+    }
+
+    /// The flush with this number has made the durable map what the running one was when it began.
+    pub(crate) fn flushed(&mut self, number: u64) {
+        let done: Vec<u64> =
+            self.retired.iter().filter(|(_, since)| **since <= number).map(|(place, _)| *place).collect();
+        for place in done {
+            self.retired.remove(&place);
+            if self.waiting.remove(&place) {
+                self.insert_free(place);
+            }
+        }
+    }
+
+    fn insert_free(&mut self, place: u64) {
+        let mut run = (place, place + 1);
+        if let Some((&first, &end)) = self.free.range(..=place).next_back() {
+            assert!(end <= place, "place {place} is given back twice");
+            if end == place {
+                run.0 = first;
+            }
+        }
+        if let Some(end) = self.free.remove(&run.1) {
+            run.1 = end;
+        }
+        self.free.insert(run.0, run.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_follow_each_other_and_those_in_use_are_left_out() {
+        let mut places = Places::new(6, [1, 4]);
+        assert_eq!(places.free_count(), 4);
+        let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
+        assert_eq!(taken, [0, 2, 3, 5]);
+        places.give_back(2);
+        places.give_back(1);
+        places.give_back(3);
+        assert_eq!(places.free_count(), 3);
+        // It goes on behind the last one it gave, and begins anew at the end.
+        assert_eq!([places.take(), places.take(), places.take(), places.take()], [Some(1), Some(2), Some(3), None]);
+    }
+
+    #[test]
+    fn a_place_that_the_durable_map_names_is_given_out_again_only_after_a_later_flush() {
+        let mut places = Places::new(1, [0]);
+        let under_way = places.begin_flush();
+        places.retire(0);
+        places.give_back(0);
+        assert!(places.has_retired());
+        places.flushed(under_way);
+        assert_eq!(places.take(), None, "that flush may have begun before the record let it go");
+        let later = places.begin_flush();
+        places.flushed(later);
+        assert_eq!(places.take(), Some(0));
+        assert!(!places.has_retired());
+    }
+
+    #[test]
+    fn a_place_that_is_used_on_after_it_was_retired_stays_with_its_user() {
+        let mut places = Places::new(2, [0]);
+        places.retire(0);
+        let flush = places.begin_flush();
+        places.flushed(flush);
+        assert_eq!((places.take(), places.take()), (Some(1), None));
+        places.give_back(0);
+        assert_eq!(places.take(), Some(0));
     }
 }

@@ -1,47 +1,20 @@
-//! Draining while the guest writes, through crashes of the process and power losses, sector by sector against a list of
-//! what each may hold.
+//! Draining while the guest writes, and what failing disks leave.
 
-use std::pin::pin;
 use std::sync::Arc;
 
 use block::testing::{Random, conformance};
 use block::{Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, MemDevice, Mutation};
-use futures::future::{Either, join_all, select};
-use parking_lot::Mutex;
+use env::EnvRef;
 
-use super::disk::{CachedDisk, SECTOR};
+use crate::cached_disk::CachedDisk;
+use crate::lives::{Layer, disk, live};
 use crate::overlay::{Overlay, OverlayHeader};
 
 /// No multiple of a grain; its last sector is short.
 const SIZE: Bytes = Bytes(12 * 4096 + 3 * 512 + 100);
-/// What a discarded sector may hold: anything.
-const ANY: u64 = u64::MAX;
 
 fn header(size: Bytes) -> OverlayHeader {
     OverlayHeader::new(size, [7; 16], [0; 16]).with_grain(ChunkSize::new(4096).expect("a chunk size"))
-}
-
-/// What a sector may hold, oldest first: what certainly survives, then all that was written since. The last one is what
-/// reads see.
-struct Sector {
-    versions: Vec<u64>,
-    /// Writes that were under way when the process died.
-    doubtful: Vec<u64>,
-}
-
-/// The life of a volume whose overlay is drained.
-struct Life {
-    random: Random,
-    base: Arc<CachedDisk>,
-    delta: Arc<CachedDisk>,
-    overlay: Arc<Overlay>,
-    sectors: Vec<Sector>,
-    boot: u8,
-    next_tag: u64,
-}
-
-fn disk(name: &str, disk: &Arc<CachedDisk>) -> Device {
-    Device::from_arc(name, Arc::clone(disk) as _)
 }
 
 async fn open(base: &Arc<CachedDisk>, delta: &Arc<CachedDisk>, boot: u8) -> Arc<Overlay> {
@@ -49,221 +22,49 @@ async fn open(base: &Arc<CachedDisk>, delta: &Arc<CachedDisk>, boot: u8) -> Arc<
     Arc::new(opened.expect("a good disk holds an overlay"))
 }
 
-fn sectors_of(extent: Extent) -> std::ops::Range<usize> {
-    extent.offset.as_usize() / SECTOR..extent.end().as_usize().div_ceil(SECTOR)
-}
+impl Layer for Arc<Overlay> {
+    const SIZE: Bytes = SIZE;
 
-/// The tag that fills a sector.
-fn tag_of(bytes: &[u8], what: &str) -> u64 {
-    let mut first = [0; 8];
-    first.copy_from_slice(&bytes[..8]);
-    let is_whole = bytes.iter().zip(first.iter().cycle()).all(|(byte, expected)| byte == expected);
-    assert!(is_whole, "{what}: a sector is a mixture");
-    u64::from_le_bytes(first)
-}
-
-async fn yield_times(count: u64) {
-    for _ in 0..count {
-        tokio::task::yield_now().await;
-    }
-}
-
-impl Life {
-    async fn new(seed: u64) -> Self {
-        let unit = [1, 512, 4096][(seed % 3) as usize];
-        let base = Arc::new(CachedDisk::new(seed, SIZE, unit));
-        let delta = Arc::new(CachedDisk::new(seed + 1, header(SIZE).delta_bytes(), unit));
-        Overlay::create(&disk("delta", &delta), &header(SIZE)).await.expect("a good disk takes it");
-        let overlay = open(&base, &delta, 1).await;
-        let sectors = (0..SIZE.as_usize().div_ceil(SECTOR)).map(|_| Sector { versions: vec![0], doubtful: Vec::new() });
-        Self { random: Random::new(seed + 2), base, delta, overlay, sectors: sectors.collect(), boot: 1, next_tag: 1 }
+    fn own_bytes() -> Bytes {
+        header(SIZE).delta_bytes()
     }
 
-    fn device(&self) -> Device {
-        Device::from_arc("overlay", Arc::clone(&self.overlay) as _)
+    async fn make(own: &Device) {
+        Overlay::create(own, &header(SIZE)).await.expect("a good disk takes it");
     }
 
-    /// Mutations that do not overlap, in whole units, with the tags that they leave.
-    fn mutations(&mut self) -> Vec<(Mutation, u64)> {
-        let unit = u64::from(self.device().geometry().request_alignment).max(SECTOR as u64);
-        let mut mutations = Vec::new();
-        let mut next = Bytes(self.random.below(12) * unit);
-        while next < SIZE && mutations.len() < 16 {
-            let longest = if self.random.one_in(5) { 60 } else { 6 };
-            let end = (next + Bytes((1 + self.random.below(longest)) * unit)).min(SIZE);
-            let extent = Extent::between(next, end);
-            let tag = self.next_tag;
-            self.next_tag += 1;
-            let (mutation, tag) = match self.random.below(6) {
-                0 => (Mutation::zeroes(extent, self.random.one_in(2)), 0),
-                1 => (Mutation::discard(extent), ANY),
-                _ => {
-                    let bytes: Vec<u8> = tag.to_le_bytes().into_iter().cycle().take(extent.length.as_usize()).collect();
-                    (Mutation::data(next, Data::copy_of(&bytes)), tag)
-                }
-            };
-            mutations.push((mutation.with_fua(self.random.one_in(8)), tag));
-            next = end + Bytes(self.random.below(6) * unit);
-        }
-        mutations
+    async fn open_over(_env: EnvRef, base: Device, own: Device, boot: [u8; 16]) -> Self {
+        Self::new(Overlay::open(base, own, boot).await.expect("a good disk holds an overlay"))
     }
 
-    /// Mutations beside flushes, reads and draining, for at most `limit` turns; false if that cut them short.
-    async fn batch(&mut self, limit: u64, what: &str) -> bool {
-        let mutations = self.mutations();
-        let delays: Vec<u64> = mutations.iter().map(|_| self.random.below(40)).collect();
-        let [flushes, reads, pieces, begin] = [3, 8, 9, 20].map(|most| self.random.below(most));
-        let mut random = Random::new(self.random.number());
-        let (device, overlay) = (self.device(), Arc::clone(&self.overlay));
-        let answered = Mutex::new(vec![false; mutations.len()]);
-        let work = async {
-            let writes =
-                join_all(mutations.iter().zip(delays).enumerate().map(async |(number, ((mutation, _), delay))| {
-                    yield_times(delay).await;
-                    device.write(mutation.clone()).await.expect("a good disk takes it");
-                    answered.lock()[number] = true;
-                }));
-            let flush = async {
-                for _ in 0..flushes {
-                    yield_times(7).await;
-                    device.flush().await.expect("a good disk flushes");
-                }
-            };
-            let read = async {
-                for _ in 0..reads {
-                    yield_times(3).await;
-                    let all = device.read(Bytes::ZERO, Buffer::unpooled(SIZE.as_usize())).await.expect("it answers");
-                    for (number, (bytes, sector)) in all.chunks(SECTOR).zip(&self.sectors).enumerate() {
-                        let tag = tag_of(bytes, what);
-                        let is_under_way = mutations.iter().any(|(mutation, new)| {
-                            sectors_of(mutation.extent()).contains(&number) && [tag, ANY].contains(new)
-                        });
-                        let is_old = sector.versions.last().is_some_and(|last| [tag, ANY].contains(last));
-                        assert!(is_old || is_under_way, "{what}: sector {number} was seen with {tag}");
-                    }
-                }
-            };
-            let drain = async {
-                if pieces == 0 {
-                    return;
-                }
-                yield_times(begin).await;
-                overlay.begin_drain();
-                for _ in 0..pieces {
-                    let from = Bytes(random.below(SIZE.0));
-                    overlay.drain_next(from, Bytes(random.below(20_000))).await.expect("good disks take it");
-                }
-            };
-            futures::join!(writes, flush, read, drain);
-        };
-        let is_done = matches!(select(pin!(work), pin!(yield_times(limit))).await, Either::Left(_));
-        for ((mutation, tag), is_answered) in mutations.into_iter().zip(answered.into_inner()) {
-            for sector in &mut self.sectors[sectors_of(mutation.extent())] {
-                if !is_answered {
-                    sector.doubtful.push(tag);
-                    continue;
-                }
-                if mutation.fua {
-                    sector.versions.clear();
-                }
-                sector.versions.push(tag);
-            }
-        }
-        is_done
+    fn views(&self) -> Vec<Device> {
+        vec![Device::from_arc("overlay", Self::clone(self) as _)]
     }
 
-    async fn flush(&mut self) {
-        self.device().flush().await.expect("a good disk flushes");
-        self.sectors.iter_mut().for_each(|sector| drop(sector.versions.drain(..sector.versions.len() - 1)));
+    async fn start_draining(&self) {
+        self.begin_drain();
     }
 
-    /// Reads everything: each sector is as `may` says. What was discarded is from now on what was read.
-    async fn check(&mut self, device: &Device, what: &str, may: impl Fn(&Sector, u64) -> bool) {
-        let all = device.read(Bytes::ZERO, Buffer::unpooled(SIZE.as_usize())).await.expect("a good disk answers");
-        for (number, (bytes, sector)) in all.chunks(SECTOR).zip(&mut self.sectors).enumerate() {
-            let tag = tag_of(bytes, what);
-            let (versions, doubtful) = (&sector.versions, &sector.doubtful);
-            assert!(may(sector, tag), "{what}: sector {number} holds {tag} of {versions:?} and {doubtful:?}");
-            sector.versions.push(tag);
-        }
+    async fn drain_some(&self, random: &mut Random) {
+        let from = Bytes(random.below(SIZE.0));
+        self.drain_next(from, Bytes(random.below(20_000))).await.expect("good disks take it");
     }
 
-    async fn check_last(&mut self, device: &Device, what: &str) {
-        self.check(device, what, |sector, tag| sector.versions.last().is_some_and(|last| [tag, ANY].contains(last)))
-            .await;
-    }
-
-    async fn crash(&mut self, what: &str) {
-        self.overlay = open(&self.base, &self.delta, self.boot).await;
-        let device = self.device();
-        self.check(&device, what, |sector, tag| {
-            sector.versions.last().into_iter().chain(&sector.doubtful).any(|version| [tag, ANY].contains(version))
-        })
-        .await;
-        // What was under way may be on the medium or not, whatever reads say.
-        for sector in &mut self.sectors {
-            let now = sector.versions.pop().expect("just read");
-            sector.versions.append(&mut sector.doubtful);
-            sector.versions.push(now);
-        }
-    }
-
-    async fn lose_power(&mut self, what: &str) {
-        self.base.lose_power();
-        self.delta.lose_power();
-        self.boot += 1;
-        self.overlay = open(&self.base, &self.delta, self.boot).await;
-        let device = self.device();
-        self.check(&device, what, |sector, tag| {
-            sector.versions.iter().chain(&sector.doubtful).any(|version| [tag, ANY].contains(version))
-        })
-        .await;
-        for sector in &mut self.sectors {
-            sector.versions.drain(..sector.versions.len() - 1);
-            sector.doubtful.clear();
-        }
-    }
-
-    /// Takes the overlay away.
-    async fn finish(&mut self, what: &str) {
-        self.overlay.begin_drain();
+    async fn drain_all(&self) {
         let mut next = Bytes::ZERO;
-        while let Some(extent) = self.overlay.drain_next(next, Bytes::kib(16)).await.expect("good disks take it") {
+        while let Some(extent) = self.drain_next(next, Bytes::kib(16)).await.expect("good disks take it") {
             next = extent.end();
         }
-        assert!(self.overlay.is_empty(), "{what}");
-        let device = self.device();
-        self.check_last(&device, what).await;
-        self.flush().await;
-        self.base.lose_power();
-        let base = disk("base", &self.base);
-        self.check_last(&base, &format!("{what}, the base")).await;
+    }
+
+    fn holds_nothing(&self) -> bool {
+        self.is_empty()
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_volume_lives_through_crashes_and_power_losses_while_its_overlay_is_drained() {
-    for seed in 0..100 {
-        let mut life = Life::new(seed * 3 + seed % 3).await;
-        for step in 0..25 {
-            let what = format!("seed {seed}, step {step}");
-            let dies = life.random.one_in(3);
-            let limit = if dies { life.random.below(120) } else { u64::MAX };
-            let is_done = life.batch(limit, &what).await;
-            if is_done && !dies {
-                let device = life.device();
-                life.check_last(&device, &what).await;
-                if life.random.one_in(3) {
-                    life.flush().await;
-                }
-            } else if life.random.one_in(2) {
-                life.crash(&what).await;
-            } else {
-                life.lose_power(&what).await;
-            }
-        }
-        life.finish(&format!("seed {seed}")).await;
-    }
+    live::<Arc<Overlay>>(100, 25).await;
 }
 
 fn memory(size: Bytes) -> Device {

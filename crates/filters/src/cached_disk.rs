@@ -8,12 +8,12 @@ use block::{
 };
 use parking_lot::Mutex;
 
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 
 /// What a sector held since some moment, oldest first, each with the number of its write.
 type Versions = Vec<(u64, [u8; SECTOR])>;
 
-pub(super) struct CachedDisk {
+pub(crate) struct CachedDisk {
     geometry: Geometry,
     state: Mutex<State>,
 }
@@ -26,7 +26,7 @@ struct State {
 }
 
 impl CachedDisk {
-    pub(super) fn new(seed: u64, size: Bytes, unit: u32) -> Self {
+    pub(crate) fn new(seed: u64, size: Bytes, unit: u32) -> Self {
         let sectors = vec![vec![(0, [0; SECTOR])]; size.as_usize().div_ceil(SECTOR)];
         let state = State { random: Random::new(seed), sectors, writes: 1, fails_flushes: false };
         let geometry = Geometry { request_alignment: unit, ..Geometry::of_size(size) };
@@ -34,7 +34,7 @@ impl CachedDisk {
     }
 
     /// Keeps any version of every sector.
-    pub(super) fn lose_power(&self) {
+    pub(crate) fn lose_power(&self) {
         let State { random, sectors, .. } = &mut *self.state.lock();
         for versions in sectors {
             let kept = versions[random.below(versions.len() as u64) as usize];
@@ -43,11 +43,11 @@ impl CachedDisk {
     }
 
     /// Keeps the oldest version of every sector: nothing that is not flushed.
-    pub(super) fn lose_cache(&self) {
+    pub(crate) fn lose_cache(&self) {
         self.state.lock().sectors.iter_mut().for_each(|versions| versions.truncate(1));
     }
 
-    pub(super) fn fail_flushes(&self) {
+    pub(crate) fn fail_flushes(&self) {
         self.state.lock().fails_flushes = true;
     }
 

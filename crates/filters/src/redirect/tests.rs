@@ -1,0 +1,264 @@
+//! The redirection against a plain model, through crashes and power losses, and with surrogates that are full or fail.
+
+use block::testing::{Random, conformance};
+use block::{Buffer, Bytes, ChunkSize, Data, Device, ErrorKind, Extent, MemDevice, Mutation};
+use env::EnvRef;
+use env::testing::PausedEnv;
+
+use super::{AccessCounts, Redirect, RedirectHeader, RedirectStatus};
+use crate::lives::{Layer, live};
+use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
+
+const CHUNK: u64 = 64 << 10;
+/// Six chunks, the last one short, and its last sector too.
+const SIZE: Bytes = Bytes(5 * CHUNK + 3 * 4096 + 3 * 512 + 100);
+/// Fewer than there are chunks.
+const PLACES: u64 = 3;
+
+fn header(volume: Bytes, places: u64) -> RedirectHeader {
+    let chunk = ChunkSize::new(CHUNK).expect("a chunk size");
+    RedirectHeader { volume, chunk, places, id: [7; 16] }
+}
+
+fn counts(volume: Bytes, threshold: u16) -> Box<AccessCounts> {
+    Box::new(AccessCounts::new(header(volume, 1).chunks(), threshold))
+}
+
+fn memory(size: Bytes) -> Device {
+    Device::new("memory", MemDevice::new(size))
+}
+
+/// An empty redirection of `base` with so many places in `partition`.
+async fn over(base: &Device, partition: Device, places: u64, threshold: u16) -> Redirect {
+    Redirect::create(&partition, &header(base.size(), places)).await.expect("it takes it");
+    let popularity = counts(base.size(), threshold);
+    let env = PausedEnv::shared(1);
+    Redirect::open(env, base.clone(), partition, [1; 16], popularity).await.expect("it opens")
+}
+
+async fn in_memory(places: u64, threshold: u16) -> (Device, Redirect, Device) {
+    let base = memory(SIZE);
+    let partition = memory(header(SIZE, places).partition_bytes());
+    let redirect = over(&base, partition, places, threshold).await;
+    let guest = Device::new("guest", redirect.clone());
+    (base, redirect, guest)
+}
+
+async fn byte_at(device: &Device, at: u64) -> u8 {
+    device.read(Bytes(at), Buffer::unpooled(1)).await.expect("it answers")[0]
+}
+
+async fn write(device: &Device, at: u64, bytes: &[u8]) {
+    device.write(Mutation::data(Bytes(at), Data::copy_of(bytes))).await.expect("it takes it");
+}
+
+async fn yield_often() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Layer for Redirect {
+    const SIZE: Bytes = SIZE;
+
+    fn own_bytes() -> Bytes {
+        header(SIZE, PLACES).partition_bytes()
+    }
+
+    async fn make(own: &Device) {
+        Self::create(own, &header(SIZE, PLACES)).await.expect("a good disk takes it");
+    }
+
+    async fn open_over(env: EnvRef, base: Device, own: Device, boot: [u8; 16]) -> Self {
+        Self::open(env, base, own, boot, counts(SIZE, 2)).await.expect("a good disk holds a redirection")
+    }
+
+    fn views(&self) -> Vec<Device> {
+        vec![Device::new("guest", self.clone()), self.copy("copy")]
+    }
+
+    async fn start_draining(&self) {
+        self.begin_drain().await;
+    }
+
+    async fn drain_some(&self, random: &mut Random) {
+        self.drain_next(random.below(PLACES)).await.expect("good disks take it");
+    }
+
+    async fn drain_all(&self) {
+        let mut next = 0;
+        while let Some((behind, _)) = self.drain_next(next).await.expect("good disks take it") {
+            next = behind;
+        }
+    }
+
+    fn holds_nothing(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_lives_through_crashes_and_power_losses_while_it_is_redirected_and_drained() {
+    live::<Redirect>(100, 25).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redirection_conforms_with_room_for_all_and_for_little() {
+    for (seed, places) in [(1, 100), (2, 2)] {
+        conformance(seed, async |size| {
+            let (base, partition) = (memory(size), memory(header(size, places).partition_bytes()));
+            Device::new("guest", over(&base, partition, places, 2).await)
+        })
+        .await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_popular_is_fetched_once_and_read_from_the_surrogate_and_a_migration_makes_nothing_popular() {
+    let (base, redirect, guest) = in_memory(4, 2).await;
+    write(&base, CHUNK, &[5; 4096]).await;
+    let copy = redirect.copy("copy");
+    for _ in 0..5 {
+        assert_eq!(byte_at(&copy, CHUNK).await, 5);
+    }
+    assert_eq!(
+        redirect.status(),
+        RedirectStatus {
+            index_bytes: redirect.status().index_bytes,
+            places: 4,
+            places_free: 4,
+            ..RedirectStatus::default()
+        }
+    );
+    for _ in 0..2 {
+        assert_eq!(byte_at(&guest, CHUNK).await, 5);
+    }
+    yield_often().await;
+    let status = redirect.status();
+    assert_eq!((status.reads_at_source, status.chunks_fetched, status.fetched_bytes), (2, 1, CHUNK));
+    assert_eq!((status.places_cached, status.places_dirty, status.places_free), (1, 0, 3));
+    assert_eq!(byte_at(&guest, CHUNK + 4095).await, 5);
+    assert_eq!(redirect.status().reads_redirected, 1);
+    let refused = copy.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[1]))).await.expect_err("it only reads");
+    assert_eq!(refused.kind(), ErrorKind::ReadOnly);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_guest_writes_is_in_the_surrogate_alone_until_it_is_drained() {
+    let (base, redirect, guest) = in_memory(4, 100).await;
+    write(&base, 0, &[1; 8192]).await;
+    write(&guest, 100, &[2; 10]).await;
+    write(&guest, CHUNK - 1, &[3; 2]).await;
+    let copy = redirect.copy("copy");
+    for (at, byte) in [(99, 1), (100, 2), (109, 2), (110, 1), (5000, 1), (CHUNK - 1, 3), (CHUNK, 3), (CHUNK + 1, 0)] {
+        assert_eq!((byte_at(&guest, at).await, byte_at(&copy, at).await), (byte, byte), "at {at}");
+    }
+    assert_eq!((byte_at(&base, 100).await, byte_at(&base, CHUNK).await), (1, 0));
+    let status = redirect.status();
+    assert_eq!((status.writes_redirected, status.places_dirty), (3, 2));
+    assert!(status.reads_merged == 0 && status.reads_at_source > 0, "{status:?}");
+    let across = guest.read(Bytes(0), Buffer::unpooled(8192)).await.expect("it answers");
+    assert_eq!((across[99], across[100], across[4096]), (1, 2, 1));
+    assert_eq!(redirect.status().reads_merged, 1);
+
+    redirect.begin_drain().await;
+    write(&guest, 5000, &[4]).await;
+    assert_eq!(byte_at(&base, 5000).await, 4, "its chunk is drained first");
+    assert_eq!(byte_at(&base, 100).await, 2);
+    let moved = redirect.drain_next(0).await.expect("it takes it").expect("one chunk is left");
+    // The sector before the border is whole and is in the first chunk, which is drained.
+    assert_eq!(moved.1, Bytes(4096));
+    assert_eq!(redirect.drain_next(0).await.expect("nothing is asked of it"), None);
+    assert!(redirect.is_empty());
+    assert_eq!((byte_at(&base, CHUNK - 1).await, byte_at(&base, CHUNK).await), (3, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_surrogate_gives_up_what_is_only_cached_and_then_writes_go_to_the_source() {
+    let (base, redirect, guest) = in_memory(2, 1).await;
+    for chunk in [0, 1] {
+        assert_eq!(byte_at(&guest, chunk * CHUNK).await, 0);
+        yield_often().await;
+    }
+    assert_eq!(redirect.status().places_cached, 2);
+    for chunk in [2, 3, 4] {
+        write(&guest, chunk * CHUNK, &[9]).await;
+    }
+    let status = redirect.status();
+    assert_eq!((status.places_dirty, status.places_cached, status.writes_at_source), (2, 0, 1));
+    assert_eq!((byte_at(&base, 4 * CHUNK).await, byte_at(&base, 3 * CHUNK).await), (9, 0));
+    // Nothing is given up that the source lacks.
+    for _ in 0..3 {
+        assert_eq!(byte_at(&guest, 0).await, 0);
+        yield_often().await;
+    }
+    assert_eq!((byte_at(&guest, 2 * CHUNK).await, redirect.status().places_dirty), (9, 2));
+    // Zeroes over a whole chunk make room, after a flush: until then a power loss could bring its name back.
+    guest.write(Mutation::zeroes(Extent::new(Bytes(2 * CHUNK), Bytes(CHUNK)), true)).await.expect("it takes it");
+    write(&guest, 0, &[8]).await;
+    assert_eq!(byte_at(&base, 0).await, 8);
+    guest.flush().await.expect("it flushes");
+    write(&guest, CHUNK, &[8]).await;
+    assert_eq!(
+        (byte_at(&base, CHUNK).await, byte_at(&guest, CHUNK).await, byte_at(&guest, 2 * CHUNK).await),
+        (0, 8, 0)
+    );
+}
+
+/// A redirection over a surrogate that fails `verb` from now on.
+async fn failing(verb: FaultVerb) -> (Device, Redirect, Device) {
+    let base = memory(SIZE);
+    let partition = memory(header(SIZE, 4).partition_bytes());
+    let fault = Fault::new(partition, PausedEnv::shared(2));
+    let redirect = over(&base, Device::new("surrogate", fault.clone()), 4, 1).await;
+    let guest = Device::new("guest", redirect.clone());
+    write(&base, 0, &[1; CHUNK as usize]).await;
+    write(&guest, CHUNK, &[2; 4096]).await;
+    assert_eq!(byte_at(&guest, 0).await, 1);
+    yield_often().await;
+    assert_eq!(redirect.status().places_cached, 1);
+    let action = FaultAction::Fail(ErrorKind::Io);
+    fault.add(FaultRule { verb, extent: None, when: FaultWhen::Always, action });
+    (base, redirect, guest)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_surrogate_that_fails_reads_serves_nothing_stale() {
+    let (_, redirect, guest) = failing(FaultVerb::Read).await;
+    assert_eq!(byte_at(&guest, 0).await, 1, "what was only cached is in the source");
+    let lost = guest.read(Bytes(CHUNK), Buffer::unpooled(1)).await.expect_err("the source has older bytes");
+    assert!(lost.chain().contains("only the surrogate has it"), "{}", lost.chain());
+    assert!(redirect.status().has_failed);
+    // The rest of that chunk is in the source.
+    assert_eq!(byte_at(&guest, CHUNK + 4096).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_surrogate_that_fails_writes_takes_no_more_and_the_guest_goes_on_at_the_source() {
+    let (base, redirect, guest) = failing(FaultVerb::Write).await;
+    write(&guest, 3 * CHUNK, &[3]).await;
+    write(&guest, 0, &[3]).await;
+    assert_eq!((byte_at(&base, 3 * CHUNK).await, byte_at(&base, 0).await, byte_at(&guest, 0).await), (3, 3, 3));
+    guest.write(Mutation::data(Bytes(CHUNK), Data::copy_of(&[4]))).await.expect_err("the surrogate alone has the rest");
+    assert_eq!(byte_at(&guest, CHUNK).await, 2);
+    // What the source lacks can still be taken out of it.
+    assert!(redirect.status().has_failed && redirect.status().places_dirty == 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_index_of_a_tebibyte_takes_no_more_than_is_stated() {
+    let (volume, chunk) = (Bytes::gib(1024), ChunkSize::new(1 << 20).expect("a chunk size"));
+    let header = RedirectHeader::new(volume, chunk, Bytes::gib(100), [7; 16]).expect("it fits");
+    let base = Device::new("base", MemDevice::new(volume));
+    let partition = memory(header.partition_bytes());
+    Redirect::create(&partition, &header).await.expect("memory takes it");
+    let popularity = Box::new(AccessCounts::new(header.chunks(), 2));
+    let redirect = Redirect::open(PausedEnv::shared(1), base, partition, [1; 16], popularity).await.expect("it opens");
+    let guest = Device::new("guest", redirect.clone());
+    // A sector of every eleventh place's chunk: every map sector has something of its own.
+    for place in 0..header.places / 11 {
+        write(&guest, place * (1 << 20), &[1; 4096]).await;
+    }
+    let status = redirect.status();
+    assert!(status.index_bytes <= 40 << 20, "{} bytes", status.index_bytes);
+}

@@ -1,0 +1,235 @@
+//! How a redirection takes changes.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use block::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, MutationKind, Result};
+
+use super::{Found, Inner, PlaceState};
+use crate::translate::moved;
+
+impl Inner {
+    /// Carries out a mutation that lies in one chunk, and forces none.
+    pub(super) async fn write_part(&self, part: Mutation) -> Result<()> {
+        let chunk = self.chunk_of(part.extent().offset);
+        self.popularity.lock().touch(chunk);
+        match part.kind() {
+            MutationKind::Data(_) => self.write_data(part, chunk).await,
+            MutationKind::Zeroes { .. } | MutationKind::Discard => self.clear(part, chunk).await,
+        }
+    }
+
+    async fn write_data(&self, part: Mutation, chunk: u64) -> Result<()> {
+        self.check_known(chunk)?;
+        let sectors = self.sectors_of(part.extent());
+        let is_over = |found: &Found| found.dirty.contains_all(sectors.clone());
+        if self.find(chunk).as_ref().is_some_and(is_over) {
+            let _guard = self.chunks.shared(part.extent()).await;
+            if let Some(found) = self.find(chunk).filter(is_over) {
+                self.counters.writes_redirected.fetch_add(1, Ordering::Relaxed);
+                return self.write_over(part, found.place).await;
+            }
+        }
+        let _guard = self.chunks.exclusive(self.extent_of(chunk)).await;
+        if self.is_draining.load(Ordering::Acquire) {
+            self.give_up(chunk).await?;
+            return self.write_to_source(part).await;
+        }
+        let found = self.find(chunk).or_else(|| {
+            let place = if self.takes() { self.claim(chunk) } else { None };
+            place.map(|place| Found { place, is_cached: false, dirty: PlaceState::Clean.sectors() })
+        });
+        match found {
+            None => self.write_to_source(part).await,
+            Some(found) if is_over(&found) => self.write_over(part, found.place).await,
+            Some(found) => self.write_found(part, chunk, found, sectors).await,
+        }
+    }
+
+    /// Fails for a chunk of which nobody knows what the record says: a write to the source might be forgotten at the next start.
+    fn check_known(&self, chunk: u64) -> Result<()> {
+        if self.failure.lock().is_none() || !self.in_doubt.lock().contains(&chunk) {
+            return Ok(());
+        }
+        let context = format!("{} has failed while it recorded a write to the same chunk", self.surrogate.name());
+        Err(Error::new(ErrorKind::Io, context))
+    }
+
+    /// Writes over dirty sectors.
+    async fn write_over(&self, part: Mutation, place: u64) -> Result<()> {
+        self.write_place(part, place).await.map_err(|error| {
+            self.fail(&error);
+            let context = format!("{} alone has what is written over, and takes no writes", self.surrogate.name());
+            Error::new(ErrorKind::Io, context).with_source(error)
+        })
+    }
+
+    /// Writes into a place, and makes its sectors dirty. The caller holds the chunk alone.
+    async fn write_found(&self, part: Mutation, chunk: u64, found: Found, sectors: Range<u64>) -> Result<()> {
+        let written = match self.with_whole_sectors(&part, chunk, found, sectors.clone()).await {
+            Ok(whole) if self.failure.lock().is_none() => self.write_place(whole, found.place).await,
+            Ok(_) => Err(Error::new(ErrorKind::Io, "the surrogate has failed before")),
+            Err(error) => {
+                self.release_if_clean(found);
+                return Err(error);
+            }
+        };
+        if let Err(error) = written {
+            self.fail(&error);
+            // What the place has of the clean sectors may be torn.
+            self.index.lock().set_cached(found.place, false);
+            self.release_if_clean(found);
+            if sectors.clone().any(|sector| found.dirty.contains(sector)) {
+                let context = format!("{} alone has what is written over, and takes no writes", self.surrogate.name());
+                return Err(Error::new(ErrorKind::Io, context).with_source(error));
+            }
+            return self.write_to_source(part).await;
+        }
+        let serial = match self.record.look(|map| map.get(found.place)) {
+            PlaceState::Dirty { serial, .. } => serial,
+            PlaceState::Clean => self.serial.fetch_add(1, Ordering::Relaxed) as u32,
+        };
+        let state = PlaceState::Dirty { chunk: chunk as u32, serial, sectors: found.dirty.with(sectors) };
+        let recorded = self.record.set(found.place..found.place + 1, state).await;
+        // The record may have it or not: the source must not be written here, or the next process might read what is older.
+        if let Err(error) = recorded {
+            self.fail(&error);
+            self.in_doubt.lock().insert(chunk);
+            return Err(error);
+        }
+        self.counters.writes_redirected.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// `part` with the rest of the sectors that it touches only in part and that the place does not have.
+    async fn with_whole_sectors(
+        &self,
+        part: &Mutation,
+        chunk: u64,
+        found: Found,
+        sectors: Range<u64>,
+    ) -> Result<Mutation> {
+        let extent = part.extent();
+        let whole = self.extent_of_sectors(chunk, &sectors);
+        let edges = [sectors.start, sectors.end - 1].map(|sector| {
+            let edge = self.extent_of_sectors(chunk, &(sector..sector + 1));
+            !extent.contains(edge) && !found.is_cached && !found.dirty.contains(sector)
+        });
+        if edges == [false, false] {
+            return Ok(part.clone());
+        }
+        let MutationKind::Data(data) = part.kind() else { unreachable!("only data is written into a place") };
+        let mut from = extent.offset;
+        let mut to = extent.end();
+        let mut buffer = Buffer::unpooled(whole.length.as_usize());
+        let at = (extent.offset - whole.offset).as_usize();
+        let [first, last] = edges;
+        if first {
+            from = whole.offset;
+            let head = Extent::between(whole.offset, extent.offset);
+            self.read_edge(head, whole, &mut buffer).await?;
+        }
+        if last {
+            to = whole.end();
+            let tail = Extent::between(extent.end(), whole.end());
+            self.read_edge(tail, whole, &mut buffer).await?;
+        }
+        buffer[at..at + data.len()].copy_from_slice(data);
+        Ok(Mutation::data(whole.offset, buffer.freeze()).slice(Extent::between(from, to)))
+    }
+
+    /// Reads `edge` of the source into the bytes of `whole`.
+    async fn read_edge(&self, edge: Extent, whole: Extent, buffer: &mut Buffer) -> Result<()> {
+        if edge.is_empty() {
+            return Ok(());
+        }
+        let read = self.base.device().read(edge.offset, Buffer::unpooled(edge.length.as_usize())).await?;
+        let at = (edge.offset - whole.offset).as_usize();
+        buffer[at..at + read.len()].copy_from_slice(&read);
+        Ok(())
+    }
+
+    /// How long a request of `length` bytes is in a place: in whole units of the surrogate.
+    pub(super) fn in_place(&self, length: Bytes) -> Bytes {
+        length.align_up(self.surrogate.geometry().request_alignment.into())
+    }
+
+    pub(super) async fn write_place(&self, part: Mutation, place: u64) -> Result<()> {
+        let at = self.place_at(place, part.extent().offset);
+        let length = self.in_place(part.extent().length);
+        if length == part.extent().length {
+            return self.surrogate.write(moved(&part, at)).await;
+        }
+        // The end of the volume, which is none of the surrogate's.
+        let padded = match part.kind() {
+            MutationKind::Data(data) => {
+                let mut buffer = Buffer::unpooled(length.as_usize());
+                buffer[..data.len()].copy_from_slice(data);
+                buffer[data.len()..].fill(0);
+                Mutation::data(at, buffer.freeze())
+            }
+            MutationKind::Zeroes { .. } | MutationKind::Discard => Mutation::zeroes(Extent::new(at, length), false),
+        };
+        self.surrogate.write(padded).await
+    }
+
+    async fn write_to_source(&self, part: Mutation) -> Result<()> {
+        self.counters.writes_at_source.fetch_add(1, Ordering::Relaxed);
+        self.base.write(part).await
+    }
+
+    fn release_if_clean(&self, found: Found) {
+        if found.dirty.is_empty() {
+            self.index.lock().release(found.place);
+        }
+    }
+
+    /// Zeroes and discards go to the source, and over what the place has, in this order: in between a crash leaves the old bytes, for
+    /// nothing was answered.
+    async fn clear(&self, part: Mutation, chunk: u64) -> Result<()> {
+        self.check_known(chunk)?;
+        let whole = self.extent_of(chunk);
+        let _guard = self.chunks.exclusive(whole).await;
+        if self.is_draining.load(Ordering::Acquire) {
+            self.give_up(chunk).await?;
+            return self.base.write(part).await;
+        }
+        let extent = part.extent();
+        let is_discard = matches!(part.kind(), MutationKind::Discard);
+        self.base.write(part).await?;
+        let Some(found) = self.find(chunk) else { return Ok(()) };
+        if extent == whole {
+            return self.forget(found).await;
+        }
+        let is_dirty = self.sectors_of(extent).any(|sector| found.dirty.contains(sector));
+        if is_discard {
+            // Dirty sectors stay as they are in the place: their bytes mean nothing any more, but must not change from read to read.
+            self.index.lock().set_cached(found.place, false);
+            self.release_if_clean(found);
+            return Ok(());
+        }
+        if !is_dirty && !found.is_cached {
+            return Ok(());
+        }
+        match self.write_place(Mutation::zeroes(extent, false), found.place).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.fail(&error);
+                self.index.lock().set_cached(found.place, false);
+                self.release_if_clean(found);
+                if is_dirty { Err(error) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// Takes a place from its chunk, whose bytes the source has all. The caller holds the chunk alone.
+    pub(super) async fn forget(&self, found: Found) -> Result<()> {
+        if !found.dirty.is_empty() {
+            let recorded = self.record.set(found.place..found.place + 1, PlaceState::Clean).await;
+            recorded.inspect_err(|error| self.fail(error))?;
+            self.index.lock().places.retire(found.place);
+        }
+        self.index.lock().release(found.place);
+        Ok(())
+    }
+}
