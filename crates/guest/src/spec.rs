@@ -123,6 +123,12 @@ impl GuestSpec {
         self
     }
 
+    /// How much memory it has, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.memory_mib) << 20
+    }
+
     /// How much memory it has, 256 MiB unless said otherwise. Its system takes about 60 MiB of it.
     #[must_use]
     pub fn memory_mib(mut self, mib: u32) -> Self {

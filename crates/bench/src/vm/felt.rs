@@ -59,6 +59,7 @@ pub(super) struct Ended {
 
 /// Has `mover` move the guest while a client asks it, and the guest check itself afterwards.
 pub(super) fn feel(place: &mut Place, mover: impl FnOnce(&mut Place) -> anyhow::Result<Ended>) -> anyhow::Result<Felt> {
+    let _reserve = place.reserve()?;
     let spec = ClientSpec { udp_per_second: UDP_RATE, http_per_second: 0, tcp_per_second: 0 };
     let client: NetworkClient = place.client(spec)?;
     let calm = Instant::now();

@@ -8,7 +8,7 @@ use super::felt::{Felt, feel};
 use super::ours::{self, transhume};
 use super::peers::{How, shared_disk};
 use super::place::{Place, RUNS_VMS, fillable_mib};
-use super::rows::{DEADLINE_SECONDS, IDLE_RATE, Series, load};
+use super::rows::{DEADLINE_SECONDS, IDLE_RATE, Series, in_turns, load};
 use crate::figures::{Goal, Row, Samples};
 
 /// An idle guest is stopped for so long at most, in ms.
@@ -105,7 +105,8 @@ impl Scene {
                 Ok(felt)
             }
             Copier::Qemu(channels) => {
-                let mut place = self.place(bench, false)?;
+                // The same guest, with its memory in a file of the same kind.
+                let mut place = self.place(bench, true)?;
                 let how = How { channels, downtime_limit_ms: limit_ms, is_encrypted: bench.is_encrypted };
                 let felt = feel(&mut place, |place| shared_disk(place, how))?;
                 eprintln!("    QEMU: {felt}");
@@ -124,12 +125,7 @@ fn parallel(bench: &VmBench, limit_ms: u64) -> Vec<String> {
 impl VmBench {
     /// Ours and QEMU by turns, each with a guest of its own.
     fn memories(&self, ours: &Scene, peer: (&Scene, Copier)) -> anyhow::Result<[Series; 2]> {
-        let [mut own, mut theirs] = [(); 2].map(|()| Series::default());
-        for _ in 0..self.runs {
-            own.push(&ours.play(self, Copier::Parallel)?);
-            theirs.push(&peer.0.play(self, peer.1)?);
-        }
-        Ok([own, theirs])
+        in_turns(self.runs, || ours.play(self, Copier::Parallel), || peer.0.play(self, peer.1))
     }
 }
 

@@ -57,7 +57,11 @@ impl Pair {
         std::fs::create_dir(&folder).context("making a folder for the other QEMU")?;
         let log = std::fs::File::create(folder.join("qemu.log")).context("creating QEMU's log")?;
         let (own, other) = (place.disk.display().to_string(), disk.display().to_string());
-        let arguments = place.guest.arguments_in(&folder).into_iter().map(|word| word.replace(&own, &other));
+        // A memory in a file is another file there.
+        let memory = format!("mem-path={}", place.folder().join("memory").display());
+        let elsewhere = format!("mem-path={}", folder.join("memory").display());
+        let arguments = place.guest.arguments_in(&folder).into_iter();
+        let arguments = arguments.map(|word| word.replace(&own, &other).replace(&memory, &elsewhere));
         let mut command = place.hosts.command(Side::B, "qemu-system-x86_64");
         command.args(arguments).args(["-incoming", "defer"]).args(words).stdout(Stdio::null()).stderr(log);
         let peer = Peer(command.spawn().context("starting qemu-system-x86_64")?);

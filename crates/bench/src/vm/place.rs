@@ -12,6 +12,8 @@ use transhume_guest::{
     TwoHostsSpec, create_filled,
 };
 
+use crate::reserve::Reserve;
+
 /// How long anything may take that is no move.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 /// What the guest is called.
@@ -35,6 +37,8 @@ pub(crate) struct Place {
     pub(crate) hosts: TwoHosts,
     pub(crate) disk: PathBuf,
     folder: tempfile::TempDir,
+    /// Its memory and its disk: what a move writes anew at the other host.
+    moved_bytes: u64,
 }
 
 impl Place {
@@ -63,18 +67,25 @@ impl Place {
         let network = GuestNetwork::new(&hosts, [TAP])?;
         let disk = folder.path().join("disk.raw");
         create_filled(&disk, disk_bytes)?;
+        let moved_bytes = disk_bytes + guest.memory_bytes();
         let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
         let [memory, socket] = ["memory", "memory.sock"].map(|name| folder.path().join(name));
         let guest = if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
         let mut guest = Guest::boot(guest.launcher(hosts.launcher(Side::A)))?;
         guest.wait_for_load(PATIENCE)?;
-        Ok(Self { guest, network, hosts, disk, folder })
+        Ok(Self { guest, network, hosts, disk, folder, moved_bytes })
     }
 
     /// Makes the guest known to the daemon of its host.
     pub(crate) fn add(&self) -> anyhow::Result<()> {
         let qmp = self.guest.qmp_socket().display().to_string();
         self.hosts.daemon(Side::A).json(&["vm", "add", NAME, "--qmp", &qmp]).map(drop)
+    }
+
+    /// Memory at hand for a move, whoever moves the guest: otherwise the first of two moves waits for the host that takes free memory
+    /// back, and the second one finds what the first has left.
+    pub(crate) fn reserve(&self) -> anyhow::Result<Reserve> {
+        Reserve::create(self.folder(), self.moved_bytes + self.moved_bytes / 8)
     }
 
     /// Where everything of this place is.

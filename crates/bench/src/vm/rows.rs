@@ -98,6 +98,25 @@ pub(super) fn load(rate: u32) -> Load {
     Load { is_prefilled: true, rate, workers: 4, interval_ms: 100, ..Load::default() }
 }
 
+/// Ours and a peer's moves in pairs, each first in every other pair.
+pub(super) fn in_turns(
+    runs: usize,
+    ours: impl Fn() -> anyhow::Result<Felt>,
+    theirs: impl Fn() -> anyhow::Result<Felt>,
+) -> anyhow::Result<[Series; 2]> {
+    let [mut own, mut other] = [(); 2].map(|()| Series::default());
+    for run in 0..runs {
+        if run % 2 == 0 {
+            own.push(&ours()?);
+            other.push(&theirs()?);
+        } else {
+            other.push(&theirs()?);
+            own.push(&ours()?);
+        }
+    }
+    Ok([own, other])
+}
+
 impl VmBench {
     /// With the disk where both hosts reach it, if this `shares`.
     fn ours(&self, rate: u32, limit_ms: u64, shares: bool) -> anyhow::Result<Felt> {
@@ -123,12 +142,7 @@ impl VmBench {
 
     /// Both by turns.
     fn by_turns(&self, rate: u32, limit_ms: u64, mover: Mover) -> anyhow::Result<[Series; 2]> {
-        let [mut ours, mut theirs] = [(); 2].map(|()| Series::default());
-        for _ in 0..self.runs {
-            ours.push(&self.ours(rate, limit_ms, false)?);
-            theirs.push(&self.peer(rate, limit_ms, mover)?);
-        }
-        Ok([ours, theirs])
+        in_turns(self.runs, || self.ours(rate, limit_ms, false), || self.peer(rate, limit_ms, mover))
     }
 
     pub(super) fn guest_words(&self) -> String {

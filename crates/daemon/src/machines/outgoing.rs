@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, PlanRequest, Resolution, ResolveRequest,
+    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, Plan, PlanRequest, Resolution, ResolveRequest,
     Strategy, Vm, VmDisk, VmMove, VmMoveRequest, VmPlan,
 };
 use migrate::MoveOptions;
@@ -123,14 +123,7 @@ impl Daemon {
         // Nothing is copied of those that stay where they are, and their host was asked about them.
         for disk in disks.iter().filter(|disk| disk.handling != Some(DiskHandling::Shared)) {
             let planned = match &disk.volume {
-                Some(volume) => {
-                    let planned = self.plan(volume, PlanRequest { request: disk_request(&request, false) }).await;
-                    match planned {
-                        // After an earlier move its disks are being given back to QEMU: it is adopted again.
-                        Err(error) if error.code == ErrorCode::NotFound => None,
-                        planned => Some(planned?),
-                    }
-                }
+                Some(volume) => self.plan_disk(volume, &request).await?,
                 None => None,
             };
             disk_seconds += self.disk_seconds(disk, planned.as_ref(), &request, disk_rate);
@@ -149,6 +142,14 @@ impl Daemon {
             self.keep_machine_plan(&machine, &request, forecast);
         }
         Ok(plan)
+    }
+
+    /// The plan of a disk's move. None if the volume is gone: after an earlier move its disks are given back to QEMU.
+    async fn plan_disk(self: &Arc<Self>, volume: &str, request: &VmMoveRequest) -> Result<Option<Plan>> {
+        match self.plan(volume, PlanRequest { request: disk_request(request, false) }).await {
+            Err(error) if error.code == ErrorCode::NotFound => Ok(None),
+            planned => planned.map(Some),
+        }
     }
 
     /// Begins a move of the machine `name`. When this returns an error its guest runs here and nothing was left behind.

@@ -32,11 +32,6 @@ impl DirtySectors {
         self
     }
 
-    /// How many there are.
-    pub(super) fn count(self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
-    }
-
     /// `sectors` in runs that are dirty or clean.
     pub(super) fn runs(self, sectors: Range<u64>) -> Vec<(Range<u64>, bool)> {
         let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
@@ -156,6 +151,5 @@ mod tests {
         let sectors = DirtySectors::default().with(2..4).with(5..6);
         assert_eq!(sectors.runs(1..6), [(1..2, false), (2..4, true), (4..5, false), (5..6, true)]);
         assert!(sectors.contains_all(2..4) && !sectors.contains_all(2..5));
-        assert_eq!(sectors.count(), 3);
     }
 }
