@@ -389,12 +389,12 @@ mod tests {
         };
         let memory = VmMemory { bytes_sent: 1 << 30, ..VmMemory::default() };
         let last: VmMove = serde_json::from_value(serde_json::json!({
-            "id": "x", "vm": "web1", "to": "b", "state": "done", "phase": "done", "started_unix_ms": 0, "elapsed_ms": 13_000,
+            "id": "x", "vm": "web1", "to": "b", "state": "done", "phase": "over", "started_unix_ms": 0, "elapsed_ms": 13_000,
             "memory_bytes_per_second": 1_u64 << 28,
         }))
         .expect("a move");
         let job: Job = serde_json::from_value(serde_json::json!({
-            "id": 1, "volume": "x", "state": "done", "source": "", "target": "", "request": { "to": "b:x" }, "started_unix_ms": 0,
+            "id": 1, "volume": "x", "state": "done", "source": "", "target": "", "request": { "to": "b:x" }, "requester": "", "started_unix_ms": 0,
         }))
         .expect("a job");
         let last = VmMove { memory: Some(memory), disks: vec![Job { report: Some(report), ..job }], ..last };
