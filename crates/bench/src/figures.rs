@@ -11,6 +11,11 @@ impl Samples {
         self.0.push(sample);
     }
 
+    /// By how much each is more than its peer's of the same run.
+    pub(crate) fn more_than(&self, peer: &Self) -> Self {
+        Self(self.0.iter().zip(&peer.0).map(|(own, peer)| own - peer).collect())
+    }
+
     /// The same figures, each made into another.
     pub(crate) fn map(&self, figure: impl Fn(f64) -> f64) -> Self {
         Self(self.0.iter().map(|sample| figure(*sample)).collect())

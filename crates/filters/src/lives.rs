@@ -304,7 +304,7 @@ impl<L: Layer> Life<L> {
     }
 }
 
-/// Lives a hundred lives with `L`. Each begins with `steps` batches of requests, after which the process or the machine may die.
+/// Lives so many lives with `L`. Each begins with `steps` batches of requests, after which the process or the machine may die.
 pub(crate) async fn live<L: Layer>(lives: u64, steps: u32) {
     for seed in 0..lives {
         let mut life = Life::<L>::new(seed * 3 + seed % 3).await;

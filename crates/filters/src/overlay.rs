@@ -35,7 +35,7 @@ use drain::Unlocked;
 pub use format::OverlayHeader;
 use grain::GrainState;
 
-use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES};
+use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of_both};
 use crate::translate::in_units;
 
 /// An answer to the question for extents has so many pieces at most.
@@ -317,14 +317,7 @@ impl std::fmt::Debug for Overlay {
 
 /// What the overlay takes: what both take.
 fn geometry_over(base: &Device, delta: &Device, header: &OverlayHeader) -> Result<Geometry> {
-    let (below, own) = (base.geometry(), delta.geometry());
-    let geometry = Geometry {
-        size: header.volume,
-        request_alignment: below.request_alignment.max(own.request_alignment),
-        preferred_bytes: below.preferred_bytes.max(own.preferred_bytes),
-        transfer_bytes_max: below.transfer_bytes_max.min(own.transfer_bytes_max),
-        read_only: own.read_only,
-    };
+    let geometry = geometry_of_both(header.volume, base, delta);
     // Maps go in pieces of 1 MiB, and parts of grains take the rest along.
     let least = header.grain.bytes().max(STEP_BYTES);
     if u64::from(geometry.transfer_bytes_max) < least {

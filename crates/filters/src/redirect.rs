@@ -53,8 +53,8 @@ use parking_lot::Mutex;
 
 pub use self::format::RedirectHeader;
 pub use self::popularity::{AccessCounts, FrequencySketch, Popularity, Recency};
-use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES};
-use entry::{DirtySectors, PlaceState};
+use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of_both};
+use entry::{DirtySectors, SurrogateEntry};
 use fetch::Fetches;
 use index::Index;
 
@@ -70,7 +70,7 @@ struct Inner {
     surrogate: Device,
     header: RedirectHeader,
     geometry: Geometry,
-    record: Record<PlaceState>,
+    record: Record<SurrogateEntry>,
     placement: Placement,
     /// Held by whoever changes a chunk, whole; shared by whoever reads some of it.
     chunks: RangeLock,
@@ -182,7 +182,7 @@ impl Redirect {
         let index = Index::new(header.chunks(), header.places, &owned);
         if !geometry.read_only {
             for place in stale {
-                record.set(place..place + 1, PlaceState::Clean).await?;
+                record.set(place..place + 1, SurrogateEntry::Clean).await?;
             }
             // From here on the durable map names no place that is free.
             record.flush().await?;
@@ -232,7 +232,7 @@ impl Inner {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (counters, popularity) = (&self.counters, self.popularity.lock().memory_bytes());
         let (dirty, record_bytes) =
-            self.record.look(|map| (map.len() - map.count(PlaceState::Clean), map.memory_bytes()));
+            self.record.look(|map| (map.len() - map.count(SurrogateEntry::Clean), map.memory_bytes()));
         let index = self.index.lock();
         RedirectStatus {
             reads_redirected: read(&counters.reads_redirected),
@@ -253,6 +253,10 @@ impl Inner {
 
     fn chunk_of(&self, offset: Bytes) -> u64 {
         self.header.chunk.index_of(offset).0
+    }
+
+    fn is_in_one_chunk(&self, extent: Extent) -> bool {
+        extent.is_empty() || self.chunk_of(extent.offset) == self.chunk_of(Bytes(extent.end().get() - 1))
     }
 
     fn extent_of(&self, chunk: u64) -> Extent {
@@ -300,10 +304,14 @@ impl Inner {
         !self.is_draining.load(Ordering::Acquire) && self.failure.lock().is_none()
     }
 
+    /// Whether the source lacks nothing.
+    fn is_empty(&self) -> bool {
+        self.record.look(|map| map.count(SurrogateEntry::Clean) == map.len())
+    }
+
     /// Whether neither map names a place: then the source alone is the volume, whatever becomes of the surrogate.
     fn names_nothing(&self) -> bool {
-        let is_clean = self.record.look(|map| map.count(PlaceState::Clean) == map.len());
-        is_clean && !self.index.lock().places.has_retired()
+        self.is_empty() && !self.index.lock().places.has_retired()
     }
 
     async fn flush(&self) -> Result<()> {
@@ -318,10 +326,9 @@ impl Inner {
 
     async fn read(self: &Arc<Self>, offset: Bytes, buffer: Buffer, is_guest: bool) -> Result<Buffer> {
         let extent = Extent::new(offset, buffer.len().into());
-        let mut parts = extent.split_at_multiples(self.header.chunk.bytes());
-        match (parts.next(), parts.next()) {
-            (Some(_), None) | (None, _) => self.read_part(extent, buffer, is_guest).await,
-            _ => self.read_parts(extent, buffer, is_guest).await,
+        match self.is_in_one_chunk(extent) {
+            true => self.read_part(extent, buffer, is_guest).await,
+            false => self.read_parts(extent, buffer, is_guest).await,
         }
     }
 
@@ -341,13 +348,12 @@ impl Inner {
         if fua {
             self.record.check()?;
         }
-        let parts: Vec<Extent> = mutation.extent().split_at_multiples(self.header.chunk.bytes()).collect();
-        match parts[..] {
-            [_] => self.write_part(mutation.with_fua(false)).await?,
-            _ => {
-                let each = parts.iter().map(|part| self.write_part(mutation.slice(*part).with_fua(false)));
-                join_all(each).await.into_iter().collect::<Result<()>>()?;
-            }
+        if self.is_in_one_chunk(mutation.extent()) {
+            self.write_part(mutation.with_fua(false)).await?;
+        } else {
+            let parts = mutation.extent().split_at_multiples(self.header.chunk.bytes());
+            let each = parts.map(|part| self.write_part(mutation.slice(part).with_fua(false)));
+            join_all(each).await.into_iter().collect::<Result<()>>()?;
         }
         if fua { self.flush().await } else { Ok(()) }
     }
@@ -417,15 +423,15 @@ impl std::fmt::Debug for Redirect {
 /// The places on record that have a chunk, those whose chunk has a newer one, and the next serial.
 type Owners = (Vec<(u64, u64)>, Vec<u64>, u64);
 
-fn owners(record: &Record<PlaceState>, header: &RedirectHeader, name: &str) -> Result<Owners> {
+fn owners(record: &Record<SurrogateEntry>, header: &RedirectHeader, name: &str) -> Result<Owners> {
     let mut of_chunk: BTreeMap<u64, (u32, u64)> = BTreeMap::new();
     let (mut stale, mut next) = (Vec::new(), 0);
-    let states: Vec<(u64, PlaceState)> = record.look(|map| {
+    let states: Vec<(u64, SurrogateEntry)> = record.look(|map| {
         let stored = std::iter::successors(map.next_stored(0), |place| map.next_stored(place + 1));
         stored.map(|place| (place, map.get(place))).collect()
     });
     for (place, state) in states {
-        let PlaceState::Dirty { chunk, serial, .. } = state else { continue };
+        let SurrogateEntry::Dirty { chunk, serial, .. } = state else { continue };
         if u64::from(chunk) >= header.chunks() {
             let context = format!("{name} is damaged: place {place} is of chunk {chunk}, which does not exist");
             return Err(Error::new(ErrorKind::Corrupt, context));
@@ -449,14 +455,8 @@ fn geometry_over(base: &Device, partition: &Device, header: &RedirectHeader) -> 
         let context = format!("the surrogate is of a volume of {should} bytes, and {} has {is}", base.name());
         return Err(Error::new(ErrorKind::Invalid, context));
     }
-    let (below, own) = (base.geometry(), partition.geometry());
-    let geometry = Geometry {
-        size: header.volume,
-        request_alignment: below.request_alignment.max(own.request_alignment),
-        preferred_bytes: below.preferred_bytes.max(own.preferred_bytes),
-        transfer_bytes_max: below.transfer_bytes_max.min(own.transfer_bytes_max),
-        read_only: below.read_only || own.read_only,
-    };
+    let both = geometry_of_both(header.volume, base, partition);
+    let geometry = Geometry { read_only: both.read_only || base.geometry().read_only, ..both };
     let least = header.chunk.bytes().max(STEP_BYTES);
     if u64::from(geometry.transfer_bytes_max) < least || u64::from(geometry.request_alignment) > header.sector_bytes() {
         let context =

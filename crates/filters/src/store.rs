@@ -9,7 +9,7 @@
 //!     ├ E: Entry      what is recorded of a grain   ├ Base     what shows through, flushed first
 //!     ▼
 //!   device                                          Placement: where the bytes of a grain are on it
-//!                                                    Places: which are free, if they are allocated
+//!                                                    PlaceAllocator: which are free, if they are allocated
 //! ```
 //!
 //! A crash of the process leaves what was answered and a power loss what was flushed, whatever the states mean. A
@@ -23,12 +23,12 @@ mod map;
 mod place;
 mod record;
 
-pub(crate) use base::Base;
+pub(crate) use base::{Base, geometry_of_both};
 #[cfg(test)]
 pub(crate) use entry::BODY_BYTES;
 pub(crate) use entry::{Body, Entry};
 pub(crate) use layout::{Layout, Map};
 #[cfg(test)]
 pub(crate) use map::StateMap;
-pub(crate) use place::{Placement, Places};
+pub(crate) use place::{PlaceAllocator, Placement};
 pub(crate) use record::{Record, STEP_BYTES};

@@ -24,6 +24,7 @@ const LINKS_RATIO_MIN: f64 = 3.5;
 const LINKS_MEMORY_MIB: u32 = 384;
 /// What one of them rewrites, in MiB/s: more than one link carries.
 const REWRITE_MIB: u32 = 40;
+
 /// Who copies the memory.
 #[derive(Clone, Copy)]
 enum Copier {
@@ -74,7 +75,7 @@ impl Scene {
         }
     }
 
-    fn place(&self, bench: &VmBench, is_tracked: bool) -> anyhow::Result<Place> {
+    fn place(&self, bench: &VmBench) -> anyhow::Result<Place> {
         let guest = GuestSpec::new().cores(CORES).memory_mib(self.memory_mib);
         let guest = guest.memory_load(self.memory).load(self.load.clone());
         let shared = match self.shares_disk {
@@ -90,7 +91,7 @@ impl Scene {
             more_at_b: "",
         };
         let places = (bench.programs.as_path(), bench.memory.path());
-        Place::with_memory(places, hosts, (guest, is_tracked), self.disk_mib << 20)
+        Place::with_memory(places, hosts, (guest, true), self.disk_mib << 20)
     }
 
     /// Moves the guest.
@@ -98,7 +99,7 @@ impl Scene {
         let limit_ms = bench.downtime_limit_ms;
         match copier {
             Copier::Parallel => {
-                let mut place = self.place(bench, true)?;
+                let mut place = self.place(bench)?;
                 place.add()?;
                 let felt = feel(&mut place, |place| transhume(place, &parallel(bench, limit_ms)))?;
                 eprintln!("    parallel: {felt}");
@@ -106,7 +107,7 @@ impl Scene {
             }
             Copier::Qemu(channels) => {
                 // The same guest, with its memory in a file of the same kind.
-                let mut place = self.place(bench, true)?;
+                let mut place = self.place(bench)?;
                 let how = How { channels, downtime_limit_ms: limit_ms, is_encrypted: bench.is_encrypted };
                 let felt = feel(&mut place, |place| shared_disk(place, how))?;
                 eprintln!("    QEMU: {felt}");
@@ -195,7 +196,7 @@ pub(super) fn links(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
 
 /// Whether the move of a guest that rewrites much ends.
 fn converges(bench: &VmBench, links: usize) -> anyhow::Result<bool> {
-    let mut place = Scene::over_links(bench, links, REWRITE_MIB).place(bench, true)?;
+    let mut place = Scene::over_links(bench, links, REWRITE_MIB).place(bench)?;
     place.add()?;
     let deadline = format!("{DEADLINE_SECONDS}s");
     let channels = LINKS.to_string();

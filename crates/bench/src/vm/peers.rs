@@ -10,7 +10,7 @@ use transhume_guest::{Authority, GOOD_YEARS, Qmp, Side};
 
 use super::felt::Ended;
 use super::moment::{now_unix_ms, unix_ms};
-use super::place::{NODE, PATIENCE, Place};
+use super::place::{MEMORY_FILE, NODE, PATIENCE, Place};
 
 const MIGRATION_PORT: u16 = 10811;
 const NBD_PORT: u16 = 10812;
@@ -58,8 +58,8 @@ impl Pair {
         let log = std::fs::File::create(folder.join("qemu.log")).context("creating QEMU's log")?;
         let (own, other) = (place.disk.display().to_string(), disk.display().to_string());
         // A memory in a file is another file there.
-        let memory = format!("mem-path={}", place.folder().join("memory").display());
-        let elsewhere = format!("mem-path={}", folder.join("memory").display());
+        let memory_in = |folder: &Path| format!("mem-path={}", folder.join(MEMORY_FILE).display());
+        let (memory, elsewhere) = (memory_in(place.folder()), memory_in(&folder));
         let arguments = place.guest.arguments_in(&folder).into_iter();
         let arguments = arguments.map(|word| word.replace(&own, &other).replace(&memory, &elsewhere));
         let mut command = place.hosts.command(Side::B, "qemu-system-x86_64");

@@ -23,6 +23,9 @@ pub(crate) const NODE: &str = "disk0";
 /// A line of both hosts' configurations.
 pub(crate) const RUNS_VMS: &str = "run-vms = true\n";
 
+/// The file of a tracked guest's memory, in the folder of its QEMU.
+pub(crate) const MEMORY_FILE: &str = "memory";
+
 const TAP: &str = "guest0";
 
 /// How much of a guest's memory its load may have. The rest is its system's.
@@ -69,7 +72,7 @@ impl Place {
         create_filled(&disk, disk_bytes)?;
         let moved_bytes = disk_bytes + guest.memory_bytes();
         let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
-        let [memory, socket] = ["memory", "memory.sock"].map(|name| folder.path().join(name));
+        let [memory, socket] = [MEMORY_FILE, "memory.sock"].map(|name| folder.path().join(name));
         let guest = if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
         let mut guest = Guest::boot(guest.launcher(hosts.launcher(Side::A)))?;
         guest.wait_for_load(PATIENCE)?;

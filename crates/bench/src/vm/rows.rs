@@ -179,15 +179,9 @@ pub(super) fn idle(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
 
 /// The same guest, whose disk both hosts reach: ours copies nothing of it either.
 pub(super) fn shared(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
-    let [mut ours, mut theirs] = [(); 2].map(|()| Series::default());
-    let mut longer = Samples::default();
-    for _ in 0..bench.runs {
-        let felt = bench.ours(IDLE_RATE, SHORT_LIMIT_MS, true)?;
-        let peer = bench.peer(IDLE_RATE, SHORT_LIMIT_MS, shared_disk)?;
-        longer.push(felt.downtime_ms - peer.downtime_ms);
-        ours.push(&felt);
-        theirs.push(&peer);
-    }
+    let moves = || bench.ours(IDLE_RATE, SHORT_LIMIT_MS, true);
+    let [ours, theirs] = in_turns(bench.runs, moves, || bench.peer(IDLE_RATE, SHORT_LIMIT_MS, shared_disk))?;
+    let longer = ours.downtime.more_than(&theirs.downtime);
     let peer = "QEMU, the disk shared";
     let what = format!("{}, idle, on storage that both hosts reach, limit {SHORT_LIMIT_MS} ms", bench.guest_words());
     let same = |figure: &str| format!("the same: {figure}");

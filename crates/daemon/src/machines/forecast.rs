@@ -98,7 +98,7 @@ impl BegunForecast {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Shown {
     /// How fast the memory went, in bytes a second.
-    pub(super) memory: Option<f64>,
+    memory: Option<f64>,
     /// How fast the disks were copied, in bytes a second.
     disks: Option<f64>,
     /// What the move took beside both, in seconds.
@@ -119,6 +119,17 @@ impl Shown {
         let beside = memory.map(|rate| last.elapsed_ms as f64 / 1e3 - seconds - sent as f64 / rate);
         let beside = beside.map(|seconds| seconds.clamp(SECONDS_LEAST, SECONDS_BESIDE_MAX));
         Self { memory, disks, beside }
+    }
+
+    /// What is known of the memory of a move that begins without a plan, without waiting.
+    pub(super) fn memory_known(
+        &self,
+        request: &VmMoveRequest,
+        (facts, seen): (&MachineFacts, MemoryUse),
+    ) -> MemoryKnown {
+        let shown = self.memory.unwrap_or(MEMORY_CARRIED);
+        let rate = request.bandwidth.map_or(shown, |limit| shown.min(limit as f64));
+        MemoryKnown::new(facts, seen, rate, attempt::downtime_limit(request))
     }
 
     /// What the next move takes beside disks and memory, in seconds.
@@ -223,11 +234,18 @@ fn of_no_weight(request: &VmMoveRequest) -> VmMoveRequest {
 impl Daemon {
     /// How fast memory and disks go to `host`, in bytes a second: what earlier moves have shown, or what is measured now, within
     /// what was asked for.
-    pub(super) async fn rates_to(&self, host: &HostName, request: &VmMoveRequest, connections: u16) -> (f64, f64) {
+    pub(super) async fn rates_to(
+        &self,
+        host: &HostName,
+        request: &VmMoveRequest,
+        (connections, shown): (u16, &Shown),
+    ) -> (f64, f64) {
+        let within = |rate: f64| request.bandwidth.map_or(rate, |limit| rate.min(limit as f64));
+        if let (Some(memory), Some(disks)) = (shown.memory, shown.disks) {
+            return (within(memory), within(disks));
+        }
         let link = env::timeout(&*self.env, PROBE_LIMIT, self.probe(host, connections)).await.flatten();
         let link = link.unwrap_or(MEMORY_BYTES_PER_SECOND);
-        let within = |rate: f64| request.bandwidth.map_or(rate, |limit| rate.min(limit as f64));
-        let shown = self.moves_shown(host, connections);
         let memory = shown.memory.unwrap_or_else(|| slower(link, MEMORY_CARRIED));
         let disks = shown.disks.unwrap_or_else(|| slower(link, DISK_CARRIED));
         (within(memory), within(disks))
@@ -292,19 +310,6 @@ impl Daemon {
         let planned = machine.planned.lock().take()?;
         let is_of_it = planned.request == of_no_weight(request);
         (is_of_it && self.env.now().since(planned.made) <= PLAN_AGE_MAX).then_some(planned.forecast)
-    }
-
-    /// The memory's part of a forecast for a move that begins without a plan, from what is known without waiting.
-    pub(super) fn memory_known(
-        &self,
-        host: &HostName,
-        request: &VmMoveRequest,
-        (facts, seen): (&MachineFacts, MemoryUse),
-    ) -> MemoryKnown {
-        let connections = attempt::connections(request, facts, &self.config);
-        let shown = self.moves_shown(host, connections).memory.unwrap_or(MEMORY_CARRIED);
-        let rate = request.bandwidth.map_or(shown, |limit| shown.min(limit as f64));
-        MemoryKnown::new(facts, seen, rate, attempt::downtime_limit(request))
     }
 }
 

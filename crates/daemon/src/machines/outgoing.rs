@@ -117,8 +117,8 @@ impl Daemon {
         }
         let connections = connections(&request, &facts, &self.config);
         let seen = hypervisor.memory_use(&facts, true).await;
-        let (memory_rate, disk_rate) = self.rates_to(&host, &request, connections).await;
-        let beside = self.moves_shown(&host, connections).beside();
+        let shown = self.moves_shown(&host, connections);
+        let (memory_rate, disk_rate) = self.rates_to(&host, &request, (connections, &shown)).await;
         let mut disk_seconds = 0.0;
         // Nothing is copied of those that stay where they are, and their host was asked about them.
         for disk in disks.iter().filter(|disk| disk.handling != Some(DiskHandling::Shared)) {
@@ -131,7 +131,7 @@ impl Daemon {
         }
         let known = MemoryKnown::new(&facts, seen, memory_rate, downtime_limit(&request));
         (plan.memory_resident_bytes, plan.dirty_bytes_per_second) = (seen.resident_bytes, seen.dirty_bytes_per_second);
-        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast(), beside));
+        let (memory, forecast) = (known.forecast(), forecast::together(disk_seconds, known.forecast(), shown.beside()));
         (plan.memory_bytes_per_second, plan.converges) = (Some(memory_rate as u64), Some(memory.converges));
         plan.notes = forecast::notes(&known, &request);
         plan.notes.extend(forecast::emulation_note(&facts));
@@ -249,9 +249,10 @@ impl Daemon {
         let not_parallel = choice.shown();
         let arrival = Arrival { keeps_volumes: request.keep_volumes, memory: choice.regions, ..arrival };
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
-        let memory = self.memory_known(&host, request, (&arrival.facts, seen)).forecast();
-        let beside = self.moves_shown(&host, connections(request, &arrival.facts, &self.config)).beside();
-        let forecast = BegunForecast { planned: self.planned_forecast(machine, request), memory, beside };
+        let shown = self.moves_shown(&host, connections(request, &arrival.facts, &self.config));
+        let memory = shown.memory_known(request, (&arrival.facts, seen)).forecast();
+        let planned = self.planned_forecast(machine, request);
+        let forecast = BegunForecast { planned, memory, beside: shown.beside() };
         Ok(Departure { hypervisor, arrival, volumes, host, forecast, not_parallel })
     }
 

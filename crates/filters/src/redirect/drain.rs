@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use block::{Buffer, Bytes, Mutation, Result};
 
-use super::{Found, Inner, PlaceState, Redirect};
+use super::{Found, Inner, Redirect, SurrogateEntry};
 
 impl Redirect {
     /// From now on nothing is taken into the surrogate. There is no way back but to open it again. Returns when no fetch is under way.
@@ -25,7 +25,7 @@ impl Redirect {
     /// Whether the source has everything. After a flush that began later, it alone is the volume.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.inner.record.look(|map| map.count(PlaceState::Clean) == map.len())
+        self.inner.is_empty()
     }
 
     /// Moves what the next place at or after `from` has and the source lacks into the source. Gives the place behind it and how many bytes
@@ -38,7 +38,7 @@ impl Redirect {
         let mut next = from;
         loop {
             let found = inner.record.look(|map| map.next_stored(next).map(|place| (place, map.get(place))));
-            let Some((place, PlaceState::Dirty { chunk, .. })) = found else { return Ok(None) };
+            let Some((place, SurrogateEntry::Dirty { chunk, .. })) = found else { return Ok(None) };
             let chunk = u64::from(chunk);
             let _guard = inner.chunks.exclusive(inner.extent_of(chunk)).await;
             match inner.find(chunk).filter(|found| found.place == place && !found.dirty.is_empty()) {
@@ -65,7 +65,7 @@ impl Inner {
     async fn move_to_source(&self, chunk: u64, found: Found) -> Result<Bytes> {
         let mut moved = Bytes::ZERO;
         let all = self.sectors_of(self.extent_of(chunk));
-        for (run, _) in found.dirty.runs(all).into_iter().filter(|(_, is_dirty)| *is_dirty) {
+        for run in found.dirty.dirty_runs(all) {
             let extent = self.extent_of_sectors(chunk, &run);
             let data = self.read_dirty(extent, Buffer::unpooled(extent.length.as_usize()), found).await?;
             self.base.write(Mutation::data(extent.offset, data.freeze())).await?;

@@ -26,29 +26,43 @@ impl DirtySectors {
         run.all(|sector| self.contains(sector))
     }
 
+    /// Whether one of `run` is dirty.
+    pub(super) fn contains_any(self, mut run: Range<u64>) -> bool {
+        run.any(|sector| self.contains(sector))
+    }
+
     /// With those of `run`, too.
     pub(super) fn with(mut self, run: Range<u64>) -> Self {
         run.for_each(|sector| self.0[(sector / 64) as usize] |= 1 << (sector % 64));
         self
     }
 
-    /// `sectors` in runs that are dirty or clean.
-    pub(super) fn runs(self, sectors: Range<u64>) -> Vec<(Range<u64>, bool)> {
-        let mut runs: Vec<(Range<u64>, bool)> = Vec::new();
-        for sector in sectors {
-            let is_dirty = self.contains(sector);
-            match runs.last_mut() {
-                Some((run, last)) if *last == is_dirty => run.end = sector + 1,
-                _ => runs.push((sector..sector + 1, is_dirty)),
-            }
-        }
-        runs
+    /// Those of `sectors` that are dirty, in runs.
+    pub(super) fn dirty_runs(self, sectors: Range<u64>) -> Vec<Range<u64>> {
+        runs(sectors.filter(|sector| self.contains(*sector)))
     }
+
+    /// Those of `sectors` that are clean, in runs.
+    pub(super) fn clean_runs(self, sectors: Range<u64>) -> Vec<Range<u64>> {
+        runs(sectors.filter(|sector| !self.contains(*sector)))
+    }
+}
+
+/// Ascending numbers in runs.
+fn runs(numbers: impl Iterator<Item = u64>) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for number in numbers {
+        match runs.last_mut() {
+            Some(run) if run.end == number => run.end = number + 1,
+            _ => runs.push(number..number + 1),
+        }
+    }
+    runs
 }
 
 /// What is recorded of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PlaceState {
+pub(super) enum SurrogateEntry {
     /// Nothing that the source lacks.
     Clean,
     /// Some sectors of a chunk, which the source lacks.
@@ -62,7 +76,7 @@ pub(super) enum PlaceState {
     },
 }
 
-impl PlaceState {
+impl SurrogateEntry {
     /// The sectors that the source lacks.
     pub(super) const fn sectors(self) -> DirtySectors {
         match self {
@@ -77,7 +91,7 @@ const ENTRY_BYTES: usize = 40;
 const SERIAL_AT: usize = 4;
 const SECTORS_AT: usize = 8;
 
-impl Entry for PlaceState {
+impl Entry for SurrogateEntry {
     const BITS: u32 = ENTRY_BYTES as u32 * 8;
     const NOTHING: Self = Self::Clean;
     const CLASSES: usize = 2;
@@ -130,26 +144,28 @@ mod tests {
     fn a_state_comes_back_and_leaves_its_neighbours_alone() {
         let mut body = [0; crate::store::BODY_BYTES];
         let sectors = DirtySectors::default().with(0..1).with(63..66).with(255..256);
-        let state = PlaceState::Dirty { chunk: 0, serial: 9, sectors };
+        let state = SurrogateEntry::Dirty { chunk: 0, serial: 9, sectors };
         state.fill(&mut body, 3..4);
-        assert_eq!(PlaceState::decode(&body, 3), Some(state));
-        for other in [0, 2, 4, PlaceState::SECTOR_GRAINS - 1] {
-            assert_eq!(PlaceState::decode(&body, other), Some(PlaceState::Clean));
+        assert_eq!(SurrogateEntry::decode(&body, 3), Some(state));
+        for other in [0, 2, 4, SurrogateEntry::SECTOR_GRAINS - 1] {
+            assert_eq!(SurrogateEntry::decode(&body, other), Some(SurrogateEntry::Clean));
         }
-        PlaceState::Clean.fill(&mut body, 3..4);
+        SurrogateEntry::Clean.fill(&mut body, 3..4);
         assert_eq!(body, [0; crate::store::BODY_BYTES]);
         // Sectors of no chunk, and a chunk without sectors.
         body[SECTORS_AT] = 1;
-        assert_eq!(PlaceState::decode(&body, 0), None);
+        assert_eq!(SurrogateEntry::decode(&body, 0), None);
         body[SECTORS_AT] = 0;
         body[0] = 1;
-        assert_eq!(PlaceState::decode(&body, 0), None);
+        assert_eq!(SurrogateEntry::decode(&body, 0), None);
     }
 
     #[test]
     fn sectors_come_in_runs() {
         let sectors = DirtySectors::default().with(2..4).with(5..6);
-        assert_eq!(sectors.runs(1..6), [(1..2, false), (2..4, true), (4..5, false), (5..6, true)]);
+        assert_eq!(sectors.dirty_runs(1..6), [2..4, 5..6]);
+        assert_eq!(sectors.clean_runs(1..6), [1..2, 4..5]);
         assert!(sectors.contains_all(2..4) && !sectors.contains_all(2..5));
+        assert!(sectors.contains_any(0..3) && !sectors.contains_any(0..2));
     }
 }

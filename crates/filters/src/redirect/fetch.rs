@@ -7,7 +7,7 @@ use block::{Buffer, Mutation, Result};
 use tokio::sync::Notify;
 
 use super::index::LOOKS_MAX;
-use super::{Found, Inner, PlaceState};
+use super::{Found, Inner, SurrogateEntry};
 
 /// So many chunks are fetched at a time; what becomes popular meanwhile is fetched at its next request.
 const AT_ONCE: u64 = 4;
@@ -70,7 +70,7 @@ impl Inner {
             Some(Found { is_cached: true, .. }) => return Ok(()),
             Some(found) => found,
             None => match self.claim(chunk) {
-                Some(place) => Found { place, is_cached: false, dirty: PlaceState::Clean.sectors() },
+                Some(found) => found,
                 None => return Ok(()),
             },
         };
@@ -79,8 +79,8 @@ impl Inner {
             self.index.lock().set_cached(found.place, true);
             self.counters.chunks_fetched.fetch_add(1, Ordering::Relaxed);
             self.counters.fetched_bytes.fetch_add(whole.length.get(), Ordering::Relaxed);
-        } else if found.dirty.is_empty() {
-            self.index.lock().release(found.place);
+        } else {
+            self.release_if_clean(found);
         }
         filled
     }
@@ -90,7 +90,7 @@ impl Inner {
         let whole = self.extent_of(chunk);
         let data = self.base.device().read(whole.offset, Buffer::unpooled(whole.length.as_usize())).await?;
         let all = Mutation::data(whole.offset, data.freeze());
-        for (run, _) in found.dirty.runs(self.sectors_of(whole)).into_iter().filter(|(_, is_dirty)| !*is_dirty) {
+        for run in found.dirty.clean_runs(self.sectors_of(whole)) {
             let piece = all.slice(self.extent_of_sectors(chunk, &run));
             self.write_place(piece, found.place).await.inspect_err(|error| self.fail(error))?;
         }
@@ -98,22 +98,23 @@ impl Inner {
     }
 
     /// Gives `chunk`, which has none and is held, a place: a free one, or that of a chunk which is only cached.
-    pub(super) fn claim(&self, chunk: u64) -> Option<u64> {
+    pub(super) fn claim(&self, chunk: u64) -> Option<Found> {
+        let empty = |place| Found { place, is_cached: false, dirty: SurrogateEntry::Clean.sectors() };
         if let Some(place) = self.index.lock().claim(chunk) {
-            return Some(place);
+            return Some(empty(place));
         }
         for _ in 0..LOOKS_MAX {
             let (place, owner) = self.index.lock().candidate()?;
             // Whoever waits for a chunk holds another one: nobody waits here.
             let Some(_guard) = self.chunks.try_exclusive(self.extent_of(owner)) else { continue };
-            let is_clean = self.record.look(|map| map.get(place)) == PlaceState::Clean;
+            let is_clean = self.record.look(|map| map.get(place)) == SurrogateEntry::Clean;
             let mut index = self.index.lock();
             if !is_clean || index.owner(place) != Some(owner) {
                 continue;
             }
             index.release(place);
             if let Some(place) = index.claim(chunk) {
-                return Some(place);
+                return Some(empty(place));
             }
         }
         None

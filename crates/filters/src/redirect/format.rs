@@ -6,7 +6,7 @@
 
 use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Result};
 
-use super::entry::{PlaceState, SECTORS};
+use super::entry::{SECTORS, SurrogateEntry};
 use crate::store::{Layout, Placement};
 
 /// The first bytes of a redirection.
@@ -66,7 +66,7 @@ impl RedirectHeader {
 
     /// Its record, of which each grain is a place.
     pub(super) fn layout(&self) -> Layout {
-        Layout::new::<PlaceState>(self.places, self.id)
+        Layout::new::<SurrogateEntry>(self.places, self.id)
     }
 
     /// Where its places are.

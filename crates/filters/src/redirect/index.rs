@@ -1,6 +1,6 @@
 //! What a redirection knows in memory: the place of each chunk, and whose each place is.
 
-use crate::store::Places;
+use crate::store::PlaceAllocator;
 
 /// How many places are looked at for one that can be given up.
 pub(super) const LOOKS_MAX: u32 = 64;
@@ -18,7 +18,7 @@ pub(super) struct Index {
     /// Where the search for a place to give up goes on.
     hand: u64,
     cached: u64,
-    pub(super) places: Places,
+    pub(super) places: PlaceAllocator,
 }
 
 impl Index {
@@ -31,7 +31,7 @@ impl Index {
             was_used: vec![false; places as usize],
             hand: 0,
             cached: 0,
-            places: Places::new(places, owned.iter().map(|(place, _)| *place)),
+            places: PlaceAllocator::new(places, owned.iter().map(|(place, _)| *place)),
         };
         owned.iter().for_each(|(place, chunk)| index.own(*place, *chunk));
         index

@@ -38,27 +38,28 @@ impl Inner {
         if found.dirty.contains_all(sectors.clone()) {
             return (self.read_dirty(part, buffer, found).await, &self.counters.reads_redirected, found.is_cached);
         }
-        if found.is_cached {
+        let buffer = if found.is_cached {
             match self.read_place(part, buffer, found).await {
                 Ok(buffer) => return (Ok(buffer), &self.counters.reads_redirected, true),
                 Err(error) => {
                     self.fail(&error);
                     self.index.lock().set_cached(found.place, false);
+                    Buffer::unpooled(length)
                 }
             }
         } else {
-            drop(buffer);
-        }
-        let is_clean = !sectors.clone().any(|sector| found.dirty.contains(sector));
-        let counter = if is_clean { &self.counters.reads_at_source } else { &self.counters.reads_merged };
-        (self.read_merged(part, Buffer::unpooled(length), found).await, counter, false)
+            buffer
+        };
+        let is_merged = found.dirty.contains_any(sectors);
+        let counter = if is_merged { &self.counters.reads_merged } else { &self.counters.reads_at_source };
+        (self.read_merged(part, buffer, found).await, counter, false)
     }
 
     /// Reads the source, and lays the dirty sectors over it.
     async fn read_merged(&self, part: Extent, buffer: Buffer, found: Found) -> Result<Buffer> {
         let chunk = self.chunk_of(part.offset);
         let mut buffer = self.base.device().read(part.offset, buffer).await?;
-        for (run, _) in found.dirty.runs(self.sectors_of(part)).into_iter().filter(|(_, is_dirty)| *is_dirty) {
+        for run in found.dirty.dirty_runs(self.sectors_of(part)) {
             let Some(piece) = self.extent_of_sectors(chunk, &run).intersection(part) else { continue };
             let read = self.read_dirty(piece, Buffer::unpooled(piece.length.as_usize()), found).await?;
             let at = (piece.offset - part.offset).as_usize();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use block::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, MutationKind, Result};
 
-use super::{Found, Inner, PlaceState};
+use super::{Found, Inner, SurrogateEntry};
 use crate::translate::moved;
 
 impl Inner {
@@ -35,10 +35,7 @@ impl Inner {
             self.give_up(chunk).await?;
             return self.write_to_source(part).await;
         }
-        let found = self.find(chunk).or_else(|| {
-            let place = if self.takes() { self.claim(chunk) } else { None };
-            place.map(|place| Found { place, is_cached: false, dirty: PlaceState::Clean.sectors() })
-        });
+        let found = self.find(chunk).or_else(|| if self.takes() { self.claim(chunk) } else { None });
         match found {
             None => self.write_to_source(part).await,
             Some(found) if is_over(&found) => self.write_over(part, found.place).await,
@@ -59,9 +56,13 @@ impl Inner {
     async fn write_over(&self, part: Mutation, place: u64) -> Result<()> {
         self.write_place(part, place).await.map_err(|error| {
             self.fail(&error);
-            let context = format!("{} alone has what is written over, and takes no writes", self.surrogate.name());
-            Error::new(ErrorKind::Io, context).with_source(error)
+            self.cannot_write_over(error)
         })
+    }
+
+    fn cannot_write_over(&self, error: Error) -> Error {
+        let context = format!("{} alone has what is written over, and takes no writes", self.surrogate.name());
+        Error::new(ErrorKind::Io, context).with_source(error)
     }
 
     /// Writes into a place, and makes its sectors dirty. The caller holds the chunk alone.
@@ -77,19 +78,17 @@ impl Inner {
         if let Err(error) = written {
             self.fail(&error);
             // What the place has of the clean sectors may be torn.
-            self.index.lock().set_cached(found.place, false);
-            self.release_if_clean(found);
-            if sectors.clone().any(|sector| found.dirty.contains(sector)) {
-                let context = format!("{} alone has what is written over, and takes no writes", self.surrogate.name());
-                return Err(Error::new(ErrorKind::Io, context).with_source(error));
+            self.forget_cached(found);
+            if found.dirty.contains_any(sectors) {
+                return Err(self.cannot_write_over(error));
             }
             return self.write_to_source(part).await;
         }
         let serial = match self.record.look(|map| map.get(found.place)) {
-            PlaceState::Dirty { serial, .. } => serial,
-            PlaceState::Clean => self.serial.fetch_add(1, Ordering::Relaxed) as u32,
+            SurrogateEntry::Dirty { serial, .. } => serial,
+            SurrogateEntry::Clean => self.serial.fetch_add(1, Ordering::Relaxed) as u32,
         };
-        let state = PlaceState::Dirty { chunk: chunk as u32, serial, sectors: found.dirty.with(sectors) };
+        let state = SurrogateEntry::Dirty { chunk: chunk as u32, serial, sectors: found.dirty.with(sectors) };
         let recorded = self.record.set(found.place..found.place + 1, state).await;
         // The record may have it or not: the source must not be written here, or the next process might read what is older.
         if let Err(error) = recorded {
@@ -178,7 +177,13 @@ impl Inner {
         self.base.write(part).await
     }
 
-    fn release_if_clean(&self, found: Found) {
+    /// Reads of the clean sectors go to the source from now on.
+    fn forget_cached(&self, found: Found) {
+        self.index.lock().set_cached(found.place, false);
+        self.release_if_clean(found);
+    }
+
+    pub(super) fn release_if_clean(&self, found: Found) {
         if found.dirty.is_empty() {
             self.index.lock().release(found.place);
         }
@@ -201,11 +206,10 @@ impl Inner {
         if extent == whole {
             return self.forget(found).await;
         }
-        let is_dirty = self.sectors_of(extent).any(|sector| found.dirty.contains(sector));
+        let is_dirty = found.dirty.contains_any(self.sectors_of(extent));
         if is_discard {
             // Dirty sectors stay as they are in the place: their bytes mean nothing any more, but must not change from read to read.
-            self.index.lock().set_cached(found.place, false);
-            self.release_if_clean(found);
+            self.forget_cached(found);
             return Ok(());
         }
         if !is_dirty && !found.is_cached {
@@ -215,8 +219,7 @@ impl Inner {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.fail(&error);
-                self.index.lock().set_cached(found.place, false);
-                self.release_if_clean(found);
+                self.forget_cached(found);
                 if is_dirty { Err(error) } else { Ok(()) }
             }
         }
@@ -225,7 +228,7 @@ impl Inner {
     /// Takes a place from its chunk, whose bytes the source has all. The caller holds the chunk alone.
     pub(super) async fn forget(&self, found: Found) -> Result<()> {
         if !found.dirty.is_empty() {
-            let recorded = self.record.set(found.place..found.place + 1, PlaceState::Clean).await;
+            let recorded = self.record.set(found.place..found.place + 1, SurrogateEntry::Clean).await;
             recorded.inspect_err(|error| self.fail(error))?;
             self.index.lock().places.retire(found.place);
         }

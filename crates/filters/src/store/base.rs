@@ -2,8 +2,20 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use block::{Device, Error, ErrorKind, Mutation, Result};
+use block::{Bytes, Device, Error, ErrorKind, Geometry, Mutation, Result};
 use parking_lot::RwLock;
+
+/// What a volume of `size` takes that is partly in `base` and partly in `own`: what both take. It is written to `own`.
+pub(crate) fn geometry_of_both(size: Bytes, base: &Device, own: &Device) -> Geometry {
+    let (below, own) = (base.geometry(), own.geometry());
+    Geometry {
+        size,
+        request_alignment: below.request_alignment.max(own.request_alignment),
+        preferred_bytes: below.preferred_bytes.max(own.preferred_bytes),
+        transfer_bytes_max: below.transfer_bytes_max.min(own.transfer_bytes_max),
+        read_only: own.read_only,
+    }
+}
 
 /// The device below a store.
 pub(crate) struct Base {

@@ -12,7 +12,7 @@ pub(crate) enum Placement {
         /// Where the first byte of the volume is.
         start: Bytes,
     },
-    /// In places of `place_bytes` each that are given out one by one ([`Places`]), counted from `start` of the device.
+    /// In places of `place_bytes` each that are given out one by one ([`PlaceAllocator`]), counted from `start` of the device.
     Allocated {
         /// Where the first place is.
         start: Bytes,
@@ -48,7 +48,7 @@ impl Placement {
 ///
 /// A place that a record has named is used again only after a flush that began later than the record let it go. Until
 /// then a power loss may bring the record back that names it, and its bytes must still be those of that time.
-pub(crate) struct Places {
+pub(crate) struct PlaceAllocator {
     count: u64,
     /// Those that are free, as runs: the first of each and the one behind its last.
     free: BTreeMap<u64, u64>,
@@ -62,7 +62,7 @@ pub(crate) struct Places {
     flushes: u64,
 }
 
-impl Places {
+impl PlaceAllocator {
     /// `count` places, of which `used` are in use.
     pub(crate) fn new(count: u64, used: impl IntoIterator<Item = u64>) -> Self {
         let mut places = Self {
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn places_follow_each_other_and_those_in_use_are_left_out() {
-        let mut places = Places::new(6, [1, 4]);
+        let mut places = PlaceAllocator::new(6, [1, 4]);
         assert_eq!(places.free_count(), 4);
         let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
         assert_eq!(taken, [0, 2, 3, 5]);
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn a_place_that_the_durable_map_names_is_given_out_again_only_after_a_later_flush() {
-        let mut places = Places::new(1, [0]);
+        let mut places = PlaceAllocator::new(1, [0]);
         let under_way = places.begin_flush();
         places.retire(0);
         places.give_back(0);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_place_that_is_used_on_after_it_was_retired_stays_with_its_user() {
-        let mut places = Places::new(2, [0]);
+        let mut places = PlaceAllocator::new(2, [0]);
         places.retire(0);
         let flush = places.begin_flush();
         places.flushed(flush);
