@@ -121,7 +121,12 @@ fn judge(shown: &Value) -> Option<Judged> {
 pub(super) fn judged(place: &mut Place, (from, to): (Side, Side), options: &[String]) -> anyhow::Result<Judged> {
     let daemon = place.hosts.daemon(from);
     let words: Vec<&str> = [NAME, "--to", to.name()].into_iter().chain(options.iter().map(String::as_str)).collect();
-    daemon.json(&[&["vm", "plan"], &words[..]].concat())?;
+    let plan = [&["vm", "plan"], &words[..]].concat();
+    let end = Instant::now() + PATIENCE;
+    // It is refused for as long as the host still hands the disks of the move before to QEMU.
+    while daemon.ask(&plan)?.is_err() && Instant::now() < end {
+        std::thread::sleep(POLL);
+    }
     let shown = daemon.json(&[&["vm", "move", "--delete-source"], &words[..]].concat())?;
     let Some(judged) = judge(&shown).filter(|_| shown["state"] == "done") else {
         bail!("the move has come to nothing: {shown}\n{}", place.logs());

@@ -25,6 +25,7 @@ const LET_GO_TRIES: u32 = 50;
 pub(super) fn note_end(daemon: &Daemon, machine: &Machine, over: VmMove) {
     let (host, id, error) = (over.to.clone(), over.id.clone(), over.error.clone());
     let is_done = over.state == JobState::Done;
+    daemon.machines.note_shown(&over);
     let stored = daemon.update_machine(machine, |document| {
         document.outgoing = None;
         document.last_move = Some(over);

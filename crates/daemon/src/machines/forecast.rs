@@ -17,7 +17,7 @@ use tokio::io::AsyncWriteExt;
 use vm::machine::{MachineFacts, MemoryUse};
 
 use super::channel::{Ask, receive, send};
-use super::{Machine, attempt};
+use super::{Machine, Machines, attempt};
 use crate::daemon::Daemon;
 use crate::hosts::HostName;
 
@@ -253,13 +253,12 @@ impl Daemon {
 
     /// What the last move of any machine to `host` has shown, over as many connections.
     pub(super) fn moves_shown(&self, host: &HostName, connections: u16) -> Shown {
+        if let Some(shown) = self.machines.shown.lock().get(&(host.as_str().to_owned(), connections)) {
+            return *shown;
+        }
+        // Of those before this process's start the machines' records tell.
         let moves = self.machines.list().into_iter().filter_map(|machine| machine.document().last_move);
-        let is_alike = |last: &VmMove| {
-            last.to == host.as_str()
-                && last.state == JobState::Done
-                && last.connections == Some(connections)
-                && last.memory.is_some()
-        };
+        let is_alike = |last: &VmMove| last.to == host.as_str() && connections_shown(last) == Some(connections);
         let last = moves.filter(is_alike).max_by_key(|last| last.started_unix_ms);
         last.map_or_else(Shown::default, |last| Shown::by(&last))
     }
@@ -311,6 +310,20 @@ impl Daemon {
         let is_of_it = planned.request == of_no_weight(request);
         (is_of_it && self.env.now().since(planned.made) <= PLAN_AGE_MAX).then_some(planned.forecast)
     }
+}
+
+impl Machines {
+    /// Remembers what a move that has ended has shown.
+    pub(super) fn note_shown(&self, over: &VmMove) {
+        if let Some(connections) = connections_shown(over) {
+            self.shown.lock().insert((over.to.clone(), connections), Shown::by(over));
+        }
+    }
+}
+
+/// Over how many connections a move has shown something.
+fn connections_shown(over: &VmMove) -> Option<u16> {
+    over.connections.filter(|_| over.state == JobState::Done && over.memory.is_some())
 }
 
 /// How fast something is that is done in two steps at the same time: as the slower one, or less if both are about as slow.

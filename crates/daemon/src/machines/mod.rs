@@ -81,7 +81,7 @@ use crate::state_dir::check_name;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
-use forecast::PlannedMove;
+use forecast::{PlannedMove, Shown};
 use hooks::HookTurns;
 
 pub(crate) use attempt::MachineMove;
@@ -92,6 +92,8 @@ pub(crate) use restart::recover;
 #[derive(Default)]
 pub(crate) struct Machines {
     known: RwLock<BTreeMap<String, Arc<Machine>>>,
+    /// What the last moves to other hosts have shown. A machine's own record of its move goes when it comes back.
+    shown: Mutex<BTreeMap<(String, u16), Shown>>,
     hook_turns: HookTurns,
 }
 

@@ -149,7 +149,7 @@ fn is_in_doubt(daemon: &Daemon, machine: &Machine, volume: &Volume) -> bool {
         return true;
     }
     let Some(record) = record_of(&document) else { return false };
-    let is_asked = document.job.as_ref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
+    let is_asked = document.job.as_deref().is_some_and(crate::document::JobDocument::is_for_the_arbiter);
     is_asked && !daemon.machine_in_group(record, &machine.name).is_some_and(|member| member.is_committed())
 }
 
