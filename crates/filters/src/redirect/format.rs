@@ -4,7 +4,7 @@
 //!   header │ boot record │ durable map │ running map │ place 0 │ place 1 │ ...
 //! ```
 
-use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Result};
+use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Extent, Result};
 
 use super::entry::{SECTORS, SurrogateEntry};
 use crate::store::{Layout, Placement};
@@ -51,6 +51,12 @@ impl RedirectHeader {
     #[must_use]
     pub fn partition_bytes(&self) -> Bytes {
         self.start() + Bytes(self.places * self.chunk.bytes())
+    }
+
+    /// Where the header and its maps are: all that must read the same whichever store of two is read.
+    #[must_use]
+    pub fn maps(&self) -> Extent {
+        Extent::new(Bytes::ZERO, self.layout().end())
     }
 
     /// How many chunks the volume has.

@@ -89,21 +89,35 @@ impl FrequencySketch {
     }
 }
 
+impl FrequencySketch {
+    /// Where the counters of `chunk` are, one in each row.
+    fn places(&self, chunk: u64) -> [usize; 4] {
+        // Odd multipliers, so that the high bits depend on all of the low ones.
+        let multiplier = |row: u64| 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(2 * row + 3) | 1;
+        [0, 1, 2, 3].map(|row: usize| {
+            let mixed = (chunk + 1).wrapping_mul(multiplier(row as u64));
+            (mixed >> 32) as usize & (self.rows[row].len() - 1)
+        })
+    }
+
+    /// How often `chunk` was touched lately; perhaps more, if others share its counters.
+    pub(crate) fn count(&self, chunk: u64) -> u8 {
+        let counters = self.rows.iter().zip(self.places(chunk)).map(|(row, at)| row[at]);
+        counters.min().unwrap_or_default()
+    }
+}
+
 impl Popularity for FrequencySketch {
     fn touch(&mut self, chunk: u64) -> bool {
         self.touches += 1;
         if self.touches.is_multiple_of(self.halve_every) {
             self.rows.iter_mut().flatten().for_each(|counter| *counter /= 2);
         }
-        let mut least = u8::MAX;
-        for (number, row) in (1_u64..).zip(&mut self.rows) {
-            // Odd multipliers, so that the high bits depend on all of the low ones.
-            let mixed = (chunk + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(2 * number + 1) | 1);
-            let at = (mixed >> 32) as usize & (row.len() - 1);
+        let places = self.places(chunk);
+        for (row, at) in self.rows.iter_mut().zip(places) {
             row[at] = row[at].saturating_add(1);
-            least = least.min(row[at]);
         }
-        least >= self.threshold
+        self.count(chunk) >= self.threshold
     }
 
     fn memory_bytes(&self) -> usize {
