@@ -354,6 +354,7 @@ impl Mixed {
         let mut mask = lanes_from(from % WORD_CHUNKS);
         let length = self.length();
         for at in first..length.div_ceil(WORD_CHUNKS) {
+            note_look();
             let found = Self::matches(self.words[at as usize], bits) & mask;
             if found != 0 {
                 let within = at * WORD_CHUNKS + u64::from(found.trailing_zeros() / 2);
@@ -385,6 +386,7 @@ impl Mixed {
         let from = from.min(self.length() - 1);
         let mut mask = !lanes_from(from % WORD_CHUNKS + 1);
         for at in (0..=from / WORD_CHUNKS).rev() {
+            note_look();
             let found = Self::matches(self.words[at as usize], bits) & mask;
             if found != 0 {
                 return Some(at * WORD_CHUNKS + u64::from(found.ilog2() / 2));
@@ -442,11 +444,13 @@ impl Summary {
     fn next(&self, from: u64) -> Option<u64> {
         let mut from = from;
         for (height, level) in self.levels.iter().enumerate() {
+            note_look();
             let at = (from / 64) as usize;
             let word = level.get(at).copied().unwrap_or(0) & (u64::MAX << (from % 64));
             if word != 0 {
                 let mut found = at as u64 * 64 + u64::from(word.trailing_zeros());
                 for below in self.levels[..height].iter().rev() {
+                    note_look();
                     found = found * 64 + u64::from(below[found as usize].trailing_zeros());
                 }
                 return Some(found);
@@ -460,11 +464,13 @@ impl Summary {
     fn previous(&self, from: u64) -> Option<u64> {
         let mut from = from;
         for (height, level) in self.levels.iter().enumerate() {
+            note_look();
             let at = from / 64;
             let word = level.get(at as usize).copied().unwrap_or(0) & low_bits(from % 64 + 1);
             if word != 0 {
                 let mut found = at * 64 + u64::from(word.ilog2());
                 for below in self.levels[..height].iter().rev() {
+                    note_look();
                     found = found * 64 + u64::from(below[found as usize].ilog2());
                 }
                 return Some(found);
@@ -482,6 +488,12 @@ impl Summary {
 /// A word with its lowest `count` bits set.
 const fn low_bits(count: u64) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
+}
+
+/// A word was looked at; tests count them.
+fn note_look() {
+    #[cfg(test)]
+    tests::LOOKED_AT.with(|count| count.set(count.get() + 1));
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use env::{EnvRef, Moment};
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
-use crate::{MoveOptions, Phase, ProgressMap, Snapshots};
+use crate::{Medium, MoveOptions, Phase, ProgressMap, Snapshots};
 
 /// Everything that a migration works with.
 pub struct MigrationContext {
@@ -19,6 +19,11 @@ pub struct MigrationContext {
     pub slot: Slot,
     /// What holds the volume now.
     pub source: Device,
+    /// What the migration reads the source by, if that is not [`source`](Self::source) itself: the same bytes, by a face of a
+    /// layer that does not take these reads for the guest's.
+    pub copy_face: Option<Device>,
+    /// What the source is on, for a schedule that follows the head of its disk.
+    pub medium: Medium,
     /// What shall hold it. At least as large as the source; opened for this migration alone.
     pub target: Device,
     /// Whether nobody has written to the target since it was last made durable. Then what it reads as zeroes stays

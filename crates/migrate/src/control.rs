@@ -18,7 +18,7 @@ pub struct Control {
 pub(crate) struct Shared {
     requests: Mutex<ControlRequests>,
     /// Something has changed that the driver should look at: a wish, a lost target.
-    pub(crate) signal: Notify,
+    pub(crate) signal: Arc<Notify>,
     pub(crate) progress: watch::Sender<Progress>,
 }
 
@@ -48,7 +48,7 @@ impl Control {
         let deadline = options.deadline_ms.map(Duration::from_millis);
         let requests = ControlRequests { bandwidth: options.bandwidth, deadline, ..ControlRequests::default() };
         let shared =
-            Shared { requests: Mutex::new(requests), signal: Notify::new(), progress: watch::Sender::new(progress) };
+            Shared { requests: Mutex::new(requests), signal: Arc::default(), progress: watch::Sender::new(progress) };
         Self { shared: Arc::new(shared) }
     }
 

@@ -418,6 +418,7 @@ impl Driver {
         self.mirror.drop_session().await;
         self.end_left_over().await;
         self.mirror.set_mode(Mode::Detached);
+        self.mirror.close_read_cache();
         self.fold_back().await;
         let until = self.env.now() + CLEAN_UP_LIMIT;
         while self.env.now() < until {

@@ -43,9 +43,12 @@ pub use handover::{Handover, HandoverContext};
 pub use journal::Journal;
 pub use machine::{Action, Event, Machine, Phase};
 pub use migration::Migration;
-pub use options::{MoveOptions, OnNoConverge, Strategy, Verify};
+pub use options::{MoveOptions, OnNoConverge, ScheduleKind, Strategy, Verify};
 pub use probe::scattered;
 pub use progress_map::{MapIdentity, ProgressMap};
 pub use reduce::skip::SkipReason;
-pub use report::{Estimate, Failure, Iteration, Outcome, Progress, Report, Switchover, Verification};
+pub use report::{
+    Estimate, Failure, Iteration, Outcome, Progress, ReadCacheReport, Report, ScheduleReport, Switchover, Verification,
+};
+pub use schedule::{HeadPosition, Medium};
 pub use strategy::snapshot::{SnapshotStore, Snapshots};

@@ -1,13 +1,16 @@
 //! Where a migration begins.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Bytes, Device, Error, ErrorKind, Result};
+use filters::ReadCache;
 
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::pace::PauseLimit;
+use crate::schedule::{InMemoryFirst, ScheduleContext};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
 use crate::{MigrationContext, MoveOptions, Outcome, Phase, Progress, Strategy};
@@ -44,9 +47,14 @@ impl Migration {
             let context = format!("a pool of {} is too small to copy with; it takes {pool_min}", context.pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
+        // Where the file system copies by itself nothing is read, and nothing would be kept.
+        let cache_bytes = options.read_cache().filter(|_| context.offload.is_none());
+        let copy_face = context.copy_face.clone().unwrap_or_else(|| source.clone());
+        let read_cache = cache_bytes.map(|bytes| ReadCache::new(source.clone(), copy_face, chunk, bytes));
         let progress_map = context.progress_map.take();
         let mut tracker = Tracker::new(source.size(), chunk, target, context.target_is_fresh);
         tracker.set_offload(context.offload.take());
+        tracker.keep_in_memory(read_cache.clone());
         if options.strategy.iterates() {
             tracker.track(options.strategy.is_incremental());
             if options.hot_blocks {
@@ -84,10 +92,21 @@ impl Migration {
         if context.phase == Phase::Cancelling {
             control.cancel()?;
         }
-        let schedule = crate::schedule::of(&options);
+        let schedule = crate::schedule::of(ScheduleContext {
+            options: &options,
+            size: source.size(),
+            medium: context.medium.clone(),
+            wake: Arc::clone(&control.shared.signal),
+        });
+        let schedule = match read_cache {
+            Some(_) => Box::new(InMemoryFirst::new(schedule)),
+            None => schedule,
+        };
         let mirror =
             Mirror::new(context.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone())
-                .heard_by(schedule.listener());
+                .heard_by(schedule.listener())
+                .reading_by(context.copy_face.clone())
+                .cached_by(read_cache);
         let entry = match options.strategy {
             // Nobody writes anything that a snapshot would hold.
             Strategy::Snapshot if source.geometry().read_only => enter(&context, &mirror, &options).await?,

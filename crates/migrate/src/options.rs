@@ -142,6 +142,51 @@ impl std::fmt::Display for Strategy {
     }
 }
 
+/// In which order chunks are copied. `docs/strategies.md` compares them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ScheduleKind {
+    /// In the order of the volume, without what a strategy puts off because it is hot.
+    #[default]
+    Sequential,
+    /// Where the head of the source's disk is, after the guest's requests (IOFollow: the dissertation's chapter 5). A source
+    /// that is known to have no such head is copied in sequence.
+    Follow,
+    /// What the guest touches least comes first (Zheng et al., section 5.1 of the dissertation).
+    ColdFirst,
+}
+
+impl ScheduleKind {
+    /// All of them.
+    pub const ALL: &[Self] = &[Self::Sequential, Self::Follow, Self::ColdFirst];
+
+    /// The word for it on the command line and in reports.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sequential => "sequential",
+            Self::Follow => "follow",
+            Self::ColdFirst => "cold-first",
+        }
+    }
+}
+
+impl std::fmt::Display for ScheduleKind {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for ScheduleKind {
+    type Err = block::Error;
+    fn from_str(word: &str) -> Result<Self, Self::Err> {
+        Self::ALL.iter().copied().find(|kind| kind.name() == word).ok_or_else(|| {
+            let context = format!("`{word}` is no schedule: say sequential, follow or cold-first");
+            block::Error::new(block::ErrorKind::Invalid, context)
+        })
+    }
+}
+
 /// What becomes of a move that copies in iterations and does not converge. It does not converge if what is left to copy
 /// gets no smaller, or if the deadline would pass first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -210,6 +255,13 @@ pub struct MoveOptions {
     pub sample_chunks: u64,
     /// How copy and guest writes come together.
     pub strategy: Strategy,
+    /// In which order chunks are copied.
+    pub schedule: ScheduleKind,
+    /// Of `follow`: how many guest requests are served before one run is copied, 1 to 4.
+    pub follow_ratio: u8,
+    /// Of `follow`: how much is copied where the head is before it is looked at again, in bytes, 128 KiB to 2 MiB, and at least a
+    /// chunk.
+    pub follow_run_bytes: u64,
     /// Of strategies that iterate: chunks that the guest writes again and again are left for the last iteration but one.
     pub hot_blocks: bool,
     /// All that is copied is searched for chunks that hold only zeroes. They are recorded as skipped, and not written
@@ -227,6 +279,9 @@ pub struct MoveOptions {
     /// Of the asynchronous mirror: how much the source may have that the target has yet to get, in bytes, 1 MiB to 1 GiB.
     /// `None` for [`BUFFER_BYTES`](Self::BUFFER_BYTES).
     pub buffer_bytes: Option<u64>,
+    /// How much memory keeps chunks of the source for the guest and for the copy, in bytes: at least 16 chunks and at most 64 GiB, or
+    /// 0 for none (`IOFollow`: the dissertation's section 5.2.4). None is kept where the file system copies by itself.
+    pub read_cache_bytes: u64,
     /// The longest that [`OnNoConverge::Force`] may expect to hold the guest, and the longest that it does, in milliseconds.
     pub forced_downtime_ms_max: u64,
 }
@@ -248,12 +303,16 @@ impl Default for MoveOptions {
             flush_ms: 5_000,
             sample_chunks: 256,
             strategy: Strategy::default(),
+            schedule: ScheduleKind::default(),
+            follow_ratio: 2,
+            follow_run_bytes: 1 << 20,
             hot_blocks: false,
             skip_zero: false,
             downtime_limit_ms: 200,
             deadline_ms: None,
             on_no_converge: OnNoConverge::default(),
             buffer_bytes: None,
+            read_cache_bytes: 0,
             forced_downtime_ms_max: 30_000,
         }
     }
@@ -262,6 +321,10 @@ impl Default for MoveOptions {
 impl MoveOptions {
     /// How large the buffer of an asynchronous mirror is if nothing is said: 64 MiB.
     pub const BUFFER_BYTES: u64 = 64 << 20;
+    /// The smallest read cache, in chunks.
+    pub const READ_CACHE_CHUNKS_MIN: u64 = 16;
+    /// The largest read cache: 64 GiB.
+    pub const READ_CACHE_BYTES_MAX: u64 = 64 << 30;
 
     /// The chunk size.
     ///
@@ -292,6 +355,8 @@ impl MoveOptions {
         if self.skip_zero && self.strategy == Strategy::MirrorPaper {
             return refuse("mirror-paper copies what the paper's copies: it skips no zeroes".to_owned());
         }
+        self.check_schedule()?;
+        self.check_read_cache()?;
         if self.deadline_ms == Some(0) {
             return refuse("a deadline of nothing cannot be kept".to_owned());
         }
@@ -306,6 +371,64 @@ impl MoveOptions {
         }
         if self.downtime_limit_ms == 0 {
             return refuse("a downtime limit of nothing cannot be kept".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_read_cache(&self) -> block::Result<()> {
+        let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
+        match self.strategy {
+            _ if self.read_cache_bytes == 0 => return Ok(()),
+            Strategy::MirrorPaper => {
+                return refuse("mirror-paper copies what the paper's copies: it has no read cache".to_owned());
+            }
+            Strategy::Snapshot => {
+                let context = "the guest of a move by snapshots works on an overlay, which a read cache of the base does not serve";
+                return refuse(context.to_owned());
+            }
+            _ => {}
+        }
+        let least = Self::READ_CACHE_CHUNKS_MIN * self.chunk_bytes;
+        if !(least..=Self::READ_CACHE_BYTES_MAX).contains(&self.read_cache_bytes) {
+            let context = format!(
+                "a read cache of {} is not between {} and {}",
+                Bytes(self.read_cache_bytes),
+                Bytes(least),
+                Bytes(Self::READ_CACHE_BYTES_MAX)
+            );
+            return refuse(context);
+        }
+        Ok(())
+    }
+
+    /// How large the read cache is, if there is one.
+    pub(crate) fn read_cache(&self) -> Option<Bytes> {
+        (self.read_cache_bytes > 0).then_some(Bytes(self.read_cache_bytes))
+    }
+
+    fn check_schedule(&self) -> block::Result<()> {
+        let refuse = |context: String| Err(block::Error::new(block::ErrorKind::Invalid, context));
+        let schedule = self.schedule;
+        match self.strategy {
+            _ if schedule == ScheduleKind::Sequential => {}
+            Strategy::MirrorPaper => {
+                let context = format!("mirror-paper copies in order, and the schedule is {schedule}");
+                return refuse(context);
+            }
+            Strategy::Snapshot => {
+                let context = format!(
+                    "the guest of a move by snapshots works on an overlay, and {schedule} would not see its requests"
+                );
+                return refuse(context);
+            }
+            _ => {}
+        }
+        if !(1..=4).contains(&self.follow_ratio) {
+            return refuse(format!("{} guest requests for one copy are not 1 to 4", self.follow_ratio));
+        }
+        if !(128 << 10..=2 << 20).contains(&self.follow_run_bytes) {
+            let run = Bytes(self.follow_run_bytes);
+            return refuse(format!("a run of {run} is not between 128 KiB and 2 MiB"));
         }
         Ok(())
     }
@@ -363,7 +486,49 @@ mod tests {
     }
 
     #[test]
+    fn a_schedule_is_refused_where_it_cannot_work_and_its_numbers_have_limits() {
+        let follow = MoveOptions { schedule: ScheduleKind::Follow, ..MoveOptions::default() };
+        for strategy in Strategy::ALL {
+            let is_refused = matches!(strategy, Strategy::MirrorPaper | Strategy::Snapshot);
+            for schedule in [ScheduleKind::Follow, ScheduleKind::ColdFirst] {
+                let options = MoveOptions { strategy: *strategy, schedule, ..MoveOptions::default() };
+                assert_eq!(options.check().is_err(), is_refused, "{schedule} with {strategy}");
+            }
+            let sequential = MoveOptions { strategy: *strategy, ..MoveOptions::default() };
+            assert!(sequential.check().is_ok(), "{strategy}");
+        }
+        for (ratio, run, is_good) in
+            [(1, 128 << 10, true), (4, 2 << 20, true), (0, 1 << 20, false), (5, 1 << 20, false), (2, 64 << 10, false)]
+        {
+            let options = MoveOptions { follow_ratio: ratio, follow_run_bytes: run, ..follow.clone() };
+            assert_eq!(options.check().is_ok(), is_good, "{ratio} to one, {run} bytes");
+        }
+    }
+
+    #[test]
+    fn a_read_cache_is_refused_where_nobody_would_read_from_it_and_has_limits() {
+        let cached = MoveOptions { read_cache_bytes: 1 << 20, ..MoveOptions::default() };
+        for strategy in Strategy::ALL {
+            let is_refused = matches!(strategy, Strategy::MirrorPaper | Strategy::Snapshot);
+            let options = MoveOptions { strategy: *strategy, ..cached.clone() };
+            assert_eq!(options.check().is_err(), is_refused, "{strategy}");
+        }
+        for (bytes, is_good) in [(0, true), ((1 << 20) - 1, false), (64 << 30, true), ((64 << 30) + 1, false)] {
+            let options = MoveOptions { read_cache_bytes: bytes, ..cached.clone() };
+            assert_eq!(options.check().is_ok(), is_good, "{bytes} bytes");
+        }
+        let large_chunks = MoveOptions { chunk_bytes: 1 << 20, ..cached };
+        assert!(large_chunks.check().is_err(), "one chunk");
+    }
+
+    #[test]
     fn the_words_are_those_of_the_record() {
+        for schedule in ScheduleKind::ALL {
+            let word = serde_json::to_string(schedule).expect("a word");
+            assert_eq!(word, format!("\"{}\"", schedule.name()));
+            assert_eq!(schedule.name().parse::<ScheduleKind>().expect("it is one"), *schedule);
+        }
+        assert!("elevator".parse::<ScheduleKind>().is_err());
         for strategy in Strategy::ALL {
             let word = serde_json::to_string(strategy).expect("a word");
             assert_eq!(word, format!("\"{}\"", strategy.name()));

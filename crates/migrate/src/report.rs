@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use block::Error;
 use serde::{Deserialize, Serialize};
 
-use crate::{Phase, Strategy, Verify};
+use crate::{Phase, ScheduleKind, Strategy, Verify};
 
 /// An error as it is shown and stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,6 +179,68 @@ pub struct Iteration {
     pub decision: String,
 }
 
+/// In which order chunks were copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScheduleReport {
+    /// What was asked for.
+    pub asked: ScheduleKind,
+    /// What was done. A source without a head that moves is copied in sequence instead of following it.
+    pub used: ScheduleKind,
+    /// Runs that the schedule chose: of `follow` those nearest to the head, of `cold-first` those of the coldest region.
+    pub runs_chosen: u64,
+    /// Of `follow`, runs at the lowest chunk that waited, whose turn had come.
+    pub runs_bounded: u64,
+    /// Copies in the order of the volume, of a schedule that has chosen others.
+    pub copies_swept: u64,
+    /// Of `follow`, how often a run began because the guest's requests that come before it took too long.
+    pub waits_ended: u64,
+}
+
+/// What the read cache has done. Reads are counted once for each chunk that they touch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadCacheReport {
+    /// Reads of the guest's that memory has answered.
+    pub guest_hits: u64,
+    /// Those that the source has answered.
+    pub guest_misses: u64,
+    /// Reads of the copy's that memory has answered.
+    pub copy_hits: u64,
+    /// Those that the source has answered.
+    pub copy_misses: u64,
+    /// Chunks that were read whole for their copy although the guest has asked for a part.
+    pub chunks_fetched: u64,
+    /// How many bytes those chunks have.
+    pub bytes_fetched: u64,
+    /// Chunks that were read and not kept, because a write came meanwhile.
+    pub outdated: u64,
+    /// Chunks that had to go because others came.
+    pub evictions: u64,
+    /// How many of them were yet to be sent.
+    pub evictions_unsent: u64,
+    /// The most memory that was used at once, in bytes.
+    pub bytes_used_max: u64,
+    /// How much might have been used.
+    pub bytes_max: u64,
+}
+
+impl From<filters::ReadCacheStatus> for ReadCacheReport {
+    fn from(status: filters::ReadCacheStatus) -> Self {
+        Self {
+            guest_hits: status.guest_hits,
+            guest_misses: status.guest_misses,
+            copy_hits: status.copy_hits,
+            copy_misses: status.copy_misses,
+            chunks_fetched: status.chunks_fetched,
+            bytes_fetched: status.fetched_bytes,
+            outdated: status.outdated,
+            evictions: status.evictions,
+            evictions_unsent: status.evictions_unsent,
+            bytes_used_max: status.bytes_used_max,
+            bytes_max: status.bytes_max,
+        }
+    }
+}
+
 /// The whole of a migration, for people and for programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -186,6 +248,12 @@ pub struct Report {
     pub phase: Phase,
     /// How copy and guest writes came together.
     pub strategy: Strategy,
+    /// In which order chunks were copied.
+    #[serde(default)]
+    pub schedule: ScheduleReport,
+    /// What the read cache has done, if there was one.
+    #[serde(default)]
+    pub read_cache: Option<ReadCacheReport>,
     /// From the start of its last session, if the daemon was started again in between, to the switchover or whatever ended it.
     pub seconds: f64,
     /// The same from when the move's turn came, over restarts: what its deadline is held against.

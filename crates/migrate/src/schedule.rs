@@ -10,25 +10,43 @@
 //! ```
 //!
 //! Orders chain: one takes what another chooses and puts a part of it off ([`hot_last`]). `from` is the chunk behind the last
-//! copy, as far as the pass has come. The copier goes on there, and goes back to the start when a schedule finds nothing.
+//! copy in the order of the volume, as far as the pass has come. The copier goes on there, and goes back to the start when a
+//! schedule finds nothing. A [`Choice::Detour`] is out of that order: the pass goes on where it was.
+//!
+//! Two orders make detours, [`follow`] and [`cold_first`]. Both are followed by an ascending sweep over what they leave.
 //!
 //! A schedule that follows the guest has a [`GuestListener`]. It is told when each guest request at the mirror begins
 //! and ends, reads included. Without one, a request costs one look at a field. Of a move by snapshots the mirror sees
-//! only what reaches the base.
+//! only what reaches the base, so such a move has no order but the volume's.
 //!
-//! A copy whose data is in hand already has no place here: its first user brings it.
+//! Where a read cache is kept, copies whose data is in memory come before all others ([`in_memory`]).
 
-pub(crate) mod ascending;
-pub(crate) mod hot_last;
+mod ascending;
+mod cold_first;
+#[cfg(test)]
+mod fake;
+mod follow;
+mod guest_turns;
+mod head;
+mod hot_last;
+mod in_memory;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use block::Extent;
+use block::{Bytes, Extent};
+use tokio::sync::Notify;
 
-use crate::MoveOptions;
+use crate::{MoveOptions, ScheduleKind, ScheduleReport};
 use ascending::Ascending;
+use cold_first::ColdFirst;
+use follow::Follow;
+pub use head::{HeadPosition, Medium};
 use hot_last::HotLast;
+pub(crate) use in_memory::InMemoryFirst;
+
+/// An order that makes detours looks past so many hot stretches before it leaves the choice to the sweep.
+const HOT_STRETCHES_MAX: u32 = 64;
 
 /// What a schedule chooses from.
 pub(crate) trait Candidates {
@@ -47,13 +65,62 @@ pub(crate) trait Candidates {
 
     /// Whether the pass under way passes each chunk once, and is over at the end of the volume.
     fn passes_once(&self) -> bool;
+
+    /// The chunk that waits for a copy and is nearest to chunk `at`, in either direction; of two the later one. `None` if
+    /// there is none, or no copy may begin now. It takes time logarithmic in the number of chunks.
+    fn nearest_absent(&self, at: u64) -> Option<u64>;
+
+    /// How many chunks the volume has.
+    fn chunks(&self) -> u64;
+
+    /// How many of them wait for a copy.
+    fn absent(&self) -> u64;
+
+    /// Whether copies may be begun in any order now. If not, a chunk that was copied out of order could be absent again in
+    /// the same pass so often that the pass would not end.
+    fn is_order_free(&self) -> bool;
+
+    /// The first run of chunks that wait for a copy and whose bytes are in memory already, of at most `chunks_max`.
+    fn in_memory(&self, chunks_max: u64) -> Option<Range<u64>>;
+}
+
+/// The first stretch of `run` without a hot chunk.
+fn cool_part(candidates: &dyn Candidates, run: Range<u64>) -> Option<Range<u64>> {
+    if !candidates.puts_off() {
+        return Some(run);
+    }
+    let start = run.clone().find(|index| !candidates.is_hot(*index))?;
+    let end = (start..run.end).find(|index| candidates.is_hot(*index)).unwrap_or(run.end);
+    Some(start..end)
+}
+
+/// The first stretch at or after `window.start` and before its end that waits for a copy and is not hot, of at most
+/// `chunks_max` chunks. It may reach past the end of the window.
+fn cool_stretch(candidates: &dyn Candidates, window: &Range<u64>, chunks_max: u64) -> Option<Range<u64>> {
+    let mut from = window.start;
+    for _ in 0..HOT_STRETCHES_MAX {
+        let run = candidates.next_absent(from, chunks_max).filter(|run| run.start < window.end)?;
+        let end = run.end;
+        if let Some(cool) = cool_part(candidates, run) {
+            return Some(cool).filter(|cool| cool.start < window.end);
+        }
+        from = end;
+    }
+    None
 }
 
 /// What is copied next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// These chunks.
+    /// These chunks, in the order of the volume: the pass has come to their end.
     Copy(Range<u64>),
+    /// These chunks, out of that order. If they hold data, the first `data_max` of them; all of them if they are a hole.
+    Detour {
+        /// Which.
+        run: Range<u64>,
+        /// At least one.
+        data_max: u64,
+    },
     /// Nothing up to this chunk, and there is more to look at; the lock was held for long enough.
     GoOnAt(u64),
     /// Nothing at or after the chunk that was asked for.
@@ -68,6 +135,34 @@ pub(crate) trait Schedule: Send + Sync {
 
     /// What wants to hear of guest requests on this order's behalf; asked once, before the first of them.
     fn listener(&self) -> Option<Arc<dyn GuestListener>>;
+
+    /// A copy of `run`, chosen by the last [`next`](Self::next), begins. Nothing is read of a hole.
+    fn began(&mut self, _run: &Range<u64>, _is_hole: bool) {}
+
+    /// Whether the guest's requests come before the next copy. If so, whoever waits for copies is woken when that changes.
+    fn lets_guest_first(&self) -> bool {
+        false
+    }
+
+    /// The next copy begins although [`lets_guest_first`](Self::lets_guest_first): the guest's requests take too long.
+    fn waited_for_long(&mut self) {}
+
+    /// What it has done, for the report.
+    fn report(&self) -> ScheduleReport {
+        ScheduleReport::default()
+    }
+}
+
+/// What an order is made for.
+pub(crate) struct ScheduleContext<'a> {
+    /// How the move was asked for.
+    pub(crate) options: &'a MoveOptions,
+    /// The size of the volume.
+    pub(crate) size: Bytes,
+    /// What the source is on.
+    pub(crate) medium: Medium,
+    /// Wakes the copier.
+    pub(crate) wake: Arc<Notify>,
 }
 
 /// A guest's request, as a listener is told of it.
@@ -108,10 +203,44 @@ impl Drop for HeardRequest {
     }
 }
 
-/// The order in which a move with `options` copies.
-pub(crate) fn of(options: &MoveOptions) -> Box<dyn Schedule> {
-    match options.hot_blocks || options.strategy.chooses_by_chunk() {
+/// The order in which a move copies. A medium without a head that moves is copied in the order of the volume instead of
+/// following one.
+pub(crate) fn of(context: ScheduleContext<'_>) -> Box<dyn Schedule> {
+    let options = context.options;
+    let in_order: Box<dyn Schedule> = match options.hot_blocks || options.strategy.chooses_by_chunk() {
         true => Box::new(HotLast::new(Ascending)),
         false => Box::new(Ascending),
+    };
+    match used(options, &context.medium) {
+        ScheduleKind::Sequential => in_order,
+        ScheduleKind::Follow => Box::new(Follow::new(context, in_order)),
+        ScheduleKind::ColdFirst => Box::new(ColdFirst::new(context.size, options.chunk_bytes, in_order)),
+    }
+}
+
+/// Which schedule a move with `options` has of a source on `medium`.
+pub(crate) fn used(options: &MoveOptions, medium: &Medium) -> ScheduleKind {
+    match options.schedule {
+        ScheduleKind::Follow if medium.is_rotational == Some(false) => ScheduleKind::Sequential,
+        asked => asked,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_medium_known_to_have_no_head_switches_following_off() {
+        let asked = MoveOptions { schedule: ScheduleKind::Follow, ..MoveOptions::default() };
+        let on = |is_rotational| used(&asked, &Medium { is_rotational, ..Medium::default() });
+        assert_eq!(on(Some(false)), ScheduleKind::Sequential);
+        assert_eq!([on(None), on(Some(true))], [ScheduleKind::Follow; 2]);
+        let cold = MoveOptions { schedule: ScheduleKind::ColdFirst, ..asked };
+        assert_eq!(
+            used(&cold, &Medium { is_rotational: Some(false), ..Medium::default() }),
+            ScheduleKind::ColdFirst,
+            "what it saves are bytes"
+        );
     }
 }

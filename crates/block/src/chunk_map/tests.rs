@@ -2,6 +2,12 @@
 
 use super::*;
 use proptest::prelude::*;
+use std::cell::Cell;
+
+thread_local! {
+    /// How many words searches of this thread have looked at.
+    pub(super) static LOOKED_AT: Cell<u64> = const { Cell::new(0) };
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Number(u8);
@@ -120,4 +126,32 @@ fn a_volume_of_2_to_the_30_chunks_is_walked_and_stays_small() {
     assert!(map.memory_bytes() < 8 << 20, "{} bytes", map.memory_bytes());
     map.set_range(0..chunks, Number(1));
     assert_eq!((map.count(Number(1)), map.next(Number(3), 0)), (chunks, None));
+}
+
+#[test]
+fn the_nearest_of_2_to_the_30_chunks_is_found_in_a_few_hundred_words() {
+    let chunks: u64 = 1 << 30;
+    let mut map = ChunkMap::new(chunks, Number(0));
+    // One chunk in each third page, and the ends.
+    let marks: Vec<u64> =
+        (0..chunks / PAGE_CHUNKS / 3).map(|step| step * 3 * PAGE_CHUNKS + step % PAGE_CHUNKS).collect();
+    marks.iter().for_each(|mark| _ = map.set(*mark, Number(3)));
+    let sparse =
+        [0, 1, chunks / 2 + 77, chunks - 1].into_iter().chain(marks.iter().step_by(501).map(|mark| mark + 5000));
+    for at in sparse {
+        let next = marks.partition_point(|mark| *mark < at);
+        let beside = marks[next.saturating_sub(1)..(next + 1).min(marks.len())].iter();
+        let expected = beside.map(|mark| mark.abs_diff(at)).min();
+        LOOKED_AT.set(0);
+        let found = map.nearest(Number(3), at);
+        assert_eq!(found.map(|index| index.abs_diff(at)), expected, "nearest to {at}");
+        // Both ways: at most two pages of 128 words, and two words on each of three levels.
+        let looked_at = LOOKED_AT.get();
+        assert!(looked_at <= 2 * (2 * 128 + 2 * 3), "{looked_at} words were looked at near {at}");
+    }
+    map.replace(Number(3), Number(0));
+    map.set(7, Number(3));
+    LOOKED_AT.set(0);
+    assert_eq!(map.nearest(Number(3), chunks - 1), Some(7));
+    assert!(LOOKED_AT.get() <= 140, "{} words for one chunk at the other end", LOOKED_AT.get());
 }

@@ -32,6 +32,8 @@ const HOLE_BYTES_MAX: u64 = 256 << 20;
 const LIMITED_HOLE_BYTES_MAX: u64 = 16 << 20;
 /// So often a copy is tried again after an error.
 const RETRIES_MAX: u8 = 3;
+/// A run that waits for the guest's requests begins after this, whatever they do.
+const GUEST_FIRST_MAX: Duration = Duration::from_millis(50);
 /// Before the first retry; it doubles.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,12 +55,25 @@ enum Next {
     Hole(Range<u64>),
 }
 
+/// What the schedule has chosen.
+struct Scheduled {
+    run: Range<u64>,
+    /// At most so much of it is copied as data.
+    data_max: u64,
+    /// Out of the order of the volume.
+    is_detour: bool,
+}
+
 /// The copies under way and what steers the next one.
 pub(crate) struct Copies {
     in_flight: FuturesUnordered<BoxFuture<'static, Ended>>,
     bytes: u64,
     /// Nothing more is begun before this, for a retry's or the guest's sake.
     not_before: Moment,
+    /// The guest's requests come before the next run, until this at most.
+    guest_first_until: Option<Moment>,
+    /// The run that is chosen is out of the order of the volume.
+    is_detour: bool,
     /// What was said of an extent when it was looked at last: whether it is skipped unread.
     hint: Option<(Extent, bool)>,
     retries: BTreeMap<u64, u8>,
@@ -74,6 +89,8 @@ impl Copies {
             in_flight: FuturesUnordered::new(),
             bytes: 0,
             not_before: Moment::default(),
+            guest_first_until: None,
+            is_detour: false,
             hint: None,
             retries: BTreeMap::new(),
             held,
@@ -205,6 +222,7 @@ impl Driver {
     /// Begins copies until the window is full or something else stands in the way.
     async fn begin_copies(&mut self, copies: &mut Copies) {
         loop {
+            self.let_guest_first(copies);
             let Some(size) = self.next_size(copies) else { return };
             let chunks = (size / self.options.chunk_bytes).max(1);
             let Some(next) = self.next_run(copies, chunks).await else { return };
@@ -226,9 +244,22 @@ impl Driver {
         }
     }
 
+    /// Looks whether the guest's requests come before the next run. The signal wakes the driver when they are served; a guest
+    /// that is not answered delays a run no longer than [`GUEST_FIRST_MAX`].
+    fn let_guest_first(&mut self, copies: &mut Copies) {
+        if copies.held || !self.schedule.lets_guest_first() {
+            copies.guest_first_until = None;
+            return;
+        }
+        let now = self.env.now();
+        copies.guest_first_until.get_or_insert(now + GUEST_FIRST_MAX);
+    }
+
     /// How long nothing more is begun, for the sake of the bandwidth as it is now, of a retry or of the guest.
     fn rest_of(&self, copies: &Copies) -> Duration {
-        let rest = copies.not_before.since(self.env.now());
+        let now = self.env.now();
+        let guest_first = copies.guest_first_until.map_or(Duration::ZERO, |until| until.since(now));
+        let rest = copies.not_before.since(now).max(guest_first);
         if copies.held { rest } else { rest.max(self.bucket.wait()) }
     }
 
@@ -273,7 +304,13 @@ impl Driver {
         if !self.mirror.tracker(|tracker| tracker.claim(run.clone())) {
             return;
         }
-        self.cursor = run.end;
+        if !copies.is_detour {
+            self.cursor = run.end;
+        }
+        self.schedule.began(&run, buffers.is_empty());
+        if copies.guest_first_until.take().is_some() {
+            self.schedule.waited_for_long();
+        }
         let (mirror, env) = (Arc::clone(&self.mirror), Arc::clone(&self.env));
         let began = env.now();
         // A hole counts as one small copy, so that many cannot be under way at once.
@@ -300,7 +337,7 @@ impl Driver {
 
     /// Which chunks the schedule has copied next. There are at most `chunks_max` where hot chunks are put off or a
     /// window is held as a whole. Otherwise there are as many as `longest`, if they are a hole.
-    async fn next_scheduled(&mut self, chunks_max: u64, longest: u64, by_window: bool) -> Option<Range<u64>> {
+    async fn next_scheduled(&mut self, chunks_max: u64, longest: u64, by_window: bool) -> Option<Scheduled> {
         loop {
             let (from, schedule) = (self.cursor, &mut self.schedule);
             let (choice, passes_once) = self.mirror.tracker(|tracker| {
@@ -314,7 +351,10 @@ impl Driver {
                 Some((choice, passes_once))
             })?;
             match choice {
-                Choice::Copy(run) => return Some(run),
+                Choice::Copy(run) => return Some(Scheduled { run, data_max: chunks_max, is_detour: false }),
+                Choice::Detour { run, data_max } => {
+                    return Some(Scheduled { run, data_max: data_max.min(chunks_max), is_detour: true });
+                }
                 Choice::GoOnAt(next) => self.cursor = next,
                 Choice::Nothing => {
                     if passes_once {
@@ -331,13 +371,15 @@ impl Driver {
     async fn next_run(&mut self, copies: &mut Copies, chunks_max: u64) -> Option<Next> {
         let unit = self.options.chunk_bytes;
         let hole_bytes_max = if self.statistics.is_limited() { LIMITED_HOLE_BYTES_MAX } else { HOLE_BYTES_MAX };
-        let run = self.next_scheduled(chunks_max, hole_bytes_max / unit, copies.by_window).await?;
+        let scheduled = self.next_scheduled(chunks_max, hole_bytes_max / unit, copies.by_window).await?;
+        let Scheduled { run, data_max, is_detour } = scheduled;
+        copies.is_detour = is_detour;
         let extent = self.mirror.tracker(|tracker| tracker.run_extent(&run));
         let known = copies.hint.filter(|(hint, _)| hint.contains(Extent::new(extent.offset, Bytes(1))));
         let (hint, is_hole) = match known {
             Some(known) => known,
             None => {
-                let stretch = self.mirror.skip.look(&self.source, extent).await;
+                let stretch = self.mirror.skip.look(&self.mirror.copy_face, extent).await;
                 let known = (Extent::between(extent.offset, stretch.end), stretch.reason.is_some());
                 copies.hint = Some(known);
                 known
@@ -355,7 +397,7 @@ impl Driver {
         }
         // Up to where the data ends, in whole chunks, but never less than one.
         let data_end = if is_hole { extent.offset + Bytes(1) } else { end };
-        let chunks = (data_end - extent.offset).0.div_ceil(unit).min(chunks_max).min(run.end - run.start);
+        let chunks = (data_end - extent.offset).0.div_ceil(unit).min(data_max).min(run.end - run.start);
         Some(Next::Data(run.start..run.start + chunks.max(1)))
     }
 

@@ -143,7 +143,7 @@ impl Driver {
             let mut hasher = blake3::Hasher::new();
             for piece in extent.split_at_multiples(PIECE_BYTES) {
                 let buffer = self.pool.acquire(piece.length.as_usize()).await;
-                hasher.update(&self.source.read(piece.offset, buffer).await?);
+                hasher.update(&self.mirror.comparison_face.read(piece.offset, buffer).await?);
             }
             digests.push(*hasher.finalize().as_bytes());
         }

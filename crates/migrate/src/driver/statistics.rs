@@ -10,7 +10,7 @@ use filters::TokenBucket;
 use super::Driver;
 use super::eta::{Eta, EtaSample};
 use super::switchover::micros;
-use crate::{Failure, MoveOptions, Phase, Progress, Report, Switchover, Verification, Verify};
+use crate::{Failure, MoveOptions, Phase, Progress, Report, ScheduleReport, Switchover, Verification, Verify};
 
 /// How long the rate looks back.
 const RATE_SPAN: Duration = Duration::from_secs(2);
@@ -228,6 +228,8 @@ impl Driver {
         Report {
             phase: self.machine.phase(),
             strategy: self.options.strategy,
+            schedule: ScheduleReport { asked: self.options.schedule, ..self.schedule.report() },
+            read_cache: self.mirror.read_cache.as_ref().map(|cache| cache.status().into()),
             seconds: statistics.seconds(self.env.now()),
             age_seconds: self.under_way.age(statistics.ended.unwrap_or_else(|| self.env.now())).as_secs_f64(),
             bytes_total: statistics.size.0,

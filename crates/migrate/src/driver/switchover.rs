@@ -336,6 +336,7 @@ impl Driver {
         self.statistics.switchover.window_us += micros(now.since(began));
         self.statistics.switched(now);
         self.mirror.set_mode(Mode::Detached);
+        self.mirror.close_read_cache();
         Event::Swapped
     }
 
@@ -366,7 +367,7 @@ impl Driver {
         while next < size {
             let length = (size - next).min(Bytes(DIGEST_BYTES));
             let buffer = self.pool.acquire(length.as_usize()).await;
-            let data = self.source.read(next, buffer).await?;
+            let data = self.mirror.comparison_face.read(next, buffer).await?;
             let extent = Extent::new(next, length);
             let skipped = self.mirror.tracker(|tracker| tracker.skipped_in(extent));
             if let Some(at) = first_not_zero(extent, &skipped, &data) {

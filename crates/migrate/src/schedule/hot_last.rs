@@ -55,44 +55,7 @@ impl<S: Schedule> Schedule for HotLast<S> {
 mod tests {
     use super::*;
     use crate::schedule::ascending::Ascending;
-    use std::collections::BTreeSet;
-    use std::ops::Range;
-
-    /// Chunks that wait, some of them hot.
-    struct Waiting {
-        absent: BTreeSet<u64>,
-        hot: BTreeSet<u64>,
-        put_off: Vec<u64>,
-        passes_once: bool,
-    }
-
-    impl Waiting {
-        fn new(chunks: u64, hot: impl IntoIterator<Item = u64>) -> Self {
-            let (absent, hot) = ((0..chunks).collect(), hot.into_iter().collect());
-            Self { absent, hot, put_off: Vec::new(), passes_once: false }
-        }
-    }
-
-    impl Candidates for Waiting {
-        fn next_absent(&self, from: u64, chunks_max: u64) -> Option<Range<u64>> {
-            let start = *self.absent.range(from..).next()?;
-            let end = (start..start + chunks_max).find(|index| !self.absent.contains(index));
-            Some(start..end.unwrap_or(start + chunks_max))
-        }
-        fn puts_off(&self) -> bool {
-            !self.hot.is_empty()
-        }
-        fn is_hot(&self, index: u64) -> bool {
-            self.hot.contains(&index)
-        }
-        fn put_off(&mut self, index: u64) {
-            self.absent.remove(&index);
-            self.put_off.push(index);
-        }
-        fn passes_once(&self) -> bool {
-            self.passes_once
-        }
-    }
+    use crate::schedule::fake::Waiting;
 
     #[test]
     fn what_is_hot_is_put_off_and_all_else_is_copied_in_order() {

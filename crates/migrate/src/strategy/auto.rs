@@ -135,6 +135,11 @@ impl Tracker {
         }
     }
 
+    /// Whether the order of copies within the pass under way matters for its end no more than in a mirror.
+    pub(crate) fn is_auto_order_free(&self) -> bool {
+        self.auto.as_ref().is_none_or(|auto| auto.pass.is_order_free())
+    }
+
     /// Whether the pass under way has passed everything, being at `from` now.
     pub(crate) fn is_auto_pass_over(&self, from: u64) -> bool {
         self.auto_passes() && self.session().is_some() && self.copy_state.next(CopyState::Absent, from).is_none()

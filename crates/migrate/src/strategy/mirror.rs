@@ -30,6 +30,7 @@ pub(crate) mod device;
 pub(crate) mod error_budget;
 pub(crate) mod filter;
 pub(crate) mod flushes;
+pub(crate) mod in_memory;
 pub(crate) mod map_pages;
 pub(crate) mod pieces;
 pub(crate) mod plan;

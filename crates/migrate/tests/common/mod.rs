@@ -183,6 +183,8 @@ impl World {
             slot: self.slot.clone(),
             source: self.source_device.clone(),
             target: self.target_device.clone(),
+            medium: migrate::Medium::default(),
+            copy_face: None,
             target_is_fresh: true,
             phase: Phase::Preparing,
             under_way: UnderWay::new(Duration::ZERO, self.env.now()),

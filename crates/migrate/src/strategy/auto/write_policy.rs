@@ -129,6 +129,16 @@ impl AutoPass {
         self.policy == WritePolicy::Settled
     }
 
+    /// Whether copies may be begun in any order. While the target is slow, what is copied out of order would be written and
+    /// copied again in the same pass. A pass that has copied as much as it began with ends in order.
+    pub(super) fn is_order_free(&self) -> bool {
+        match self.policy {
+            WritePolicy::Mirroring => self.copied < self.chunks,
+            WritePolicy::Tracking => false,
+            WritePolicy::Settled => true,
+        }
+    }
+
     /// Whether it matters how long mirrored writes take.
     pub(super) fn weighs(&self) -> bool {
         self.policy == WritePolicy::Mirroring && !self.in_vain

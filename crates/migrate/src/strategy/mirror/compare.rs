@@ -76,7 +76,7 @@ impl Shared {
             let Some(session) = session else { return Ok(Compared::NotHad) };
             let (source, target) = match comparison {
                 Some(devices) => (&devices.source, &devices.target),
-                None => (&self.source, &session.target),
+                None => (&self.comparison_face, &session.target),
             };
             let at_target = TargetOfComparison { shared: self, target, session: session.number, locked: effort.locked };
             if effort.conflicts == 0 && reads_zero(source, extent).await && at_target.reads_zero(extent).await? {

@@ -89,7 +89,7 @@ impl Shared {
             self.end_copy(claim, &session, copied, &[]);
             return Ok(copied);
         }
-        let source = self.source.read(extent.offset, buffer).await;
+        let source = self.copy_face.read(extent.offset, buffer).await;
         let data = source.map_err(|error| CopyError::Source(error.wrap(format!("copying {extent}"))))?.freeze();
         let mut pieces = self.pieces_of(extent, data);
         let skipped: Vec<_> = pieces.iter().filter_map(|piece| Some((piece.extent, piece.reason?))).collect();
@@ -207,7 +207,7 @@ impl Shared {
         let (session, hold) = self.tracker(|tracker| (tracker.session().cloned(), tracker.holds_guest(run.clone())));
         let Some(session) = session else { return Ok(0) };
         // Asked again under the lock: what was a hole a moment ago may have been written since.
-        let confirmed = self.skip.confirm(&self.source, extent).await.map_err(CopyError::Source)?;
+        let confirmed = self.skip.confirm(&self.copy_face, extent).await.map_err(CopyError::Source)?;
         let chunks = match confirmed.end == extent.end() {
             true => run.end - run.start,
             false => (confirmed.end - extent.offset).0 / self.chunk.bytes(),

@@ -11,6 +11,7 @@ use block::{
     Bytes, ChunkSize, Device, Error, ErrorKind, Extent, Mutation, MutationKind, RangeGuard, RangeLock, Result,
 };
 use env::{EnvRef, Moment};
+use filters::ReadCache;
 use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -34,6 +35,12 @@ pub(crate) struct Mirror {
 pub(crate) struct Shared {
     pub(crate) env: EnvRef,
     pub(crate) source: Device,
+    /// What a copy reads the source by.
+    pub(crate) copy_face: Device,
+    /// What a comparison reads the source by: no cache is between the two.
+    pub(crate) comparison_face: Device,
+    /// What of the source is in memory, where that is kept.
+    pub(crate) read_cache: Option<ReadCache>,
     pub(crate) size: Bytes,
     pub(crate) chunk: ChunkSize,
     pub(crate) lock: RangeLock,
@@ -89,6 +96,9 @@ impl Mirror {
         let shared = Shared {
             env,
             size: source.size(),
+            copy_face: source.clone(),
+            comparison_face: source.clone(),
+            read_cache: None,
             source,
             chunk,
             lock: RangeLock::new(),
@@ -116,6 +126,16 @@ impl Mirror {
     #[must_use]
     pub(crate) fn heard_by(mut self, listener: Option<Arc<dyn GuestListener>>) -> Self {
         Arc::get_mut(&mut self.shared).expect("nobody else has it yet").listener = listener;
+        self
+    }
+
+    /// Has copies and comparisons read the source by `copy_face`. Said before anybody else has the mirror.
+    #[must_use]
+    pub(crate) fn reading_by(mut self, copy_face: Option<Device>) -> Self {
+        let shared = Arc::get_mut(&mut self.shared).expect("nobody else has it yet");
+        if let Some(copy_face) = copy_face {
+            (shared.comparison_face, shared.copy_face) = (copy_face.clone(), copy_face);
+        }
         self
     }
 

@@ -88,7 +88,7 @@ impl Tracker {
     }
 
     /// A run of chunks from `from` on, not past `limit`, and whether that is true of them.
-    fn in_step_run(&self, from: u64, limit: u64) -> (Range<u64>, bool) {
+    pub(super) fn in_step_run(&self, from: u64, limit: u64) -> (Range<u64>, bool) {
         let (run, state) = self.copy_state.run_at(from, limit);
         match &self.dirty_bitmap {
             Some(dirty_bitmap) if state == CopyState::Copied => dirty_bitmap.run_at(from, run.end),
@@ -210,9 +210,11 @@ impl Tracker {
     /// time, while there is no session. Gives where to go on.
     pub(crate) fn forget_copies(&mut self, from: Part) -> Option<Part> {
         match from.step {
-            0 => from
-                .replace_of(&mut self.copy_state, (CopyState::Copied, CopyState::Absent))
-                .or(Some(Part { step: 1, at: 0 })),
+            0 => {
+                let next = from.replace_of(&mut self.copy_state, (CopyState::Copied, CopyState::Absent));
+                self.note_unsent(from.at..next.as_ref().map_or(self.chunks(), |next| next.at));
+                next.or(Some(Part { step: 1, at: 0 }))
+            }
             1 => {
                 let next = from.replace_of(&mut self.verify_state, (VerifyState::Equal, VerifyState::Wanted));
                 next.or(Some(Part { step: 2, at: 0 }))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use block::{Bytes, ChunkIndex, ChunkMap, ChunkSize, Device, Extent, Offload};
 use env::Moment;
+use filters::ReadCache;
 
 use super::error_budget::ErrorBudget;
 pub(crate) use super::plan::{Activity, Counts, WritePlan};
@@ -55,6 +56,8 @@ pub(crate) struct Tracker {
     lost: u64,
     /// Copies to the session's target below us.
     offload: Option<Arc<dyn Offload>>,
+    /// Is told what the target has.
+    pub(super) read_cache: Option<ReadCache>,
     /// With the session's target.
     error_budget: ErrorBudget,
     /// The session's target's.
@@ -100,6 +103,7 @@ impl Tracker {
             sessions: 1,
             lost: 0,
             offload: None,
+            read_cache: None,
             error_budget: ErrorBudget::default(),
             target_stall: TargetStall::default(),
             flushes_detached: 0,
@@ -156,6 +160,7 @@ impl Tracker {
         }
         for run in runs {
             self.copy_state.set_range(run.clone(), CopyState::Copied);
+            self.note_sent(run.clone());
         }
     }
 
@@ -171,6 +176,7 @@ impl Tracker {
             self.copy_state.replace(CopyState::Copied, CopyState::Absent);
             self.go_back_to_start();
             self.mark_stale(0..self.chunks());
+            self.note_unsent(0..self.chunks());
             // What was proved was proved of the target before.
             self.verify_state.replace(VerifyState::Equal, VerifyState::Wanted);
             if let Some(dirty_bitmap) = &mut self.dirty_bitmap {
@@ -218,6 +224,7 @@ impl Tracker {
         }
         self.copy_state.set(index, CopyState::Absent);
         self.mark_stale(index..index + 1);
+        self.note_unsent(index..index + 1);
     }
 
     /// The next run of chunks at or after `from`, at most `chunks_max` long, that the target is thought to have.
@@ -418,6 +425,7 @@ impl Tracker {
             self.mark_suspect(run.clone());
         }
         self.abandon_window();
+        self.note_unsent(run.clone());
         self.copy_state.set_range(run, CopyState::Absent);
     }
 
@@ -434,7 +442,7 @@ impl Tracker {
         }
         self.want_again(run.clone());
         self.mark_stale(run.clone());
-        for index in run {
+        for index in run.clone() {
             self.touch_target(index);
             if self.redo.remove(&index) {
                 self.counts.redos += 1;
@@ -446,6 +454,7 @@ impl Tracker {
                 self.copy_state.set(index, CopyState::Copied);
             }
         }
+        self.note_sent(run);
     }
 
     /// Chunks that were already equal without a write to the target: both sides read as zeroes.
@@ -456,7 +465,8 @@ impl Tracker {
         self.want_again(run.clone());
         self.redone.clear_range(run.clone());
         self.mark_stale(run.clone());
-        self.copy_state.set_range(run, CopyState::Copied);
+        self.copy_state.set_range(run.clone(), CopyState::Copied);
+        self.note_sent(run);
     }
 
     /// How many bytes are in step on both sides. The last chunk counts as a whole one.

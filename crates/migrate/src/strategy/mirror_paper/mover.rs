@@ -73,7 +73,7 @@ impl Shared {
             return Ok((Copied::offloaded(piece), buffer));
         }
         buffer.set_len(piece.length.as_usize());
-        let read = self.source.read(piece.offset, buffer).await;
+        let read = self.copy_face.read(piece.offset, buffer).await;
         let data = read.map_err(|error| CopyError::Source(error.wrap(format!("copying {piece}"))))?.freeze();
         let copied = self.write_copy(piece, self.pieces_of(piece, data.clone()), session, true).await?;
         // A device that keeps what it was given keeps it from the pool as well: the guest does not wait for that.

@@ -70,6 +70,7 @@ impl Tracker {
             let Some(dirty_bitmap) = &mut self.dirty_bitmap else { return };
             if dirty_bitmap.mark(index, copy_state == CopyState::Absent) && copy_state == CopyState::Copied {
                 self.mark_stale(index..index + 1);
+                self.note_unsent(index..index + 1);
             }
         }
     }
@@ -91,6 +92,7 @@ impl Tracker {
         let run = self.dirty_bitmap.as_mut()?.get_and_clear(from, chunks_max, with_deferred)?;
         self.copy_state.set_range(run.clone(), CopyState::Absent);
         self.mark_stale(run.clone());
+        self.note_unsent(run.clone());
         run.clone().for_each(|index| self.unskip(index));
         Some(run)
     }
