@@ -15,8 +15,8 @@ use crate::API_VERSION;
 use crate::v1::{
     AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, FoundVm, Host, HostAddresses, Invitation,
     InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
-    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, TrustedHost, Version, Vm, VmAddRequest,
-    VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
+    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, Surrogate, SurrogateRequest,
+    TrustedHost, Version, Vm, VmAddRequest, VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
 };
 
 /// The largest answer that is read.
@@ -144,6 +144,46 @@ impl Client {
     /// There is none, or it cannot be removed now.
     pub async fn remove_snapshot(&self, name: &str, snapshot: &str) -> Result<Volume> {
         self.send(Method::DELETE, &format!("/v1/volumes/{}/snapshots/{}", escape(name), escape(snapshot)), &()).await
+    }
+
+    /// The surrogates.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn surrogates(&self) -> Result<Vec<Surrogate>> {
+        self.get("/v1/surrogates").await
+    }
+
+    /// One surrogate.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub async fn surrogate(&self, name: &str) -> Result<Surrogate> {
+        self.get(&format!("/v1/surrogates/{}", escape(name))).await
+    }
+
+    /// Makes a surrogate.
+    ///
+    /// # Errors
+    /// There is one of that name, or a store cannot be used.
+    pub async fn create_surrogate(&self, request: &SurrogateRequest) -> Result<Surrogate> {
+        self.send(Method::POST, "/v1/surrogates", request).await
+    }
+
+    /// Has a surrogate take no further volume.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub async fn drain_surrogate(&self, name: &str) -> Result<Surrogate> {
+        self.send(Method::POST, &format!("/v1/surrogates/{}/drain", escape(name)), &()).await
+    }
+
+    /// Removes a surrogate that no volume has a part of.
+    ///
+    /// # Errors
+    /// There is none of that name, or a volume has.
+    pub async fn remove_surrogate(&self, name: &str) -> Result<Surrogate> {
+        self.send(Method::DELETE, &format!("/v1/surrogates/{}", escape(name)), &()).await
     }
 
     /// Throws away what was written since a snapshot.

@@ -6,7 +6,7 @@ mod vm;
 
 use std::path::PathBuf;
 
-use api::v1::{OnNoConverge, Strategy, Verify};
+use api::v1::{OnNoConverge, Schedule, Strategy, Verify};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::rate::{Rate, Size};
@@ -96,6 +96,9 @@ pub(crate) enum Command {
     /// Show this host as others know it: name, addresses, fingerprint
     #[command(after_help = "Example: transhume host")]
     Host(HostArgs),
+    /// Make and remove surrogates: stores that serve a guest's popular data while its volume is copied
+    #[command(subcommand)]
+    Surrogate(SurrogateCommand),
     /// Pair this host with another one, or show and change whom it trusts
     #[command(after_help = "Example: pair two hosts\n  \
         a# transhume trust --invite\n  \
@@ -138,6 +141,50 @@ pub(crate) enum VolumeCommand {
     /// Limit what a volume's clients may ask for, and list its layers
     #[command(subcommand)]
     Layer(LayerCommand),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SurrogateCommand {
+    /// Make a surrogate of one store, or of two on different devices, which then hold the same
+    #[command(after_help = "Examples:\n  \
+        transhume surrogate create fast --store file:/nvme0/s.img,size=40GiB --store file:/nvme1/s.img,size=40GiB\n  \
+        transhume surrogate create fast --store file:/dev/nvme1n1 --partition 20GiB\n\n\
+        Then: transhume move web1 --to HOST --surrogate fast")]
+    Create(SurrogateCreateArgs),
+    /// List surrogates
+    #[command(after_help = "Example: transhume surrogate ls")]
+    Ls,
+    /// Show a surrogate, and what volumes have of it
+    #[command(after_help = "Example: transhume surrogate show fast")]
+    Show(SurrogateNameArgs),
+    /// Give no further volume a part; those that have one keep it until their moves are over
+    #[command(after_help = "Example: transhume surrogate drain fast")]
+    Drain(SurrogateNameArgs),
+    /// Remove a surrogate that no volume has a part of
+    #[command(after_help = "Example: transhume surrogate rm fast")]
+    Rm(SurrogateNameArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SurrogateCreateArgs {
+    /// What to call it
+    pub(crate) name: String,
+    /// Where it is: file:PATH[,size=SIZE][,cache=auto|direct|page]. With a size the file is made, without one it is there, or is a
+    /// block device. Not on a rotating disk that a volume's source is on
+    #[arg(long, value_name = "STORE", required = true)]
+    pub(crate) store: Vec<String>,
+    /// How much of it a volume gets [default: an eighth]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) partition: Option<Size>,
+    /// The unit of what is popular: a power of two from 64KiB to 1MiB [default: 1MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) chunk: Option<Size>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SurrogateNameArgs {
+    /// The surrogate
+    pub(crate) name: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -350,12 +397,38 @@ impl From<OnNoConvergeArg> for OnNoConverge {
     }
 }
 
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ScheduleArg {
+    /// In the order of the volume
+    Sequential,
+    /// Where the head of the source's disk is, after the guest's requests; in order if the disk is known to have none
+    Follow,
+    /// What the guest touches least comes first
+    ColdFirst,
+}
+
+impl From<ScheduleArg> for Schedule {
+    fn from(schedule: ScheduleArg) -> Self {
+        match schedule {
+            ScheduleArg::Sequential => Self::Sequential,
+            ScheduleArg::Follow => Self::Follow,
+            ScheduleArg::ColdFirst => Self::ColdFirst,
+        }
+    }
+}
+
 /// How copy and guest writes come together.
 #[derive(Debug, Args)]
 pub(crate) struct StrategyArgs {
     /// How the copy and what the guest writes meanwhile come together
     #[arg(long, value_enum, default_value = "mirror")]
     pub(crate) strategy: StrategyArg,
+    /// In which order the volume is copied. Not with mirror-paper or snapshot, which copy in order
+    #[arg(long, value_enum, default_value = "sequential")]
+    pub(crate) schedule: ScheduleArg,
+    /// Of the schedule follow: serve so many of the guest's requests before one run is copied, 1 to 4 [default: 2]
+    #[arg(long, value_name = "K")]
+    pub(crate) follow_ratio: Option<u8>,
     /// Of strategies that iterate: put off copies of what the guest writes again and again
     #[arg(long)]
     pub(crate) hot_blocks: bool,
@@ -376,6 +449,10 @@ pub(crate) struct StrategyArgs {
     /// Of mirror-async: how far the target may be behind, 1MiB to 1GiB; then the guest's writes wait [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) buffer: Option<Size>,
+    /// Keep chunks of the source in so much memory, so that the disk is read once for guest and copy, 1MiB to 64GiB. Not
+    /// with snapshot or mirror-paper
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) read_cache: Option<Size>,
 }
 
 #[derive(Debug, Args)]
@@ -406,6 +483,15 @@ pub(crate) struct PlanArgs {
     pub(crate) verify: VerifyArg,
     #[command(flatten)]
     pub(crate) how: StrategyArgs,
+    /// Serve the guest's popular data from this surrogate while the disk is copied, and have it take what the guest writes
+    #[arg(long, value_name = "NAME")]
+    pub(crate) surrogate: Option<String>,
+    /// With --surrogate: a chunk is popular from so many requests on [default: 1]
+    #[arg(long, value_name = "N", requires = "surrogate")]
+    pub(crate) popular_threshold: Option<u16>,
+    /// With a surrogate of one store: that may hold the only copy of what the guest writes
+    #[arg(long, requires = "surrogate")]
+    pub(crate) sole_copy: bool,
     /// Replace what the target holds
     #[arg(long)]
     pub(crate) overwrite: bool,

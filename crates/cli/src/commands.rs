@@ -10,7 +10,7 @@ use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, Vol
 use crate::path::{absolute, absolute_backend};
 use crate::rate::Rate;
 use crate::say::print;
-use crate::{layers, report, say, show, vm, watch};
+use crate::{layers, report, say, show, surrogates, vm, watch};
 
 /// Carries out a command, and gives what the program exits with.
 pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
@@ -95,6 +95,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             let host = if args.renew { client.renew_host().await? } else { client.host().await? };
             print(json, &host, || show::host(&host, args.renew))
         }
+        Command::Surrogate(command) => surrogates::surrogate(&client, command, json).await,
         Command::Trust(args) => trust(&client, args, json).await,
         Command::Move(_)
         | Command::Watch(_)
@@ -255,12 +256,18 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
         reserve: args.reserve.map(|rate| rate.0).filter(|rate| *rate > 0),
         verify: args.verify.into(),
         strategy: args.how.strategy.into(),
+        schedule: args.how.schedule.into(),
+        follow_ratio: args.how.follow_ratio,
         hot_blocks: args.how.hot_blocks,
         skip_zero: args.how.skip_zero,
         downtime_limit_ms: args.how.downtime_limit.map(|span| span.0),
         deadline_ms: args.how.deadline.map(|span| span.0),
         on_no_converge: args.how.on_no_converge.map(Into::into),
         buffer: args.how.buffer.map(|size| size.0),
+        read_cache: args.how.read_cache.map(|size| size.0),
+        surrogate: args.surrogate.clone(),
+        popular_threshold: args.popular_threshold,
+        sole_copy: args.sole_copy,
         overwrite: args.overwrite,
         delete_source: false,
         no_persist: args.no_persist,

@@ -11,6 +11,7 @@ mod report;
 mod say;
 mod show;
 mod span;
+mod surrogates;
 mod vm;
 mod watch;
 

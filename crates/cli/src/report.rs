@@ -1,6 +1,9 @@
 //! The end of a move: a page for a person, a document for a program.
 
-use api::v1::{Estimate, Iteration, Job, JobState, PathRate, Prediction, Rates, Report, Strategy, StreamReport};
+use api::v1::{
+    Estimate, Iteration, Job, JobState, PathRate, Prediction, Rates, ReadCache, Report, Schedule, ScheduleReport,
+    Strategy, StreamReport,
+};
 
 use crate::show::{bytes, rate, time, us};
 
@@ -72,12 +75,55 @@ fn off_by(error: f64, seconds: f64) -> String {
     }
 }
 
+/// What a read cache has spared, and what it has cost.
+fn read_cache(cache: &ReadCache) -> String {
+    let share = |hits: u64, misses: u64| format!("{hits} of {} reads", hits + misses);
+    format!(
+        "{} of the guest's and {} of the copy's from at most {}; {} read whole for the copy ({}), {} evicted",
+        share(cache.guest_hits, cache.guest_misses),
+        share(cache.copy_hits, cache.copy_misses),
+        bytes(cache.bytes_used_max),
+        cache.chunks_fetched,
+        bytes(cache.bytes_fetched),
+        cache.evictions
+    )
+}
+
+/// The order of the copies, if it was to be another than the volume's.
+fn schedule(report: &ScheduleReport) -> Option<String> {
+    let ScheduleReport { asked, used, runs_chosen, runs_bounded, copies_swept, .. } = *report;
+    match (asked, used) {
+        (Schedule::Sequential, _) => None,
+        (_, Schedule::Sequential) => {
+            Some(format!("sequential instead of {asked}: the source's disk has no head that moves"))
+        }
+        _ => Some(format!(
+            "{used}: {runs_chosen} runs chosen, {runs_bounded} whose turn it was, {copies_swept} copies in order"
+        )),
+    }
+}
+
+/// What was not sent because both sides read zeroes there.
+fn skipped(report: &Report) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
+    if !report.skipped.is_empty() {
+        let skipped: Vec<_> = report.skipped.iter().map(|(why, count)| format!("{} ({why})", bytes(*count))).collect();
+        lines.push(("skipped", format!("{}, zeroes on both sides", skipped.join(", "))));
+    }
+    if report.bytes_unskipped > 0 {
+        let again = bytes(report.bytes_unskipped);
+        lines.push(("skipped", format!("{again} that was written, or lost with the target, afterwards")));
+    }
+    lines
+}
+
 fn lines(report: &Report) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if report.bytes_total > 0 {
         let copying = report.phases.get("copying").copied().unwrap_or(report.seconds).max(1e-6);
         lines.push(("volume", bytes(report.bytes_total)));
         lines.push(("strategy", report.strategy.to_string()));
+        lines.extend(schedule(&report.schedule).map(|text| ("schedule", text)));
         lines.push(("time", time(report.seconds)));
         lines.push((
             "copied",
@@ -90,15 +136,13 @@ fn lines(report: &Report) -> Vec<(&'static str, String)> {
         if report.bytes_zero > 0 {
             lines.push(("holes", format!("{}, not copied", bytes(report.bytes_zero))));
         }
-        if !report.skipped.is_empty() {
-            let skipped: Vec<_> =
-                report.skipped.iter().map(|(why, count)| format!("{} ({why})", bytes(*count))).collect();
-            lines.push(("skipped", format!("{}, zeroes on both sides", skipped.join(", "))));
+        if let Some(redirection) = &report.redirection {
+            lines.push(("surrogate", crate::show::redirection(redirection)));
         }
-        if report.bytes_unskipped > 0 {
-            let again = bytes(report.bytes_unskipped);
-            lines.push(("skipped", format!("{again} that was written, or lost with the target, afterwards")));
+        if let Some(cache) = &report.read_cache {
+            lines.push(("read cache", read_cache(cache)));
         }
+        lines.extend(skipped(report));
         if report.bytes_resumed > 0 {
             lines.push(("resumed", format!("{} were there from before a restart", bytes(report.bytes_resumed))));
         }
@@ -304,6 +348,30 @@ mod tests {
         assert!(
             !to_words(&job(JobState::Done, Some(Report { bytes_total: 1, ..Report::default() }))).contains("skipped")
         );
+    }
+
+    #[test]
+    fn what_a_read_cache_has_spared_is_said() {
+        let cache = ReadCache {
+            guest_hits: 30,
+            guest_misses: 70,
+            copy_hits: 5,
+            copy_misses: 11,
+            chunks_fetched: 4,
+            bytes_fetched: 256 << 10,
+            evictions: 2,
+            bytes_used_max: 1 << 20,
+            ..ReadCache::default()
+        };
+        let report = Report { bytes_total: 1, read_cache: Some(cache), ..Report::default() };
+        let words = to_words(&job(JobState::Done, Some(report)));
+        for said in [
+            "30 of 100 reads of the guest's",
+            "5 of 16 reads of the copy's from at most 1 MiB",
+            "4 read whole for the copy (256 KiB), 2 evicted",
+        ] {
+            assert!(words.contains(said), "{said}: {words}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use api::v1::{
     Arrival, ArrivalStage, CheckedDisk, GuestIo, Host, Invitation, Job, JobState, Layer, LayerKind, LayerState, Plan,
-    Progress, Rates, Resolution, Status, TrustedHost, Volume, VolumeState,
+    Progress, Rates, Redirection, Resolution, Status, Surrogate, TrustedHost, Volume, VolumeState,
 };
 use comfy_table::{Table, presets};
 
@@ -177,11 +177,66 @@ pub(crate) fn layers(layers: &[Layer]) -> String {
         let kind = match layer.kind {
             LayerKind::Overlay => "snapshot",
             LayerKind::Throttle => "throttle",
+            LayerKind::Redirect => "surrogate",
             LayerKind::Unknown => "unknown",
         };
         table.add_row([kind.to_owned(), layer.name.clone(), one_layer(layer)]);
     }
     table.to_string()
+}
+
+/// Surrogates as a table.
+pub(crate) fn surrogates(surrogates: &[Surrogate]) -> String {
+    if surrogates.is_empty() {
+        return "no surrogates; `transhume surrogate create` makes one".to_owned();
+    }
+    let mut table = table(&["SURROGATE", "STORES", "A PART", "IN USE", "STATE"]);
+    for surrogate in surrogates {
+        table.add_row([
+            surrogate.name.clone(),
+            surrogate.stores.len().to_string(),
+            bytes(surrogate.partition_bytes),
+            format!("{} of {}", surrogate.partitions.len(), surrogate.partitions_max),
+            if surrogate.draining { "draining" } else { "there" }.to_owned(),
+        ]);
+    }
+    table.to_string()
+}
+
+/// One surrogate.
+pub(crate) fn surrogate(surrogate: &Surrogate) -> String {
+    let mut lines: Vec<(&str, String)> = vec![("name", surrogate.name.clone())];
+    for store in &surrogate.stores {
+        let made = if store.made { ", made by the daemon" } else { "" };
+        lines.push(("store", format!("{} ({}{made})", store.place, bytes(surrogate.bytes))));
+    }
+    let (used, max) = (surrogate.partitions.len(), surrogate.partitions_max);
+    lines.push(("parts", format!("{used} of {max} in use, {} each", bytes(surrogate.partition_bytes))));
+    if surrogate.draining {
+        lines.push(("state", "draining: no further volume gets a part".to_owned()));
+    }
+    for partition in &surrogate.partitions {
+        let redirection = partition.redirection.as_ref().map_or("not open".to_owned(), redirection);
+        lines.push(("volume", format!("{}: {redirection}", partition.volume)));
+    }
+    lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
+}
+
+/// What a redirection has done, in one line.
+pub(crate) fn redirection(redirection: &Redirection) -> String {
+    let reads = redirection.reads_redirected + redirection.reads_merged + redirection.reads_at_source;
+    let writes = redirection.writes_redirected + redirection.writes_at_source;
+    let mut line = format!(
+        "{} of {reads} reads and {} of {writes} writes by the surrogate, {} of {} places in use",
+        redirection.reads_redirected,
+        redirection.writes_redirected,
+        redirection.places - redirection.places_free.min(redirection.places),
+        redirection.places
+    );
+    if redirection.has_failed {
+        line.push_str("; THE SURROGATE HAS FAILED");
+    }
+    line
 }
 
 /// How long ago a moment was.
@@ -201,6 +256,11 @@ fn one_layer(layer: &Layer) -> String {
             let iops = layer.iops.map(|iops| format!("{iops} requests/s"));
             let bandwidth = layer.bytes_per_second.map(|rate| self::rate(rate as f64));
             format!("at most {}", iops.into_iter().chain(bandwidth).collect::<Vec<_>>().join(" and "))
+        }
+        LayerKind::Redirect => {
+            let held = layer.held_bytes.map_or("what was written since".to_owned(), bytes);
+            let drains = if layer.state == LayerState::Draining { ", which goes back" } else { "" };
+            format!("{}: holds {held}{drains}", layer.name)
         }
         LayerKind::Unknown => "of a later daemon".to_owned(),
     }

@@ -166,6 +166,33 @@ fn a_move_that_chooses_is_cancelled_and_planned_and_refuses_what_it_does_by_itse
 }
 
 #[test]
+fn a_volume_moves_in_another_order_and_schedules_that_cannot_work_are_refused() {
+    let world = World::new();
+    let image = world.image("disk.img", 16 << 20, 1 << 20);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 90);
+    let to = target(&world.path("new.img"));
+    for (flags, said) in [
+        (["--schedule", "follow", "--strategy", "mirror-paper"], "copies in order"),
+        (["--schedule", "cold-first", "--strategy", "snapshot"], "overlay"),
+        (["--schedule", "follow", "--follow-ratio", "5"], "1 to 4"),
+        (["--schedule", "cold-first", "--follow-ratio", "2"], "schedule follow"),
+    ] {
+        let output = world.run(&[["move", "x", "--to", &to].as_slice(), &flags].concat());
+        support::check_refusal(&flags.join(" "), &output, 2, said);
+    }
+    let report = world.json(&["move", "x", "--to", &to, "--schedule", "cold-first", "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    assert_eq!(report["schedule"]["used"], "cold-first", "{report}");
+    let back = target(&world.path("back.img"));
+    let report = world.json(&["move", "x", "--to", &back, "--schedule", "follow", "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}");
+    // Where the kernel says that the disk has no head the volume is copied in order.
+    assert_eq!(report["schedule"]["asked"], "follow", "{report}");
+    same(&world.path("back.img"), &load.finish());
+}
+
+#[test]
 fn the_daemon_is_killed_between_passes_and_every_promise_is_kept() {
     support::moves_under_kills((60, 23), 2, &["--strategy", "dbt"]);
 }

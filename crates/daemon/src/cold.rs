@@ -15,11 +15,10 @@ use nbd::NbdUri;
 use serde::Serialize;
 
 use crate::foreign::{inspect, parse_uri};
-use crate::jobs::of_target;
 use crate::location::parse_backend;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend, suited};
 use crate::platform::RealBackends;
-use crate::problem::{Result, of_backend, of_state};
+use crate::problem::{Result, of_backend, of_state, of_target};
 
 /// How long a server that is lost is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use api::v1::{
     AttachRequest, Job, LayerRequest, Monitor, MoveRequest, Prediction, Resolution, ResolveRequest, RevertRequest,
-    SetRequest, SnapshotRequest, VmMove, VmMoveRequest, Volume,
+    SetRequest, SnapshotRequest, Surrogate, SurrogateRequest, VmMove, VmMoveRequest, Volume,
 };
 use block::BufferPool;
 use migrate::{Control, MoveOptions};
@@ -109,6 +109,20 @@ impl Core {
     /// As the API's.
     pub async fn revert(&self, volume: &str, request: RevertRequest) -> Result<Volume> {
         self.daemon.revert(volume, request).await
+    }
+
+    /// Makes a surrogate.
+    ///
+    /// # Errors
+    /// As the API's.
+    pub async fn create_surrogate(&self, request: SurrogateRequest) -> Result<Surrogate> {
+        self.daemon.surrogates.create(request).await
+    }
+
+    /// The surrogates.
+    #[must_use]
+    pub fn surrogates(&self) -> Vec<Surrogate> {
+        self.daemon.surrogates.list().iter().map(|surrogate| self.daemon.show_surrogate(surrogate.show())).collect()
     }
 
     /// Limits what clients of `volume` may ask for.

@@ -33,6 +33,7 @@ use crate::problem::{Result, no_volume, of_backend};
 use crate::remote::{AbortedJobs, PendingNotice};
 use crate::stack::open_layer_files;
 use crate::state_dir::{Layout, StateDir, check_name};
+use crate::surrogates::Surrogates;
 use crate::volume::{Volume, parse_export};
 
 /// A volume whose layers are here and whose bytes are at another host is let go once that host has flushed, within this time.
@@ -87,6 +88,8 @@ pub(crate) struct Daemon {
     pub(crate) hook_runner: Arc<dyn Hooks>,
     /// Whole machines.
     pub(crate) machines: Machines,
+    /// Stores for what is popular while volumes are moved.
+    pub(crate) surrogates: Arc<Surrogates>,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -126,7 +129,6 @@ impl Daemon {
             audit: Audit::open(layout.clone())?,
             history: History::open(layout.clone(), config.history_max),
             network,
-            backends,
             spawner,
             hosts,
             pool: BufferPool::new(Bytes::mib(config.request_pool_mib)),
@@ -147,10 +149,12 @@ impl Daemon {
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),
             machines: Machines::default(),
+            surrogates: Arc::new(Surrogates::load(layout.clone(), Arc::clone(&backends), Arc::clone(&env))?),
             monitors,
             hypervisors,
             hook_runner: hooks,
             layout,
+            backends,
             env,
             config,
             state,
@@ -166,7 +170,12 @@ impl Daemon {
 
     /// What volumes with overlays are put together on.
     pub(crate) fn overlay_context(&self) -> OverlayContext {
-        OverlayContext { backends: Arc::clone(&self.backends), env: Arc::clone(&self.env), boot: self.boot }
+        OverlayContext {
+            backends: Arc::clone(&self.backends),
+            surrogates: Arc::clone(&self.surrogates),
+            env: Arc::clone(&self.env),
+            boot: self.boot,
+        }
     }
 
     /// Opens and locks what `place` names.
@@ -369,7 +378,7 @@ impl Daemon {
             return Err(Error::new(ErrorCode::InUse, message).with_hint(format!("use `transhume release {name}`")));
         }
         refuse_holding(&document, "transhume volume detach")?;
-        if document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
+        if document.job.as_deref().is_some_and(JobDocument::is_for_the_arbiter) {
             let message = format!("whether {name} was given up only the arbiter knows, and it has not said so yet");
             return Err(Error::new(ErrorCode::WrongState, message).with_hint(format!(
                 "let this host reach the arbiter; `transhume resolve {name}` says what is on record"
@@ -515,6 +524,11 @@ pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result
         return Ok(());
     }
     let Some(layer) = document.layers.iter().find(|layer| layer.may_hold()) else { return Ok(()) };
+    if let Some(redirect) = layer.redirect() {
+        let message = format!("the surrogate {} holds what {name} has written last", redirect.surrogate);
+        return Err(Error::new(ErrorCode::InUse, message)
+            .with_hint(format!("wait until that is in {}: `transhume volume show {name}`", document.backend)));
+    }
     let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
     let message = format!("{name} has snapshots, so {} alone is not the volume", document.backend);
     Err(Error::new(ErrorCode::InUse, message).with_hint(format!(

@@ -21,7 +21,7 @@ use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use layer::layers_beside;
-pub use layer::{LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer};
+pub use layer::{LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer};
 
 use crate::clients::{Clients, SocketOwner};
 use crate::location::{JobTarget, Location};
@@ -57,6 +57,10 @@ pub const DOCUMENT_VERSION_MACHINES: u32 = 8;
 /// would copy it onto itself, or put it away.
 pub const DOCUMENT_VERSION_SHARED: u32 = 9;
 
+/// The layout of a document that lists a surrogate: a program that does not know them would serve the backend without what the guest
+/// has written last.
+pub const DOCUMENT_VERSION_SURROGATE: u32 = 10;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
@@ -66,7 +70,8 @@ pub struct VolumeDocument {
     /// [`DOCUMENT_VERSION_LAYERS`] applies while the volume has layers. [`DOCUMENT_VERSION_GROUPS`] applies while a
     /// group's record may know better. [`DOCUMENT_VERSION_CARRIED`] applies while layers are between two hosts.
     /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it. [`DOCUMENT_VERSION_SHARED`] applies
-    /// while the volume is handed over on storage that both hosts reach.
+    /// while the volume is handed over on storage that both hosts reach. [`DOCUMENT_VERSION_SURROGATE`] applies while a surrogate
+    /// is listed, or was until a commit that may be taken back.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,7 +102,7 @@ pub struct VolumeDocument {
     pub adoption: Option<AdoptionDocument>,
     /// What is being done to it.
     #[serde(default)]
-    pub job: Option<JobDocument>,
+    pub job: Option<Box<JobDocument>>,
     /// The host that moves it here, or has. Until it is held here, `backend` holds a copy that is not the volume.
     #[serde(default)]
     #[serde(rename = "arrival")]
@@ -347,7 +352,11 @@ impl VolumeDocument {
             || is_shared(&self.backend)
             || self.size_advertised.is_some()
             || job.is_some_and(|job| job.target.is_shared());
+        let is_redirect = |layer: &LayerDocument| layer.redirect().is_some();
+        let has_surrogate = self.layers.iter().any(is_redirect)
+            || job.and_then(|job| job.committed.as_ref()).is_some_and(|over| over.layers.iter().any(is_redirect));
         self.version = match job {
+            _ if has_surrogate => DOCUMENT_VERSION_SURROGATE,
             _ if is_handed_over => DOCUMENT_VERSION_SHARED,
             _ if is_of_machine => DOCUMENT_VERSION_MACHINES,
             _ if are_layers_carried => DOCUMENT_VERSION_CARRIED,
@@ -370,11 +379,14 @@ impl VolumeDocument {
         assert!(job.committed.is_none(), "a move is committed once");
         let source = std::mem::replace(&mut self.backend, job.target.location());
         let (epoch, size_limit) = (self.epoch, self.size_limit);
-        let layers = match job.group.as_ref().is_some_and(|group| group.machine.is_some()) {
+        let redirect = take_redirect(&mut self.layers);
+        let mut layers = match job.group.as_ref().is_some_and(|group| group.machine.is_some()) {
             // The guest's requests are the target's.
             true => std::mem::take(&mut self.layers),
             false => replace_layers(&mut self.layers, &job.layers),
         };
+        // What the surrogate holds the target has.
+        layers.splice(0..0, redirect);
         job.committed =
             Some(Committed { source, epoch, size_limit, layers, persisted: false, taken: false, report: None });
         job.record.phase = Phase::Committed;
@@ -417,8 +429,26 @@ impl VolumeDocument {
     pub(crate) fn restore_layers(&mut self, of_source: &[LayerDocument]) {
         match self.moves_with_machine() {
             true => self.layers = of_source.to_vec(),
-            false => _ = replace_layers(&mut self.layers, of_source),
+            false => {
+                replace_layers(&mut self.layers, of_source);
+                let redirect = of_source.iter().find(|layer| layer.redirect().is_some());
+                let is_new = |layer: &&LayerDocument| self.layers.iter().all(|known| known.id != layer.id);
+                let redirect = redirect.filter(is_new).cloned();
+                self.layers.splice(0..0, redirect);
+            }
         }
+    }
+
+    /// No move needs a surrogate any more: what it holds goes back into the backend.
+    pub(crate) fn drain_redirect(&mut self) {
+        let redirect = self.layers.iter_mut().find(|layer| layer.redirect().is_some());
+        redirect.into_iter().for_each(|layer| layer.state = LayerState::Draining);
+    }
+
+    /// The layers on record, those that a commit has put aside included.
+    pub(crate) fn layers_named(&self) -> impl Iterator<Item = &LayerDocument> {
+        let committed = self.job.as_ref().and_then(|job| job.committed.as_ref());
+        self.layers.iter().chain(committed.into_iter().flat_map(|committed| &committed.layers))
     }
 
     /// Whether its move is one of a machine.
@@ -437,6 +467,12 @@ impl VolumeDocument {
 /// An identity that nothing else has.
 pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
     uuid::Builder::from_random_bytes(env::random_id(env)).into_uuid()
+}
+
+/// Takes the redirection to a surrogate out of `layers`.
+fn take_redirect(layers: &mut Vec<LayerDocument>) -> Option<LayerDocument> {
+    let index = layers.iter().position(|layer| layer.redirect().is_some())?;
+    Some(layers.remove(index))
 }
 
 /// Puts `new` in the places of the layers with the same identities, and gives those back.

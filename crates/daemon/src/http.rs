@@ -56,6 +56,9 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/adoptions/check", post(check))
         .route("/v1/adoptions", post(adopt))
         .route("/v1/adoptions/{name}/release", post(release))
+        .route("/v1/surrogates", get(surrogates).post(create_surrogate))
+        .route("/v1/surrogates/{name}", get(surrogate).delete(remove_surrogate))
+        .route("/v1/surrogates/{name}/drain", post(drain_surrogate))
         .route("/v1/vms", get(vms).post(add_vm))
         .route("/v1/found-vms", get(found_vms))
         .route("/v1/vms/{name}", get(vm).delete(remove_vm))
@@ -236,6 +239,44 @@ async fn remove_snapshot(
         async move |daemon: Arc<Daemon>, _| daemon.remove_snapshot(&name, &snapshot).await
     };
     audited(daemon, peer, action, &snapshot, work).await
+}
+
+async fn surrogates(State(daemon): Shared) -> Json<Vec<v1::Surrogate>> {
+    Json(daemon.surrogates.list().iter().map(|surrogate| daemon.show_surrogate(surrogate.show())).collect())
+}
+
+async fn surrogate(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Surrogate> {
+    Ok(Json(daemon.show_surrogate(daemon.surrogates.get(&name)?.show())))
+}
+
+async fn create_surrogate(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Surrogate> {
+    let request: v1::SurrogateRequest = parse(&body)?;
+    let action = ("surrogate.create", request.name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.surrogates.create(request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn drain_surrogate(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Surrogate> {
+    let action = ("surrogate.drain", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| {
+        let drained = daemon.surrogates.drain(&name)?;
+        Ok(daemon.show_surrogate(drained))
+    };
+    audited(daemon, peer, action, &(), work).await
+}
+
+async fn remove_surrogate(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Surrogate> {
+    let action = ("surrogate.remove", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.surrogates.remove(&name).await;
+    audited(daemon, peer, action, &(), work).await
 }
 
 async fn revert(

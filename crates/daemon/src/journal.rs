@@ -9,7 +9,7 @@ use env::Env;
 use migrate::{JobJournal, Phase};
 use parking_lot::Mutex;
 
-use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_SHARED, JobDocument, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, DOCUMENT_VERSION_SURROGATE, JobDocument, VolumeDocument};
 use crate::journal_file::JournalFile;
 use crate::location::JobTarget;
 use crate::platform::Backends;
@@ -103,7 +103,7 @@ impl VolumeJournal {
 
     /// The same for what is being done to the volume. Without a job there is nothing to change.
     pub(crate) async fn update_job(&self, change: impl FnOnce(&mut JobDocument) + Send) -> block::Result<()> {
-        self.update(|document| _ = document.job.as_mut().map(change)).await
+        self.update(|document| _ = document.job.as_deref_mut().map(change)).await
     }
 }
 
@@ -112,7 +112,7 @@ fn check(path: &Path, document: Option<VolumeDocument>) -> block::Result<VolumeD
         let context = format!("the journal {} is empty", path.display());
         block::Error::new(block::ErrorKind::Corrupt, context)
     })?;
-    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_SHARED).contains(&document.version) {
+    if !(DOCUMENT_VERSION..=DOCUMENT_VERSION_SURROGATE).contains(&document.version) {
         let context = format!(
             "the journal {} was written by a newer version (document {}): start that one",
             path.display(),

@@ -55,8 +55,10 @@ mod remote;
 mod rescue;
 mod run;
 mod sockets;
+mod spindle;
 mod stack;
 mod state_dir;
+mod surrogates;
 mod volume;
 mod workers;
 
@@ -68,8 +70,9 @@ pub use core::Core;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_MACHINES,
-    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED, GroupDocument, IncomingDocument,
-    IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer, ThrottleLayer, VolumeDocument,
+    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED, DOCUMENT_VERSION_SURROGATE,
+    GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer,
+    RedirectLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};

@@ -24,6 +24,7 @@ use crate::location::Location;
 use crate::open_backend::BackendOpenOptions;
 use crate::platform::{Backends, FreeSpace, OverlayBackends, OverlayOpening};
 use crate::problem::{Result, of_backend, of_state};
+use crate::surrogates::Surrogates;
 use crate::volume::Volume;
 
 /// The overlays of one volume's move, shared with the migration.
@@ -34,6 +35,8 @@ pub(crate) type SharedSnapshots = Arc<tokio::sync::Mutex<Snapshots>>;
 pub(crate) struct OverlayContext {
     /// Where the overlays are.
     pub(crate) backends: Arc<dyn Backends>,
+    /// Where the parts of surrogates are.
+    pub(crate) surrogates: Arc<Surrogates>,
     /// Clock, tasks and randomness.
     pub(crate) env: EnvRef,
     /// This boot of the machine.

@@ -97,6 +97,16 @@ pub trait Backends: OverlayBackends {
         Box::pin(std::future::ready(None))
     }
 
+    /// The rotating disk that `path`, or the directory that it is to be in, lies on; none if it does not rotate, or nobody knows.
+    fn spindle(&self, _path: &Path) -> Option<String> {
+        None
+    }
+
+    /// Whether the disk that `path` lies on rotates; none if nobody knows.
+    fn is_rotational(&self, _path: &Path) -> Option<bool> {
+        None
+    }
+
     /// Makes a target ready; see [`prepare_target`].
     ///
     /// # Errors
@@ -401,6 +411,14 @@ impl Backends for RealBackends {
             let (source, target) = source.backend.zip(target.backend)?;
             FileOffload::between(&source, &target).await.map(|offload| Arc::new(offload) as _)
         })
+    }
+
+    fn spindle(&self, path: &Path) -> Option<String> {
+        crate::spindle::spindle_of(path)
+    }
+
+    fn is_rotational(&self, path: &Path) -> Option<bool> {
+        crate::spindle::is_rotational(path)
     }
 
     fn prepare<'a>(

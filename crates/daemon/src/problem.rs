@@ -1,6 +1,7 @@
 //! From the kinds of errors inside to the errors that users see.
 
 use api::v1::{Error, ErrorCode};
+use backends::TargetError;
 use block::ErrorKind;
 use nbd::TlsError;
 
@@ -86,6 +87,26 @@ pub(crate) fn of_tls(error: &TlsError) -> Error {
 /// An error of the operating system about the daemon's own files.
 pub(crate) fn of_state(error: std::io::Error, doing: impl std::fmt::Display) -> Error {
     Error::of_file(error, doing)
+}
+
+/// Why a target cannot be used, as users see it. The lines of the backends say what to do themselves.
+pub(crate) fn of_target(error: &TargetError) -> Error {
+    let code = match error {
+        TargetError::SameAsSource { .. } => ErrorCode::TargetSame,
+        TargetError::NotEmpty { .. } => ErrorCode::TargetExists,
+        TargetError::TooSmall { .. } => ErrorCode::TargetTooSmall,
+        TargetError::ReadOnly { .. } => ErrorCode::ReadOnly,
+        TargetError::NoSpace { .. } => ErrorCode::NoSpace,
+        TargetError::InUse { .. } => ErrorCode::BackendLocked,
+        TargetError::NoDirectory { .. } => ErrorCode::BackendMissing,
+        TargetError::Os(error) => return of_backend(error, "the target"),
+        _ => ErrorCode::BackendUnusable,
+    };
+    let line = error.to_string();
+    match line.rsplit_once(": ") {
+        Some((what, hint)) => Error::new(code, what).with_hint(hint),
+        None => Error::new(code, line),
+    }
 }
 
 /// No volume of this name.

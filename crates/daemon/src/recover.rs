@@ -40,6 +40,7 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
         join_all(names.iter().map(|name| read_journal(daemon, name))).await.into_iter().flatten().collect();
     daemon.recover_groups(&volumes).await?;
     let moves = volumes.iter().filter_map(|volume| volume.document().job.as_ref().map(|job| job.id)).collect();
+    give_back_parts(daemon, &volumes);
     let (back, is_back) = oneshot::channel();
     // Before any that waited can take one: volumes come back in no order.
     let running_jobs: Vec<_> = volumes.iter().map(|volume| place_of(daemon, volume)).collect();
@@ -70,6 +71,16 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     }
     daemon.resume_notices();
     Ok(())
+}
+
+/// Gives back those parts of surrogates that no volume's journal names. One that cannot be read may name any.
+fn give_back_parts(daemon: &Daemon, volumes: &[Arc<Volume>]) {
+    if !daemon.unreadable.read().is_empty() {
+        return;
+    }
+    let documents: Vec<_> = volumes.iter().map(|volume| volume.document()).collect();
+    let named = documents.iter().flat_map(|document| document.layers_named().map(|layer| layer.id));
+    daemon.surrogates.keep_only(&named.collect());
 }
 
 /// The volume `name` with its journal; none if that cannot be read.
@@ -310,6 +321,7 @@ impl Next {
 async fn undo(daemon: &Arc<Daemon>, volume: &Arc<Volume>, handle: &JobHandle, error: Error) {
     let error = handle.failure().unwrap_or(error);
     jobs::undo_without_target(daemon, volume, handle, error).await;
+    crate::stack::resume_drains(daemon, volume);
 }
 
 fn nobody_opens() -> block::Error {

@@ -25,6 +25,7 @@ use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Network, RealBackends, boot_identity};
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
+use crate::surrogates::Surrogates;
 use crate::volume::Volume;
 use crate::workers::Workers;
 
@@ -44,7 +45,7 @@ pub fn rescue(state_dir: &Path, name: &str, json: bool) -> Result<()> {
 /// Whether what is on record makes the backend the volume. There is no daemon that could ask anybody.
 fn check_held(document: &VolumeDocument) -> Result<()> {
     let name = &document.name;
-    if document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
+    if document.job.as_deref().is_some_and(JobDocument::is_for_the_arbiter) {
         let message = format!("whether {name} was given up to another host only the arbiter knows");
         return Err(Error::new(ErrorCode::WrongState, message)
             .with_hint("start the daemon where the arbiter can be reached: it settles that by itself"));
@@ -125,8 +126,9 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     };
     let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
+    let surrogates = Arc::new(Surrogates::load(layout, Arc::clone(&backends), Arc::clone(&env))?);
     let overlay_context =
-        OverlayContext { backends: Arc::clone(&backends), env: Arc::clone(&env), boot: boot_identity()? };
+        OverlayContext { backends: Arc::clone(&backends), surrogates, env: Arc::clone(&env), boot: boot_identity()? };
     let (slot, export) = volume.bring_up(open_backend, pool, &overlay_context, &open_options).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);

@@ -15,6 +15,7 @@
 //! STATE/volumes/.NAME.new        a volume that is being made; removed at the next start
 //! STATE/volumes/.NAME.gone       a volume that is being removed; removed at the next start
 //! STATE/machines/NAME.json       a VM that is known here, and its move (docs/vm.md)
+//! STATE/surrogates/NAME.json     a surrogate, and whose its parts are (docs/surrogates.md)
 //! STATE/groups/ID/journal        whether volumes that switch over together have (docs/journal.md)
 //! ```
 
@@ -77,6 +78,15 @@ impl Layout {
 
     pub(crate) fn machines(&self) -> PathBuf {
         self.root.join("machines")
+    }
+
+    pub(crate) fn surrogates(&self) -> PathBuf {
+        self.root.join("surrogates")
+    }
+
+    /// What is on record of the surrogate `name`.
+    pub(crate) fn surrogate(&self, name: &str) -> PathBuf {
+        self.surrogates().join(format!("{name}.json"))
     }
 
     /// What is on record of the machine `name`.
@@ -232,8 +242,9 @@ impl StateDir {
 
     /// The directory of `layout`, which `lock` keeps others out of; what a crash has left in it is swept away.
     pub(crate) fn over(layout: Layout, lock: Option<File>) -> Result<Self> {
-        for directory in [layout.volumes(), layout.groups(), layout.machines(), layout.jobs(), layout.retired()] {
-            layout.create(&directory)?;
+        let by_kind = [layout.volumes(), layout.groups(), layout.machines(), layout.surrogates()];
+        for directory in by_kind.iter().chain(&[layout.jobs(), layout.retired()]) {
+            layout.create(directory)?;
         }
         layout.sweep(&layout.volumes())?;
         layout.sweep(&layout.groups())?;

@@ -63,6 +63,37 @@ impl std::fmt::Display for Strategy {
     }
 }
 
+/// In which order chunks are copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Schedule {
+    /// In the order of the volume.
+    #[default]
+    Sequential,
+    /// Where the head of the source's disk is, after the guest's requests. A source known to have no head is copied in sequence.
+    Follow,
+    /// What the guest touches least comes first.
+    ColdFirst,
+}
+
+impl Schedule {
+    /// Whether it is what a move has if nothing is said.
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks like this")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl std::fmt::Display for Schedule {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Sequential => "sequential",
+            Self::Follow => "follow",
+            Self::ColdFirst => "cold-first",
+        })
+    }
+}
+
 /// What becomes of a move that copies in iterations and does not converge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -95,6 +126,12 @@ pub struct MoveRequest {
     /// How copy and guest writes come together.
     #[serde(default)]
     pub strategy: Strategy,
+    /// In which order chunks are copied. With `mirror-paper` and `snapshot` only `sequential`.
+    #[serde(default, skip_serializing_if = "Schedule::is_default")]
+    pub schedule: Schedule,
+    /// Of the schedule `follow`: how many guest requests are served before one run is copied, 1 to 4; 2 if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow_ratio: Option<u8>,
     /// Of strategies that iterate: leave what the guest writes again and again for the last iteration but one.
     #[serde(default)]
     pub hot_blocks: bool,
@@ -102,6 +139,15 @@ pub struct MoveRequest {
     /// reads zeroes there. Not with `mirror-paper`.
     #[serde(default)]
     pub skip_zero: bool,
+    /// The surrogate that serves the guest's popular data while the volume is copied, and takes what it writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub surrogate: Option<String>,
+    /// Of a move with a surrogate: from which request on a chunk is popular; 1, at the first, if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub popular_threshold: Option<u16>,
+    /// A surrogate with one store may hold the only copy of what the guest has written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sole_copy: bool,
     /// Of strategies that iterate: for how long the guest may be held for the rest, in milliseconds; 200 if nothing is
     /// said.
     #[serde(default)]
@@ -121,6 +167,10 @@ pub struct MoveRequest {
     /// said.
     #[serde(default)]
     pub buffer: Option<u64>,
+    /// How many bytes of memory keep chunks of the source for the guest and the copy, at least 16 chunks and at most 64 GiB; none if
+    /// nothing is said. Not with `snapshot` or `mirror-paper`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_cache: Option<u64>,
     /// Replace what the target holds.
     #[serde(default)]
     pub overwrite: bool,

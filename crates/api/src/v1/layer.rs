@@ -10,6 +10,8 @@ pub enum LayerKind {
     Overlay,
     /// Limits what clients may ask for.
     Throttle,
+    /// Has a surrogate serve what is popular while the volume is moved; it holds what was written since.
+    Redirect,
     /// A kind of a later daemon.
     #[default]
     #[serde(other)]
@@ -46,7 +48,7 @@ pub struct Layer {
     pub state: LayerState,
     /// Of a snapshot: when it was taken, in milliseconds since 1970.
     pub created_unix_ms: Option<u64>,
-    /// Of a snapshot: how much was written since, as far as it is not in what lies below.
+    /// Of a snapshot and of a surrogate: how much was written since, as far as it is not in what lies below.
     pub held_bytes: Option<u64>,
     /// Of a throttle: requests a second.
     pub iops: Option<u64>,

@@ -6,6 +6,7 @@ mod host;
 mod job;
 mod layer;
 mod report;
+mod surrogate;
 mod vm;
 mod volume;
 
@@ -13,11 +14,14 @@ pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, 
 pub use error::{Error, ErrorCode, Result};
 pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};
 pub use job::{
-    Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Prediction, Progress, SetRequest, Strategy,
-    Verify,
+    Job, JobState, MoveRequest, OnNoConverge, Phase, Plan, PlanRequest, Prediction, Progress, Schedule, SetRequest,
+    Strategy, Verify,
 };
 pub use layer::{Layer, LayerKind, LayerRequest, LayerState, RevertRequest, SnapshotRequest};
-pub use report::{Estimate, Iteration, PathRate, Rates, Report, StreamReport, Switchover, Verification};
+pub use report::{
+    Estimate, Iteration, PathRate, Rates, ReadCache, Report, ScheduleReport, StreamReport, Switchover, Verification,
+};
+pub use surrogate::{Redirection, StoreRequest, Surrogate, SurrogatePartition, SurrogateRequest, SurrogateStore};
 pub use vm::{
     DiskHandling, FoundVm, MemoryEngine, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove,
     VmMovePhase, VmMoveRequest, VmPlan, VmPreparation, VmState,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Strategy, Verify};
+use super::{Redirection, Schedule, Strategy, Verify};
 
 /// How fast a move may go, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,6 +137,34 @@ pub struct Switchover {
     pub retries: u64,
 }
 
+/// What the read cache has done. Reads are counted once for each chunk that they touch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReadCache {
+    /// Reads of the guest's that memory has answered.
+    pub guest_hits: u64,
+    /// Those that the source has answered.
+    pub guest_misses: u64,
+    /// Reads of the copy's that memory has answered.
+    pub copy_hits: u64,
+    /// Those that the source has answered.
+    pub copy_misses: u64,
+    /// Chunks that were read whole for their copy although the guest has asked for a part.
+    pub chunks_fetched: u64,
+    /// How many bytes those chunks have.
+    pub bytes_fetched: u64,
+    /// Chunks that were read and not kept, because a write came meanwhile.
+    pub outdated: u64,
+    /// Chunks that had to go because others came.
+    pub evictions: u64,
+    /// How many of them were yet to be sent.
+    pub evictions_unsent: u64,
+    /// The most memory that was used at once, in bytes.
+    pub bytes_used_max: u64,
+    /// How much might have been used.
+    pub bytes_max: u64,
+}
+
 /// One pass over what was not in step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -178,12 +206,32 @@ pub struct Estimate {
     pub error_percent: Option<f64>,
 }
 
+/// In which order chunks were copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ScheduleReport {
+    /// What was asked for.
+    pub asked: Schedule,
+    /// What was done: a source without a head that moves is copied in sequence instead of following it.
+    pub used: Schedule,
+    /// Runs that the schedule chose: of `follow` those nearest to the head, of `cold-first` those of the coldest region.
+    pub runs_chosen: u64,
+    /// Of `follow`, runs at the lowest chunk that waited, whose turn had come.
+    pub runs_bounded: u64,
+    /// Copies in the order of the volume, of a schedule that has chosen others.
+    pub copies_swept: u64,
+    /// Of `follow`, how often a run began because the guest's requests that come before it took too long.
+    pub waits_ended: u64,
+}
+
 /// What a move was, for people and for programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
     /// How copy and guest writes came together.
     pub strategy: Strategy,
+    /// In which order chunks were copied.
+    pub schedule: ScheduleReport,
     /// From its start to the switchover, or whatever ended it.
     pub seconds: f64,
     /// The volume's size.
@@ -199,6 +247,12 @@ pub struct Report {
     pub skipped: BTreeMap<String, u64>,
     /// Of moves with `skip_zero`: what was skipped and was not any more at the end: the guest wrote there, or the target was lost.
     pub bytes_unskipped: u64,
+    /// Of moves with a surrogate: what that has done until the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub redirection: Option<Redirection>,
+    /// Of moves with a read cache: what that has done. None is kept where the file system copies by itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_cache: Option<ReadCache>,
     /// What the guest wrote to both sides.
     pub bytes_mirrored: u64,
     /// Of `mirror-async`: the most that was buffered at once.

@@ -25,6 +25,8 @@ pub enum LayerKind {
     Overlay(OverlayLayer),
     /// Limits what clients may ask for. It holds nothing and stands before the meter.
     Throttle(ThrottleLayer),
+    /// Has a surrogate serve what is popular while the volume is moved. It holds what was written since, directly over the backend.
+    Redirect(RedirectLayer),
 }
 
 /// A snapshot's overlay.
@@ -52,6 +54,15 @@ pub struct ThrottleLayer {
     pub bytes_per_second: Option<u64>,
 }
 
+/// A redirection to a surrogate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RedirectLayer {
+    /// The surrogate, which has a partition for this layer.
+    pub surrogate: String,
+    /// From which request on a chunk is popular.
+    pub threshold: u16,
+}
+
 /// Whether a layer may hold bytes that what lies below lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -76,7 +87,7 @@ impl LayerDocument {
     pub const fn overlay(&self) -> Option<&OverlayLayer> {
         match &self.kind {
             LayerKind::Overlay(overlay) => Some(overlay),
-            LayerKind::Throttle(_) => None,
+            LayerKind::Throttle(_) | LayerKind::Redirect(_) => None,
         }
     }
 
@@ -85,7 +96,16 @@ impl LayerDocument {
     pub const fn throttle(&self) -> Option<ThrottleLayer> {
         match &self.kind {
             LayerKind::Throttle(throttle) => Some(*throttle),
-            LayerKind::Overlay(_) => None,
+            LayerKind::Overlay(_) | LayerKind::Redirect(_) => None,
+        }
+    }
+
+    /// The redirection that it is, if it is one.
+    #[must_use]
+    pub const fn redirect(&self) -> Option<&RedirectLayer> {
+        match &self.kind {
+            LayerKind::Redirect(redirect) => Some(redirect),
+            LayerKind::Overlay(_) | LayerKind::Throttle(_) => None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use api::v1;
 use migrate::stream::StreamStatistics;
-use migrate::{MoveOptions, OnNoConverge, Strategy, Verify};
+use migrate::{MoveOptions, OnNoConverge, ScheduleKind, Strategy, Verify};
 
 /// How the migration carries out what was asked for.
 ///
@@ -10,15 +10,22 @@ use migrate::{MoveOptions, OnNoConverge, Strategy, Verify};
 /// What does not go together, for people.
 pub(crate) fn to_options(request: &v1::MoveRequest) -> crate::problem::Result<MoveOptions> {
     let defaults = MoveOptions::default();
+    if request.follow_ratio.is_some() && request.schedule != v1::Schedule::Follow {
+        let hint = "say --schedule follow, or leave --follow-ratio out";
+        return Err(crate::problem::invalid("a ratio of guest requests to copies is for the schedule follow", hint));
+    }
     let options = MoveOptions {
         verify: of_api_verify(request.verify),
         bandwidth: request.bandwidth.filter(|rate| *rate > 0),
         strategy: of_api_strategy(request.strategy),
+        schedule: of_api_schedule(request.schedule),
+        follow_ratio: request.follow_ratio.unwrap_or(defaults.follow_ratio),
         hot_blocks: request.hot_blocks,
         skip_zero: request.skip_zero,
         downtime_limit_ms: request.downtime_limit_ms.unwrap_or(defaults.downtime_limit_ms),
         deadline_ms: request.deadline_ms,
         buffer_bytes: request.buffer,
+        read_cache_bytes: request.read_cache.unwrap_or_default(),
         on_no_converge: request.on_no_converge.map_or(defaults.on_no_converge, of_api_on_no_converge),
         ..defaults
     };
@@ -50,6 +57,22 @@ const fn to_api_strategy(strategy: Strategy) -> v1::Strategy {
         Strategy::MirrorAsync => v1::Strategy::MirrorAsync,
         Strategy::Auto => v1::Strategy::Auto,
         Strategy::MirrorPaper => v1::Strategy::MirrorPaper,
+    }
+}
+
+const fn of_api_schedule(schedule: v1::Schedule) -> ScheduleKind {
+    match schedule {
+        v1::Schedule::Sequential => ScheduleKind::Sequential,
+        v1::Schedule::Follow => ScheduleKind::Follow,
+        v1::Schedule::ColdFirst => ScheduleKind::ColdFirst,
+    }
+}
+
+const fn to_api_schedule(schedule: ScheduleKind) -> v1::Schedule {
+    match schedule {
+        ScheduleKind::Sequential => v1::Schedule::Sequential,
+        ScheduleKind::Follow => v1::Schedule::Follow,
+        ScheduleKind::ColdFirst => v1::Schedule::ColdFirst,
     }
 }
 
@@ -122,9 +145,41 @@ pub(crate) fn to_api_stream(sent: &StreamStatistics, again: u64) -> v1::StreamRe
     }
 }
 
+const fn to_api_read_cache(cache: migrate::ReadCacheReport) -> v1::ReadCache {
+    v1::ReadCache {
+        guest_hits: cache.guest_hits,
+        guest_misses: cache.guest_misses,
+        copy_hits: cache.copy_hits,
+        copy_misses: cache.copy_misses,
+        chunks_fetched: cache.chunks_fetched,
+        bytes_fetched: cache.bytes_fetched,
+        outdated: cache.outdated,
+        evictions: cache.evictions,
+        evictions_unsent: cache.evictions_unsent,
+        bytes_used_max: cache.bytes_used_max,
+        bytes_max: cache.bytes_max,
+    }
+}
+
+const fn to_api_switchover(switchover: &migrate::Switchover) -> v1::Switchover {
+    v1::Switchover {
+        drain_us: switchover.drain_us,
+        flush_us: switchover.flush_us,
+        quiesce_us: switchover.quiesce_us,
+        quiesce_limit_us: switchover.quiesce_limit_us,
+        entry_us: switchover.entry_us,
+        entry_stall_us: switchover.entry_stall_us,
+        entry_retries: switchover.entry_retries,
+        last_copy_us: switchover.last_copy_us,
+        last_copy_bytes: switchover.last_copy_bytes,
+        commit_us: switchover.commit_us,
+        window_us: switchover.window_us,
+        retries: switchover.quiesce_retries,
+    }
+}
+
 pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Report {
     let verification = &report.verification;
-    let switchover = &report.switchover;
     let iterations = report.iterations.iter().map(|pass| v1::Iteration {
         number: pass.number,
         bytes: pass.bytes,
@@ -144,7 +199,17 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         error_percent: said.error_percent,
     });
     v1::Report {
+        // The volume's stack knows it.
+        redirection: None,
         strategy: to_api_strategy(report.strategy),
+        schedule: v1::ScheduleReport {
+            asked: to_api_schedule(report.schedule.asked),
+            used: to_api_schedule(report.schedule.used),
+            runs_chosen: report.schedule.runs_chosen,
+            runs_bounded: report.schedule.runs_bounded,
+            copies_swept: report.schedule.copies_swept,
+            waits_ended: report.schedule.waits_ended,
+        },
         seconds: report.seconds,
         bytes_total: report.bytes_total,
         bytes_copied: report.bytes_copied,
@@ -152,6 +217,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
         bytes_zero: report.bytes_zero,
         skipped: report.skipped.clone(),
         bytes_unskipped: report.bytes_unskipped,
+        read_cache: report.read_cache.map(to_api_read_cache),
         bytes_mirrored: report.bytes_mirrored,
         bytes_buffered_max: report.bytes_buffered_max,
         throttled_us: report.throttled_us,
@@ -174,20 +240,7 @@ pub(crate) fn to_api_report(report: &migrate::Report, sessions: u32) -> v1::Repo
             digest_seconds: verification.digest_seconds,
             checksum: verification.checksum.clone(),
         },
-        switchover: v1::Switchover {
-            drain_us: switchover.drain_us,
-            flush_us: switchover.flush_us,
-            quiesce_us: switchover.quiesce_us,
-            quiesce_limit_us: switchover.quiesce_limit_us,
-            entry_us: switchover.entry_us,
-            entry_stall_us: switchover.entry_stall_us,
-            entry_retries: switchover.entry_retries,
-            last_copy_us: switchover.last_copy_us,
-            last_copy_bytes: switchover.last_copy_bytes,
-            commit_us: switchover.commit_us,
-            window_us: switchover.window_us,
-            retries: switchover.quiesce_retries,
-        },
+        switchover: to_api_switchover(&report.switchover),
         phases: report.phases.clone(),
         iterations: iterations.collect(),
         estimates: estimates.collect(),

@@ -7,15 +7,16 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode, JobState, Report};
 use backends::{Retiring, TargetError};
 use block::Bytes;
+use uuid::Uuid;
 
 use super::{JobHandle, convert, record_of};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::{Committed, JobDocument};
+use crate::document::{Committed, JobDocument, VolumeDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::{of_backend, of_migration};
-use crate::stack::remove_layer_files;
+use crate::stack::{Stack, remove_layer_files};
 use crate::volume::Volume;
 
 /// How long a source that a program of QEMU's has is waited for before it is left as it is, and how often it is tried.
@@ -43,15 +44,19 @@ pub(crate) async fn finish(
     target: OpenBackend,
 ) {
     let sessions = volume.document().job.as_ref().map_or(1, |job| job.record.sessions);
-    let rates = job.rates();
-    let convert =
-        |report: &migrate::Report| Report { rates: rates.clone(), ..convert::to_api_report(report, sessions) };
+    let (rates, redirection) = (job.rates(), volume.redirection());
+    let convert = |report: &migrate::Report| Report {
+        rates: rates.clone(),
+        redirection,
+        ..convert::to_api_report(report, sessions)
+    };
     match ending {
         Ending::Switched(report) => {
             job.finishing();
             target.serve_guest();
             let remote_device = target.remote_device().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
+            volume.with_stack(Stack::drop_redirect);
             drop(volume.replace_backend(target));
             let again = report.bytes_again;
             let mut report = convert(&report);
@@ -260,19 +265,31 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     if !is_listed {
         sweep();
     }
-    let stored = volume.journal.update(|document| document.job = None);
+    let given_up = surrogate_parts(&volume.document());
+    let stored = volume.journal.update(|document| {
+        document.job = None;
+        document.drain_redirect();
+    });
     match stored.await {
         Ok(()) => {
             if is_listed {
                 sweep();
             }
             group.into_iter().for_each(|group| daemon.leave_group(group, volume));
+            given_up.into_iter().for_each(|part| daemon.surrogates.give_back(part));
         }
         Err(error) => {
             tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
             strike_later(daemon, volume, id);
         }
     }
+}
+
+/// The layers that a commit has put aside for good: the target has what their parts of surrogates hold.
+fn surrogate_parts(document: &VolumeDocument) -> Vec<Uuid> {
+    let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
+    let layers = committed.into_iter().flat_map(|committed| &committed.layers);
+    layers.filter(|layer| layer.redirect().is_some()).map(|layer| layer.id).collect()
 }
 
 /// Takes job `id` off the record as soon as that can be stored, unless another one is there by then. A start that finds it ends
@@ -286,7 +303,12 @@ fn strike_later(daemon: &Daemon, volume: &Volume, id: u64) {
             if journal.document().job.as_ref().is_none_or(|job| job.id != id) {
                 return;
             }
-            let stored = journal.update(|document| document.job = document.job.take().filter(|job| job.id != id));
+            let stored = journal.update(|document| {
+                document.job = document.job.take().filter(|job| job.id != id);
+                if document.job.is_none() {
+                    document.drain_redirect();
+                }
+            });
             if stored.await.is_ok() {
                 return;
             }

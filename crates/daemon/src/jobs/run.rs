@@ -22,6 +22,7 @@ use crate::gauge::MigrationMeter;
 use crate::open_backend::OpenBackend;
 use crate::rates::{ControllerContext, keep};
 use crate::remote::RemoteVolumeDevice;
+use crate::stack::{StackedRedirect, resume_drains};
 use crate::volume::Volume;
 use crate::workers::Worker;
 
@@ -58,13 +59,19 @@ pub(crate) async fn run(
     };
     match turn {
         Ok(place) => job.keep_place(place),
-        Err(ending) => return finish(&daemon, &volume, &job, ending, target).await,
+        Err(ending) => {
+            finish(&daemon, &volume, &job, ending, target).await;
+            return resume_drains(&daemon, &volume);
+        }
     };
     let prediction = daemon.predict(&volume, &job, &target).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
         Ok(started) => Box::pin(drive(daemon, volume, Arc::clone(&job), target, started)).await,
-        Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
+        Err(error) => {
+            finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await;
+            resume_drains(&daemon, &volume);
+        }
     }
     job.give_place_back();
 }
@@ -113,6 +120,9 @@ pub(crate) async fn start_migration(
     if job.target.is_shared() {
         return start_handover(daemon, volume, job, target).await;
     }
+    let redirected = Box::pin(daemon.begin_redirect(volume, job)).await;
+    redirected.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.message))?;
+    let copy_face = volume.with_stack(|stack| stack.redirect().map(StackedRedirect::copy_face)).flatten();
     let (slot, below) = Box::pin(volume.copy_face()).await?;
     // With overlays that a restart has found the slot shows the highest of them.
     let backend = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
@@ -141,6 +151,8 @@ pub(crate) async fn start_migration(
         slot,
         source,
         target: target.ground()?,
+        copy_face,
+        medium: medium_of(daemon, volume),
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
@@ -158,6 +170,14 @@ pub(crate) async fn start_migration(
     let (control, work) =
         worker.run(async move { Box::pin(Migration::start(context, options).instrument(span)).await }).await?;
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
+}
+
+/// What the volume lies on now.
+fn medium_of(daemon: &Daemon, volume: &Volume) -> migrate::Medium {
+    let path =
+        volume.with_backend(|open_backend| open_backend.place.local_path().map(std::path::Path::to_owned)).flatten();
+    let is_rotational = path.and_then(|path| daemon.backends.is_rotational(&path));
+    migrate::Medium { is_rotational, ..migrate::Medium::default() }
 }
 
 /// Where the work of a job is done, and how it was asked for.
@@ -269,6 +289,7 @@ pub(crate) async fn drive(
         Outcome::Failed { error, report } => Ending::Failed(error, Some(report)),
     };
     finish(&daemon, &volume, &job, ending, target).await;
+    resume_drains(&daemon, &volume);
 }
 
 /// Whose move it is, before every line that the engine logs of it.

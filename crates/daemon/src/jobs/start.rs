@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode, Job, JobState, MoveRequest};
-use backends::{BackendSpec, CacheMode, PreparedTarget, TargetError, TargetRequest};
+use backends::{BackendSpec, CacheMode, PreparedTarget, TargetRequest};
 use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
@@ -16,9 +16,10 @@ use crate::document::{GroupDocument, JobDocument, LayerDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
-use crate::problem::{Result, invalid, of_backend};
+use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::remote::of_wire;
 use crate::stack::{layers_elsewhere, make_layer_files, refuse_draining, remove_layer_files, target_layers};
+use crate::surrogates::Surrogate;
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -79,6 +80,7 @@ impl Daemon {
         refuse_reserve(&request, matches!(destination(volume, &request.to)?, Destination::Host { .. }))?;
         require_here(&volume.document().backend, "it cannot be moved from here")?;
         self.check_layers(volume, &request, options.strategy)?;
+        self.check_surrogate(volume, &request, options.strategy)?;
         let target = match destination(volume, &request.to)? {
             Destination::Local(spec) => self.prepare(volume, spec, request.overwrite).await?,
             Destination::Host { host, volume: name } => {
@@ -219,6 +221,55 @@ impl Daemon {
         Err(invalid(message, format!("{refusal}, or remove them: `transhume volume snapshot ls {name}`")))
     }
 
+    /// Refuses a surrogate that cannot serve the guest of a move.
+    pub(super) fn check_surrogate(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
+        let Some(name) = &request.surrogate else {
+            return match request.popular_threshold {
+                None if !request.sole_copy => Ok(()),
+                _ => Err(invalid("a threshold and --sole-copy are of a surrogate", "name one with --surrogate")),
+            };
+        };
+        let surrogate = self.surrogates.get(name)?;
+        let document = volume.document();
+        let refuse = |why: &str, hint: &str| Err(invalid(format!("{name} cannot serve {}: {why}", volume.name), hint));
+        if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
+            return refuse("the strategy takes the guest's writes itself", "use mirror, auto, dbt or incremental-dbt");
+        }
+        if document.has_holding_layers() {
+            return refuse("it has snapshots", "remove them first, or move without a surrogate");
+        }
+        if document.room_to_grow().is_some() {
+            return refuse("it is a container that grows", "a surrogate needs an image in the format raw");
+        }
+        if document.read_only || request.shared {
+            return refuse("nothing is copied that the guest could be in the way of", "move without a surrogate");
+        }
+        if document.backend.local_path().is_none() {
+            return refuse("it is no file or block device of this host", "surrogates are beside the source");
+        }
+        if surrogate.is_sole() && !request.sole_copy {
+            let hint = "make the surrogate with two stores on different devices, or say --sole-copy: a store that fails takes \
+                        with it what the guest has written since the move began";
+            return refuse("it has one store, which would hold the only copy of what the guest writes", hint);
+        }
+        self.refuse_spindle(&surrogate, &document.backend)
+    }
+
+    /// Refuses a surrogate on the head that the volume's source is read by.
+    fn refuse_spindle(&self, surrogate: &Surrogate, source: &Location) -> Result<()> {
+        let Some(spindle) = source.local_path().and_then(|path| self.backends.spindle(path)) else { return Ok(()) };
+        for spec in surrogate.specs() {
+            if self.backends.spindle(spec.path()).as_ref() == Some(&spindle) {
+                let message = format!("{spec} is on {spindle}, the disk that holds the volume");
+                return Err(invalid(
+                    message,
+                    "a surrogate is to spare that disk's head: put its stores on another device",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Puts a move that is ready durably on record.
     pub(super) async fn enlist(
         self: &Arc<Self>,
@@ -260,7 +311,7 @@ impl Daemon {
         let job = show(volume, &document);
         volume.journal.begin_job();
         let handle = Arc::new(JobHandle::new(job.clone(), false, &volume.journal));
-        let stored = volume.journal.update(|volume| volume.job = Some(document));
+        let stored = volume.journal.update(|volume| volume.job = Some(Box::new(document)));
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         volume.set_job(Some(Arc::clone(&handle)));
         // On record first: a daemon that dies here tells the other host to forget it.
@@ -383,24 +434,4 @@ fn refuse_second(volume: &Volume) -> Result<()> {
         format!("{} is being moved to {} already (job {}, {})", volume.name, job.target, job.id, job.state.name());
     let hint = format!("wait for it (`transhume watch {0}`), or `transhume cancel {0}` first", volume.name);
     Err(Error::new(ErrorCode::Busy, message).with_hint(hint))
-}
-
-/// Why a target cannot be used, as users see it. The lines of the backends say what to do themselves.
-pub(crate) fn of_target(error: &TargetError) -> Error {
-    let code = match error {
-        TargetError::SameAsSource { .. } => ErrorCode::TargetSame,
-        TargetError::NotEmpty { .. } => ErrorCode::TargetExists,
-        TargetError::TooSmall { .. } => ErrorCode::TargetTooSmall,
-        TargetError::ReadOnly { .. } => ErrorCode::ReadOnly,
-        TargetError::NoSpace { .. } => ErrorCode::NoSpace,
-        TargetError::InUse { .. } => ErrorCode::BackendLocked,
-        TargetError::NoDirectory { .. } => ErrorCode::BackendMissing,
-        TargetError::Os(error) => return of_backend(error, "the target"),
-        _ => ErrorCode::BackendUnusable,
-    };
-    let line = error.to_string();
-    match line.rsplit_once(": ") {
-        Some((what, hint)) => Error::new(code, what).with_hint(hint),
-        None => Error::new(code, line),
-    }
 }

@@ -267,7 +267,7 @@ impl Daemon {
     /// It cannot be asked, or nobody knows whom to ask. Who holds the volume is not known.
     pub(crate) async fn settle_asked(&self, volume: &Volume) -> Result<()> {
         let document = volume.document();
-        if !document.job.as_ref().is_some_and(JobDocument::is_for_the_arbiter) {
+        if !document.job.as_deref().is_some_and(JobDocument::is_for_the_arbiter) {
             return Ok(());
         }
         let Some(arbiter) = self.hosts.arbiter() else {

@@ -12,10 +12,9 @@ use crate::audit::Peer;
 use crate::clients::SocketOwner;
 use crate::daemon::Daemon;
 use crate::document::{IncomingDocument, IncomingStage, VolumeDocument, random_uuid};
-use crate::jobs::of_target;
 use crate::location::{JobTarget, Location};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
-use crate::problem::{Result, invalid, of_backend};
+use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::stack::remove_layer_files;
 use crate::volume::Volume;
 

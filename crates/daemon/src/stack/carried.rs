@@ -7,12 +7,12 @@ use crate::document::{LayerDocument, LayerKind, LayerState, OverlayLayer, Thrott
 
 /// What another host is told of `layers`, whose backend and files are `parts`. Nothing if there are none.
 pub(crate) fn carried(layers: &[LayerDocument], parts: &[Device]) -> Option<SessionLayers> {
-    if layers.is_empty() {
+    if layers.iter().all(|layer| layer.redirect().is_some()) {
         return None;
     }
     let mut sizes = parts.iter().map(Device::size);
     let base_bytes = sizes.next().unwrap_or(Bytes::ZERO).get();
-    let layers = layers.iter().map(|layer| {
+    let layers = layers.iter().filter_map(|layer| {
         let kind = match &layer.kind {
             LayerKind::Overlay(overlay) => SessionLayerKind::Overlay {
                 name: overlay.name.clone(),
@@ -22,8 +22,10 @@ pub(crate) fn carried(layers: &[LayerDocument], parts: &[Device]) -> Option<Sess
             LayerKind::Throttle(ThrottleLayer { iops, bytes_per_second }) => {
                 SessionLayerKind::Throttle { iops: *iops, bytes_per_second: *bytes_per_second }
             }
+            // It stays at the source.
+            LayerKind::Redirect(_) => return None,
         };
-        SessionLayer { id: layer.id, kind }
+        Some(SessionLayer { id: layer.id, kind })
     });
     Some(SessionLayers { base_bytes, layers: layers.collect() })
 }

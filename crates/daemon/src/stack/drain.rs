@@ -1,4 +1,5 @@
-//! The removal of a snapshot: its overlay is emptied into what lies below, while the guest works.
+//! Layers that hold bytes are emptied into what lies below, while the guest works: the overlay of a snapshot that is removed, and the
+//! part of a surrogate whose move is not to be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,14 +45,14 @@ impl Daemon {
         let env = Arc::clone(&self.env);
         env.spawn(Box::pin(async move {
             while let Err(error) = drain(&daemon, &volume, id).await {
-                tracing::warn!(volume = volume.name, %error, "a snapshot is not removed yet; it is tried again");
+                tracing::warn!(volume = volume.name, %error, "a layer is not emptied yet; it is tried again");
                 daemon.env.sleep(RETRY_REST).await;
             }
         }));
     }
 }
 
-/// Goes on with the removals that a start has found on record.
+/// Goes on with what is on record as being emptied.
 pub(crate) fn resume_drains(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
     for layer in volume.document().layers.iter().filter(|layer| layer.state == LayerState::Draining) {
         daemon.drain_aside(volume, layer.id);
@@ -62,6 +63,13 @@ pub(crate) fn resume_drains(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
 async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) -> Result<()> {
     let document = volume.document();
     let Some(layer) = document.layers.iter().find(|layer| layer.id == id).cloned() else { return Ok(()) };
+    if volume.slot().is_none() {
+        // Nothing is known of what the layer holds: the next start goes on.
+        return Ok(());
+    }
+    if layer.redirect().is_some() {
+        return super::redirect::drain(daemon, volume, id).await;
+    }
     let found = volume.with_stack(|stack| stack.overlays().iter().find(|stacked| stacked.id == id).cloned()).flatten();
     if let Some(stacked) = found {
         let overlay = &stacked.overlay;

@@ -17,6 +17,7 @@
 mod carried;
 mod drain;
 mod files;
+mod redirect;
 mod snapshots;
 mod throttle;
 
@@ -33,6 +34,7 @@ pub(crate) use drain::resume_drains;
 pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
 };
+pub(crate) use redirect::StackedRedirect;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};
@@ -49,6 +51,8 @@ pub(crate) struct Stack {
     joints: Vec<Slot>,
     /// The joint of a migration, below all others, while one is under way.
     copy: Option<Slot>,
+    /// Over the backend of a volume without overlays: a surrogate that serves what is popular while the volume is moved.
+    redirect: Option<StackedRedirect>,
 }
 
 /// An overlay in its place.
@@ -110,7 +114,7 @@ fn through(joint: &Slot, name: &str) -> Device {
 impl Stack {
     /// A stack without layers that hold bytes.
     pub(crate) const fn bare(open_backend: OpenBackend) -> Self {
-        Self { open_backend, overlays: Vec::new(), joints: Vec::new(), copy: None }
+        Self { open_backend, overlays: Vec::new(), joints: Vec::new(), copy: None, redirect: None }
     }
 
     /// The stack that `layers`, the lowest first, make over `open_backend`.
@@ -127,6 +131,7 @@ impl Stack {
             return Ok(Self::bare(open_backend));
         }
         let mut stack = Self::bare(open_backend);
+        Box::pin(stack.open_redirect(layers, context)).await?;
         let files = match stack.open_backend.take_files() {
             // Those of another host come with it, and so do those of a volume that has come from one.
             files if !files.is_empty() => files,
@@ -199,7 +204,8 @@ impl Stack {
 
     /// What the guest reads and writes.
     pub(crate) fn guest(&self) -> Device {
-        self.overlays.last().map_or_else(|| self.open_backend.device.clone(), |top| top.device.clone())
+        let ground = || self.redirect.as_ref().map_or(&self.open_backend.device, |stacked| &stacked.device).clone();
+        self.overlays.last().map_or_else(ground, |top| top.device.clone())
     }
 
     /// The overlays, the lowest first.
@@ -215,7 +221,8 @@ impl Stack {
     /// What holds the volume, if that alone is the volume: no layer holds bytes that it lacks. What offloads a copy, or reads
     /// past the page cache, takes this.
     pub(crate) fn bypass(&self) -> Option<&OpenBackend> {
-        (self.overlays.is_empty() && !self.open_backend.has_files()).then_some(&self.open_backend)
+        let holds_all = self.overlays.is_empty() && self.redirect.is_none() && !self.open_backend.has_files();
+        holds_all.then_some(&self.open_backend)
     }
 
     /// Takes it apart: what held the volume, with the files of its layers.

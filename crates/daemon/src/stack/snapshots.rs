@@ -82,9 +82,14 @@ pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Re
 
 /// Refuses what cannot be done while a snapshot is being removed.
 pub(crate) fn refuse_draining(document: &VolumeDocument) -> Result<()> {
+    let name = &document.name;
+    if let Some(redirect) = document.layers.iter().find_map(LayerDocument::redirect) {
+        let message = format!("what {name} has written to the surrogate {} goes back", redirect.surrogate);
+        return Err(Error::new(ErrorCode::Busy, message)
+            .with_hint(format!("wait for it: `transhume volume show {name}` says how much is left")));
+    }
     let mut draining = document.layers.iter().filter(|layer| layer.state == LayerState::Draining);
     let Some(snapshot) = draining.find_map(LayerDocument::overlay) else { return Ok(()) };
-    let name = &document.name;
     Err(Error::new(ErrorCode::Busy, format!("snapshot {} of {name} is being removed", snapshot.name))
         .with_hint(format!("wait for it: `transhume volume snapshot ls {name}` says how far it is")))
 }

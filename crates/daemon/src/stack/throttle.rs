@@ -5,6 +5,7 @@ use std::sync::Arc;
 use api::v1::{self, Error, ErrorCode, LayerRequest};
 use filters::RateLimits;
 
+use super::StackedRedirect;
 use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer, random_uuid};
 use crate::problem::{Result, invalid, of_backend};
@@ -52,6 +53,14 @@ impl Volume {
                 state: show_state(layer.state),
                 iops: throttle.iops,
                 bytes_per_second: throttle.bytes_per_second,
+                ..v1::Layer::default()
+            },
+            LayerKind::Redirect(redirect) => v1::Layer {
+                id: layer.id.to_string(),
+                kind: v1::LayerKind::Redirect,
+                name: redirect.surrogate.clone(),
+                state: show_state(layer.state),
+                held_bytes: self.with_stack(|stack| stack.redirect().map(StackedRedirect::held_bytes)).flatten(),
                 ..v1::Layer::default()
             },
         });
@@ -118,6 +127,12 @@ impl Daemon {
             return Err(invalid(
                 format!("layer {layer} is the snapshot {}", overlay.name),
                 format!("use `transhume volume snapshot rm {name} {}`", overlay.name),
+            ));
+        }
+        if let Some(redirect) = found.redirect() {
+            return Err(invalid(
+                format!("layer {layer} is the surrogate {} of a move", redirect.surrogate),
+                format!("it goes when the move ends: `transhume cancel {name}`"),
             ));
         }
         let id = found.id;

@@ -319,7 +319,7 @@ impl Daemon {
     pub(crate) fn settle_groups(&self, found: &BTreeSet<u64>) {
         let mut volumes = self.volumes();
         let is_meant = |job: &JobDocument| job.group.is_some() && found.contains(&job.id);
-        volumes.retain(|volume| volume.document().job.as_ref().is_some_and(is_meant));
+        volumes.retain(|volume| volume.document().job.as_deref().is_some_and(is_meant));
         if volumes.is_empty() {
             return;
         }

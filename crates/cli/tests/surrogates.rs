@@ -1,0 +1,155 @@
+//! Moves whose guest is served by a surrogate while its disk is copied.
+
+mod support;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use support::load::Load;
+use support::{HANG, World, has_copied, same, target};
+
+/// Surrogates are in memory: none may be on the rotating disk that the volumes are on.
+fn memory() -> tempfile::TempDir {
+    tempfile::Builder::new().prefix("th").tempdir_in("/dev/shm").expect("a directory in memory")
+}
+
+fn store(memory: &Path, name: &str) -> String {
+    format!("file:{},size=128MiB", memory.join(name).display())
+}
+
+/// A surrogate `fast` with so many stores.
+fn make_surrogate(world: &World, memory: &Path, stores: usize) {
+    let stores: Vec<String> = (0..stores).map(|number| store(memory, &format!("s{number}"))).collect();
+    let mut words = vec!["surrogate", "create", "fast", "--partition", "32MiB"];
+    stores.iter().for_each(|store| words.extend(["--store", store]));
+    world.json(&words);
+}
+
+fn parts(world: &World) -> usize {
+    world.json(&["surrogate", "show", "fast"])["partitions"].as_array().expect("a list").len()
+}
+
+fn wait_until_given_back(world: &World) {
+    let start = Instant::now();
+    while parts(world) > 0 {
+        assert!(start.elapsed() < HANG, "the surrogate is not given back\n{}", world.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(world.json(&["volume", "layer", "ls", "x"]), Value::Array(Vec::new()), "a layer is left");
+}
+
+#[test]
+fn a_surrogate_is_made_listed_drained_and_removed() {
+    let (world, memory) = (World::new(), memory());
+    let first = store(memory.path(), "s0");
+    world.refused(&["surrogate", "create", "fast", "--store", &store(Path::new("/nowhere"), "s")], 16, "/nowhere");
+    let small = format!("file:{},size=8MiB", memory.path().join("small").display());
+    world.refused(&["surrogate", "create", "fast", "--store", &small], 14, "no room");
+    assert!(!memory.path().join("small").exists(), "what was made for it is left");
+    let made = world.json(&["surrogate", "create", "fast", "--store", &first]);
+    assert_eq!((&made["partition_bytes"], &made["partitions_max"]), (&(16 << 20).into(), &8.into()), "{made}");
+    world.refused(&["surrogate", "create", "fast", "--store", &store(memory.path(), "s1")], 6, "already");
+    world.refused(&["surrogate", "create", "other", "--store", &first], 6, "is a store of a surrogate already");
+    let image = world.image("disk.img", 4 << 20, 65536);
+    world.attach("x", &image);
+    let to = target(&world.path("new.img"));
+    world.refused(&["move", "x", "--to", &to, "--surrogate", "slow"], 5, "no surrogate slow");
+    world.refused(&["move", "x", "--to", &to, "--surrogate", "fast"], 2, "the only copy of what the guest writes");
+    let by_snapshot = ["move", "x", "--to", &to, "--surrogate", "fast", "--sole-copy", "--strategy", "snapshot"];
+    world.refused(&by_snapshot, 2, "takes the guest's writes itself");
+    assert_eq!(world.json(&["surrogate", "drain", "fast"])["draining"], true);
+    world.refused(&["move", "x", "--to", &to, "--surrogate", "fast", "--sole-copy"], 40, "is being drained");
+    assert!(!world.path("new.img").exists(), "what the move had made is left");
+    assert_eq!(world.json(&["surrogate", "ls"]).as_array().map(Vec::len), Some(1));
+    world.json(&["surrogate", "rm", "fast"]);
+    assert!(!memory.path().join("s0").exists(), "its file is left");
+    world.refused(&["surrogate", "show", "fast"], 5, "no surrogate fast");
+    same(&image, &std::fs::read(&image).expect("read"));
+}
+
+#[test]
+fn a_guest_is_served_by_the_surrogate_while_its_disk_is_copied_by_every_strategy() {
+    let (world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 1);
+    let mut current = world.image("disk.img", (24 << 20) + 1536, 65536);
+    let uri = world.attach("x", &current);
+    let load = Load::start(&uri, &current, 700);
+    for (number, strategy) in ["mirror", "dbt", "incremental-dbt", "mirror-async", "auto"].into_iter().enumerate() {
+        let to = world.path(&format!("new-{number}.img"));
+        let place = target(&to);
+        let words = ["move", "x", "--to", &place, "--strategy", strategy, "--verify", "full", "--bandwidth", "40MiB/s"];
+        let report = world.json(&[&words, &["--surrogate", "fast", "--sole-copy"][..]].concat());
+        assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}\n{}", world.log());
+        let redirection = &report["redirection"];
+        let count = |name: &str| redirection[name].as_u64().unwrap_or_default();
+        assert!(count("writes_redirected") > 0 && count("reads_redirected") > 0, "{strategy}: {redirection}");
+        assert!(!current.exists(), "the source is left");
+        wait_until_given_back(&world);
+        current = to;
+        load.goes_on();
+    }
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&current, &expected);
+}
+
+#[test]
+fn a_move_that_is_cancelled_brings_back_what_the_surrogate_holds() {
+    let (world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 2);
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 710);
+    for round in 0..3 {
+        let to = target(&world.path(&format!("new-{round}.img")));
+        let words = ["move", "x", "--to", &to, "--surrogate", "fast", "--bandwidth", "16MiB/s", "--detach"];
+        world.json(&words);
+        world.wait_until_job("it copies", has_copied(4 << 20));
+        load.goes_on();
+        assert_eq!(parts(&world), 1);
+        world.refused(&["surrogate", "rm", "fast"], 8, "has a part of");
+        world.refused(&["volume", "layer", "rm", "x", &layer(&world)], 2, "of a move");
+        assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
+        // The guest may have its disk back before all of that is in it.
+        wait_until_given_back(&world);
+        load.goes_on();
+    }
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&image, &expected);
+}
+
+fn layer(world: &World) -> String {
+    world.json(&["volume", "layer", "ls", "x"])[0]["id"].as_str().expect("it has one").to_owned()
+}
+
+#[test]
+fn the_daemon_is_killed_while_a_surrogate_serves_a_guest() {
+    let (mut world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 2);
+    let mut current = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &current);
+    let load = Load::start(&uri, &current, 720);
+    let mut delay_ms = 53;
+    for round in 0..4 {
+        let to = world.path(&format!("new-{round}.img"));
+        let place = target(&to);
+        let words = ["move", "x", "--to", &place, "--surrogate", "fast", "--bandwidth", "30MiB/s", "--detach"];
+        let id = world.json(&words)["id"].as_u64().expect("a number");
+        world.kill_four_times(&mut delay_ms);
+        if round % 2 == 0 {
+            let _ = world.run(&["cancel", "x"]);
+            world.kill_four_times(&mut delay_ms);
+        }
+        let over = world.wait_for_job(id);
+        wait_until_given_back(&world);
+        if over["state"] == "done" {
+            current = to;
+        }
+        load.goes_on();
+    }
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&current, &expected);
+}

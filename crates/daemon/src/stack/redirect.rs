@@ -1,0 +1,271 @@
+//! A surrogate in a volume's stack, for as long as the volume is moved.
+//!
+//! ```text
+//!   a move with a surrogate begins:  partition taken ──▶ layer on record ──▶ clients held, redirection in, clients go on
+//!   the commit:     the layer is off the volume's record with it ──▶ the move is over ──▶ partition given back
+//!   anything else:  the job is off the record, the layer drains ──▶ empty and flushed ──▶ clients held, redirection out
+//!                   ──▶ layer off the record ──▶ partition given back
+//! ```
+//!
+//! The layer is on record as one that may hold bytes from before the guest's first write to it. An empty one on record that never came
+//! into the path is opened and drained by the next start like any other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::v1::{self, Error, ErrorCode};
+use block::{ChunkSize, Device};
+use filters::{AccessCounts, Redirect, RedirectHeader, RedirectStatus};
+use uuid::Uuid;
+
+use super::Stack;
+use super::snapshots::hold_clients;
+use crate::daemon::Daemon;
+use crate::document::{JobDocument, LayerDocument, LayerKind, LayerState, RedirectLayer, random_uuid};
+use crate::overlays::OverlayContext;
+use crate::problem::{Result, of_backend};
+use crate::volume::Volume;
+
+/// A chunk is popular from this request on if nothing is said.
+const THRESHOLD_DEFAULT: u16 = 1;
+/// A guest of a volume that is drained gets half of the time, but waits no longer than this for its turn.
+const YIELD_MAX: Duration = Duration::from_millis(5);
+
+/// A redirection in its place, directly over the backend.
+#[derive(Clone)]
+pub(crate) struct StackedRedirect {
+    /// What the record calls it.
+    pub(super) id: Uuid,
+    redirect: Redirect,
+    /// The same as the guest sees it.
+    pub(super) device: Device,
+}
+
+impl StackedRedirect {
+    /// Opens the redirection of `layer` over `base`.
+    async fn open(
+        base: Device,
+        layer: &LayerDocument,
+        redirect: &RedirectLayer,
+        context: &OverlayContext,
+    ) -> Result<Self> {
+        let surrogate = context.surrogates.get(&redirect.surrogate)?;
+        let opened = async {
+            let partition = surrogate.partition(layer.id).await?;
+            let header = Redirect::inspect(&partition).await?;
+            if header.id != *layer.id.as_bytes() {
+                let context = format!("{} holds another volume's data", partition.name());
+                return Err(block::Error::new(block::ErrorKind::Invalid, context));
+            }
+            let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
+            Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await
+        };
+        let opened = opened.await.map_err(|error| {
+            Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
+                .with_hint("the surrogate holds what the guest has written last: put its stores back as they were")
+        })?;
+        if layer.state == LayerState::Draining {
+            opened.begin_drain().await;
+        }
+        let device = Device::new(&format!("surrogate {}", redirect.surrogate), opened.clone());
+        Ok(Self { id: layer.id, redirect: opened, device })
+    }
+
+    /// What a migration reads the volume by.
+    pub(crate) fn copy_face(&self) -> Device {
+        self.redirect.copy("the volume without its popularity")
+    }
+
+    /// What it has done and holds.
+    pub(crate) fn show(&self) -> v1::Redirection {
+        shown(&self.redirect.status())
+    }
+
+    /// How many bytes it may hold that the backend lacks: all of each chunk of which it has something.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.redirect.status().places_dirty * self.redirect.header().chunk.bytes()
+    }
+}
+
+const fn shown(status: &RedirectStatus) -> v1::Redirection {
+    v1::Redirection {
+        reads_redirected: status.reads_redirected,
+        reads_merged: status.reads_merged,
+        reads_at_source: status.reads_at_source,
+        writes_redirected: status.writes_redirected,
+        writes_at_source: status.writes_at_source,
+        chunks_fetched: status.chunks_fetched,
+        fetched_bytes: status.fetched_bytes,
+        places: status.places,
+        places_free: status.places_free,
+        places_cached: status.places_cached,
+        places_dirty: status.places_dirty,
+        index_bytes: status.index_bytes,
+        has_failed: status.has_failed,
+    }
+}
+
+impl Stack {
+    /// Opens the redirection among `layers`, if there is one.
+    pub(super) async fn open_redirect(&mut self, layers: &[LayerDocument], context: &OverlayContext) -> Result<()> {
+        let mut found = layers.iter().filter_map(|layer| Some((layer, layer.redirect()?)));
+        let Some((layer, redirect)) = found.next() else { return Ok(()) };
+        let base = self.open_backend.device.clone();
+        self.redirect = Some(StackedRedirect::open(base, layer, redirect, context).await?);
+        Ok(())
+    }
+
+    /// The redirection to a surrogate, if there is one.
+    pub(crate) const fn redirect(&self) -> Option<&StackedRedirect> {
+        self.redirect.as_ref()
+    }
+
+    /// The target holds the volume: what the surrogate holds is of no use any more.
+    pub(crate) fn drop_redirect(&mut self) {
+        self.redirect = None;
+    }
+}
+
+impl Volume {
+    /// What its redirection to a surrogate has done and holds, if it has one.
+    pub(crate) fn redirection(&self) -> Option<v1::Redirection> {
+        self.with_stack(|stack| stack.redirect().map(StackedRedirect::show)).flatten()
+    }
+}
+
+impl Daemon {
+    /// Has the surrogate that was asked for serve the guest of a volume whose move begins, unless it does.
+    ///
+    /// # Errors
+    /// It has no room, or its stores cannot be used. The guest goes on as before.
+    pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
+        let Some(name) = &job.request.surrogate else { return Ok(()) };
+        if volume.document().layers.iter().any(|layer| layer.redirect().is_some()) {
+            return Ok(());
+        }
+        let surrogate = self.surrogates.get(name)?;
+        let threshold = job.request.popular_threshold.unwrap_or(THRESHOLD_DEFAULT);
+        let redirect = RedirectLayer { surrogate: name.clone(), threshold };
+        let id = random_uuid(&*self.env);
+        let layer = LayerDocument { id, kind: LayerKind::Redirect(redirect.clone()), state: LayerState::MayHold };
+        surrogate.take(id, &volume.name)?;
+        let made = async {
+            let partition = surrogate.partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
+            let base = volume.with_backend(|open_backend| open_backend.device.clone());
+            let base = base.ok_or_else(|| Error::new(ErrorCode::WrongState, format!("{} is down", volume.name)))?;
+            make_header(&base, &partition, (id, surrogate.chunk_bytes())).await?;
+            let stacked = StackedRedirect::open(base.clone(), &layer, &redirect, &self.overlay_context()).await?;
+            let (needed, taken) = (stacked.device.geometry().request_alignment, base.geometry().request_alignment);
+            if needed > taken {
+                let message =
+                    format!("the surrogate {name} takes requests of {needed} bytes, and the guest's are of {taken}");
+                return Err(
+                    Error::new(ErrorCode::BackendUnusable, message).with_hint("make its stores with cache=page")
+                );
+            }
+            Ok(stacked)
+        };
+        match made.await {
+            Ok(stacked) => self.insert_redirect(volume, layer, stacked).await,
+            Err(error) => {
+                self.surrogates.give_back(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Adds what the volumes do with their parts of a surrogate.
+    pub(crate) fn show_surrogate(&self, mut surrogate: v1::Surrogate) -> v1::Surrogate {
+        for partition in &mut surrogate.partitions {
+            let volume = self.volume_if_any(&partition.volume).ok().flatten();
+            partition.redirection = volume.and_then(|volume| volume.redirection());
+        }
+        surrogate
+    }
+
+    /// Puts an empty redirection on record and into the guest's path.
+    async fn insert_redirect(&self, volume: &Volume, layer: LayerDocument, stacked: StackedRedirect) -> Result<()> {
+        let slot = volume.require_up()?;
+        let (id, new_volume_id) = (layer.id, random_uuid(&*self.env));
+        let stored = volume.journal.update(|document| {
+            document.id.get_or_insert(new_volume_id);
+            document.layers.insert(0, layer);
+        });
+        // Whether it is on record then the next start finds out; nothing is in it.
+        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        match hold_clients(self, &slot).await {
+            Ok(quiesced) => {
+                volume.relayer(&quiesced, |stack| {
+                    assert!(
+                        stack.overlays.is_empty() && stack.copy.is_none(),
+                        "a surrogate is directly over the backend"
+                    );
+                    stack.redirect = Some(stacked);
+                });
+                Ok(())
+            }
+            Err(error) => {
+                strike(self, volume, id).await?;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Makes the redirection `id` of what `base` holds in `partition`.
+async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid, u64)) -> Result<()> {
+    let largest = base.geometry().transfer_bytes_max.min(partition.geometry().transfer_bytes_max);
+    // No larger than a request may be.
+    let chunk_bytes = chunk_bytes.min(prev_power_of_two(largest.into()));
+    let header = ChunkSize::new(chunk_bytes)
+        .and_then(|chunk| RedirectHeader::new(base.size(), chunk, partition.size(), *id.as_bytes()));
+    let header = header.ok_or_else(|| {
+        Error::new(ErrorCode::NoSpace, format!("{} is too small for the volume", partition.name()))
+            .with_hint("make the surrogate with a larger --partition")
+    })?;
+    Redirect::create(partition, &header).await.map_err(|error| of_backend(&error, "the surrogate"))
+}
+
+const fn prev_power_of_two(number: u64) -> u64 {
+    if number == 0 { 0 } else { 1 << (63 - number.leading_zeros()) }
+}
+
+/// Moves what redirection `id` holds into the backend, and takes it out. Every step can be done again.
+pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) -> Result<()> {
+    let found = volume.with_stack(|stack| stack.redirect().filter(|stacked| stacked.id == id).cloned()).flatten();
+    let failed = |error: block::Error| of_backend(&error, "emptying the surrogate's part");
+    if let Some(stacked) = found {
+        let redirect = &stacked.redirect;
+        redirect.begin_drain().await;
+        while !redirect.is_empty() {
+            let mut from = 0;
+            let mut began = daemon.env.now();
+            while let Some((next, _)) = redirect.drain_next(from).await.map_err(failed)? {
+                if volume.slot().is_none() {
+                    // The volume was taken down: the next start goes on.
+                    return Ok(());
+                }
+                from = next;
+                daemon.env.sleep(daemon.env.now().since(began).min(YIELD_MAX)).await;
+                began = daemon.env.now();
+            }
+        }
+        // From here on no crash brings anything back into it.
+        stacked.device.flush().await.map_err(failed)?;
+        let _operation = volume.operation.lock().await;
+        let quiesced = hold_clients(daemon, &volume.require_up()?).await?;
+        volume.relayer(&quiesced, |stack| {
+            assert!(redirect.is_empty(), "a redirection that holds something is not taken out");
+            stack.redirect = None;
+        });
+    }
+    strike(daemon, volume, id).await
+}
+
+/// Takes the layer, which is out of the guest's path, off the record, and gives its part back.
+async fn strike(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
+    let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != id));
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+    daemon.surrogates.give_back(id);
+    Ok(())
+}
