@@ -37,6 +37,30 @@ impl Occurrence {
         ];
         told.into_iter().filter_map(|(is_so, word)| is_so.then_some(Self::Told(word)))
     }
+
+    /// What a report says of a surrogate.
+    pub(crate) fn of_redirection(report: &Report) -> impl Iterator<Item = Self> {
+        let redirection = report.redirection.unwrap_or_default();
+        let told = [
+            (redirection.reads_redirected > 0, "read from a surrogate"),
+            (redirection.reads_merged > 0, "read from source and surrogate"),
+            (redirection.writes_redirected > 0, "written to a surrogate"),
+            (redirection.chunks_fetched > 0, "fetched into a surrogate"),
+            (redirection.writes_at_source > 0, "a full surrogate"),
+        ];
+        told.into_iter().filter_map(|(is_so, word)| is_so.then_some(Self::Told(word)))
+    }
+
+    /// What a report says of a read cache.
+    pub(crate) fn of_read_cache(report: &Report) -> impl Iterator<Item = Self> {
+        let cache = report.read_cache.unwrap_or_default();
+        let told = [
+            (cache.guest_hits > 0, "the guest read from memory"),
+            (cache.copy_hits > 0, "copied from memory"),
+            (cache.evictions > 0, "evicted from memory"),
+        ];
+        told.into_iter().filter_map(|(is_so, word)| is_so.then_some(Self::Told(word)))
+    }
 }
 
 impl fmt::Display for Occurrence {

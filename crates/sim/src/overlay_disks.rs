@@ -6,7 +6,7 @@ use std::sync::Arc;
 use block::{Bytes, Device, Error, ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::disk::{Disk, Timing};
+use crate::disk::{Disk, Faults, Timing};
 use crate::world::{Invariant, World};
 
 /// The disks that hold overlays, by the side that they lie beside, and their number.
@@ -26,6 +26,13 @@ impl OverlayDisks {
         let disk = Disk::new(world, "overlay", length, alignment, Timing::FLASH);
         self.disks.lock().insert(key, disk.clone());
         disk.open(0).await
+    }
+
+    /// Has `faults` happen to one.
+    pub(crate) fn set_faults(&self, key: (usize, u32), faults: Faults) {
+        if let Some(disk) = self.disks.lock().get(&key) {
+            disk.set_faults(faults);
+        }
     }
 
     /// Opens an overlay, which must be there: whoever asks for it has it on record.

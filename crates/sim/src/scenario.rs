@@ -154,6 +154,8 @@ impl Scenario {
                 has_arbiter: false,
                 peer_dies_at_poll: false,
                 changes_layers: false,
+                surrogate_stores: 0,
+                surrogate_faults: Faults::default(),
                 is_shared: false,
                 has_machine: false,
                 memory_follows: false,
@@ -232,6 +234,17 @@ impl Scenario {
     #[must_use]
     pub const fn changes_layers(mut self) -> Self {
         self.setup.changes_layers = true;
+        self
+    }
+
+    /// A surrogate of so many stores serves the guest while the volume moves; this is wrong with the first of two.
+    ///
+    /// # Panics
+    /// If faults are told of the only store: what it alone holds is lost then.
+    #[must_use]
+    pub fn surrogate(mut self, stores: usize, faults: Faults) -> Self {
+        assert!(stores > 1 || faults == Faults::default(), "a guest may lose what a single store has lost");
+        (self.setup.surrogate_stores, self.setup.surrogate_faults) = (stores, faults);
         self
     }
 

@@ -3,35 +3,37 @@
 mod aborted;
 mod asynchronous;
 mod auto;
+mod basic;
 mod common;
 mod environment;
 mod hosts;
 mod layers;
 mod nbd;
+mod read_cache;
 mod requirements;
+mod schedules;
 mod skips;
 mod snapshots;
 mod stores;
 mod strategies;
+mod surrogates;
 mod targets;
 mod volumes;
 
 use std::time::Duration;
 
 use block::Bytes;
-use migrate::{Phase, ProgressMap, Verify};
+use migrate::{ProgressMap, Verify};
 
 use stores::{in_doubt, journal_errors, journal_torn, map_stuck, store_full};
 use targets::{
     no_space, target_errors, target_flaky, target_lost, target_silent, target_stopped, target_stuck, target_trouble,
 };
 
-use crate::disk::{Faults, Timing};
 use crate::guest::{Load, Pattern};
 use crate::occurrence::Occurrence;
 use crate::rng::Rng;
-use crate::scenario::{FaultEvent, Scenario};
-use crate::scenario_dsl::{guest, process, source, store, target};
+use crate::scenario::Scenario;
 
 /// A scenario by its name.
 #[derive(Clone, Copy)]
@@ -79,14 +81,14 @@ pub const SCENARIOS: &[NamedScenario] = &[
     scenario(
         "standard",
         "8 MiB, 2000 requests, every kind of fault now and then: what speed is measured with",
-        standard,
+        basic::standard,
     ),
-    scenario("slow-disks", "source or target are slow, with slow periods", slow_disks),
-    scenario("hot-spot", "overlapping writes at one place of a small volume", hot_spot),
-    scenario("never-rests", "a guest that writes to one place until the volume has moved", never_rests),
+    scenario("slow-disks", "source or target are slow, with slow periods", basic::slow_disks),
+    scenario("hot-spot", "overlapping writes at one place of a small volume", basic::hot_spot),
+    scenario("never-rests", "a guest that writes to one place until the volume has moved", basic::never_rests),
     scenario("target-errors", "the target fails requests and flushes", target_errors),
     scenario("target-flaky", "the target fails many requests and few flushes, and the mirror bears it", target_flaky),
-    scenario("failed-flush", "a long move under writes to a target whose flushes fail", failed_flush),
+    scenario("failed-flush", "a long move under writes to a target whose flushes fail", basic::failed_flush),
     scenario("target-lost", "the target goes away and comes back", target_lost),
     scenario("target-stuck", "the target answers after a minute", target_stuck),
     scenario("target-silent", "the target answers nothing for a while, and the guest does not wait", target_silent),
@@ -102,10 +104,14 @@ pub const SCENARIOS: &[NamedScenario] = &[
     ),
     scenario("undone-crash", "the process dies while a move is undone, because requests hang", aborted::crashed),
     scenario("no-space", "the target fills up midway", no_space),
-    scenario("source-errors", "the source fails requests and flushes", source_errors),
+    scenario("source-errors", "the source fails requests and flushes", basic::source_errors),
     scenario("map-stuck", "guest writes wait for the activity log, and the move is given up meanwhile", map_stuck),
-    scenario("flush-death", "a flush of the target fails, and the process dies before the map can follow", flush_death),
-    scenario("short-reads", "reads give less than they were asked for", short_reads),
+    scenario(
+        "flush-death",
+        "a flush of the target fails, and the process dies before the map can follow",
+        basic::flush_death,
+    ),
+    scenario("short-reads", "reads give less than they were asked for", basic::short_reads),
     scenario("journal-errors", "the journal's disk fails stores: commits in doubt", journal_errors),
     scenario("in-doubt", "a commit in doubt, and then a crash, a cancel, a lost target", in_doubt),
     scenario("map-errors", "the progress map's disk alone fails", environment::map_errors),
@@ -114,16 +120,16 @@ pub const SCENARIOS: &[NamedScenario] = &[
     scenario("large-sectors", "disks and guests of sectors of 4096 bytes", environment::large_sectors),
     scenario("pool-empty", "somebody else has all buffers for a while", environment::pool_empty),
     scenario("store-full", "the disk of the journal and the progress map is full", store_full),
-    scenario("crash", "the process is killed, again and again", crash),
-    scenario("await", "the process is killed at one await, and again at another", at_await),
+    scenario("crash", "the process is killed, again and again", basic::crash),
+    scenario("await", "the process is killed at one await, and again at another", basic::at_await),
     scenario("journal-torn", "the host loses its power while the journal is written", journal_torn),
-    scenario("recovery", "the process is killed while it recovers", recovery),
-    scenario("resume", "a long move is killed, and goes on where it was", resume),
-    scenario("power-loss", "the host loses its power", power_loss),
-    scenario("steering", "pause, resume, cancel and bandwidth at any moment", steering),
-    scenario("corruption", "the target's bytes change behind our back; full comparison", corruption),
-    scenario("lies", "the target loses, misdirects and flips what it is given; full comparison", lies),
-    scenario("reconnect", "the guest's connection is cut and comes back", reconnect),
+    scenario("recovery", "the process is killed while it recovers", basic::recovery),
+    scenario("resume", "a long move is killed, and goes on where it was", basic::resume),
+    scenario("power-loss", "the host loses its power", basic::power_loss),
+    scenario("steering", "pause, resume, cancel and bandwidth at any moment", basic::steering),
+    scenario("corruption", "the target's bytes change behind our back; full comparison", basic::corruption),
+    scenario("lies", "the target loses, misdirects and flips what it is given; full comparison", basic::lies),
+    scenario("reconnect", "the guest's connection is cut and comes back", basic::reconnect),
     scenario("nbd", "the guest speaks NBD, and nothing is wrong with its link", nbd::whole),
     scenario("nbd-cut", "connections are cut, and requests asked again while the old ones are under way", nbd::cut),
     scenario("nbd-half-open", "connections are lost for the guest and not for the server", nbd::half_open),
@@ -203,12 +209,16 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "a move by snapshots while the daemon's files fail writes, syncs and removals",
         snapshots::on_failing_files,
     ),
-    scenario("there-and-back", "the volume is moved, and moved back", there_and_back),
-    scenario("zeroes-lost", "regression: zeroes that a failed flush had dropped were not written again", zeroes_lost),
+    scenario("there-and-back", "the volume is moved, and moved back", basic::there_and_back),
+    scenario(
+        "zeroes-lost",
+        "regression: zeroes that a failed flush had dropped were not written again",
+        basic::zeroes_lost,
+    ),
     scenario(
         "offload",
         "source and target copy between each other, in part, with errors, and the target fails",
-        offload,
+        basic::offload,
     ),
     scenario("skip-zero", "zeroes and holes are skipped under a guest that writes both and data", skips::quiet),
     scenario(
@@ -217,6 +227,37 @@ pub const SCENARIOS: &[NamedScenario] = &[
         skips::trouble,
     ),
     scenario("skip-zero-resume", "a long move that skips zeroes is killed, and goes on", skips::resumed),
+    scenario(
+        "read-cache",
+        "guest and copy read from a cache in memory, both sides fail, and the process is killed",
+        read_cache::trouble,
+    ),
+    scenario(
+        "follow",
+        "the copy follows the guest, the target fails and is lost, and the process is killed",
+        schedules::follow,
+    ),
+    scenario(
+        "cold-first",
+        "what the guest touches least comes first, the target fails, and the process is killed",
+        schedules::cold_first,
+    ),
+    scenario(
+        "surrogate",
+        "a surrogate serves the guest of a move; the process is killed, the power is lost, moves are cancelled",
+        surrogates::crashed,
+    ),
+    scenario("surrogate-dying", "the process dies at one of its awaits while a surrogate serves", surrogates::dying),
+    scenario(
+        "surrogate-failing",
+        "one store of two fails while it serves, and the target is lost and comes back",
+        surrogates::failing_store,
+    ),
+    scenario(
+        "surrogate-hosts",
+        "a surrogate serves the guest while the volume goes to another host",
+        surrogates::to_other_host,
+    ),
     scenario("dbt", "a move in passes, under any load", strategies::dbt),
     scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
     scenario("dbt-scattered", "scattered chunks are copied slowly, and no hold shows it", strategies::dbt_scattered),
@@ -302,7 +343,7 @@ pub const SCENARIOS: &[NamedScenario] = &[
         layers::to_other_host,
     ),
     scenario("layers-errors", "targets fail, and moves of volumes with layers are undone", layers::failing_disks),
-    scenario("swarm", "any of it together, every probability from the seed", swarm),
+    scenario("swarm", "any of it together, every probability from the seed", basic::swarm),
 ];
 
 /// The scenario of that name.
@@ -363,259 +404,4 @@ fn common(rng: &Rng) -> Scenario {
             options.target_ms = target_ms;
             options.sample_chunks = 16;
         })
-}
-
-fn rate(rng: &Rng) -> f64 {
-    rng.pick(&[0.0005, 0.002, 0.01])
-}
-
-fn slow_disks(rng: &Rng) -> Scenario {
-    let timing = |rng: &Rng| if rng.chance(0.5) { Timing::SLOW } else { Timing::FLASH };
-    let slow = Faults { slow: rate(rng), ..Faults::default() };
-    let load = Load { requests: 500, ..Load::default() };
-    let timings = (timing(rng), timing(rng));
-    common(rng).guest(load).timings(timings.0, timings.1).source(slow).target(slow)
-}
-
-fn hot_spot(rng: &Rng) -> Scenario {
-    let load = Load {
-        outstanding: 32,
-        requests: 1000,
-        pattern: Pattern::Hot(64),
-        zeroes: 0.1,
-        discards: 0.1,
-        think: Duration::from_micros(50),
-        ..Load::default()
-    };
-    common(rng).volume(Bytes(rng.pick(&[300_000, 1 << 20]))).alignment(1).guest(load)
-}
-
-fn source_errors(rng: &Rng) -> Scenario {
-    let rate = rate(rng);
-    let faults = Faults { read_errors: rate, write_errors: rate, flush_errors: rate * 10.0, ..Faults::default() };
-    common(rng).source(faults)
-}
-
-fn crash(rng: &Rng) -> Scenario {
-    common(rng).with(FaultEvent::Crash, rng.within(1..=6))
-}
-
-/// So few writes that, on a large volume, the activity log has idle extents and the progress map is worth reading.
-fn sparse(rng: &Rng) -> Load {
-    Load { requests: 200, outstanding: 8, reads: 0.2, think: Duration::from_secs(rng.pick(&[2, 8])), ..Load::default() }
-}
-
-/// A long move of a large volume with sparse writes is killed, and goes on where it was.
-fn resume(rng: &Rng) -> Scenario {
-    let load = sparse(rng);
-    let crashes = rng.within(1..=6);
-    let flush_errors = rng.pick(&[0.0, 0.0, 0.4]);
-    let scenario = common(rng)
-        .and(target().flush_errors(flush_errors))
-        .volume(Bytes::mib(rng.pick(&[9, 13])))
-        .guest(load)
-        .options(|options| options.bandwidth = Some(rng.pick(&[300 << 10, 600 << 10])))
-        .within(Duration::from_secs(40))
-        .downtime(Duration::from_secs(2))
-        .with(FaultEvent::Crash, crashes)
-        .with(FaultEvent::PowerLoss, rng.below(2))
-        .with(FaultEvent::TargetLost, rng.below(3))
-        .with(FaultEvent::CrashAtWrite, rng.below(3));
-    // What only the source has got must be known to whoever comes after a death in the middle of that.
-    if rng.chance(0.5) { scenario.and(process().killed_at_write_in(Phase::TargetLost)) } else { scenario }
-}
-
-fn power_loss(rng: &Rng) -> Scenario {
-    common(rng).with(FaultEvent::PowerLoss, rng.within(1..=3)).with(FaultEvent::Crash, rng.below(2))
-}
-
-fn steering(rng: &Rng) -> Scenario {
-    common(rng)
-        .with(FaultEvent::Pause, rng.below(4))
-        .with(FaultEvent::Cancel, rng.below(3))
-        .with(FaultEvent::Bandwidth, rng.below(4))
-}
-
-fn corruption(rng: &Rng) -> Scenario {
-    common(rng).verify(Verify::Full).with(FaultEvent::Corruption, rng.within(1..=3))
-}
-
-fn lies(rng: &Rng) -> Scenario {
-    let rate = || rng.pick(&[0.0, 0.002, 0.02]);
-    let (lost, misdirected, flipped) = (rate(), rate(), rate());
-    let target = target().lost_writes(lost).misdirected_writes(misdirected).flipped_bits(flipped);
-    common(rng).verify(Verify::Full).and(target)
-}
-
-/// A volume of 8 MiB, 2000 requests, and every kind of fault at a rate at which most moves succeed all the same.
-fn standard(rng: &Rng) -> Scenario {
-    let outstanding = rng.pick(&[4, 8, 16]);
-    let any = || source().slow(0.001).read_errors(0.0005).write_errors(0.0005).short_reads(0.0005).flush_errors(0.005);
-    Scenario::new()
-        .dirty_target(rng.chance(0.3))
-        .and(guest().asks(2000).at_once(outstanding))
-        .and(any())
-        .and(any().on(target()).stuck(0.0002))
-        .and(any().on(store()))
-        .with(FaultEvent::Crash, rng.below(3))
-        .with(FaultEvent::Reconnect, rng.below(3))
-        .with(FaultEvent::TargetLost, rng.below(2))
-        .with(FaultEvent::PowerLoss, rng.below(2))
-        .with(FaultEvent::Pause, rng.below(2))
-        .with(FaultEvent::StoreFull, rng.below(2))
-}
-
-/// Always more overlapping writes than a copy of one chunk has time for.
-fn never_rests(rng: &Rng) -> Scenario {
-    let sectors = rng.pick(&[8, 64]);
-    let hot = guest().asks(1000).never_rests().at_once(16).writes(0.9).at_one_place(sectors).sectors(8);
-    let (size, chunk) = (rng.pick(&[1 << 20, 3 << 20]), rng.pick(&[65_536, 262_144]));
-    let hot = hot.thinks(Duration::from_micros(rng.pick(&[5, 40])));
-    Scenario::new().volume(Bytes(size)).and(hot).options(|options| options.chunk_bytes = chunk)
-}
-
-fn failed_flush(rng: &Rng) -> Scenario {
-    let writer = guest().asks(1000).at_once(8).writes(0.9).flushes(0.01).thinks(Duration::from_millis(200));
-    let place = if rng.chance(0.5) { writer.at_one_place(256) } else { writer };
-    let rate = rng.pick(&[0.2, 0.5]);
-    let crashes = rng.below(3);
-    // Chunks and writes so small that a chunk is left alone between two flushes: what is believed of it then counts.
-    let is_fine = rng.chance(0.5);
-    let place = if is_fine { writer.sectors(2) } else { place };
-    let chunk = if is_fine { 4096 } else { 65_536 };
-    Scenario::new()
-        .volume(Bytes::mib(rng.pick(&[1, 3])))
-        .dirty_target(rng.chance(0.3))
-        .and(place)
-        .and(target().flush_errors(rate).slow(0.01).is(Timing::SLOW))
-        .within(Duration::from_secs(25))
-        .options(|options| {
-            options.bandwidth = Some(rng.pick(&[40 << 10, 100 << 10]));
-            options.chunk_bytes = chunk;
-        })
-        .with(FaultEvent::Crash, crashes)
-}
-
-/// Copies end while a slow target is flushed. The next flush fails, and whoever comes after the process has only the
-/// progress map to tell it what is there.
-fn flush_death(rng: &Rng) -> Scenario {
-    // A copy takes a second, so that some end during every flush.
-    let thin = Timing {
-        base: Duration::from_millis(20),
-        per_kib: Duration::from_millis(3),
-        jitter: Duration::from_millis(200),
-        channels: 4,
-    };
-    let flaky = target().flush_errors(0.5).is(thin);
-    let deaths = process().killed_in(Phase::TargetLost);
-    common(rng)
-        .volume(Bytes::mib(9))
-        .filled(1.0)
-        .guest(sparse(rng))
-        .and(flaky)
-        .and(deaths)
-        .options(|options| {
-            options.bandwidth = Some(600 << 10);
-            options.target_ms = 30_000;
-        })
-        .within(Duration::from_secs(30))
-        .with(FaultEvent::Crash, rng.below(2))
-}
-
-fn short_reads(rng: &Rng) -> Scenario {
-    let rate = rate(rng);
-    common(rng).and(source().short_reads(rate)).and(target().short_reads(rate)).and(store().short_reads(rate))
-}
-
-/// So little of everything that a run has few awaits.
-fn at_await(rng: &Rng) -> Scenario {
-    // A quiet run has about 150 polls; one that somebody else holds up has more.
-    let polls = rng.pick(&[150, 150, 600]);
-    let scenario = small(rng).dies_at_poll(rng.below(polls));
-    if rng.chance(0.5) { scenario.dies_at_poll(rng.below(150)) } else { scenario }
-}
-
-/// A small volume, few requests.
-fn small(rng: &Rng) -> Scenario {
-    let size = Bytes(rng.pick(&[256 << 10, (320 << 10) + 512]));
-    let (verify, chunk) = (rng.pick(&[Verify::Off, Verify::Sample, Verify::Full]), rng.pick(&[16_384, 65_536]));
-    Scenario::new()
-        .volume(size)
-        .dirty_target(rng.chance(0.3))
-        .and(guest().asks(40).at_once(4).writes(0.7).flushes(0.1).sectors(32).thinks(Duration::from_micros(200)))
-        .verify(verify)
-        .downtime(Duration::from_millis(1))
-        .options(|options| options.chunk_bytes = chunk)
-}
-
-fn recovery(rng: &Rng) -> Scenario {
-    let phase = rng.pick(&[Phase::Preparing, Phase::Copying, Phase::PreSwitch, Phase::Committing]);
-    common(rng).and(process().killed_recovering_in(phase)).with(FaultEvent::CrashAgain, rng.within(1..=3))
-}
-
-fn there_and_back(rng: &Rng) -> Scenario {
-    let times = rng.within(2..=3) as u32;
-    common(rng).moves(times).with(FaultEvent::Crash, rng.below(3)).with(FaultEvent::PowerLoss, rng.below(2))
-}
-
-/// A flush fails, the session is resumed, and zeroes that read as zeroes are left alone though
-/// no flush had made them durable.
-fn zeroes_lost(rng: &Rng) -> Scenario {
-    let rate = rng.pick(&[0.3, 0.6]);
-    Scenario::new()
-        .volume(Bytes::mib(1))
-        .filled(0.5)
-        .dirty_target(true)
-        .and(guest().asks(1000).writes(0.8).discards(0.1, 0.2))
-        .and(target().flush_errors(rate))
-}
-
-fn reconnect(rng: &Rng) -> Scenario {
-    common(rng).source(Faults { slow: rate(rng), ..Faults::default() }).with(FaultEvent::Reconnect, rng.within(1..=5))
-}
-
-fn offload(rng: &Rng) -> Scenario {
-    let rate = rate(rng);
-    let faults = Faults { write_errors: rate, flush_errors: rate * 10.0, stuck: rate / 10.0, ..Faults::default() };
-    common(rng).offloads(true).target(faults).with(FaultEvent::Crash, rng.below(3))
-}
-
-fn swarm(rng: &Rng) -> Scenario {
-    let maybe = |value: f64| if rng.chance(0.3) { value * rng.fraction() } else { 0.0 };
-    let faults = || Faults {
-        read_errors: maybe(0.01),
-        write_errors: maybe(0.01),
-        flush_errors: maybe(0.2),
-        short_reads: maybe(0.01),
-        stuck: maybe(0.001),
-        slow: maybe(0.01),
-        ..Faults::default()
-    };
-    let (source, target, journal) = (faults(), faults(), faults());
-    let times = |limit| if rng.chance(0.3) { rng.within(1..=limit) } else { 0 };
-    let mut scenario = common(rng).source(source).target(target).journal(journal);
-    for (event_kind, limit) in [
-        (FaultEvent::Crash, 4),
-        (FaultEvent::CrashAgain, 2),
-        (FaultEvent::StoreFull, 2),
-        (FaultEvent::PowerLoss, 2),
-        (FaultEvent::Reconnect, 3),
-        (FaultEvent::TargetLost, 2),
-        (FaultEvent::Pause, 3),
-        (FaultEvent::Cancel, 2),
-        (FaultEvent::Bandwidth, 3),
-    ] {
-        scenario = scenario.with(event_kind, times(limit));
-    }
-    let scenario = if rng.chance(0.1) { scenario.target_space(rng.fraction()) } else { scenario };
-    let scenario = scenario.offloads(rng.chance(0.15));
-    if rng.chance(0.7) {
-        return scenario;
-    }
-    let (half_open, slow_reader, down) = (times(2), times(2), times(2));
-    scenario
-        .wire(nbd::any_wire(rng))
-        .with(FaultEvent::HalfOpen, half_open)
-        .with(FaultEvent::SlowReader, slow_reader)
-        .with(FaultEvent::LinkDown, down)
 }

@@ -128,7 +128,9 @@ impl Seat {
         let (options, load) = (&self.options, &scenario.load);
         let window = options.window_bytes_max.min(scenario.setup.pool.0 / 2).max(WINDOW_BYTES_MIN);
         let copies = window + COPY_BYTES_MAX.max(options.chunk_bytes);
-        let guest = load.outstanding * (load.sectors_max * SECTOR_BYTES).max(u64::from(scenario.alignment));
+        // With a read cache a guest read may read all of the chunks at both its ends.
+        let widened = if options.read_cache_bytes > 0 { 2 * options.chunk_bytes } else { 0 };
+        let guest = load.outstanding * ((load.sectors_max * SECTOR_BYTES).max(u64::from(scenario.alignment)) + widened);
         // A target that was given up may still hold what the guest had in flight there.
         let buffer = options.buffer().unwrap_or_default().0;
         let in_flight = Some(Bytes(copies + 2 * guest.max(256 * SECTOR_BYTES) + buffer));
@@ -158,6 +160,7 @@ impl Seat {
             disk.set_full(false);
         }
         self.host.set_files_full(false);
+        self.host.end_surrogate_faults();
         self.host.set_files_failing(0.0);
         self.host.machine().into_iter().for_each(SimMachine::calm_down);
         if let Some(control) = self.host.control() {

@@ -55,30 +55,39 @@ impl std::str::FromStr for Format {
     }
 }
 
-/// Reads a whole trace. Lines that are no requests (headers, other events, summaries) are passed over.
+/// Reads a whole trace, in the order of its times. Lines that are no requests (headers, other events, summaries) are passed
+/// over.
 ///
 /// # Errors
 /// The text cannot be read, or a line that should be a request is none; the error names its number.
 pub fn read(format: Format, text: impl BufRead) -> Result<Vec<Record>> {
-    let mut records = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let number = index + 1;
-        let line = line.map_err(|error| Error::from_os(error, format!("reading line {number} of a trace")))?;
+    let mut records = records(format, text).collect::<Result<Vec<Record>>>()?;
+    records.sort_by_key(|record| record.at);
+    Ok(records)
+}
+
+/// The same line by line, in the order of the text: a trace of any length in the memory of one line.
+pub fn records(format: Format, text: impl BufRead) -> impl Iterator<Item = Result<Record>> {
+    (1_u64..).zip(text.lines()).filter_map(move |(number, line)| {
+        let line = match line {
+            Ok(line) => line,
+            Err(error) => return Some(Err(Error::from_os(error, format!("reading line {number} of a trace")))),
+        };
         let parsed = match format {
             Format::Spc => spc::parse(&line),
             Format::Msr => msr::parse(&line),
             Format::Blkparse => blkparse::parse(&line),
             Format::Plain => plain::parse(&line),
         };
-        let wrong = || Error::new(ErrorKind::Invalid, format!("line {number} of the trace is no request: {line}"));
         match parsed {
-            Line::Record(record) => records.push(record),
-            Line::Other => {}
-            Line::Wrong => return Err(wrong()),
+            Line::Record(record) => Some(Ok(record)),
+            Line::Other => None,
+            Line::Wrong => {
+                let context = format!("line {number} of the trace is no request: {line}");
+                Some(Err(Error::new(ErrorKind::Invalid, context)))
+            }
         }
-    }
-    records.sort_by_key(|record| record.at);
-    Ok(records)
+    })
 }
 
 /// What a line is.

@@ -39,6 +39,8 @@ async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Op
         slot: slot.clone(),
         source,
         target,
+        medium: migrate::Medium::default(),
+        copy_face: None,
         target_is_fresh: true,
         phase: Phase::Preparing,
         under_way: UnderWay::new(Duration::ZERO, env.now()),

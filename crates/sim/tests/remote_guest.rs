@@ -85,6 +85,8 @@ impl Scene {
             slot: self.slot.clone(),
             source: self.slot.device(),
             target: self.volumes[1].device(),
+            medium: migrate::Medium::default(),
+            copy_face: None,
             target_is_fresh: true,
             phase: Phase::Preparing,
             under_way: UnderWay::new(Duration::ZERO, self.host.env().now()),

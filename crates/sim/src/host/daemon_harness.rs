@@ -19,6 +19,7 @@ mod machine;
 mod peer_host;
 mod platform;
 mod records;
+mod surrogate;
 mod together;
 mod watched;
 
@@ -28,7 +29,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ::daemon::{Location, VolumeDocument};
-use api::v1::{AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Strategy, Verify};
+use api::v1::{
+    AttachRequest, Job, JobState, MoveRequest, OnNoConverge, Prediction, Report, Schedule, Strategy, Verify,
+};
 use migrate::{Control, Phase};
 use parking_lot::Mutex;
 
@@ -49,6 +52,8 @@ use watched::Watched;
 
 /// The files of the layers over an image are kept beside a place of their own: this, and the image's number.
 const LAYERS_OF: usize = 2;
+/// The stores of the surrogate are kept beside this place.
+const SURROGATE: usize = 4;
 /// Where the daemon's files are.
 const STATE_DIR: &str = "/state";
 
@@ -234,6 +239,7 @@ impl Host {
         for volume in self.volumes() {
             volume.attach(&core).await?;
         }
+        self.make_surrogate(&core).await?;
         let problem = || core.volumes().into_iter().find_map(|volume| volume.problem);
         while problem().is_some_and(|problem| problem.contains("arbiter")) {
             // It is asked again until it answers.
@@ -408,8 +414,16 @@ impl Host {
                 migrate::Strategy::Auto => Strategy::Auto,
                 migrate::Strategy::MirrorPaper => Strategy::MirrorPaper,
             },
+            schedule: match options.schedule {
+                migrate::ScheduleKind::Sequential => Schedule::Sequential,
+                migrate::ScheduleKind::Follow => Schedule::Follow,
+                migrate::ScheduleKind::ColdFirst => Schedule::ColdFirst,
+            },
+            follow_ratio: (options.schedule == migrate::ScheduleKind::Follow).then_some(options.follow_ratio),
             hot_blocks: options.hot_blocks,
             skip_zero: options.skip_zero,
+            // As large as the daemon's own chunks ask for; the options of the scenario count in the end.
+            read_cache: (options.read_cache_bytes > 0).then_some(options.read_cache_bytes.max(1 << 20)),
             deadline_ms: options.deadline_ms,
             on_no_converge: options.strategy.iterates().then_some(match options.on_no_converge {
                 migrate::OnNoConverge::Abort => OnNoConverge::Abort,
@@ -418,6 +432,9 @@ impl Host {
             }),
             downtime_limit_ms: (options.strategy != migrate::Strategy::Mirror).then_some(options.downtime_limit_ms),
             buffer: options.buffer_bytes,
+            surrogate: self.surrogate(),
+            popular_threshold: self.surrogate().map(|_| self.shared.rng.pick(&[1, 1, 2, 4])),
+            sole_copy: self.shared.setup.surrogate_stores == 1,
             overwrite: !self.shared.setup.is_between_hosts,
             delete_source: self.shared.rng.chance(0.3),
             ..MoveRequest::default()
@@ -450,6 +467,7 @@ impl Host {
         let state = ended.as_ref().map_or("forgotten", |job| job.state.name());
         let why = ended.as_ref().and_then(|job| job.error.as_ref()).map_or_else(String::new, ToString::to_string);
         self.shared.world.event(format_args!("job {} is {state}: {why}", job.id));
+        self.note_draining(core);
         self.note_seen(job);
         if let Some(job) = &ended {
             self.check_wished(job);
@@ -466,6 +484,8 @@ impl Host {
             self.shared.world.occur(Occurrence::Told("resumed"));
         }
         report.iter().flat_map(Occurrence::of_skips).for_each(|what| self.shared.world.occur(what));
+        report.iter().flat_map(Occurrence::of_redirection).for_each(|what| self.shared.world.occur(what));
+        report.iter().flat_map(Occurrence::of_read_cache).for_each(|what| self.shared.world.occur(what));
         if self.holder() == target && report.as_ref().is_some_and(|report| report.equal == Some(false)) {
             let what = "switched although a comparison found a difference";
             self.shared.world.violate(Invariant::EqualAtSwitch, what);

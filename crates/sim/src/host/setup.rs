@@ -6,7 +6,7 @@ use api::v1::Report;
 use block::{Bytes, Device};
 use migrate::MoveOptions;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, Faults};
 use crate::world::World;
 
 /// Which device of the host a wrapper is asked to wrap.
@@ -76,6 +76,10 @@ pub struct Setup {
     pub peer_dies_at_poll: bool,
     /// Whether somebody takes snapshots, removes them and limits the guest.
     pub changes_layers: bool,
+    /// How many stores the surrogate has that serves the guest while the volume moves; none if there is none.
+    pub surrogate_stores: usize,
+    /// What is wrong with the first of two stores.
+    pub surrogate_faults: Faults,
     /// Whether the volume lies where both hosts reach it: its sides are one disk, with a power of its own.
     pub is_shared: bool,
     /// Whether the volumes are the disks of a machine, which moves to the other host with them.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{common, sparse};
+use super::basic::sparse;
+use super::common;
 use crate::disk::Faults;
 use crate::guest::Load;
 use crate::rng::Rng;

@@ -5,8 +5,9 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{Phase, Strategy, Verify};
 
+use super::basic::{sparse, swarm};
+use super::common;
 use super::common::{at_one_place, failing, killed_on_the_way, slow_sides, with_target_lost};
-use super::{common, sparse, swarm};
 use crate::disk::{Faults, Timing};
 use crate::fault_event::FaultEvent;
 use crate::guest::{Load, Pattern};

@@ -5,8 +5,9 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::Phase;
 
+use super::basic::{rate, sparse};
+use super::common;
 use super::nbd::any_wire;
-use super::{common, rate, sparse};
 use crate::disk::Faults;
 use crate::fault_event::When;
 use crate::guest::{Load, Pattern};

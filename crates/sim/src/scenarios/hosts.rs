@@ -5,7 +5,8 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{MoveOptions, Phase, Strategy};
 
-use super::{common, small, sparse};
+use super::basic::{small, sparse};
+use super::common;
 use crate::fault_event::{Event, When};
 use crate::guest::{Load, Pattern};
 use crate::rng::Rng;

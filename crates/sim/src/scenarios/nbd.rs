@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use block::Bytes;
 
-use super::{common, rate};
+use super::basic::rate;
+use super::common;
 use crate::disk::Faults;
 use crate::guest::{Load, Pattern};
 use crate::link::LinkFigures;

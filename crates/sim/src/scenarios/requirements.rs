@@ -37,6 +37,16 @@ const A_FAILURE: Occurrence = Told("a failure");
 const SKIPPED_HOLES: Occurrence = Told("skipped holes");
 const SKIPPED_ZEROES: Occurrence = Told("skipped zeroes");
 const UNSKIPPED: Occurrence = Told("written over what was skipped");
+const READ_FROM_MEMORY: Occurrence = Told("the guest read from memory");
+const COPIED_FROM_MEMORY: Occurrence = Told("copied from memory");
+const EVICTED: Occurrence = Told("evicted from memory");
+
+const FROM_SURROGATE: Occurrence = Told("read from a surrogate");
+const FROM_BOTH: Occurrence = Told("read from source and surrogate");
+const TO_SURROGATE: Occurrence = Told("written to a surrogate");
+const FETCHED: Occurrence = Told("fetched into a surrogate");
+const FULL_SURROGATE: Occurrence = Told("a full surrogate");
+const DRAINING: Occurrence = Told("draining");
 
 /// Everything may happen there, and each of its parts is another scenario's.
 const TOGETHER: &str = "parts of other scenarios together; their mistakes are seen there in fewer seeds";
@@ -275,6 +285,34 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
     )
     .because("a skip that is believed of another target or too long is seen in skip-zero and skip-zero-resume, in fewer seeds"),
     requirement("skip-zero-resume", &[SWITCHED, RESUMED, SKIPPED_HOLES, SKIPPED_ZEROES, Fault("crash"), Fault("disk-lost")]),
+    requirement(
+        "read-cache",
+        &[SWITCHED, READ_FROM_MEMORY, COPIED_FROM_MEMORY, EVICTED, Comes(TargetLost), Fault("read-error"), Fault("crash")],
+    ),
+    requirement("follow", &[SWITCHED, RESUMED, Comes(TargetLost), Fault("write-error"), Fault("crash"), Fault("disk-lost")]),
+    requirement("cold-first", &[SWITCHED, Comes(TargetLost), Fault("write-error"), Fault("crash"), Fault("disk-lost")])
+        .because("its mistakes cost order and no data, and a chunk that is never chosen is seen by follow"),
+    requirement(
+        "surrogate",
+        &[
+            SWITCHED,
+            RESUMED,
+            CANCELLED,
+            FROM_SURROGATE,
+            FROM_BOTH,
+            TO_SURROGATE,
+            FETCHED,
+            FULL_SURROGATE,
+            DRAINING,
+            Fault("crash"),
+        ],
+    ),
+    requirement("surrogate-dying", &[SWITCHED, TO_SURROGATE]).because(TOGETHER),
+    requirement(
+        "surrogate-failing",
+        &[SWITCHED, FROM_SURROGATE, TO_SURROGATE, Comes(TargetLost), Fault("write-error"), Fault("flush-error")],
+    ),
+    requirement("surrogate-hosts", &[SWITCHED, FROM_SURROGATE, TO_SURROGATE, Fault("crash")]).because(TOGETHER),
     requirement("dbt", &[SWITCHED, Comes(LastCopy)]),
     requirement("dbt-downtime", &[SWITCHED, Comes(LastCopy)])
         .because("a hold that is not bounded is proved by dbt-slows-down, on a target that makes it long"),

@@ -2,8 +2,9 @@
 
 use migrate::{Phase, Strategy};
 
+use super::basic::{at_await, crash, power_loss, recovery, source_errors, steering};
 use super::stores::journal_errors;
-use super::{at_await, common, crash, power_loss, recovery, source_errors, steering, target_errors};
+use super::{common, target_errors};
 use crate::fault_event::When;
 use crate::rng::Rng;
 use crate::scenario::{FaultEvent, Scenario};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use migrate::{Phase, Strategy, Verify};
 
-use super::{common, rate};
+use super::basic::rate;
+use super::common;
 use crate::disk::{Faults, Timing};
 use crate::guest::Load;
 use crate::rng::Rng;

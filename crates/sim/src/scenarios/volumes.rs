@@ -5,9 +5,10 @@ use std::time::Duration;
 use block::Bytes;
 use migrate::{OnNoConverge, Phase, Strategy, Verify};
 
+use super::basic::rate;
+use super::common;
 use super::common::failing;
 use super::nbd::any_wire;
-use super::{common, rate};
 use crate::disk::{Faults, Timing};
 use crate::fault_event::When;
 use crate::guest::Load;

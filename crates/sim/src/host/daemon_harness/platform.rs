@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::group::GroupStore;
-use super::{Host, Place, Watched, shelf_side_of, side_of};
+use super::{Host, Place, Watched, shelf_side_of, side_of, surrogate};
 use crate::disk::Disk;
 use crate::host::beside::VOLUMES_MAX;
 use crate::host::setup::Role;
@@ -191,6 +191,10 @@ impl Backends for ProcessView {
     ) -> BoxFuture<'a, block::Result<OpenBackend>> {
         Box::pin(async move {
             let missing = |error| Error::from_os(error, format!("opening {spec}"));
+            if let Some(number) = surrogate::store_of(spec.path()) {
+                let device = self.host.open_surrogate(number).await.map_err(missing)?;
+                return Ok(OpenBackend::over(spec.clone(), device));
+            }
             let host = self.host.with_place(spec.path());
             if self.is_far && side_of(spec.path()) == 0 {
                 return Ok(OpenBackend::over(spec.clone(), self.open_shared(&host, open_options).map_err(missing)?));
@@ -237,6 +241,11 @@ impl Backends for ProcessView {
         _: &'a dyn Env,
     ) -> BoxFuture<'a, Result<PreparedTarget, TargetError>> {
         Box::pin(async move {
+            if let Some(number) = surrogate::store_of(request.spec.path()) {
+                self.host.prepare_surrogate(number, request.size).await;
+                let (spec, origin) = (request.spec.clone(), TargetOrigin::Created);
+                return Ok(PreparedTarget::elsewhere(spec, origin, true, number.into()));
+            }
             let side = side_of(request.spec.path());
             let host = self.host.with_place(request.spec.path());
             let disk = &host.shared.sides[side];
@@ -271,6 +280,12 @@ impl Backends for ProcessView {
     }
 
     fn discard(&self, target: &PreparedTarget) -> Result<(), TargetError> {
+        if let Some(number) = surrogate::store_of(target.spec.path()) {
+            if self.process.step() {
+                self.host.discard_surrogate(number);
+            }
+            return Ok(());
+        }
         let host = self.host.with_place(target.spec.path());
         let Ok((side, place, disk)) = host.place(target.spec.path()) else { return Ok(()) };
         if !self.process.step() || place.number != target.number() {
