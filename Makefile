@@ -126,8 +126,8 @@ bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's o
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 # Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.
-paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx; SCALE=4: minutes, 1: half an hour)
-	@$(CARGO) xtask paper $* --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx, -pmigrate, -waio, -iofollow; SCALE=4, TRACES=directory)
+	@$(CARGO) xtask paper $* --scale $(SCALE) $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES))
 
 paper-esx-real: setup ## Make the evaluation's moves on real files, by the daemon and QEMU (MIB=1024, RUNS=5: half an hour)
 	@$(CARGO) xtask paper-esx-real --mib $(MIB) --runs $(RUNS)

@@ -124,6 +124,7 @@ mod tests {
             only: only.iter().map(|name| (*name).to_owned()).collect(),
             seed: 1,
             jobs: 2,
+            traces: None,
             command: "a <test>".to_owned(),
         };
         evaluate(&options, &|_| {}).expect("nothing is violated")
@@ -156,6 +157,7 @@ mod tests {
             only: vec!["figure-99".to_owned()],
             seed: 1,
             jobs: 1,
+            traces: None,
             command: String::new(),
         };
         assert!(evaluate(&options, &|_| {}).is_err());

@@ -6,6 +6,8 @@
 
 pub mod esx;
 pub mod figure;
+mod interference;
+pub mod iofollow;
 pub mod papers;
 pub mod pmigrate;
 pub mod replay;
@@ -13,3 +15,4 @@ pub mod report;
 pub mod runs;
 pub mod table;
 pub mod tables;
+pub mod waio;

@@ -41,7 +41,7 @@ enum Chore {
 /// Which paper, how large, what of it, and where to.
 #[derive(clap::Args)]
 struct PaperArguments {
-    /// Which: esx or pmigrate.
+    /// Which: esx, pmigrate, waio or iofollow.
     #[arg(value_parser = parse_paper)]
     name: &'static str,
     /// Sizes, caches and limits of time are so many times smaller than the paper's.
@@ -56,6 +56,9 @@ struct PaperArguments {
     /// How many scenes are played at once; otherwise one a core.
     #[arg(long)]
     jobs: Option<usize>,
+    /// Of waio and iofollow: play the traces in this directory, too (.csv, .spc, .msr, or one of them with .zst).
+    #[arg(long, value_name = "DIRECTORY")]
+    traces: Option<PathBuf>,
     /// Where the report goes; `target/paper-NAME` unless said otherwise.
     #[arg(long, value_name = "DIRECTORY")]
     out: Option<PathBuf>,
@@ -152,12 +155,14 @@ fn paper(name: &str) -> &'static Paper {
 
 /// Carries out a paper's evaluation; fails if something did not hold that nothing explains.
 fn repeat(arguments: &PaperArguments) -> Result<ExitCode> {
-    let PaperArguments { name, scale, only, seed, jobs, out } = arguments;
+    let PaperArguments { name, scale, only, seed, jobs, traces, out } = arguments;
     let chosen = if only.is_empty() { String::new() } else { format!(" --only {}", only.join(",")) };
-    let command = format!("cargo xtask paper {name} --scale {scale} --seed {seed}{chosen}");
+    let with_traces = if traces.is_some() { " --traces DIRECTORY" } else { "" };
+    let command = format!("cargo xtask paper {name} --scale {scale} --seed {seed}{chosen}{with_traces}");
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = jobs.unwrap_or(cores).max(1);
-    let options = EvaluationOptions { scale: *scale, only: only.clone(), seed: *seed, jobs, command };
+    let options =
+        EvaluationOptions { scale: *scale, only: only.clone(), seed: *seed, jobs, traces: traces.clone(), command };
     let evaluation = (paper(name).evaluate)(&options, &|line| eprintln!("{line}"))?;
     let name = format!("paper-{name}");
     let out = out.clone().unwrap_or_else(|| Path::new("target").join(&name));

@@ -4,8 +4,10 @@ use block::Result;
 
 use crate::esx;
 use crate::figure::Evaluation;
+use crate::iofollow;
 use crate::pmigrate;
 use crate::runs::{EvaluationOptions, Progress};
+use crate::waio;
 
 /// A paper.
 pub struct Paper {
@@ -35,6 +37,20 @@ pub const PAPERS: &[Paper] = &[
         about: "the evaluation of parallel live migration of virtual machines",
         figures: pmigrate::figure_names,
         evaluate: pmigrate::evaluate,
+        evaluate_real: None,
+    },
+    Paper {
+        name: "waio",
+        about: "the evaluation of outsourcing popular data (dissertation, chapter 3)",
+        figures: waio::figure_names,
+        evaluate: waio::evaluate,
+        evaluate_real: None,
+    },
+    Paper {
+        name: "iofollow",
+        about: "the evaluation of a copy that follows the guest (dissertation, chapter 5), and of both together",
+        figures: iofollow::figure_names,
+        evaluate: iofollow::evaluate,
         evaluate_real: None,
     },
 ];

@@ -121,6 +121,7 @@ mod tests {
             only: vec!["table-5".to_owned()],
             seed: 3,
             jobs: 1,
+            traces: None,
             command: "a test".to_owned(),
         };
         let [one, other] = [(), ()].map(|()| evaluate(&options, &|_| ()).expect("nothing is violated"));

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,6 +22,8 @@ pub struct EvaluationOptions {
     pub seed: u64,
     /// How many scenes are played at once.
     pub jobs: usize,
+    /// Where the user's own traces are; generators alone are played without.
+    pub traces: Option<PathBuf>,
     /// How whoever reads the report repeats it.
     pub command: String,
 }

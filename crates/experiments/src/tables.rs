@@ -4,7 +4,7 @@
 //! where ours differ, the text above the table says why. `docs/simulator.md` tells how to read them.
 
 mod firepan_hour;
-mod hard_disk;
+pub(crate) mod hard_disk;
 
 use block::Result;
 

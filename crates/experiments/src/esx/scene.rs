@@ -267,6 +267,8 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         slot: slot.clone(),
         source: device,
         target: target.device(),
+        medium: migrate::Medium::default(),
+        copy_face: None,
         target_is_fresh: true,
         phase: Phase::Preparing,
         under_way: UnderWay::new(Duration::ZERO, process.env().now()),

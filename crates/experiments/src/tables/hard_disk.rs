@@ -33,29 +33,29 @@ const GIGABYTE: u64 = 1_000_000_000;
 const IMAGE_BYTES: u64 = 15 * GIGABYTE;
 const CACHE_BYTES: u64 = 5 * GIGABYTE;
 /// What QEMU's block migration reads at a time, and what a SATA disk is asked for at a time.
-const PIECES: [u64; 2] = [1 << 20, 512 << 10];
+pub(crate) const PIECES: [u64; 2] = [1 << 20, 512 << 10];
 /// The guest's file in the random rows.
 const RANDOM_BYTES: u64 = CACHE_BYTES / 10 * 11;
 const SPAN: Duration = Duration::from_secs(120);
 
 /// What the guest does.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Load {
+pub(crate) enum Load {
     Sequential,
     Random,
 }
 
 /// A migration that reads the disk.
 #[derive(Clone, Copy)]
-pub(super) struct Reader {
+pub(crate) struct Reader {
     /// Bytes a second.
-    rate: u64,
+    pub(crate) rate: u64,
     /// Bytes at a time.
-    piece: u64,
+    pub(crate) piece: u64,
 }
 
 /// Plays `load`, beside a migration or not; gives the guest's tally and the migration's.
-pub(super) fn measure(load: Load, cached: bool, migration: Option<Reader>, seed: u64) -> (Tally, Option<Tally>) {
+pub(crate) fn measure(load: Load, cached: bool, migration: Option<Reader>, seed: u64) -> (Tally, Option<Tally>) {
     let disk = HardDisk::new(HardDiskFigures::ST31000524AS);
     let guest = match load {
         Load::Sequential => Client::new(Sequential::new(IMAGE_BYTES / 2, IMAGE_BYTES, 32 << 10, 0.6), 1),
@@ -75,6 +75,18 @@ pub(super) fn measure(load: Load, cached: bool, migration: Option<Reader>, seed:
     let mut tallies = play(&mut *model, clients, SPAN, &Rng::new(seed, "hard-disk"));
     let migrated = (tallies.len() > 1).then(|| tallies.remove(1));
     (tallies.remove(0), migrated)
+}
+
+/// What the guest's file may have, in tenths of the page cache.
+pub(crate) const RANDOM_PARTS: [u64; 4] = [11, 12, 13, 15];
+
+/// Plays the random load alone below a page cache, with a file of `parts` tenths of it.
+pub(crate) fn measure_cached(parts: u64, seed: u64) -> Tally {
+    let bytes = CACHE_BYTES / 10 * parts;
+    let disk = HardDisk::new(HardDiskFigures::ST31000524AS);
+    let mut model = PageCache::new(PageCacheFigures::of(CACHE_BYTES), disk).warmed(0..bytes);
+    let guest = Client::new(Oltp::new(bytes, 4096, 0.6), 1);
+    play(&mut model, vec![guest], SPAN, &Rng::new(seed, "hard-disk")).remove(0)
 }
 
 pub(super) fn run(seed: u64) -> Result<Table> {
