@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::load::Load;
+use support::pair::{Pair, is_over, wait_until};
 use support::{HANG, World, has_copied, same, target};
 
 /// Surrogates are in memory: none may be on the rotating disk that the volumes are on.
@@ -118,6 +119,35 @@ fn a_move_that_is_cancelled_brings_back_what_the_surrogate_holds() {
     let expected = load.finish();
     world.json(&["volume", "detach", "x"]);
     same(&image, &expected);
+}
+
+#[test]
+fn a_volume_that_went_to_another_host_and_is_given_back_has_what_the_surrogate_holds() {
+    let (pair, memory) = (Pair::new(), memory());
+    make_surrogate(&pair.a, memory.path(), 2);
+    let image = pair.a.image("disk.img", 8 << 20, 65536);
+    let uri = pair.a.attach("x", &image);
+    let load = Load::start(&uri, &image, 730);
+    pair.a.json(&["move", "x", "--to", "b", "--surrogate", "fast", "--bandwidth", "2MiB/s", "--detach"]);
+    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    load.goes_on();
+    pair.network.close();
+    pair.a.json(&["set", "x", "--bandwidth", "0"]);
+    wait_until("it is given up", || (pair.at_a("x")["backend"] == "b:x").then_some(()));
+    assert_eq!(parts(&pair.a), 1, "the part was given back before the other host has the volume");
+    pair.network.cut();
+    pair.a.json(&["resolve", "x", "--give-back"]);
+    load.goes_on();
+    wait_until_given_back(&pair.a);
+    pair.network.mend();
+    wait_until("the other host forgets it", || pair.volumes_at_b().is_empty().then_some(()));
+    // It moves again, and comes through this time.
+    pair.a.json(&["move", "x", "--to", "b", "--surrogate", "fast", "--detach"]);
+    let over = pair.wait_for_move("it is over", is_over);
+    assert_eq!(over["state"], "done", "{over}");
+    wait_until_given_back(&pair.a);
+    load.goes_on();
+    same(&pair.arrived("x"), &load.finish());
 }
 
 fn layer(world: &World) -> String {

@@ -183,8 +183,9 @@ fn play(
 fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
     let faults: Vec<String> = plan.faults.iter().map(|(_, fault)| format!("{fault:?}")).collect();
     let strategy = plan.strategy_from(party.here.place);
+    let surrogate = if plan.surrogate_from(party.here.place) { ", with a surrogate" } else { "" };
     println!(
-        "  {number}: {} to {:?} by {strategy}, verify {}, {} MiB/s: {}",
+        "  {number}: {} to {:?} by {strategy}{surrogate}, verify {}, {} MiB/s: {}",
         party.name,
         plan.place,
         plan.verify,

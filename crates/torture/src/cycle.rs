@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::party::{Party, Whereabouts};
 use crate::plan::{InjectedFault, Place, Plan};
 use crate::stall::Stalled;
-use crate::testbed::Testbed;
+use crate::testbed::{SURROGATE, Testbed};
 
 /// What the command line exits with when a move is over already, or is not under way.
 const WRONG_STATE: i32 = 9;
@@ -64,6 +64,9 @@ impl<'a> Move<'a> {
         words.extend((kept.is_some() || plan.place == Place::Device).then_some("--overwrite"));
         words.extend(plan.delete_source.then_some("--delete-source"));
         words.extend(party.client.is_adopted().then_some("--no-persist"));
+        if plan.surrogate_from(at.place) {
+            words.extend(["--surrogate", SURROGATE]);
+        }
         let id = testbed.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
         let outcome = Outcome {
             source: at.clone(),
@@ -104,6 +107,7 @@ pub(crate) fn play(testbed: &mut Testbed, mut moves: Vec<Move<'_>>) -> anyhow::R
     for it in &mut moves {
         it.outcome.job = testbed.daemon.wait_for_job(it.id)?;
     }
+    testbed.wait_for_surrogate()?;
     testbed.empty();
     Ok(moves.into_iter().map(|it| it.outcome).collect())
 }

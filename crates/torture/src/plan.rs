@@ -99,6 +99,8 @@ pub(crate) struct Plan {
     pub(crate) overwrite_kept: bool,
     /// What happens, and how long after the thing before it.
     pub(crate) faults: Vec<(Duration, InjectedFault)>,
+    /// Whether a surrogate serves the guest.
+    pub(crate) surrogate: bool,
     /// Of an adopted disk: whether it is released and adopted again afterwards.
     pub(crate) readopt: bool,
 }
@@ -116,6 +118,11 @@ impl Plan {
     pub(crate) fn strategy_from(&self, source: Place) -> &'static str {
         let takes_overlays = source.takes_overlays() && self.place.has_room();
         if self.strategy == "snapshot" && !takes_overlays { "mirror" } else { self.strategy }
+    }
+
+    /// Whether a surrogate serves the guest of a move from `source`: not where the strategy takes the guest's writes itself.
+    pub(crate) fn surrogate_from(&self, source: Place) -> bool {
+        self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper")
     }
 }
 
@@ -219,6 +226,7 @@ impl Rng {
             delete_source: self.one_in(3),
             overwrite_kept: self.one_in(2),
             faults: Vec::new(),
+            surrogate: false,
             readopt: self.one_in(3),
         };
         let count = self.random.random_range(0..=BLOWS_MAX);
@@ -235,6 +243,8 @@ impl Rng {
                 plan.faults.push((self.millis(0, pause), fault));
             }
         }
+        // Drawn last: what else a seed draws does not depend on it.
+        plan.surrogate = self.one_in(3);
         plan
     }
 

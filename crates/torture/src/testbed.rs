@@ -2,8 +2,9 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use transhume_guest::Daemon;
 
 use crate::plan::Place;
@@ -16,6 +17,12 @@ const LOG_LINES_TOLD: usize = 25;
 const ROOM_BYTES: u64 = 320 << 20;
 /// More workers than a small machine has processors: with one of them stalled, new connections come to the others.
 const WORKERS: usize = 4;
+/// The surrogate of an act, with a part for each of two volumes in each of two stores: too little for all that a guest writes.
+pub(crate) const SURROGATE: &str = "fast";
+const SURROGATE_STORE: &str = "size=48MiB";
+const SURROGATE_PART: &str = "20MiB";
+/// What it holds is in the volume's disk again after so long.
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 /// Room on the small file system beside one volume: too little for two.
 const SMALL_SPARE_BYTES: u64 = 18 << 20;
 const FILLER: &str = "filler";
@@ -28,14 +35,17 @@ pub(crate) struct Testbed {
     folder: PathBuf,
     mounts: Vec<PathBuf>,
     device: Option<LoopDevice>,
+    /// Where the stores of the surrogate are: on no disk that a volume is on.
+    memory: tempfile::TempDir,
 }
 
 impl Testbed {
     /// Makes the places for a volume of `bytes` and others, and starts a daemon. Without root there is no place but the machine's
     /// disk.
     pub(crate) fn set(programs: &Path, folder: &Path, bytes: u64) -> anyhow::Result<Self> {
-        let mut testbed =
-            Self { daemon: Daemon::new(programs, folder), folder: folder.into(), mounts: Vec::new(), device: None };
+        let memory = tempfile::tempdir_in("/dev/shm").context("a folder in memory")?;
+        let (daemon, mounts, device) = (Daemon::new(programs, folder), Vec::new(), None);
+        let mut testbed = Self { daemon, folder: folder.into(), mounts, device, memory };
         let config = folder.join("config.toml");
         std::fs::write(&config, format!("workers = {WORKERS}\n")).context("writing the daemon's configuration")?;
         testbed.daemon.arguments = vec!["--config".into(), text(&config)];
@@ -51,7 +61,29 @@ impl Testbed {
             testbed.device = Some(LoopDevice::over(&image)?);
         }
         testbed.daemon.start()?;
+        testbed.make_surrogate()?;
         Ok(testbed)
+    }
+
+    fn make_surrogate(&self) -> anyhow::Result<()> {
+        let stores =
+            ["s0", "s1"].map(|name| format!("file:{},{SURROGATE_STORE}", text(&self.memory.path().join(name))));
+        let words = ["surrogate", "create", SURROGATE, "--partition", SURROGATE_PART, "--chunk", "256KiB"];
+        let stores = ["--store", &stores[0], "--store", &stores[1]];
+        self.daemon.json(&[&words[..], &stores[..]].concat()).map(drop)
+    }
+
+    /// Waits until no volume has a part of the surrogate: until what it held is where the volume is.
+    pub(crate) fn wait_for_surrogate(&self) -> anyhow::Result<()> {
+        let end = Instant::now() + DRAIN_LIMIT;
+        loop {
+            let shown = self.daemon.json(&["surrogate", "show", SURROGATE])?;
+            if shown["partitions"].as_array().is_none_or(Vec::is_empty) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the surrogate is not given back: {shown}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// The folder with everything in it.

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{JobHandle, convert, record_of};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::{Committed, JobDocument, VolumeDocument};
+use crate::document::{Committed, JobDocument, LayerDocument, VolumeDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::{of_backend, of_migration};
@@ -134,6 +134,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Err(error) => problem = Some(error),
     }
     report.notes.extend(growth(daemon, record, committed));
+    report.notes.extend(incomplete_source(committed));
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
     let delete = record.request.delete_source && problem.is_none();
@@ -159,6 +160,16 @@ fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Optio
     let now = daemon.backends.size(path).ok().filter(|now| *now > before)?;
     let source = path.display();
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
+}
+
+/// What to say of a source whose guest a surrogate has served.
+fn incomplete_source(committed: &Committed) -> Option<String> {
+    committed.layers.iter().find_map(LayerDocument::redirect).map(|redirect| {
+        let surrogate = &redirect.surrogate;
+        format!(
+            "the old source lacks what the guest has written since the move began: the surrogate {surrogate} had that"
+        )
+    })
 }
 
 /// What to say of a target with more room than the volume: QEMU has no such limit as the daemon has.

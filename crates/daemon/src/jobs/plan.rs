@@ -156,6 +156,9 @@ impl Daemon {
         if let Err(error) = self.check_layers(volume, request, options.strategy) {
             return Some(error);
         }
+        if let Err(error) = self.check_surrogate(volume, request, options.strategy) {
+            return Some(error);
+        }
         let spec = match to {
             Destination::Local(spec) => spec,
             Destination::Host { host, volume: name } => {

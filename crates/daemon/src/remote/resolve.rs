@@ -17,7 +17,7 @@ use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, of_backend};
-use crate::stack::open_layer_files;
+use crate::stack::{open_layer_files, reopen_redirect, resume_drains};
 use crate::volume::Volume;
 
 /// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
@@ -171,7 +171,12 @@ impl Daemon {
         let open_options = volume.open_options(self.config.lock_wait());
         let source = self.open_source(volume, committed, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
-        let ground = source.ground().map_err(|error| of_backend(&error, "the old source"))?;
+        let redirect = Box::pin(reopen_redirect(&source.device, &committed.layers, &self.overlay_context())).await?;
+        let ground = match &redirect {
+            // The source alone lacks what its surrogate holds.
+            Some(stacked) => stacked.device.clone(),
+            None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
+        };
         let remote_device = volume.remote_device();
         let group = record_of(&volume.document());
         let stored = volume.journal.update(|document| {
@@ -180,6 +185,7 @@ impl Daemon {
             document.size_limit = committed.size_limit;
             document.restore_layers(&committed.layers);
             document.job = None;
+            document.drain_redirect();
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         group.into_iter().for_each(|group| self.leave_group(group, volume));
@@ -187,11 +193,13 @@ impl Daemon {
             remote_device.give_back(ground);
         }
         drop(volume.replace_backend(source));
+        volume.with_stack(|stack| stack.restore_redirect(redirect));
         if let Some(job) = volume.job() {
             let message = format!("the move of {} was taken back by hand: this host holds it", volume.name);
             let error = Error::new(ErrorCode::MoveFailed, message);
             crate::jobs::end(self, volume, &job, JobState::Failed, None, Some(error)).await;
         }
+        resume_drains(self, volume);
         Ok(())
     }
 

@@ -34,7 +34,7 @@ pub(crate) use drain::resume_drains;
 pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
 };
-pub(crate) use redirect::StackedRedirect;
+pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};

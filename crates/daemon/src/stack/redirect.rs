@@ -38,7 +38,7 @@ pub(crate) struct StackedRedirect {
     pub(super) id: Uuid,
     redirect: Redirect,
     /// The same as the guest sees it.
-    pub(super) device: Device,
+    pub(crate) device: Device,
 }
 
 impl StackedRedirect {
@@ -105,13 +105,23 @@ const fn shown(status: &RedirectStatus) -> v1::Redirection {
     }
 }
 
+/// Opens the redirection among `layers`, if there is one, over `base`, which a move had left.
+pub(crate) async fn reopen_redirect(
+    base: &Device,
+    layers: &[LayerDocument],
+    context: &OverlayContext,
+) -> Result<Option<StackedRedirect>> {
+    let mut found = layers.iter().filter_map(|layer| Some((layer, layer.redirect()?)));
+    match found.next() {
+        Some((layer, redirect)) => StackedRedirect::open(base.clone(), layer, redirect, context).await.map(Some),
+        None => Ok(None),
+    }
+}
+
 impl Stack {
     /// Opens the redirection among `layers`, if there is one.
     pub(super) async fn open_redirect(&mut self, layers: &[LayerDocument], context: &OverlayContext) -> Result<()> {
-        let mut found = layers.iter().filter_map(|layer| Some((layer, layer.redirect()?)));
-        let Some((layer, redirect)) = found.next() else { return Ok(()) };
-        let base = self.open_backend.device.clone();
-        self.redirect = Some(StackedRedirect::open(base, layer, redirect, context).await?);
+        self.redirect = reopen_redirect(&self.open_backend.device, layers, context).await?;
         Ok(())
     }
 
@@ -123,6 +133,11 @@ impl Stack {
     /// The target holds the volume: what the surrogate holds is of no use any more.
     pub(crate) fn drop_redirect(&mut self) {
         self.redirect = None;
+    }
+
+    /// The source holds the volume again, with what the surrogate holds.
+    pub(crate) fn restore_redirect(&mut self, redirect: Option<StackedRedirect>) {
+        self.redirect = redirect;
     }
 }
 
