@@ -220,6 +220,12 @@ impl Redirect {
         Device::new(name, CopyFace(Arc::clone(&self.inner)))
     }
 
+    /// The source was written to since the redirection was opened, by whoever used it until now: the next flush covers that, too.
+    /// Whoever puts it into a guest's path says so while nothing is under way.
+    pub fn note_source_written(&self) {
+        self.inner.base.note_written();
+    }
+
     /// What it has done and what it holds.
     #[must_use]
     pub fn status(&self) -> RedirectStatus {

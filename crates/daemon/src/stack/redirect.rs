@@ -210,6 +210,8 @@ impl Daemon {
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         match hold_clients(self, &slot).await {
             Ok(quiesced) => {
+                // The guest has written past it since it was opened.
+                stacked.redirect.note_source_written();
                 volume.relayer(&quiesced, |stack| {
                     assert!(
                         stack.overlays.is_empty() && stack.copy.is_none(),
@@ -252,6 +254,11 @@ pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) 
     if let Some(stacked) = found {
         let redirect = &stacked.redirect;
         redirect.begin_drain().await;
+        {
+            let _operation = volume.operation.lock().await;
+            // Writes that began before have ended then: it only gets emptier.
+            drop(hold_clients(daemon, &volume.require_up()?).await?);
+        }
         while !redirect.is_empty() {
             let mut from = 0;
             let mut began = daemon.env.now();

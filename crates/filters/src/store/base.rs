@@ -70,6 +70,11 @@ impl Base {
         Ok(())
     }
 
+    /// Counts what others have written to it meanwhile as a change that is not durable.
+    pub(crate) fn note_written(&self) {
+        self.answered.fetch_add(1, Ordering::Release);
+    }
+
     /// Makes durable all that was answered before this was called. One at a time.
     pub(crate) async fn flush(&self) -> Result<()> {
         let (device, answered) = {

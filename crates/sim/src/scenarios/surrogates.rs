@@ -67,7 +67,7 @@ pub(super) fn dying(rng: &Rng) -> Scenario {
 pub(super) fn failing_store(rng: &Rng) -> Scenario {
     let rate = rng.pick(&[0.002, 0.02]);
     let faults = Faults { read_errors: rate, write_errors: rate, flush_errors: rate, ..Faults::default() };
-    let scenario = served(rng).target(failing(rng, &[0.0, 0.0, 0.002])).surrogate(2, faults);
+    let scenario = served(rng).target(failing(rng, &[0.0, 0.002, 0.01])).surrogate(2, faults);
     with_target_lost(rng, scenario).with(FaultEvent::Crash, rng.below(3)).with(FaultEvent::Cancel, rng.below(2))
 }
 
