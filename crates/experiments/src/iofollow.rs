@@ -1,7 +1,7 @@
 //! The evaluation of IOFollow, repeated: chapter 5 of the dissertation, a copy that goes where the head of the disk already is.
 //!
-//! The paper measures a replayer of its own (algorithm 3) and no migration: [`replayer`] is that one, on the bare model of the
-//! paper's disk. Beside it the engine's own schedules and cache are played in the scenes of [`crate::interference`], and both
+//! The paper measures a replayer of its own (algorithm 3) and no migration: `replayer` is that one, on the bare model of the
+//! paper's disk. Beside it the engine's own schedules and cache are played in the scenes of `interference`, and both
 //! papers' ideas together, which no paper has. `docs/paper-iofollow.md` tells what is modelled and what was fitted.
 
 mod chunk_sizes;

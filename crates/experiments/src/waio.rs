@@ -1,7 +1,7 @@
 //! The evaluation of WAIO, repeated: "Workload-aware IO outsourcing", chapter 3 of the dissertation.
 //!
 //! Tables 3.2 and 3.3 are played on the bare model of the disk, all else with the engine and the filter of `crates/filters`
-//! in the scenes of [`crate::interference`]. The paper states throughputs in a few places and factors elsewhere; what it gives as
+//! in the scenes of `interference`. The paper states throughputs in a few places and factors elsewhere; what it gives as
 //! plots only is not measured off them. `docs/paper-waio.md` tells what is modelled, and which reading stands where the text
 //! contradicts itself.
 
