@@ -122,7 +122,7 @@ impl Core {
     /// The surrogates.
     #[must_use]
     pub fn surrogates(&self) -> Vec<Surrogate> {
-        self.daemon.surrogates.list().iter().map(|surrogate| self.daemon.show_surrogate(surrogate.show())).collect()
+        self.daemon.shown_surrogates()
     }
 
     /// Limits what clients of `volume` may ask for.

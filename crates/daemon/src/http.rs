@@ -242,11 +242,11 @@ async fn remove_snapshot(
 }
 
 async fn surrogates(State(daemon): Shared) -> Json<Vec<v1::Surrogate>> {
-    Json(daemon.surrogates.list().iter().map(|surrogate| daemon.show_surrogate(surrogate.show())).collect())
+    Json(daemon.shown_surrogates())
 }
 
 async fn surrogate(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Surrogate> {
-    Ok(Json(daemon.show_surrogate(daemon.surrogates.get(&name)?.show())))
+    Ok(Json(daemon.show_surrogate(&*daemon.surrogates.get(&name)?)))
 }
 
 async fn create_surrogate(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Surrogate> {
@@ -262,10 +262,7 @@ async fn drain_surrogate(
     Part(Path(name)): Part<Path<String>>,
 ) -> Answer<v1::Surrogate> {
     let action = ("surrogate.drain", name.clone());
-    let work = async move |daemon: Arc<Daemon>, _| {
-        let drained = daemon.surrogates.drain(&name)?;
-        Ok(daemon.show_surrogate(drained))
-    };
+    let work = async move |daemon: Arc<Daemon>, _| Ok(daemon.show_surrogate(&*daemon.surrogates.drain(&name)?));
     audited(daemon, peer, action, &(), work).await
 }
 

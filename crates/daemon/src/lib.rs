@@ -27,6 +27,7 @@ mod config;
 mod core;
 mod daemon;
 mod device_identity;
+mod disk;
 mod document;
 mod foreign;
 mod free_space;
@@ -55,7 +56,6 @@ mod remote;
 mod rescue;
 mod run;
 mod sockets;
-mod spindle;
 mod stack;
 mod state_dir;
 mod surrogates;
@@ -67,6 +67,7 @@ pub use clients::{Clients, SocketOwner};
 pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};
 pub use core::Core;
+pub use disk::Disk;
 pub use document::{
     AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
     DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_MACHINES,

@@ -31,6 +31,7 @@ use uuid::Uuid;
 use crate::arbiter::Arbiter;
 use crate::clients::Clients;
 use crate::device_identity;
+use crate::disk::Disk;
 use crate::hooks::{HookPrograms, Hooks};
 use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
@@ -97,13 +98,8 @@ pub trait Backends: OverlayBackends {
         Box::pin(std::future::ready(None))
     }
 
-    /// The rotating disk that `path`, or the directory that it is to be in, lies on; none if it does not rotate, or nobody knows.
-    fn spindle(&self, _path: &Path) -> Option<String> {
-        None
-    }
-
-    /// Whether the disk that `path` lies on rotates; none if nobody knows.
-    fn is_rotational(&self, _path: &Path) -> Option<bool> {
+    /// The disk that `path`, or the directory that it is to be in, lies on; none if nobody knows.
+    fn disk_of(&self, _path: &Path) -> Option<Disk> {
         None
     }
 
@@ -413,12 +409,8 @@ impl Backends for RealBackends {
         })
     }
 
-    fn spindle(&self, path: &Path) -> Option<String> {
-        crate::spindle::spindle_of(path)
-    }
-
-    fn is_rotational(&self, path: &Path) -> Option<bool> {
-        crate::spindle::is_rotational(path)
+    fn disk_of(&self, path: &Path) -> Option<Disk> {
+        crate::disk::disk_of(path)
     }
 
     fn prepare<'a>(

@@ -321,7 +321,6 @@ impl Next {
 async fn undo(daemon: &Arc<Daemon>, volume: &Arc<Volume>, handle: &JobHandle, error: Error) {
     let error = handle.failure().unwrap_or(error);
     jobs::undo_without_target(daemon, volume, handle, error).await;
-    crate::stack::resume_drains(daemon, volume);
 }
 
 fn nobody_opens() -> block::Error {

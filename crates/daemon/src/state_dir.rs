@@ -215,6 +215,20 @@ impl Layout {
         self.files.list(path).map_err(|error| of_state(error, format!("listing {}", path.display())))
     }
 
+    /// The documents in `directory`: `NAME.json`.
+    pub(crate) fn documents(&self, directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+        let mut paths = self.files.list(directory)?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        Ok(paths)
+    }
+
+    /// Removes the document at `path`, if it is there, durably.
+    pub(crate) fn remove_document(&self, path: &Path) -> Result<()> {
+        let removed = unless_missing(self.files.remove_file(path));
+        removed.map_err(|error| of_state(error, format!("removing {}", path.display())))?;
+        self.sync(path.parent().expect("a document is in a directory"))
+    }
+
     /// Removes a file that is only good while a job runs.
     pub(crate) fn drop_file(&self, path: &Path) {
         if let Err(error) = unless_missing(self.files.remove_file(path)) {

@@ -8,6 +8,7 @@ pub mod esx;
 pub mod figure;
 mod interference;
 pub mod iofollow;
+mod journal;
 pub mod papers;
 pub mod pmigrate;
 pub mod replay;

@@ -16,7 +16,7 @@ use crate::document::{Committed, JobDocument, LayerDocument, VolumeDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::{of_backend, of_migration};
-use crate::stack::{Stack, remove_layer_files};
+use crate::stack::{Stack, remove_layer_files, resume_drains};
 use crate::volume::Volume;
 
 /// How long a source that a program of QEMU's has is waited for before it is left as it is, and how often it is tried.
@@ -35,10 +35,10 @@ pub(crate) enum Ending {
     Failed(block::Error, Option<migrate::Report>),
 }
 
-/// Does what is to be done after the migration, and tells who waits.
+/// Does what is to be done after the migration, and tells who waits. What a surrogate holds that the source lacks goes back aside.
 pub(crate) async fn finish(
     daemon: &Arc<Daemon>,
-    volume: &Volume,
+    volume: &Arc<Volume>,
     job: &JobHandle,
     ending: Ending,
     target: OpenBackend,
@@ -82,6 +82,7 @@ pub(crate) async fn finish(
             undo(daemon, volume, job, target, (JobState::Failed, error), report.as_ref().map(convert)).await;
         }
     }
+    resume_drains(daemon, volume);
 }
 
 /// The source holds the volume: nothing of the move stays behind.
@@ -102,13 +103,14 @@ async fn undo(
 }
 
 /// A job that a restart found and that cannot go on: the source holds the volume.
-pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Volume, job: &JobHandle, error: Error) {
+pub(crate) async fn undo_without_target(daemon: &Arc<Daemon>, volume: &Arc<Volume>, job: &JobHandle, error: Error) {
     crate::overlays::fold_back(daemon, volume).await;
     daemon.state.drop_progress(&volume.name);
     daemon.discard_target(volume).await;
     // Whoever has cancelled it hears that it is cancelled.
     let state = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };
     end(daemon, volume, job, state, None, Some(error)).await;
+    resume_drains(daemon, volume);
 }
 
 /// The target holds the volume: what is left is done, and done again after a crash until all of it is.

@@ -22,7 +22,7 @@ use crate::gauge::MigrationMeter;
 use crate::open_backend::OpenBackend;
 use crate::rates::{ControllerContext, keep};
 use crate::remote::RemoteVolumeDevice;
-use crate::stack::{StackedRedirect, resume_drains};
+use crate::stack::StackedRedirect;
 use crate::volume::Volume;
 use crate::workers::Worker;
 
@@ -59,19 +59,13 @@ pub(crate) async fn run(
     };
     match turn {
         Ok(place) => job.keep_place(place),
-        Err(ending) => {
-            finish(&daemon, &volume, &job, ending, target).await;
-            return resume_drains(&daemon, &volume);
-        }
+        Err(ending) => return finish(&daemon, &volume, &job, ending, target).await,
     };
     let prediction = daemon.predict(&volume, &job, &target).await;
     job.predicted(prediction.clone());
     match start_migration(&daemon, &volume, &target, prediction).await {
         Ok(started) => Box::pin(drive(daemon, volume, Arc::clone(&job), target, started)).await,
-        Err(error) => {
-            finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await;
-            resume_drains(&daemon, &volume);
-        }
+        Err(error) => finish(&daemon, &volume, &job, Ending::Failed(error, None), target).await,
     }
     job.give_place_back();
 }
@@ -176,7 +170,7 @@ pub(crate) async fn start_migration(
 fn medium_of(daemon: &Daemon, volume: &Volume) -> migrate::Medium {
     let path =
         volume.with_backend(|open_backend| open_backend.place.local_path().map(std::path::Path::to_owned)).flatten();
-    let is_rotational = path.and_then(|path| daemon.backends.is_rotational(&path));
+    let is_rotational = path.and_then(|path| daemon.backends.disk_of(&path)).map(|disk| disk.is_rotational);
     migrate::Medium { is_rotational, ..migrate::Medium::default() }
 }
 
@@ -289,7 +283,6 @@ pub(crate) async fn drive(
         Outcome::Failed { error, report } => Ending::Failed(error, Some(report)),
     };
     finish(&daemon, &volume, &job, ending, target).await;
-    resume_drains(&daemon, &volume);
 }
 
 /// Whose move it is, before every line that the engine logs of it.

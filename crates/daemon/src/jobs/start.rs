@@ -252,15 +252,16 @@ impl Daemon {
                         with it what the guest has written since the move began";
             return refuse("it has one store, which would hold the only copy of what the guest writes", hint);
         }
-        self.refuse_spindle(&surrogate, &document.backend)
+        self.refuse_same_disk(&surrogate, &document.backend)
     }
 
     /// Refuses a surrogate on the head that the volume's source is read by.
-    fn refuse_spindle(&self, surrogate: &Surrogate, source: &Location) -> Result<()> {
-        let Some(spindle) = source.local_path().and_then(|path| self.backends.spindle(path)) else { return Ok(()) };
+    fn refuse_same_disk(&self, surrogate: &Surrogate, source: &Location) -> Result<()> {
+        let disk = source.local_path().and_then(|path| self.backends.disk_of(path));
+        let Some(disk) = disk.filter(|disk| disk.is_rotational) else { return Ok(()) };
         for spec in surrogate.specs() {
-            if self.backends.spindle(spec.path()).as_ref() == Some(&spindle) {
-                let message = format!("{spec} is on {spindle}, the disk that holds the volume");
+            if self.backends.disk_of(spec.path()).as_ref() == Some(&disk) {
+                let message = format!("{spec} is on {}, the disk that holds the volume", disk.name);
                 return Err(invalid(
                     message,
                     "a surrogate is to spare that disk's head: put its stores on another device",

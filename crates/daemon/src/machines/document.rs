@@ -6,7 +6,6 @@
 use std::path::PathBuf;
 
 use api::v1::{Error, ErrorCode, Monitor, VmMove};
-use env::unless_missing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use vm::QemuProcess;
@@ -153,19 +152,14 @@ pub(super) fn store(layout: &Layout, document: &MachineDocument) -> Result<()> {
 
 /// Forgets the machine `name`.
 pub(super) fn remove(layout: &Layout, name: &str) -> Result<()> {
-    let path = layout.machine(name);
-    let removed = unless_missing(layout.files().remove_file(&path));
-    removed.map_err(|error| of_state(error, format!("removing {}", path.display())))?;
-    let synced = layout.files().sync_directory(&layout.machines());
-    synced.map_err(|error| of_state(error, format!("syncing {}", layout.machines().display())))
+    layout.remove_document(&layout.machine(name))
 }
 
 /// Every machine on record, or why it cannot be read.
 pub(super) fn load_all(layout: &Layout) -> Result<Vec<Result<MachineDocument>>> {
-    let paths = layout.files().list(&layout.machines());
+    let paths = layout.documents(&layout.machines());
     let paths = paths.map_err(|error| of_state(error, format!("listing {}", layout.machines().display())))?;
-    let is_document = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "json");
-    Ok(paths.into_iter().filter(is_document).map(|path| load(layout, &path)).collect())
+    Ok(paths.iter().map(|path| load(layout, path)).collect())
 }
 
 fn load(layout: &Layout, path: &std::path::Path) -> Result<MachineDocument> {

@@ -24,6 +24,7 @@ use crate::daemon::Daemon;
 use crate::document::{JobDocument, LayerDocument, LayerKind, LayerState, RedirectLayer, random_uuid};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
+use crate::surrogates::Surrogate;
 use crate::volume::Volume;
 
 /// A chunk is popular from this request on if nothing is said.
@@ -189,13 +190,19 @@ impl Daemon {
         }
     }
 
-    /// Adds what the volumes do with their parts of a surrogate.
-    pub(crate) fn show_surrogate(&self, mut surrogate: v1::Surrogate) -> v1::Surrogate {
-        for partition in &mut surrogate.partitions {
+    /// How the API shows a surrogate: with what the volumes do with their parts of it.
+    pub(crate) fn show_surrogate(&self, surrogate: &Surrogate) -> v1::Surrogate {
+        let mut shown = surrogate.show();
+        for partition in &mut shown.partitions {
             let volume = self.volume_if_any(&partition.volume).ok().flatten();
             partition.redirection = volume.and_then(|volume| volume.redirection());
         }
-        surrogate
+        shown
+    }
+
+    /// How the API shows all of them.
+    pub(crate) fn shown_surrogates(&self) -> Vec<v1::Surrogate> {
+        self.surrogates.list().iter().map(|surrogate| self.show_surrogate(surrogate)).collect()
     }
 
     /// Puts an empty redirection on record and into the guest's path.
@@ -233,7 +240,7 @@ impl Daemon {
 async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid, u64)) -> Result<()> {
     let largest = base.geometry().transfer_bytes_max.min(partition.geometry().transfer_bytes_max);
     // No larger than a request may be.
-    let chunk_bytes = chunk_bytes.min(prev_power_of_two(largest.into()));
+    let chunk_bytes = chunk_bytes.min(largest.checked_ilog2().map_or(0, |log2| 1 << log2));
     let header = ChunkSize::new(chunk_bytes)
         .and_then(|chunk| RedirectHeader::new(base.size(), chunk, partition.size(), *id.as_bytes()));
     let header = header.ok_or_else(|| {
@@ -241,10 +248,6 @@ async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid
             .with_hint("make the surrogate with a larger --partition")
     })?;
     Redirect::create(partition, &header).await.map_err(|error| of_backend(&error, "the surrogate"))
-}
-
-const fn prev_power_of_two(number: u64) -> u64 {
-    if number == 0 { 0 } else { 1 << (63 - number.leading_zeros()) }
 }
 
 /// Moves what redirection `id` holds into the backend, and takes it out. Every step can be done again.

@@ -8,7 +8,6 @@ use std::path::Path;
 use api::v1::{self, Error, ErrorCode};
 use backends::{BackendSpec, PreparedTarget};
 use block::{Bytes, Extent};
-use env::unless_missing;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -139,23 +138,17 @@ pub(super) fn store(layout: &Layout, document: &SurrogateDocument) -> Result<()>
 
 /// Forgets the surrogate `name`.
 pub(super) fn remove(layout: &Layout, name: &str) -> Result<()> {
-    let path = layout.surrogate(name);
-    let removed = unless_missing(layout.files().remove_file(&path));
-    removed.map_err(|error| of_state(error, format!("removing {}", path.display())))?;
-    let synced = layout.files().sync_directory(&layout.surrogates());
-    synced.map_err(|error| of_state(error, format!("syncing {}", layout.surrogates().display())))
+    layout.remove_document(&layout.surrogate(name))
 }
 
 /// Every surrogate on record, or why it cannot be read.
 pub(super) fn load_all(layout: &Layout) -> Result<Vec<Result<SurrogateDocument>>> {
-    let paths = layout.files().list(&layout.surrogates());
-    if paths.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+    let paths = match layout.documents(&layout.surrogates()) {
         // An older version has made the state directory.
-        return Ok(Vec::new());
-    }
-    let paths = paths.map_err(|error| of_state(error, format!("listing {}", layout.surrogates().display())))?;
-    let is_document = |path: &std::path::PathBuf| path.extension().is_some_and(|extension| extension == "json");
-    Ok(paths.into_iter().filter(is_document).map(|path| load(layout, &path)).collect())
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        paths => paths.map_err(|error| of_state(error, format!("listing {}", layout.surrogates().display())))?,
+    };
+    Ok(paths.iter().map(|path| load(layout, path)).collect())
 }
 
 fn load(layout: &Layout, path: &Path) -> Result<SurrogateDocument> {

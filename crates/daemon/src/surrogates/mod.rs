@@ -172,10 +172,10 @@ impl Surrogates {
     ///
     /// # Errors
     /// There is none of that name, or that could not be stored.
-    pub(crate) fn drain(&self, name: &str) -> Result<v1::Surrogate> {
+    pub(crate) fn drain(&self, name: &str) -> Result<Arc<Surrogate>> {
         let surrogate = self.get(name)?;
         surrogate.update(|document| document.draining = true)?;
-        Ok(surrogate.show())
+        Ok(surrogate)
     }
 
     /// Removes a surrogate that no volume has a part of, with the files that were made for it.

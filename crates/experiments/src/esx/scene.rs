@@ -10,13 +10,13 @@ use std::time::Duration;
 use block::{BufferPool, Bytes, Device, Error, ErrorKind, Extent, IoFuture, Offload, Result, Slot};
 use filters::MeterState;
 use migrate::{
-    JobJournal, Migration, MigrationContext, MoveOptions, Outcome, Phase, Report, Snapshots, UnderWay, Verify,
-    VolumeMeter,
+    Migration, MigrationContext, MoveOptions, Outcome, Phase, Report, Snapshots, UnderWay, Verify, VolumeMeter,
 };
 
 use super::load::Load;
 use super::overlay_disks::MoveOverlays;
 use super::way::Way;
+use crate::journal::MoveJournal;
 use sim::bench::Tally;
 use sim::clock;
 use sim::log::Keep;
@@ -25,7 +25,7 @@ use sim::model::{Array, ArrayFigures, Model, Nfs, NfsFigures, Traffic, Volume};
 use sim::player::Player;
 use sim::process::Process;
 use sim::workload::Workload;
-use sim::world::{Invariant, World};
+use sim::world::World;
 
 /// The system disk that moves with every data disk (section 3).
 pub(super) const SYSTEM_GIB: u64 = 6;
@@ -171,32 +171,6 @@ impl Seen {
     }
 }
 
-/// The durable memory of a move in the evaluation: it takes a millisecond, and looks at both sides at the commit.
-struct Journal {
-    world: World,
-    sides: [Volume; 2],
-}
-
-impl JobJournal for Journal {
-    fn record(&self, _: Phase) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.world.sleep(Duration::from_millis(1)).await;
-            Ok(())
-        })
-    }
-
-    fn commit(&self) -> IoFuture<'_, ()> {
-        let differs = self.sides[0].inspect(|source| self.sides[1].inspect(|target| source.first_difference(target)));
-        if let Some(block) = differs {
-            self.world.violate(Invariant::EqualAtSwitch, format!("block {block} differs at the commit"));
-        }
-        Box::pin(async move {
-            self.world.sleep(Duration::from_millis(1)).await;
-            Ok(())
-        })
-    }
-}
-
 /// The data mover below the engine, as ESX has one: the devices take their time, and no buffer holds the bytes.
 struct Mover {
     source: Volume,
@@ -272,7 +246,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         target_is_fresh: true,
         phase: Phase::Preparing,
         under_way: UnderWay::new(Duration::ZERO, process.env().now()),
-        journal: Arc::new(Journal { world: world.clone(), sides: [source.clone(), target.clone()] }),
+        journal: Arc::new(MoveJournal { world: world.clone(), compared: Some([source.clone(), target.clone()]) }),
         progress_map: None,
         meter: Some(Arc::new(VolumeMeter::new(meter))),
         comparison: None,

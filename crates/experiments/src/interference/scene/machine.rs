@@ -4,23 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{BufferPool, Bytes, ChunkSize, Device, Error, ErrorKind, IoFuture, Result, Slot};
+use block::{BufferPool, Bytes, ChunkSize, Device, Error, ErrorKind, Result, Slot};
 use filters::{AccessCounts, MeterState, Redirect, RedirectHeader, RedirectStatus};
 use migrate::{
-    Control, JobJournal, Medium, Migration, MigrationContext, MoveOptions, Outcome, Phase, Report, UnderWay,
-    VolumeMeter,
+    Control, Medium, Migration, MigrationContext, MoveOptions, Outcome, Phase, Report, UnderWay, VolumeMeter,
 };
 use parking_lot::Mutex;
 use sim::bench::Tally;
 use sim::model::Volume;
 use sim::model::contents::Origin;
 use sim::player::Player;
-use sim::world::{Invariant, World};
 use tokio::sync::oneshot;
 
 use super::super::guest_path::{CountedReads, GuestPath};
 use super::CHUNK_BYTES;
 use super::host::{Host, outstanding};
+use crate::journal::MoveJournal;
 
 /// What a request costs on its way through QEMU: assumed.
 const REQUEST_COST: Duration = Duration::from_micros(100);
@@ -73,8 +72,8 @@ impl Machine {
         };
         let copy_face = CountedReads { world: host.world.clone(), lower, tally: Arc::clone(&self.copied) };
         let target = host.target(Bytes(host.scene.image_here()));
-        let compared = self.redirect.is_none().then(|| self.source.clone());
-        let journal = Journal { world: host.world.clone(), compared, target: target.clone() };
+        let compared = self.redirect.is_none().then(|| [self.source.clone(), target.clone()]);
+        let journal = MoveJournal { world: host.world.clone(), compared };
         let meter = Arc::new(VolumeMeter::new(self.meter.clone()));
         let context = MigrationContext {
             copy_face: Some(Device::new("copy face", copy_face)),
@@ -122,7 +121,7 @@ async fn redirect(host: &Host, number: u64, source: &Volume) -> Result<Redirect>
     Redirect::open(host.process.env(), source.device(), partition, [1; 16], Box::new(popularity)).await
 }
 
-fn context(host: &Host, slot: &Slot, source: &Device, target: &Volume, journal: Journal) -> MigrationContext {
+fn context(host: &Host, slot: &Slot, source: &Device, target: &Volume, journal: MoveJournal) -> MigrationContext {
     let env = host.process.env();
     MigrationContext {
         under_way: UnderWay::new(Duration::ZERO, env.now()),
@@ -161,7 +160,8 @@ impl Mover {
     pub(super) async fn of(host: &Host, volume: &Volume) -> Result<Self> {
         let slot = Slot::new(volume.device());
         let target = host.target(slot.device().size());
-        let journal = Journal { world: host.world.clone(), compared: Some(volume.clone()), target: target.clone() };
+        let compared = Some([volume.clone(), target.clone()]);
+        let journal = MoveJournal { world: host.world.clone(), compared };
         Self::start(host, context(host, &slot, &slot.device(), &target, journal), host.scene.options()).await
     }
 
@@ -189,35 +189,5 @@ impl Mover {
             Some(Outcome::Failed { error, .. }) => Err(error.wrap("a move of the evaluation")),
             None => Err(Error::new(ErrorKind::Internal, "a move has not ended")),
         }
-    }
-}
-
-/// The durable memory of a move: it takes a millisecond, and looks at both sides at the commit where the source alone is the
-/// volume. What a redirected guest reads at the target is checked by the guest.
-struct Journal {
-    world: World,
-    compared: Option<Volume>,
-    target: Volume,
-}
-
-impl JobJournal for Journal {
-    fn record(&self, _: Phase) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.world.sleep(Duration::from_millis(1)).await;
-            Ok(())
-        })
-    }
-
-    fn commit(&self) -> IoFuture<'_, ()> {
-        if let Some(source) = &self.compared {
-            let differs = source.inspect(|one| self.target.inspect(|other| one.first_difference(other)));
-            if let Some(block) = differs {
-                self.world.violate(Invariant::EqualAtSwitch, format!("block {block} differs at the commit"));
-            }
-        }
-        Box::pin(async move {
-            self.world.sleep(Duration::from_millis(1)).await;
-            Ok(())
-        })
     }
 }

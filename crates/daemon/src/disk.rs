@@ -4,15 +4,19 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The name of the rotating disk that `path` lies on, or is: of its nearest directory if it does not exist. None if that disk does not
-/// rotate, or the kernel does not say: a file system over the network, or in memory.
-pub(crate) fn spindle_of(path: &Path) -> Option<String> {
-    rotating_disk(Path::new("/sys/dev/block"), &number_of(path)?)
+/// A disk that files lie on, as the kernel knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// What the kernel calls it.
+    pub name: String,
+    /// Whether it rotates: then it has a head, which its files share.
+    pub is_rotational: bool,
 }
 
-/// Whether the disk that `path` lies on, or is, rotates. None if the kernel does not say.
-pub(crate) fn is_rotational(path: &Path) -> Option<bool> {
-    disk(Path::new("/sys/dev/block"), &number_of(path)?).map(|(_, is_rotating)| is_rotating)
+/// The disk that `path` lies on, or is: of its nearest directory if it does not exist. None if the kernel does not say: a file system
+/// over the network, or in memory.
+pub(crate) fn disk_of(path: &Path) -> Option<Disk> {
+    disk(Path::new("/sys/dev/block"), &number_of(path)?)
 }
 
 fn number_of(path: &Path) -> Option<String> {
@@ -21,19 +25,14 @@ fn number_of(path: &Path) -> Option<String> {
     Some(format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// The disk that device `number` is, or is a partition of, below `devices`, if it rotates.
-fn rotating_disk(devices: &Path, number: &str) -> Option<String> {
-    let (disk, _) = disk(devices, number).filter(|(_, is_rotating)| *is_rotating)?;
-    disk.file_name().map(|name| name.to_string_lossy().into_owned())
-}
-
-/// The same disk, and whether it rotates.
-fn disk(devices: &Path, number: &str) -> Option<(PathBuf, bool)> {
+/// The disk that device `number` is, or is a partition of, below `devices`.
+fn disk(devices: &Path, number: &str) -> Option<Disk> {
     let device = fs::canonicalize(devices.join(number)).ok()?;
     let disk: PathBuf = if device.join("partition").exists() { device.parent()?.to_owned() } else { device };
-    let is_rotating = fs::read_to_string(disk.join("queue/rotational")).ok()?.trim() == "1";
+    let is_rotational = fs::read_to_string(disk.join("queue/rotational")).ok()?.trim() == "1";
     // What stands for a file of another file system says nothing of that one's disk.
-    disk.join("device").exists().then_some((disk, is_rotating))
+    disk.join("device").exists().then_some(())?;
+    Some(Disk { name: disk.file_name()?.to_string_lossy().into_owned(), is_rotational })
 }
 
 #[cfg(test)]
@@ -59,9 +58,9 @@ mod tests {
         for (number, disk) in [("8:0", "sda"), ("8:1", "sda/sda1"), ("259:0", "nvme0n1"), ("7:0", "loop0")] {
             std::os::unix::fs::symlink(place.path().join("disks").join(disk), devices.join(number)).expect("a link");
         }
-        let found = ["8:0", "8:1", "259:0", "7:0", "9:9"].map(|number| rotating_disk(&devices, number));
-        assert_eq!(found, [Some("sda".to_owned()), Some("sda".to_owned()), None, None, None]);
-        let rotates = ["8:0", "8:1", "259:0", "7:0", "9:9"].map(|number| disk(&devices, number).map(|found| found.1));
-        assert_eq!(rotates, [Some(true), Some(true), Some(false), None, None], "of the last two nobody knows");
+        let found = ["8:0", "8:1", "259:0", "7:0", "9:9"].map(|number| disk(&devices, number));
+        let of = |name: &str, is_rotational| Some(Disk { name: name.to_owned(), is_rotational });
+        let expected = [of("sda", true), of("sda", true), of("nvme0n1", false), None, None];
+        assert_eq!(found, expected, "of the last two nobody knows");
     }
 }
