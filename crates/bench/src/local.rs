@@ -23,8 +23,8 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again.
-    #[arg(long, value_name = "GROUP")]
+    /// Only these groups: machine, nbd, idle, surrogate, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again, or with commas.
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
     #[arg(long, default_value_t = 5)]
@@ -74,6 +74,7 @@ const GROUPS: &Groups<Bench> = &[
     ("machine", machine::run),
     ("nbd", nbd::run),
     ("idle", idle::run),
+    ("surrogate", idle::surrogate),
     ("isolation", isolation::run),
     ("mirror-memory", mirror::run_in_memory),
     ("mirror-disk", mirror::run_on_disk),

@@ -17,8 +17,8 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, total, forecast, converge, memory, links. May be given again.
-    #[arg(long, value_name = "GROUP")]
+    /// Only these groups: idle, shared, total, forecast, converge, memory, links. May be given again, or with commas.
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
     #[arg(long, default_value_t = 5)]

@@ -18,8 +18,8 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-wire`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: throughput, nbdcopy, links, cores, mirror-slow, mirror-fast, reduce, cut, beside, guests. May be given again.
-    #[arg(long, value_name = "GROUP")]
+    /// Only these groups: throughput, nbdcopy, links, cores, mirror-slow, mirror-fast, reduce, cut, beside, guests. May be given again, or with commas.
+    #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. The network is cut twice as often.
     #[arg(long, default_value_t = 5)]

@@ -447,6 +447,9 @@ pub(crate) struct PlanArgs {
     /// With --surrogate: a chunk is popular from so many requests on [default: 1]
     #[arg(long, value_name = "N", requires = "surrogate")]
     pub(crate) popular_threshold: Option<u16>,
+    /// Use the surrogate also for a disk without a head, such as flash, where there is little to gain
+    #[arg(long, requires = "surrogate")]
+    pub(crate) surrogate_on_flash: bool,
     /// With a surrogate of one store: that may hold the only copy of what the guest writes
     #[arg(long, requires = "surrogate")]
     pub(crate) sole_copy: bool,

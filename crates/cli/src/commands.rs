@@ -267,6 +267,7 @@ fn move_request(args: &PlanArgs) -> Result<MoveRequest> {
         read_cache: args.how.read_cache.map(|size| size.0),
         surrogate: args.surrogate.clone(),
         popular_threshold: args.popular_threshold,
+        surrogate_on_flash: args.surrogate_on_flash,
         sole_copy: args.sole_copy,
         overwrite: args.overwrite,
         delete_source: false,

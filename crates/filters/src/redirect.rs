@@ -36,6 +36,7 @@ mod format;
 mod index;
 mod popularity;
 mod read;
+mod source_paths;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +50,7 @@ use block::{
 };
 use env::EnvRef;
 use futures::future::join_all;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 pub use self::format::RedirectHeader;
 pub use self::popularity::{AccessCounts, FrequencySketch, Popularity, Recency};
@@ -57,6 +58,7 @@ use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of
 use entry::{DirtySectors, SurrogateEntry};
 use fetch::Fetches;
 use index::Index;
+use source_paths::Reader;
 
 /// A volume whose popular chunks, and whose changes, are in a surrogate. Clones are the same redirection.
 #[derive(Clone)]
@@ -67,6 +69,10 @@ pub struct Redirect {
 struct Inner {
     env: EnvRef,
     base: Arc<Base>,
+    /// The source itself, past every read cache.
+    source: Device,
+    /// By what a migration's copies read the source, if a read cache is in between.
+    copy_source: RwLock<Option<Device>>,
     surrogate: Device,
     header: RedirectHeader,
     geometry: Geometry,
@@ -176,7 +182,7 @@ impl Redirect {
     ) -> Result<Self> {
         let header = Self::inspect(&partition).await?;
         let geometry = geometry_over(&base, &partition, &header)?;
-        let base = Arc::new(Base::new(base));
+        let (source, base) = (base.clone(), Arc::new(Base::new(base)));
         let record = Record::open(partition.clone(), header.layout(), boot, Arc::clone(&base)).await?;
         let (owned, stale, serial) = owners(&record, &header, partition.name())?;
         let index = Index::new(header.chunks(), header.places, &owned);
@@ -190,6 +196,8 @@ impl Redirect {
         let inner = Inner {
             env,
             base,
+            source,
+            copy_source: RwLock::new(None),
             surrogate: partition,
             geometry,
             record,
@@ -217,7 +225,13 @@ impl Redirect {
     /// The same volume as a migration reads it: what is read is not counted, and nothing is fetched for it. It takes no writes.
     #[must_use]
     pub fn copy(&self, name: &str) -> Device {
-        Device::new(name, CopyFace(Arc::clone(&self.inner)))
+        Device::new(name, CopyFace { inner: Arc::clone(&self.inner), reader: Reader::Copy })
+    }
+
+    /// The same past a read cache: what comparisons read, which must see the disk.
+    #[must_use]
+    pub fn comparison(&self, name: &str) -> Device {
+        Device::new(name, CopyFace { inner: Arc::clone(&self.inner), reader: Reader::Comparison })
     }
 
     /// The source was written to since the redirection was opened, by whoever used it until now: the next flush covers that, too.
@@ -330,18 +344,18 @@ impl Inner {
         Ok(())
     }
 
-    async fn read(self: &Arc<Self>, offset: Bytes, buffer: Buffer, is_guest: bool) -> Result<Buffer> {
+    async fn read(self: &Arc<Self>, offset: Bytes, buffer: Buffer, reader: Reader) -> Result<Buffer> {
         let extent = Extent::new(offset, buffer.len().into());
         match self.is_in_one_chunk(extent) {
-            true => self.read_part(extent, buffer, is_guest).await,
-            false => self.read_parts(extent, buffer, is_guest).await,
+            true => self.read_part(extent, buffer, reader).await,
+            false => self.read_parts(extent, buffer, reader).await,
         }
     }
 
     /// Reads each chunk's part beside the others.
-    async fn read_parts(self: &Arc<Self>, extent: Extent, mut buffer: Buffer, is_guest: bool) -> Result<Buffer> {
+    async fn read_parts(self: &Arc<Self>, extent: Extent, mut buffer: Buffer, reader: Reader) -> Result<Buffer> {
         let parts: Vec<Extent> = extent.split_at_multiples(self.header.chunk.bytes()).collect();
-        let each = parts.iter().map(|part| self.read_part(*part, Buffer::unpooled(part.length.as_usize()), is_guest));
+        let each = parts.iter().map(|part| self.read_part(*part, Buffer::unpooled(part.length.as_usize()), reader));
         for (part, read) in parts.iter().zip(join_all(each).await) {
             let at = (part.offset - extent.offset).as_usize();
             buffer[at..at + part.length.as_usize()].copy_from_slice(&read?);
@@ -379,7 +393,7 @@ impl BlockDevice for Redirect {
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.inner.read(offset, buffer, true))
+        Box::pin(self.inner.read(offset, buffer, Reader::Guest))
     }
 
     fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
@@ -396,15 +410,18 @@ impl BlockDevice for Redirect {
 }
 
 /// What a migration reads.
-struct CopyFace(Arc<Inner>);
+struct CopyFace {
+    inner: Arc<Inner>,
+    reader: Reader,
+}
 
 impl BlockDevice for CopyFace {
     fn geometry(&self) -> Geometry {
-        Geometry { read_only: true, ..self.0.geometry }
+        Geometry { read_only: true, ..self.inner.geometry }
     }
 
     fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.0.read(offset, buffer, false))
+        Box::pin(self.inner.read(offset, buffer, self.reader))
     }
 
     fn write(&self, _mutation: Mutation) -> IoFuture<'_, ()> {
@@ -412,11 +429,11 @@ impl BlockDevice for CopyFace {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.0.flush())
+        Box::pin(self.inner.flush())
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
-        Box::pin(self.0.describe(extent))
+        Box::pin(self.inner.describe(extent))
     }
 }
 

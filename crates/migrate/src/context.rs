@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use block::{BufferPool, Device, Error, IoFuture, Offload, Slot};
 use env::{EnvRef, Moment};
+use filters::Redirect;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,8 @@ pub struct MigrationContext {
     /// What the migration reads the source by, if that is not [`source`](Self::source) itself: the same bytes, by a face of a
     /// layer that does not take these reads for the guest's.
     pub copy_face: Option<Device>,
+    /// The redirection that [`source`](Self::source) is, if it is one. A read cache goes below it.
+    pub redirect: Option<Redirect>,
     /// What the source is on, for a schedule that follows the head of its disk.
     pub medium: Medium,
     /// What shall hold it. At least as large as the source; opened for this migration alone.

@@ -4,13 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Bytes, Device, Error, ErrorKind, Result};
+use block::{Bytes, ChunkSize, Device, Error, ErrorKind, Result};
 use filters::ReadCache;
 
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::pace::PauseLimit;
-use crate::schedule::{InMemoryFirst, ScheduleContext};
+use crate::schedule::{HeardDisk, InMemoryFirst, Schedule, ScheduleContext};
 use crate::strategy::mirror::Mirror;
 use crate::strategy::mirror::tracker::Tracker;
 use crate::{MigrationContext, MoveOptions, Outcome, Phase, Progress, Strategy};
@@ -47,10 +47,17 @@ impl Migration {
             let context = format!("a pool of {} is too small to copy with; it takes {pool_min}", context.pool.limit());
             return Err(Error::new(ErrorKind::Invalid, context));
         }
+        let control = Control::new(first_progress(source.size(), Bytes::ZERO), &options);
+        let schedule = crate::schedule::of(ScheduleContext {
+            options: &options,
+            size: source.size(),
+            medium: context.medium.clone(),
+            wake: Arc::clone(&control.shared.signal),
+        });
         // Where the file system copies by itself nothing is read, and nothing would be kept.
         let cache_bytes = options.read_cache().filter(|_| context.offload.is_none());
-        let copy_face = context.copy_face.clone().unwrap_or_else(|| source.clone());
-        let read_cache = cache_bytes.map(|bytes| ReadCache::new(source.clone(), copy_face, chunk, bytes));
+        let paths = SourcePaths::of(&context, &*schedule, cache_bytes.map(|bytes| (chunk, bytes)));
+        let read_cache = paths.cache.clone();
         let progress_map = context.progress_map.take();
         let mut tracker = Tracker::new(source.size(), chunk, target, context.target_is_fresh);
         tracker.set_offload(context.offload.take());
@@ -88,33 +95,52 @@ impl Migration {
             }
         }
         let bytes_resumed = tracker.bytes_in_step();
-        let control = Control::new(first_progress(source.size(), bytes_resumed), &options);
+        control.shared.progress.send_replace(first_progress(source.size(), bytes_resumed));
         if context.phase == Phase::Cancelling {
             control.cancel()?;
         }
-        let schedule = crate::schedule::of(ScheduleContext {
-            options: &options,
-            size: source.size(),
-            medium: context.medium.clone(),
-            wake: Arc::clone(&control.shared.signal),
-        });
         let schedule = match read_cache {
             Some(_) => Box::new(InMemoryFirst::new(schedule)),
             None => schedule,
         };
         let mirror =
             Mirror::new(context.env.clone(), source.clone(), tracker, chunk, progress_map, &options, control.clone())
-                .heard_by(schedule.listener())
+                .heard_by(schedule.listener().filter(|_| !paths.hears_disk))
                 .reading_by(context.copy_face.clone())
-                .cached_by(read_cache);
+                .cached_by(read_cache, context.redirect.as_ref());
         let entry = match options.strategy {
             // Nobody writes anything that a snapshot would hold.
-            Strategy::Snapshot if source.geometry().read_only => enter(&context, &mirror, &options).await?,
+            Strategy::Snapshot if source.geometry().read_only => enter(&context, &mirror, &options, &paths).await?,
             Strategy::Snapshot => enter_below(&context, &mirror, &options).await?,
-            _ => enter(&context, &mirror, &options).await?,
+            _ => enter(&context, &mirror, &options, &paths).await?,
         };
         let driver = Driver::new(context, options, control.clone(), &mirror, (bytes_resumed, entry), schedule);
         Ok((control, driver.run()))
+    }
+}
+
+/// By what the source is reached while it is copied.
+struct SourcePaths {
+    cache: Option<ReadCache>,
+    /// Below a redirection: by what the guest's requests reach the source, and by what the copy's do.
+    below: Option<(Device, Device)>,
+    /// The schedule hears of requests there, and not at the mirror.
+    hears_disk: bool,
+}
+
+impl SourcePaths {
+    /// With a cache of chunks of that size, of so many bytes, if one is given.
+    fn of(context: &MigrationContext, schedule: &dyn Schedule, cache: Option<(ChunkSize, Bytes)>) -> Self {
+        let redirect = context.redirect.as_ref();
+        let disk = redirect.map_or_else(|| context.source.clone(), |redirect| redirect.source().clone());
+        let is_covered = redirect.is_some() || cache.is_some();
+        let listener = schedule.listener().filter(|_| is_covered && schedule.hears_disk());
+        let hears_disk = listener.is_some();
+        let heard = listener.map_or_else(|| disk.clone(), |listener| HeardDisk::over(disk.clone(), listener));
+        let copied_by = context.copy_face.clone().filter(|_| redirect.is_none()).unwrap_or(disk);
+        let cache = cache.map(|(chunk, bytes)| ReadCache::new(heard.clone(), copied_by.clone(), chunk, bytes));
+        let below = cache.as_ref().map_or((heard, copied_by), |cache| (cache.guest(), cache.copy()));
+        Self { cache, below: redirect.map(|_| below), hears_disk }
     }
 }
 
@@ -128,7 +154,12 @@ pub(crate) struct Entry {
 }
 
 /// Puts the mirror in the guest's path, which is held for short times only.
-async fn enter(context: &MigrationContext, mirror: &Mirror, options: &MoveOptions) -> Result<Entry> {
+async fn enter(
+    context: &MigrationContext,
+    mirror: &Mirror,
+    options: &MoveOptions,
+    paths: &SourcePaths,
+) -> Result<Entry> {
     let (source, env) = (&context.source, &*context.env);
     if let Some(meter) = &context.meter {
         meter.begin_stall();
@@ -154,6 +185,9 @@ async fn enter(context: &MigrationContext, mirror: &Mirror, options: &MoveOption
     if !before.is_same(source) {
         quiesced.swap(before);
         return Err(not_served_from(source));
+    }
+    if let (Some(redirect), Some((guest, copy))) = (&context.redirect, &paths.below) {
+        redirect.reach_source_by(guest.clone(), copy.clone());
     }
     Ok(entry)
 }

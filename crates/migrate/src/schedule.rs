@@ -16,7 +16,7 @@
 //! Two orders make detours, [`follow`] and [`cold_first`]. Both are followed by an ascending sweep over what they leave.
 //!
 //! A schedule that follows the guest has a [`GuestListener`]. It is told when each guest request at the mirror begins
-//! and ends, reads included. Without one, a request costs one look at a field. Of a move by snapshots the mirror sees
+//! and ends, reads included, or at the disk below a redirection or a cache if it follows the head ([`heard_disk`]). Without one, a request costs one look at a field. Of a move by snapshots the mirror sees
 //! only what reaches the base, so such a move has no order but the volume's.
 //!
 //! Where a read cache is kept, copies whose data is in memory come before all others ([`in_memory`]).
@@ -28,6 +28,7 @@ mod fake;
 mod follow;
 mod guest_turns;
 mod head;
+mod heard_disk;
 mod hot_last;
 mod in_memory;
 
@@ -42,6 +43,7 @@ use ascending::Ascending;
 use cold_first::ColdFirst;
 use follow::Follow;
 pub use head::{HeadPosition, Medium};
+pub(crate) use heard_disk::HeardDisk;
 use hot_last::HotLast;
 pub(crate) use in_memory::InMemoryFirst;
 
@@ -135,6 +137,11 @@ pub(crate) trait Schedule: Send + Sync {
 
     /// What wants to hear of guest requests on this order's behalf; asked once, before the first of them.
     fn listener(&self) -> Option<Arc<dyn GuestListener>>;
+
+    /// Whether only those requests count that reach the source's disk, and not those that a layer above it answers.
+    fn hears_disk(&self) -> bool {
+        false
+    }
 
     /// A copy of `run`, chosen by the last [`next`](Self::next), begins. Nothing is read of a hole.
     fn began(&mut self, _run: &Range<u64>, _is_hole: bool) {}

@@ -247,6 +247,11 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "a surrogate serves the guest of a move; the process is killed, the power is lost, moves are cancelled",
         surrogates::crashed,
     ),
+    scenario(
+        "surrogate-cached",
+        "a surrogate serves the guest, and below it a cache in memory that the copy reads from, too",
+        surrogates::cached,
+    ),
     scenario("surrogate-dying", "the process dies at one of its awaits while a surrogate serves", surrogates::dying),
     scenario(
         "surrogate-failing",

@@ -41,6 +41,7 @@ async fn on_the_move(env: &EnvRef, source: Device, target: Device, bandwidth: Op
         target,
         medium: migrate::Medium::default(),
         copy_face: None,
+        redirect: None,
         target_is_fresh: true,
         phase: Phase::Preparing,
         under_way: UnderWay::new(Duration::ZERO, env.now()),

@@ -87,6 +87,7 @@ impl Scene {
             target: self.volumes[1].device(),
             medium: migrate::Medium::default(),
             copy_face: None,
+            redirect: None,
             target_is_fresh: true,
             phase: Phase::Preparing,
             under_way: UnderWay::new(Duration::ZERO, self.host.env().now()),

@@ -145,6 +145,9 @@ pub struct MoveRequest {
     /// Of a move with a surrogate: from which request on a chunk is popular; 1, at the first, if nothing is said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub popular_threshold: Option<u16>,
+    /// The surrogate serves the guest also of a disk without a head, where it is not used otherwise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub surrogate_on_flash: bool,
     /// A surrogate with one store may hold the only copy of what the guest has written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sole_copy: bool,

@@ -18,27 +18,52 @@ use super::Bench;
 const PEER: &str = "bare backend";
 
 pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let words = ["build", "--locked", "--release", "--package", "transhume-guest", "--examples"];
-    output_of(Path::new(&cargo), &words.map(str::to_owned))?;
+    build_servers()?;
+    let memory = format!("mem:{MEMORY_MIB}");
     let mut rows = Vec::new();
     for (client, goal) in [(Client::Fio, Goal::RatioAtMost(1.1)), (Client::Bundles, Goal::None)] {
         for what in ["reads", "writes"] {
             let (mut stack, mut bare) = (Samples::default(), Samples::default());
             for _ in 0..bench.runs {
-                stack.push(served(bench, "stack", client, what)?);
-                bare.push(served(bench, "bare", client, what)?);
+                stack.push(served(bench, &memory, "stack", client, what)?);
+                bare.push(served(bench, &memory, "bare", client, what)?);
             }
-            let client = match client {
-                Client::Fio => "fio",
-                Client::Bundles => "a client that sends and fetches many at a time",
-            };
-            let what = format!("idle stack, {what} of 4 KiB from memory by {client}, server CPU per request");
+            let what = format!("idle stack, {what} of 4 KiB from memory by {}, server CPU per request", client.words());
             rows.push(Row::new(what, "us", stack, goal).against(PEER, bare));
         }
     }
     rows.extend(called(bench)?);
     Ok(rows)
+}
+
+/// The popular data of a volume on tmpfs, read from a surrogate on tmpfs: what the redirection adds to a read of the volume itself.
+pub(crate) fn surrogate(bench: &Bench) -> anyhow::Result<Vec<Row>> {
+    build_servers()?;
+    let folder = private_folder(bench.memory.path())?;
+    let [volume, store] = ["volume", "surrogate"].map(|name| folder.path().join(name));
+    for (path, mib) in [(&volume, MEMORY_MIB), (&store, 2 * MEMORY_MIB)] {
+        std::fs::write(path, vec![0xa5; (mib << 20) as usize])?;
+    }
+    let (file, how) = (format!("file:{}", path_word(&volume)), format!("surrogate:{}", path_word(&store)));
+    let mut rows = Vec::new();
+    for (client, goal) in [(Client::Fio, Goal::RatioAtMost(1.15)), (Client::Bundles, Goal::None)] {
+        let (mut redirected, mut bare) = (Samples::default(), Samples::default());
+        for _ in 0..bench.runs {
+            redirected.push(served(bench, &file, &how, client, "reads")?);
+            bare.push(served(bench, &file, "bare", client, "reads")?);
+        }
+        let what =
+            format!("popular data, reads of 4 KiB from a surrogate by {}, server CPU per request", client.words());
+        rows.push(Row::new(what, "us", redirected, goal).against(PEER, bare));
+    }
+    Ok(rows)
+}
+
+fn build_servers() -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let words = ["build", "--locked", "--release", "--package", "transhume-guest", "--examples"];
+    output_of(Path::new(&cargo), &words.map(str::to_owned))?;
+    Ok(())
 }
 
 /// Who asks; sixteen requests are in flight either way.
@@ -51,13 +76,22 @@ enum Client {
     Bundles,
 }
 
+impl Client {
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Fio => "fio",
+            Self::Bundles => "a client that sends and fetches many at a time",
+        }
+    }
+}
+
 const MEMORY_MIB: u64 = 64;
 
-/// Microseconds of the server's processor per request.
-fn served(bench: &Bench, how: &str, client: Client, what: &str) -> anyhow::Result<f64> {
+/// Microseconds of the server's processor per request to `device`, served as `how` says.
+fn served(bench: &Bench, device: &str, how: &str, client: Client, what: &str) -> anyhow::Result<f64> {
     let folder = private_folder(bench.memory.path())?;
     let (socket, log) = (folder.path().join("nbd.sock"), folder.path().join("log"));
-    let words = [path_word(&socket), format!("mem:{MEMORY_MIB}"), how.into()];
+    let words = [path_word(&socket), device.into(), how.into()];
     let mut server = Process::start(&bench.programs.join("examples/idle_server"), &words, &log)?;
     server.wait_for(&socket, &log)?;
     let endpoint = Endpoint { socket, export: "" };

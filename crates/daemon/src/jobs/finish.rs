@@ -137,6 +137,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
     }
     report.notes.extend(growth(daemon, record, committed));
     report.notes.extend(incomplete_source(committed));
+    report.notes.extend(idle_surrogate(record, &report));
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
     let delete = record.request.delete_source && problem.is_none();
@@ -172,6 +173,15 @@ fn incomplete_source(committed: &Committed) -> Option<String> {
             "the old source lacks what the guest has written since the move began: the surrogate {surrogate} had that"
         )
     })
+}
+
+/// What to say of a surrogate that was asked for and not used.
+fn idle_surrogate(record: &JobDocument, report: &Report) -> Option<String> {
+    let surrogate =
+        record.request.surrogate.as_ref().filter(|_| report.redirection.is_none() && report.bytes_copied > 0)?;
+    Some(format!(
+        "the surrogate {surrogate} was not used: the source's disk has no head to spare; --surrogate-on-flash uses it all the same"
+    ))
 }
 
 /// What to say of a target with more room than the volume: QEMU has no such limit as the daemon has.

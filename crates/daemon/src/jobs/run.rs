@@ -116,7 +116,7 @@ pub(crate) async fn start_migration(
     }
     let redirected = Box::pin(daemon.begin_redirect(volume, job)).await;
     redirected.map_err(|error| block::Error::new(block::ErrorKind::Invalid, error.message))?;
-    let copy_face = volume.with_stack(|stack| stack.redirect().map(StackedRedirect::copy_face)).flatten();
+    let redirect = volume.with_stack(|stack| stack.redirect().map(StackedRedirect::redirect)).flatten();
     let (slot, below) = Box::pin(volume.copy_face()).await?;
     // With overlays that a restart has found the slot shows the highest of them.
     let backend = volume.snapshots().and_then(|_| volume.with_backend(|open_backend| open_backend.device.clone()));
@@ -145,7 +145,8 @@ pub(crate) async fn start_migration(
         slot,
         source,
         target: target.ground()?,
-        copy_face,
+        copy_face: redirect.as_ref().map(|redirect| redirect.copy("the volume without its popularity")),
+        redirect,
         medium: medium_of(daemon, volume),
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
@@ -167,7 +168,7 @@ pub(crate) async fn start_migration(
 }
 
 /// What the volume lies on now.
-fn medium_of(daemon: &Daemon, volume: &Volume) -> migrate::Medium {
+pub(crate) fn medium_of(daemon: &Daemon, volume: &Volume) -> migrate::Medium {
     let path =
         volume.with_backend(|open_backend| open_backend.place.local_path().map(std::path::Path::to_owned)).flatten();
     let is_rotational = path.and_then(|path| daemon.backends.disk_of(&path)).map(|disk| disk.is_rotational);

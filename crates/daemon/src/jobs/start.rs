@@ -225,8 +225,11 @@ impl Daemon {
     pub(super) fn check_surrogate(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
         let Some(name) = &request.surrogate else {
             return match request.popular_threshold {
-                None if !request.sole_copy => Ok(()),
-                _ => Err(invalid("a threshold and --sole-copy are of a surrogate", "name one with --surrogate")),
+                None if !request.sole_copy && !request.surrogate_on_flash => Ok(()),
+                _ => Err(invalid(
+                    "a threshold, --sole-copy and --surrogate-on-flash are of a surrogate",
+                    "name one with --surrogate",
+                )),
             };
         };
         let surrogate = self.surrogates.get(name)?;

@@ -61,6 +61,7 @@ mod postcopy;
 mod release;
 mod restart;
 mod shared;
+mod tending;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -72,9 +72,9 @@ impl StackedRedirect {
         Ok(Self { id: layer.id, redirect: opened, device })
     }
 
-    /// What a migration reads the volume by.
-    pub(crate) fn copy_face(&self) -> Device {
-        self.redirect.copy("the volume without its popularity")
+    /// The redirection itself.
+    pub(crate) fn redirect(&self) -> Redirect {
+        self.redirect.clone()
     }
 
     /// What it has done and holds.
@@ -156,7 +156,8 @@ impl Daemon {
     /// It has no room, or its stores cannot be used. The guest goes on as before.
     pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
         let Some(name) = &job.request.surrogate else { return Ok(()) };
-        if volume.document().layers.iter().any(|layer| layer.redirect().is_some()) {
+        if volume.document().layers.iter().any(|layer| layer.redirect().is_some()) || !self.gains(volume, &job.request)
+        {
             return Ok(());
         }
         let surrogate = self.surrogates.get(name)?;
@@ -188,6 +189,11 @@ impl Daemon {
                 Err(error)
             }
         }
+    }
+
+    /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
+    pub(crate) fn gains(&self, volume: &Volume, request: &v1::MoveRequest) -> bool {
+        request.surrogate_on_flash || crate::jobs::medium_of(self, volume).is_rotational != Some(false)
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.

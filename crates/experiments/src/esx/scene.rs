@@ -243,6 +243,7 @@ async fn play_in(world: &World, scene: Scene) -> Result<Seen> {
         target: target.device(),
         medium: migrate::Medium::default(),
         copy_face: None,
+        redirect: None,
         target_is_fresh: true,
         phase: Phase::Preparing,
         under_way: UnderWay::new(Duration::ZERO, process.env().now()),

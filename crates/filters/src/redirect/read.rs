@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::{Buffer, Error, ErrorKind, Extent, ExtentState, ExtentStatus, Result};
 
+use super::source_paths::Reader;
 use super::{Found, Inner};
 use crate::translate::in_units;
 
@@ -13,13 +14,14 @@ const PIECES_MAX: usize = 64;
 
 impl Inner {
     /// Reads a part that lies in one chunk.
-    pub(super) async fn read_part(self: &Arc<Self>, part: Extent, buffer: Buffer, is_guest: bool) -> Result<Buffer> {
+    pub(super) async fn read_part(self: &Arc<Self>, part: Extent, buffer: Buffer, reader: Reader) -> Result<Buffer> {
+        let is_guest = reader == Reader::Guest;
         let chunk = self.chunk_of(part.offset);
         let is_popular = is_guest && self.popularity.lock().touch(chunk);
         let guard = self.chunks.shared(part).await;
         let (read, counter, is_cached) = match self.find(chunk) {
-            None => (self.base.device().read(part.offset, buffer).await, &self.counters.reads_at_source, false),
-            Some(found) => self.read_found(part, buffer, found).await,
+            None => (self.source_of(reader).read(part.offset, buffer).await, &self.counters.reads_at_source, false),
+            Some(found) => self.read_found(part, buffer, found, reader).await,
         };
         drop(guard);
         if is_guest {
@@ -32,7 +34,13 @@ impl Inner {
     }
 
     /// Reads a part of a chunk that has a place. Its extent is held.
-    async fn read_found(&self, part: Extent, buffer: Buffer, found: Found) -> (Result<Buffer>, &AtomicU64, bool) {
+    async fn read_found(
+        &self,
+        part: Extent,
+        buffer: Buffer,
+        found: Found,
+        reader: Reader,
+    ) -> (Result<Buffer>, &AtomicU64, bool) {
         let sectors = self.sectors_of(part);
         let length = buffer.len();
         if found.dirty.contains_all(sectors.clone()) {
@@ -52,13 +60,13 @@ impl Inner {
         };
         let is_merged = found.dirty.contains_any(sectors);
         let counter = if is_merged { &self.counters.reads_merged } else { &self.counters.reads_at_source };
-        (self.read_merged(part, buffer, found).await, counter, false)
+        (self.read_merged(part, buffer, found, reader).await, counter, false)
     }
 
     /// Reads the source, and lays the dirty sectors over it.
-    async fn read_merged(&self, part: Extent, buffer: Buffer, found: Found) -> Result<Buffer> {
+    async fn read_merged(&self, part: Extent, buffer: Buffer, found: Found, reader: Reader) -> Result<Buffer> {
         let chunk = self.chunk_of(part.offset);
-        let mut buffer = self.base.device().read(part.offset, buffer).await?;
+        let mut buffer = self.source_of(reader).read(part.offset, buffer).await?;
         for run in found.dirty.dirty_runs(self.sectors_of(part)) {
             let Some(piece) = self.extent_of_sectors(chunk, &run).intersection(part) else { continue };
             let read = self.read_dirty(piece, Buffer::unpooled(piece.length.as_usize()), found).await?;

@@ -6,6 +6,7 @@ use env::EnvRef;
 use env::testing::PausedEnv;
 
 use super::{AccessCounts, Redirect, RedirectHeader, RedirectStatus};
+use crate::ReadCache;
 use crate::lives::{Layer, live};
 use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 
@@ -261,4 +262,31 @@ async fn the_index_of_a_tebibyte_takes_no_more_than_is_stated() {
     }
     let status = redirect.status();
     assert!(status.index_bytes <= 40 << 20, "{} bytes", status.index_bytes);
+}
+
+#[tokio::test]
+async fn below_a_redirection_a_read_cache_serves_copies_and_hears_of_every_change_of_the_source() {
+    let (base, redirect, guest) = in_memory(1, 1).await;
+    let chunk = ChunkSize::new(CHUNK).expect("a chunk size");
+    let cache = ReadCache::new(redirect.source().clone(), redirect.source().clone(), chunk, Bytes(6 * CHUNK));
+    redirect.reach_source_by(cache.guest(), cache.copy());
+    let (copy, comparison) = (redirect.copy("copy"), redirect.comparison("comparison"));
+    for at in (0..SIZE.get()).step_by(CHUNK as usize) {
+        let length = CHUNK.min(SIZE.get() - at);
+        copy.read(Bytes(at), Buffer::unpooled(length as usize)).await.expect("it answers");
+    }
+    assert_eq!(cache.status().copy_misses, 6);
+    // The one place takes the first; the second goes to the source, past the surrogate and not past the cache.
+    write(&guest, 0, &[1; 512]).await;
+    write(&guest, 2 * CHUNK, &[2; 512]).await;
+    assert_eq!([byte_at(&base, 0).await, byte_at(&base, 2 * CHUNK).await], [0, 2]);
+    for device in [&guest, &copy, &comparison] {
+        assert_eq!([byte_at(device, 0).await, byte_at(device, 2 * CHUNK).await], [1, 2]);
+    }
+    assert!(cache.status().copy_hits > 0 && cache.status().guest_hits > 0);
+    // What changes the disk past all of them is what a comparison is there to find.
+    write(&base, 4 * CHUNK, &[3; 512]).await;
+    assert_eq!([byte_at(&copy, 4 * CHUNK).await, byte_at(&comparison, 4 * CHUNK).await], [0, 3]);
+    cache.close();
+    assert_eq!([byte_at(&copy, 4 * CHUNK).await, byte_at(&guest, 4 * CHUNK).await], [3, 3]);
 }

@@ -54,6 +54,11 @@ impl Base {
         Ok(())
     }
 
+    /// Reaches the same device another way from now on.
+    pub(crate) fn reach_by(&self, device: Device) {
+        *self.device.write() = device;
+    }
+
     /// Writes to it what the volume is to have there.
     pub(crate) async fn write(&self, mutation: Mutation) -> Result<()> {
         let is_durable = mutation.fua;

@@ -157,6 +157,10 @@ impl Schedule for Follow {
         }
     }
 
+    fn hears_disk(&self) -> bool {
+        true
+    }
+
     fn listener(&self) -> Option<Arc<dyn GuestListener>> {
         Some(Arc::clone(&self.turns) as Arc<dyn GuestListener>)
     }

@@ -42,6 +42,10 @@ impl Schedule for InMemoryFirst {
         self.inner.listener()
     }
 
+    fn hears_disk(&self) -> bool {
+        self.inner.hears_disk()
+    }
+
     fn began(&mut self, run: &Range<u64>, is_hole: bool) {
         if !self.is_own {
             self.inner.began(run, is_hole);

@@ -185,6 +185,7 @@ impl World {
             target: self.target_device.clone(),
             medium: migrate::Medium::default(),
             copy_face: None,
+            redirect: None,
             target_is_fresh: true,
             phase: Phase::Preparing,
             under_way: UnderWay::new(Duration::ZERO, self.env.now()),

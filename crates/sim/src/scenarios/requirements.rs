@@ -307,6 +307,10 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Fault("crash"),
         ],
     ),
+    requirement(
+        "surrogate-cached",
+        &[SWITCHED, CANCELLED, FROM_SURROGATE, TO_SURROGATE, READ_FROM_MEMORY, COPIED_FROM_MEMORY, Fault("crash")],
+    ),
     requirement("surrogate-dying", &[SWITCHED, TO_SURROGATE]).because(TOGETHER),
     requirement(
         "surrogate-failing",

@@ -63,6 +63,14 @@ pub(super) fn dying(rng: &Rng) -> Scenario {
         .with(FaultEvent::Cancel, rng.below(2))
 }
 
+/// The same with a read cache between the surrogate and the source.
+pub(super) fn cached(rng: &Rng) -> Scenario {
+    let (chunk, room) = (rng.pick(&[4096, 16_384, 65_536]), rng.pick(&[16, 64, 4096]));
+    crashed(rng).options(|options| {
+        (options.chunk_bytes, options.read_cache_bytes) = (chunk, room * chunk);
+    })
+}
+
 /// One store of two fails, the target is lost and comes back: the guest sees nothing of it.
 pub(super) fn failing_store(rng: &Rng) -> Scenario {
     let rate = rng.pick(&[0.002, 0.02]);

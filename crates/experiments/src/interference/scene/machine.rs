@@ -77,6 +77,7 @@ impl Machine {
         let meter = Arc::new(VolumeMeter::new(self.meter.clone()));
         let context = MigrationContext {
             copy_face: Some(Device::new("copy face", copy_face)),
+            redirect: self.redirect.clone(),
             meter: Some(meter),
             medium: host.medium(self.number),
             ..context(host, &self.slot, &self.device, &target, journal)
@@ -129,6 +130,7 @@ fn context(host: &Host, slot: &Slot, source: &Device, target: &Volume, journal: 
         slot: slot.clone(),
         source: source.clone(),
         copy_face: None,
+        redirect: None,
         medium: Medium::default(),
         target: target.device(),
         target_is_fresh: true,

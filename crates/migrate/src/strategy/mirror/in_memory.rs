@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use filters::ReadCache;
+use filters::{ReadCache, Redirect};
 
 use super::filter::{Mirror, Shared};
 use super::tracker::{CopyState, Tracker};
@@ -12,12 +12,15 @@ use super::tracker::{CopyState, Tracker};
 const STRETCHES_MAX: u32 = 32;
 
 impl Mirror {
-    /// Has guest and copies reach the source through `read_cache`, and comparisons not. Said before anybody else has the mirror.
+    /// Has guest and copies reach the source through `read_cache`, and comparisons not. Below a redirection the cache is not put here,
+    /// but when the mirror comes into the guest's path. Said before anybody else has the mirror.
     #[must_use]
-    pub(crate) fn cached_by(mut self, read_cache: Option<ReadCache>) -> Self {
+    pub(crate) fn cached_by(mut self, read_cache: Option<ReadCache>, redirect: Option<&Redirect>) -> Self {
         let shared = Arc::get_mut(&mut self.shared).expect("nobody else has it yet");
-        if let Some(cache) = &read_cache {
-            (shared.source, shared.copy_face) = (cache.guest(), cache.copy());
+        match (&read_cache, redirect) {
+            (Some(_), Some(redirect)) => shared.comparison_face = redirect.comparison("the volume past every cache"),
+            (Some(cache), None) => (shared.source, shared.copy_face) = (cache.guest(), cache.copy()),
+            (None, _) => {}
         }
         shared.read_cache = read_cache;
         self
