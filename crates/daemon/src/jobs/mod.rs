@@ -35,7 +35,7 @@ pub(crate) use forecast::Planned;
 pub use group::record::{GroupRecord, GroupState};
 pub(crate) use group::{Group, MachineMember, commit_with_group, machine_member, record_of, undecided_record_of};
 pub(crate) use history::History;
-pub(crate) use run::{Started, drive, medium_of, run, start_migration};
+pub(crate) use run::{Started, drive, run, start_migration};
 pub(crate) use start::{refuse_reserve_above, show};
 
 use crate::journal::VolumeJournal;

@@ -147,7 +147,7 @@ pub(crate) async fn start_migration(
         target: target.ground()?,
         copy_face: redirect.as_ref().map(|redirect| redirect.copy("the volume without its popularity")),
         redirect,
-        medium: medium_of(daemon, volume),
+        medium: daemon.medium_of(volume),
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,
@@ -165,14 +165,6 @@ pub(crate) async fn start_migration(
     let (control, work) =
         worker.run(async move { Box::pin(Migration::start(context, options).instrument(span)).await }).await?;
     Ok(Started { control, work: Box::pin(work), pool, under_way, worker })
-}
-
-/// What the volume lies on now.
-pub(crate) fn medium_of(daemon: &Daemon, volume: &Volume) -> migrate::Medium {
-    let path =
-        volume.with_backend(|open_backend| open_backend.place.local_path().map(std::path::Path::to_owned)).flatten();
-    let is_rotational = path.and_then(|path| daemon.backends.disk_of(&path)).map(|disk| disk.is_rotational);
-    migrate::Medium { is_rotational, ..migrate::Medium::default() }
 }
 
 /// Where the work of a job is done, and how it was asked for.

@@ -22,6 +22,7 @@ use super::Stack;
 use super::snapshots::hold_clients;
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, LayerDocument, LayerKind, LayerState, RedirectLayer, random_uuid};
+use crate::open_backend::OpenBackend;
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
 use crate::surrogates::Surrogate;
@@ -191,9 +192,17 @@ impl Daemon {
         }
     }
 
+    /// What the volume lies on now.
+    pub(crate) fn medium_of(&self, volume: &Volume) -> migrate::Medium {
+        let local_path = |open_backend: &OpenBackend| open_backend.place.local_path().map(std::path::Path::to_owned);
+        let path = volume.with_backend(local_path).flatten();
+        let is_rotational = path.and_then(|path| self.backends.disk_of(&path)).map(|disk| disk.is_rotational);
+        migrate::Medium { is_rotational, ..migrate::Medium::default() }
+    }
+
     /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
     pub(crate) fn gains(&self, volume: &Volume, request: &v1::MoveRequest) -> bool {
-        request.surrogate_on_flash || crate::jobs::medium_of(self, volume).is_rotational != Some(false)
+        request.surrogate_on_flash || self.medium_of(volume).is_rotational != Some(false)
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
