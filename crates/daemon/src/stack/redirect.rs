@@ -22,7 +22,6 @@ use super::Stack;
 use super::snapshots::hold_clients;
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, LayerDocument, LayerKind, LayerState, RedirectLayer, random_uuid};
-use crate::open_backend::OpenBackend;
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
 use crate::surrogates::Surrogate;
@@ -194,8 +193,7 @@ impl Daemon {
 
     /// What the volume lies on now.
     pub(crate) fn medium_of(&self, volume: &Volume) -> migrate::Medium {
-        let local_path = |open_backend: &OpenBackend| open_backend.place.local_path().map(std::path::Path::to_owned);
-        let path = volume.with_backend(local_path).flatten();
+        let path = volume.with_backend(|backend| backend.place.local_path().map(std::path::Path::to_owned)).flatten();
         let is_rotational = path.and_then(|path| self.backends.disk_of(&path)).map(|disk| disk.is_rotational);
         migrate::Medium { is_rotational, ..migrate::Medium::default() }
     }
