@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::load::Load;
 use support::pair::{Pair, is_over, wait_until};
-use support::{HANG, World, has_copied, same, target, tool};
+use support::{HANG, World, has_copied, same, target};
 
 /// Surrogates are in memory: none may be on the rotating disk that the volumes are on.
 fn memory() -> tempfile::TempDir {
@@ -57,6 +57,7 @@ fn a_surrogate_is_made_listed_drained_and_removed() {
     let to = target(&world.path("new.img"));
     world.refused(&["move", "x", "--to", &to, "--surrogate", "slow"], 5, "no surrogate slow");
     world.refused(&["move", "x", "--to", &to, "--surrogate", "fast"], 2, "the only copy of what the guest writes");
+    world.refused(&["move", "x", "--to", &to, "--surrogate-on-flash"], 2, "--surrogate <NAME>");
     let by_snapshot = ["move", "x", "--to", &to, "--surrogate", "fast", "--sole-copy", "--strategy", "snapshot"];
     world.refused(&by_snapshot, 2, "takes the guest's writes itself");
     assert_eq!(world.json(&["surrogate", "drain", "fast"])["draining"], true);
@@ -93,66 +94,6 @@ fn a_guest_is_served_by_the_surrogate_while_its_disk_is_copied_by_every_strategy
     let expected = load.finish();
     world.json(&["volume", "detach", "x"]);
     same(&current, &expected);
-}
-
-#[test]
-fn a_disk_without_a_head_is_moved_without_the_surrogate_unless_that_is_wanted() {
-    let (world, memory) = (World::new(), memory());
-    make_surrogate(&world, memory.path(), 1);
-    let image = memory.path().join("disk.img");
-    std::fs::write(&image, vec![7; 8 << 20]).expect("written");
-    // The kernel says of a loop device over a file in memory that it does not rotate.
-    let device = tool("losetup", &["--find", "--show", &image.display().to_string()]).trim().to_owned();
-    let _detach = Detach(device.clone());
-    world.json(&["volume", "attach", "x", "--backend", &format!("file:{device}")]);
-    let to = world.path("new.img");
-    let words = ["move", "x", "--to", &target(&to), "--surrogate", "fast", "--sole-copy"];
-    let report = world.json(&words);
-    assert_eq!(report["redirection"], Value::Null, "{report}");
-    assert!(report["notes"].to_string().contains("--surrogate-on-flash"), "{report}");
-    world.json(&["volume", "detach", "x"]);
-    world.json(&["volume", "attach", "x", "--backend", &format!("file:{device}")]);
-    let again = target(&world.path("again.img"));
-    let words = ["move", "x", "--to", &again, "--surrogate", "fast", "--sole-copy", "--surrogate-on-flash"];
-    let report = world.json(&words);
-    assert!(report["redirection"].is_object(), "{report}");
-    wait_until_given_back(&world);
-    world.json(&["volume", "detach", "x"]);
-}
-
-/// Lets go of a loop device.
-struct Detach(String);
-
-impl Drop for Detach {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
-    }
-}
-
-#[test]
-fn a_store_on_another_host_serves_the_guest_and_may_be_lost() {
-    let (world, mut far, memory) = (World::new(), World::new(), memory());
-    // The other host exports a file as a volume; here its export is a store beside one of this host.
-    let file = far.image("store.img", 128 << 20, 65536);
-    let uri = far.attach("store", &file);
-    let near = store(memory.path(), "s0");
-    let made = world.json(&["surrogate", "create", "fast", "--partition", "32MiB", "--store", &uri, "--store", &near]);
-    assert!(made["stores"].to_string().contains("nbd"), "{made}");
-    let image = world.image("disk.img", 24 << 20, 65536);
-    let guest = world.attach("x", &image);
-    let load = Load::start(&guest, &image, 740);
-    let to = world.path("new.img");
-    world.json(&["move", "x", "--to", &target(&to), "--surrogate", "fast", "--bandwidth", "8MiB/s", "--detach"]);
-    world.wait_until_job("it copies", has_copied(4 << 20));
-    load.goes_on();
-    far.kill();
-    load.goes_on();
-    let over = world.wait_until_job("it is over", is_over);
-    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
-    wait_until_given_back(&world);
-    let expected = load.finish();
-    world.json(&["volume", "detach", "x"]);
-    same(&to, &expected);
 }
 
 #[test]

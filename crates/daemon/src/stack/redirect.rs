@@ -156,8 +156,8 @@ impl Daemon {
     /// It has no room, or its stores cannot be used. The guest goes on as before.
     pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
         let Some(name) = &job.request.surrogate else { return Ok(()) };
-        if volume.document().layers.iter().any(|layer| layer.redirect().is_some()) || !self.gains(volume, &job.request)
-        {
+        let is_redirected = volume.document().layers.iter().any(|layer| layer.redirect().is_some());
+        if is_redirected || !spares_head(&job.request, &self.medium_of(volume)) {
             return Ok(());
         }
         let surrogate = self.surrogates.get(name)?;
@@ -196,11 +196,6 @@ impl Daemon {
         let path = volume.with_backend(|backend| backend.place.local_path().map(std::path::Path::to_owned)).flatten();
         let is_rotational = path.and_then(|path| self.backends.disk_of(&path)).map(|disk| disk.is_rotational);
         migrate::Medium { is_rotational, ..migrate::Medium::default() }
-    }
-
-    /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
-    pub(crate) fn gains(&self, volume: &Volume, request: &v1::MoveRequest) -> bool {
-        request.surrogate_on_flash || self.medium_of(volume).is_rotational != Some(false)
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
@@ -247,6 +242,11 @@ impl Daemon {
             }
         }
     }
+}
+
+/// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
+fn spares_head(request: &v1::MoveRequest, medium: &migrate::Medium) -> bool {
+    request.surrogate_on_flash || medium.is_rotational != Some(false)
 }
 
 /// Makes the redirection `id` of what `base` holds in `partition`.
@@ -306,4 +306,19 @@ async fn strike(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
     stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
     daemon.surrogates.give_back(id);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_a_head_has_a_surrogate_only_if_that_is_wanted() {
+        let on = |is_rotational| migrate::Medium { is_rotational, ..migrate::Medium::default() };
+        let asked = v1::MoveRequest::default();
+        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(&asked, &on(is_rotational)));
+        assert_eq!(used, [true, false, true]);
+        let insisted = v1::MoveRequest { surrogate_on_flash: true, ..asked };
+        assert!(spares_head(&insisted, &on(Some(false))));
+    }
 }
