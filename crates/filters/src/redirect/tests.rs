@@ -290,3 +290,17 @@ async fn below_a_redirection_a_read_cache_serves_copies_and_hears_of_every_chang
     cache.close();
     assert_eq!([byte_at(&copy, 4 * CHUNK).await, byte_at(&guest, 4 * CHUNK).await], [3, 3]);
 }
+
+#[tokio::test]
+async fn a_place_is_another_chunks_only_after_a_flush_that_the_durable_map_forgets_it_with() {
+    let (base, redirect, guest) = in_memory(1, u16::MAX).await;
+    write(&guest, 0, &[1; 512]).await;
+    guest.flush().await.expect("it flushes");
+    // The source has all of the chunk again, and the durable map still names its place.
+    guest.write(Mutation::zeroes(Extent::new(Bytes::ZERO, Bytes(CHUNK)), false)).await.expect("it takes it");
+    write(&guest, CHUNK, &[2; 512]).await;
+    assert_eq!((redirect.status().writes_at_source, byte_at(&base, CHUNK).await), (1, 2));
+    guest.flush().await.expect("it flushes");
+    write(&guest, 2 * CHUNK, &[3; 512]).await;
+    assert_eq!((redirect.status().writes_at_source, byte_at(&base, 2 * CHUNK).await), (1, 0));
+}
