@@ -31,8 +31,8 @@ mod translate;
 mod write_frequency;
 
 pub use cache::{
-    Admission, AdmitToken, Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy, CacheStatus,
-    Invalidations, WriteBackStep,
+    Admission, AdmitToken, Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy,
+    CacheStatus, Invalidations, WriteBackStep,
 };
 pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;
