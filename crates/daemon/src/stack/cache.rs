@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use api::v1::{self, Error, ErrorCode};
 use block::{ChunkSize, Device, IoFuture};
+use env::Env;
 use filters::{Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CacheStatus};
 use uuid::Uuid;
 
@@ -49,7 +50,7 @@ pub(crate) struct FoundCache {
 }
 
 impl StackedCache {
-    /// Opens the cache of `layer` over `base`, and has it write back.
+    /// Opens the cache of `layer` over `base`. It changes nothing of `base` by itself before [`begin`](Self::begin).
     pub(super) async fn open(
         base: Device,
         layer: &LayerDocument,
@@ -68,10 +69,14 @@ impl StackedCache {
         };
         let expected = identity(journal, layer, cache)?;
         let env = Arc::clone(&context.env);
-        let opened = Cache::open(Arc::clone(&env), base, partition, context.boot, options, expected).await?;
-        env.spawn(Box::pin(opened.clone().run_write_back()));
+        let opened = Cache::open(env, base, partition, context.boot, options, expected).await?;
         let device = Device::new(&format!("cache {}", cache.cache), opened.clone());
         Ok(Self { id: layer.id, cache: opened, device })
+    }
+
+    /// Has it write back until it is closed. What must be on record of it is.
+    pub(crate) fn begin(&self, env: &dyn Env) {
+        env.spawn(Box::pin(self.cache.clone().run_write_back()));
     }
 
     /// What a migration reads the volume by.
@@ -155,7 +160,11 @@ pub(crate) async fn open_cache(
                 Err(error) => (Err(block::Error::new(block::ErrorKind::Io, error.message)), None),
             }
         }
-        _ => (open(cache).await, None),
+        (CacheTrust::Dirty, LayerState::MayHold | LayerState::Draining) => {
+            // What it only cached has been forgotten when this returns.
+            (open(cache).await, Some((layer.id, CacheTrust::Whole)))
+        }
+        (CacheTrust::Whole, _) => (open(cache).await, None),
     };
     match opened {
         Ok(stacked) => Ok(FoundCache { stacked: Some(stacked), problem: None, trust }),
@@ -189,6 +198,7 @@ impl Stack {
         if let Some(problem) = &found.problem {
             tracing::warn!(volume = journal.document().name, problem, "a volume comes up without its cache");
         }
+        found.stacked.iter().for_each(|stacked| stacked.begin(&*context.env));
         self.put_cache(found);
         Ok(())
     }

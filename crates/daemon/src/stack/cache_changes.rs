@@ -203,6 +203,7 @@ impl Daemon {
             Ok(quiesced) => {
                 // The guest has written past it since it was opened.
                 stacked.cache.note_base_written();
+                stacked.begin(&*self.env);
                 let found = FoundCache { stacked: Some(stacked), ..FoundCache::default() };
                 volume.reground(&quiesced, |stack| stack.put_cache(found));
                 Ok(())
