@@ -13,10 +13,11 @@ use tokio::net::UnixStream;
 
 use crate::API_VERSION;
 use crate::v1::{
-    AdoptRequest, AttachRequest, CheckRequest, CheckedDisk, Error, ErrorCode, FoundVm, Host, HostAddresses, Invitation,
-    InviteRequest, Job, Layer, LayerRequest, MoveRequest, PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution,
-    ResolveRequest, Result, RevertRequest, SetRequest, SnapshotRequest, Status, Surrogate, SurrogateRequest,
-    TrustedHost, Version, Vm, VmAddRequest, VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
+    AdoptRequest, AttachRequest, Cache, CacheRequest, CacheResizeRequest, CheckRequest, CheckedDisk, Error, ErrorCode,
+    FoundVm, Host, HostAddresses, Invitation, InviteRequest, Job, Layer, LayerChangeRequest, LayerRequest, MoveRequest,
+    PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest, Result, RevertRequest, SetRequest,
+    SnapshotRequest, Status, Surrogate, SurrogateRequest, TrustedHost, Version, Vm, VmAddRequest, VmMove,
+    VmMoveRequest, VmPlan, VmPreparation, Volume,
 };
 
 /// The largest answer that is read.
@@ -144,6 +145,72 @@ impl Client {
     /// There is none, or it cannot be removed now.
     pub async fn remove_snapshot(&self, name: &str, snapshot: &str) -> Result<Volume> {
         self.send(Method::DELETE, &format!("/v1/volumes/{}/snapshots/{}", escape(name), escape(snapshot)), &()).await
+    }
+
+    /// Takes a cache out with all that only it has, which is lost; `layer` is its identity or its kind.
+    ///
+    /// # Errors
+    /// There is none, or a client is connected.
+    pub async fn discard_layer(&self, name: &str, layer: &str) -> Result<Volume> {
+        let path = format!("/v1/volumes/{}/layers/{}?discard_dirty=true", escape(name), escape(layer));
+        self.send(Method::DELETE, &path, &()).await
+    }
+
+    /// Changes a layer of a volume while its guest works; `layer` is its identity or its kind.
+    ///
+    /// # Errors
+    /// There is none, it is none that can be changed, or that failed.
+    pub async fn change_layer(&self, name: &str, layer: &str, request: &LayerChangeRequest) -> Result<Volume> {
+        let path = format!("/v1/volumes/{}/layers/{}", escape(name), escape(layer));
+        self.send(Method::PATCH, &path, request).await
+    }
+
+    /// The caches.
+    ///
+    /// # Errors
+    /// The daemon does not answer.
+    pub async fn caches(&self) -> Result<Vec<Cache>> {
+        self.get("/v1/caches").await
+    }
+
+    /// One cache.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub async fn cache(&self, name: &str) -> Result<Cache> {
+        self.get(&format!("/v1/caches/{}", escape(name))).await
+    }
+
+    /// Makes a cache.
+    ///
+    /// # Errors
+    /// There is one of that name, or its store cannot be used.
+    pub async fn create_cache(&self, request: &CacheRequest) -> Result<Cache> {
+        self.send(Method::POST, "/v1/caches", request).await
+    }
+
+    /// Changes how much of its store a cache uses.
+    ///
+    /// # Errors
+    /// There is none of that name, a volume has a part beyond that, or the store is smaller.
+    pub async fn resize_cache(&self, name: &str, request: &CacheResizeRequest) -> Result<Cache> {
+        self.send(Method::POST, &format!("/v1/caches/{}/resize", escape(name)), request).await
+    }
+
+    /// Has all that only a cache has durably in the backends of its volumes.
+    ///
+    /// # Errors
+    /// There is none of that name, or that failed.
+    pub async fn drain_cache(&self, name: &str) -> Result<Cache> {
+        self.send(Method::POST, &format!("/v1/caches/{}/drain", escape(name)), &()).await
+    }
+
+    /// Removes a cache that no volume has a part of.
+    ///
+    /// # Errors
+    /// There is none of that name, or a volume has.
+    pub async fn remove_cache(&self, name: &str) -> Result<Cache> {
+        self.send(Method::DELETE, &format!("/v1/caches/{}", escape(name)), &()).await
     }
 
     /// The surrogates.

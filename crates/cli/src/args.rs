@@ -2,6 +2,8 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "doc comments here are help texts")]
 
+mod caches;
+mod layers;
 mod surrogates;
 mod vm;
 
@@ -13,6 +15,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::rate::{Rate, Size};
 use crate::span::{Span, span_or_none};
 
+pub(crate) use caches::{CacheCommand, CacheModeArg, CachePolicyArg};
+pub(crate) use layers::{LayerAddArgs, LayerCommand, LayerKindArg};
 pub(crate) use surrogates::SurrogateCommand;
 pub(crate) use vm::{HowArgs, VmCommand};
 
@@ -101,6 +105,9 @@ pub(crate) enum Command {
     /// Make and remove surrogates: stores that serve a guest's popular data while its volume is copied
     #[command(subcommand)]
     Surrogate(SurrogateCommand),
+    /// Make and remove caches: stores on flash that keep blocks of volumes
+    #[command(subcommand)]
+    Cache(CacheCommand),
     /// Pair this host with another one, or show and change whom it trusts
     #[command(after_help = "Example: pair two hosts\n  \
         a# transhume trust --invite\n  \
@@ -140,7 +147,7 @@ pub(crate) enum VolumeCommand {
     /// Take, list, remove and revert to snapshots of a volume, while it is used
     #[command(subcommand)]
     Snapshot(SnapshotCommand),
-    /// Limit what a volume's clients may ask for, and list its layers
+    /// Cache a volume, limit what its clients may ask for, and list its layers
     #[command(subcommand)]
     Layer(LayerCommand),
 }
@@ -195,48 +202,6 @@ pub(crate) struct SnapshotRevertArgs {
     /// Throw newer snapshots away, too
     #[arg(long)]
     pub(crate) discard_newer: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum LayerCommand {
-    /// Add a layer, or change the one of that kind
-    #[command(after_help = "Example: transhume volume layer add web1 throttle --iops 500 --bandwidth 50MiB/s")]
-    Add(LayerAddArgs),
-    /// List the layers of a volume, the lowest first
-    #[command(after_help = "Example: transhume volume layer ls web1")]
-    Ls(NameArgs),
-    /// Take a layer out
-    #[command(after_help = "Example: transhume volume layer rm web1 throttle")]
-    Rm(LayerRemoveArgs),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LayerAddArgs {
-    /// The volume
-    pub(crate) name: String,
-    /// What it shall do
-    #[arg(value_enum)]
-    pub(crate) kind: LayerKindArg,
-    /// Of a throttle: so many reads and writes a second at most
-    #[arg(long, value_name = "NUMBER")]
-    pub(crate) iops: Option<u64>,
-    /// Of a throttle: so much read and written a second at most: 50MiB/s
-    #[arg(long, value_name = "RATE")]
-    pub(crate) bandwidth: Option<Rate>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum LayerKindArg {
-    /// Limits what clients may ask for
-    Throttle,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct LayerRemoveArgs {
-    /// The volume
-    pub(crate) name: String,
-    /// The layer: its kind, or its identity as `layer ls --json` says it
-    pub(crate) layer: String,
 }
 
 #[derive(Debug, Args)]

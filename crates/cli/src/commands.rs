@@ -10,7 +10,7 @@ use crate::args::{AdoptArgs, Command, Common, MoveArgs, PlanArgs, TrustArgs, Vol
 use crate::path::{absolute, absolute_backend};
 use crate::rate::Rate;
 use crate::say::print;
-use crate::{layers, report, say, show, surrogates, vm, watch};
+use crate::{caches, layers, report, say, show, surrogates, vm, watch};
 
 /// Carries out a command, and gives what the program exits with.
 pub(crate) async fn run(command: Command, common: &Common) -> Result<u8> {
@@ -96,6 +96,7 @@ async fn ask(command: Command, common: &Common) -> Result<()> {
             print(json, &host, || show::host(&host, args.renew))
         }
         Command::Surrogate(command) => surrogates::surrogate(&client, command, json).await,
+        Command::Cache(command) => Box::pin(caches::cache(&client, command, json)).await,
         Command::Trust(args) => trust(&client, args, json).await,
         Command::Move(_)
         | Command::Watch(_)

@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use api::Client;
-use api::v1::{Layer, LayerKind, LayerRequest, LayerState, Result, RevertRequest, SnapshotRequest, Volume};
+use api::v1::{
+    Error, Layer, LayerChangeRequest, LayerKind, LayerRequest, LayerState, Result, RevertRequest, SnapshotRequest,
+    Volume,
+};
 
-use crate::args::{LayerCommand, LayerKindArg, SnapshotCommand};
+use crate::args::{LayerAddArgs, LayerCommand, LayerKindArg, SnapshotCommand};
 use crate::path::absolute;
 use crate::say::print;
 use crate::{say, show};
@@ -74,10 +77,13 @@ async fn wait_until_removed(client: &Client, name: &str, snapshot: &str) -> Resu
 pub(crate) async fn layer(client: &Client, command: LayerCommand, json: bool) -> Result<()> {
     match command {
         LayerCommand::Add(args) => {
-            let LayerKindArg::Throttle = args.kind;
-            let bytes_per_second = args.bandwidth.map(|rate| rate.0);
-            let request = LayerRequest::Throttle { iops: args.iops, bytes_per_second };
-            let volume = client.add_layer(&args.name, &request).await?;
+            let volume = client.add_layer(&args.name, &layer_request(&args)?).await?;
+            print(json, &volume, || show::layers(&volume.layers))
+        }
+        LayerCommand::Set(args) => {
+            let (mode, size_bytes) = (args.mode.map(Into::into), args.size.map(|size| size.0));
+            let request = LayerChangeRequest { mode, size_bytes };
+            let volume = client.change_layer(&args.name, &args.layer, &request).await?;
             print(json, &volume, || show::layers(&volume.layers))
         }
         LayerCommand::Ls(args) => {
@@ -85,8 +91,74 @@ pub(crate) async fn layer(client: &Client, command: LayerCommand, json: bool) ->
             print(json, &layers, || show::layers(&layers))
         }
         LayerCommand::Rm(args) => {
-            let volume = client.remove_layer(&args.name, &args.layer).await?;
+            let volume = match args.discard_dirty {
+                true => client.discard_layer(&args.name, &args.layer).await?,
+                false => client.remove_layer(&args.name, &args.layer).await?,
+            };
+            if args.detach {
+                return print(json, &volume, || show::layers(&volume.layers));
+            }
+            let draining = volume.layers.iter().find(|layer| is_leaving(layer));
+            if let Some(cache) = draining {
+                wait_until_emptied(client, &args.name, &cache.id).await?;
+            }
+            let volume = client.volume(&args.name).await?;
             print(json, &volume, || show::layers(&volume.layers))
+        }
+    }
+}
+
+/// Whether a layer is a cache that is being taken out.
+fn is_leaving(layer: &Layer) -> bool {
+    layer.kind == LayerKind::Cache && layer.state == LayerState::Draining
+}
+
+/// Waits until the cache `id` is no layer any more.
+async fn wait_until_emptied(client: &Client, name: &str, id: &str) -> Result<()> {
+    let mut said = Instant::now();
+    loop {
+        let layers = client.layers(name).await?;
+        let Some(layer) = layers.iter().find(|layer| layer.id == id) else { return Ok(()) };
+        if said.elapsed() >= SAY_INTERVAL {
+            let held = show::bytes(layer.held_bytes.unwrap_or_default());
+            say::aside(&format!("{name}: {held} of the cache {} are still to be moved", layer.name));
+            said = Instant::now();
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// The layer that is asked for. An option of another kind is refused, and not ignored.
+fn layer_request(args: &LayerAddArgs) -> Result<LayerRequest> {
+    let of_throttle = args.iops.is_some() || args.bandwidth.is_some();
+    let sizes = [args.size.is_some(), args.block.is_some(), args.sequential.is_some()];
+    let of_cache = args.cache.is_some() || args.mode.is_some() || args.policy.is_some() || sizes.contains(&true);
+    match args.kind {
+        LayerKindArg::Throttle if of_cache => {
+            Err(Error::invalid("a throttle has --iops and --bandwidth", "the other options are of a cache"))
+        }
+        LayerKindArg::Throttle => {
+            let bytes_per_second = args.bandwidth.map(|rate| rate.0);
+            Ok(LayerRequest::Throttle { iops: args.iops, bytes_per_second })
+        }
+        LayerKindArg::Cache if of_throttle => {
+            Err(Error::invalid("--iops and --bandwidth are of a throttle", "add one beside the cache"))
+        }
+        LayerKindArg::Cache => {
+            let (Some(cache), Some(size)) = (args.cache.clone(), args.size) else {
+                return Err(Error::invalid(
+                    "a volume's cache is on a cache of the host, and has a size",
+                    "give --cache NAME and --size SIZE; `transhume cache ls` lists those that there are",
+                ));
+            };
+            Ok(LayerRequest::Cache {
+                cache,
+                size_bytes: size.0,
+                mode: args.mode.map(Into::into),
+                policy: args.policy.map(Into::into),
+                block_bytes: args.block.map(|size| size.0),
+                sequential_bytes: args.sequential,
+            })
         }
     }
 }

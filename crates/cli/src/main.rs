@@ -2,6 +2,7 @@
 //! (`rescue`, `copy`) is the daemon's code all the same.
 
 mod args;
+mod caches;
 mod commands;
 mod copy;
 mod layers;
@@ -11,6 +12,7 @@ mod report;
 mod say;
 mod show;
 mod span;
+mod store;
 mod surrogates;
 mod vm;
 mod watch;

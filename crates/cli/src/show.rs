@@ -1,5 +1,7 @@
 //! Answers in words and tables.
 
+mod caches;
+
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
@@ -8,6 +10,8 @@ use api::v1::{
     Progress, Rates, Redirection, Resolution, Status, Surrogate, TrustedHost, Volume, VolumeState,
 };
 use comfy_table::{Table, presets};
+
+pub(crate) use caches::{cache, caches};
 
 /// A count of bytes for people: `1.5 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
@@ -141,7 +145,11 @@ pub(crate) fn volume(volume: &Volume) -> String {
         lines.push(("from", arrived(arrival)));
     }
     for layer in &volume.layers {
-        let key = if layer.kind == LayerKind::Overlay { "snapshot" } else { "layer" };
+        let key = match layer.kind {
+            LayerKind::Overlay => "snapshot",
+            LayerKind::Cache => "cache",
+            LayerKind::Throttle | LayerKind::Redirect | LayerKind::Unknown => "layer",
+        };
         lines.push((key, one_layer(layer)));
     }
     if let Some(problem) = &volume.problem {
@@ -178,6 +186,7 @@ pub(crate) fn layers(layers: &[Layer]) -> String {
             LayerKind::Overlay => "snapshot",
             LayerKind::Throttle => "throttle",
             LayerKind::Redirect => "surrogate",
+            LayerKind::Cache => "cache",
             LayerKind::Unknown => "unknown",
         };
         table.add_row([kind.to_owned(), layer.name.clone(), one_layer(layer)]);
@@ -262,6 +271,7 @@ fn one_layer(layer: &Layer) -> String {
             let drains = if layer.state == LayerState::Draining { ", which goes back" } else { "" };
             format!("{}: holds {held}{drains}", layer.name)
         }
+        LayerKind::Cache => caches::layer(layer),
         LayerKind::Unknown => "of a later daemon".to_owned(),
     }
 }

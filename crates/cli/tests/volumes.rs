@@ -216,12 +216,21 @@ fn who_asked_for_what_is_on_record_and_metrics_are_there() {
 #[test]
 fn every_command_has_help_with_an_example() {
     let world = World::without_daemon();
-    let commands: [&[&str]; 18] = [
+    let commands: [&[&str]; 27] = [
         &[],
         &["volume", "attach"],
         &["volume", "ls"],
         &["volume", "show"],
         &["volume", "detach"],
+        &["volume", "layer", "add"],
+        &["volume", "layer", "set"],
+        &["volume", "layer", "rm"],
+        &["cache", "create"],
+        &["cache", "ls"],
+        &["cache", "show"],
+        &["cache", "resize"],
+        &["cache", "drain"],
+        &["cache", "rm"],
         &["adopt"],
         &["release"],
         &["move"],

@@ -15,6 +15,7 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::audit::{Audit, Peer, unix_ms};
+use crate::caches::Caches;
 use crate::clients::SocketOwner;
 use crate::config::Config;
 use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, VolumeDocument};
@@ -29,6 +30,7 @@ use crate::machines::Machines;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
+use crate::pools::PoolContext;
 use crate::problem::{Result, no_volume, of_backend};
 use crate::remote::{AbortedJobs, PendingNotice};
 use crate::stack::open_layer_files;
@@ -90,6 +92,8 @@ pub(crate) struct Daemon {
     pub(crate) machines: Machines,
     /// Stores for what is popular while volumes are moved.
     pub(crate) surrogates: Arc<Surrogates>,
+    /// Stores on flash in which blocks of volumes are kept.
+    pub(crate) caches: Arc<Caches>,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -125,6 +129,7 @@ impl Daemon {
             map_page_chunks,
         } = platform;
         let layout = state.layout();
+        let pools = PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env));
         Ok(Self {
             audit: Audit::open(layout.clone())?,
             history: History::open(layout.clone(), config.history_max),
@@ -149,7 +154,8 @@ impl Daemon {
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),
             machines: Machines::default(),
-            surrogates: Arc::new(Surrogates::load(layout.clone(), Arc::clone(&backends), Arc::clone(&env))?),
+            surrogates: Arc::new(Surrogates::load(&pools)?),
+            caches: Arc::new(Caches::load(&pools)?),
             monitors,
             hypervisors,
             hook_runner: hooks,
@@ -173,6 +179,7 @@ impl Daemon {
         OverlayContext {
             backends: Arc::clone(&self.backends),
             surrogates: Arc::clone(&self.surrogates),
+            caches: Arc::clone(&self.caches),
             env: Arc::clone(&self.env),
             boot: self.boot,
         }
@@ -468,6 +475,11 @@ impl Daemon {
             }
             return Err(error);
         }
+        // No record names them any more.
+        document
+            .layers_named()
+            .filter(|layer| layer.cache().is_some())
+            .for_each(|layer| self.caches.give_back(layer.id));
         Ok(shown)
     }
 
@@ -529,11 +541,24 @@ pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result
         return Err(Error::new(ErrorCode::InUse, message)
             .with_hint(format!("wait until that is in {}: `transhume volume show {name}`", document.backend)));
     }
+    if let Some(cache) = layer.cache() {
+        let message = format!("the cache {} may hold what {name} has written last", cache.cache);
+        return Err(Error::new(ErrorCode::InUse, message)
+            .with_hint(format!("`transhume volume layer rm {name} cache` brings it to {}", document.backend)));
+    }
     let snapshot = layer.overlay().map_or("", |overlay| &overlay.name);
     let message = format!("{name} has snapshots, so {} alone is not the volume", document.backend);
     Err(Error::new(ErrorCode::InUse, message).with_hint(format!(
         "`transhume volume snapshot rm {name} {snapshot}` folds the lowest into it; once none is left, `{command} {name}`"
     )))
+}
+
+/// Refuses what would have others write what holds the volume, past its cache.
+pub(crate) fn refuse_cached(document: &VolumeDocument) -> Result<()> {
+    let Some((_, cache)) = document.cache_layer() else { return Ok(()) };
+    let name = &document.name;
+    Err(Error::new(ErrorCode::InUse, format!("{name} has the cache {}", cache.cache))
+        .with_hint(format!("`transhume volume layer rm {name} cache` first")))
 }
 
 /// The job of a volume, with what its clients feel beside it.

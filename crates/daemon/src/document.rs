@@ -20,8 +20,10 @@ use env::Env;
 use migrate::{JobRecord, Phase};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use layer::layers_beside;
-pub use layer::{LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer};
+pub use layer::{
+    CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, OverlayLayer, RedirectLayer, ThrottleLayer,
+};
+pub(crate) use layer::{as_text, layers_beside};
 
 use crate::clients::{Clients, SocketOwner};
 use crate::location::{JobTarget, Location};
@@ -61,6 +63,10 @@ pub const DOCUMENT_VERSION_SHARED: u32 = 9;
 /// has written last.
 pub const DOCUMENT_VERSION_SURROGATE: u32 = 10;
 
+/// The layout of a document that lists a cache: a program that does not know them would serve the backend without what only the
+/// cache has, and write past what the cache would show later.
+pub const DOCUMENT_VERSION_CACHE: u32 = 11;
+
 /// A volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VolumeDocument {
@@ -71,7 +77,7 @@ pub struct VolumeDocument {
     /// group's record may know better. [`DOCUMENT_VERSION_CARRIED`] applies while layers are between two hosts.
     /// [`DOCUMENT_VERSION_MACHINES`] applies while the volume's machine comes with it. [`DOCUMENT_VERSION_SHARED`] applies
     /// while the volume is handed over on storage that both hosts reach. [`DOCUMENT_VERSION_SURROGATE`] applies while a surrogate
-    /// is listed, or was until a commit that may be taken back.
+    /// is listed, or was until a commit that may be taken back. [`DOCUMENT_VERSION_CACHE`] does the same for a cache.
     pub version: u32,
     /// The volume's identity, which does not depend on its name. A volume has one since it had its first layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,10 +358,10 @@ impl VolumeDocument {
             || is_shared(&self.backend)
             || self.size_advertised.is_some()
             || job.is_some_and(|job| job.target.is_shared());
-        let is_redirect = |layer: &LayerDocument| layer.redirect().is_some();
-        let has_surrogate = self.layers.iter().any(is_redirect)
-            || job.and_then(|job| job.committed.as_ref()).is_some_and(|over| over.layers.iter().any(is_redirect));
+        let has_surrogate = self.layers_named().any(|layer| layer.redirect().is_some());
+        let has_cache = self.layers_named().any(|layer| layer.cache().is_some());
         self.version = match job {
+            _ if has_cache => DOCUMENT_VERSION_CACHE,
             _ if has_surrogate => DOCUMENT_VERSION_SURROGATE,
             _ if is_handed_over => DOCUMENT_VERSION_SHARED,
             _ if is_of_machine => DOCUMENT_VERSION_MACHINES,
@@ -385,7 +391,7 @@ impl VolumeDocument {
             true => std::mem::take(&mut self.layers),
             false => replace_layers(&mut self.layers, &job.layers),
         };
-        // What the surrogate holds the target has.
+        // What the surrogate or the cache holds the target has.
         layers.splice(0..0, redirect);
         job.committed =
             Some(Committed { source, epoch, size_limit, layers, persisted: false, taken: false, report: None });
@@ -431,7 +437,7 @@ impl VolumeDocument {
             true => self.layers = of_source.to_vec(),
             false => {
                 replace_layers(&mut self.layers, of_source);
-                let redirect = of_source.iter().find(|layer| layer.redirect().is_some());
+                let redirect = of_source.iter().find(|layer| layer.is_of_host());
                 let is_new = |layer: &&LayerDocument| self.layers.iter().all(|known| known.id != layer.id);
                 let redirect = redirect.filter(is_new).cloned();
                 self.layers.splice(0..0, redirect);
@@ -443,6 +449,29 @@ impl VolumeDocument {
     pub(crate) fn drain_redirect(&mut self) {
         let redirect = self.layers.iter_mut().find(|layer| layer.redirect().is_some());
         redirect.into_iter().for_each(|layer| layer.state = LayerState::Draining);
+    }
+
+    /// Its cache, if it has one.
+    pub(crate) fn cache_layer(&self) -> Option<(&LayerDocument, &CacheLayer)> {
+        self.layers.iter().find_map(|layer| Some((layer, layer.cache()?)))
+    }
+
+    /// Changes what is said of cache `id`, if it is still there.
+    pub(crate) fn change_cache(&mut self, id: uuid::Uuid, change: impl FnOnce(&mut CacheLayer, &mut LayerState)) {
+        let Some(layer) = self.layers.iter_mut().find(|layer| layer.id == id) else { return };
+        let mut state = layer.state;
+        if let Some(cache) = layer.cache_mut() {
+            change(cache, &mut state);
+            layer.state = state;
+        }
+    }
+
+    /// The flash of cache `id` has failed: what it only caches is not believed any more, wherever it is on record.
+    pub(crate) fn distrust_cache(&mut self, id: uuid::Uuid) {
+        let committed = self.job.as_mut().and_then(|job| job.committed.as_mut());
+        let layers = self.layers.iter_mut().chain(committed.into_iter().flat_map(|committed| &mut committed.layers));
+        let caches = layers.filter(|layer| layer.id == id).filter_map(LayerDocument::cache_mut);
+        caches.filter(|cache| cache.trust == CacheTrust::Whole).for_each(|cache| cache.trust = CacheTrust::Dirty);
     }
 
     /// The layers on record, those that a commit has put aside included.
@@ -469,9 +498,9 @@ pub(crate) fn random_uuid(env: &dyn Env) -> uuid::Uuid {
     uuid::Builder::from_random_bytes(env::random_id(env)).into_uuid()
 }
 
-/// Takes the redirection to a surrogate out of `layers`.
+/// Takes the redirection to a surrogate, or the cache, out of `layers`: there is one of both at most.
 fn take_redirect(layers: &mut Vec<LayerDocument>) -> Option<LayerDocument> {
-    let index = layers.iter().position(|layer| layer.redirect().is_some())?;
+    let index = layers.iter().position(LayerDocument::is_of_host)?;
     Some(layers.remove(index))
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/volumes", get(volumes).post(attach))
         .route("/v1/volumes/{name}", get(volume).delete(detach))
         .route("/v1/volumes/{name}/layers", get(layers).post(add_layer))
-        .route("/v1/volumes/{name}/layers/{layer}", delete(remove_layer))
+        .route("/v1/volumes/{name}/layers/{layer}", patch(change_layer).delete(remove_layer))
         .route("/v1/volumes/{name}/snapshots", post(add_snapshot))
         .route("/v1/volumes/{name}/snapshots/{snapshot}", delete(remove_snapshot))
         .route("/v1/volumes/{name}/revert", post(revert))
@@ -59,6 +59,10 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/surrogates", get(surrogates).post(create_surrogate))
         .route("/v1/surrogates/{name}", get(surrogate).delete(remove_surrogate))
         .route("/v1/surrogates/{name}/drain", post(drain_surrogate))
+        .route("/v1/caches", get(caches).post(create_cache))
+        .route("/v1/caches/{name}", get(cache).delete(remove_cache))
+        .route("/v1/caches/{name}/resize", post(resize_cache))
+        .route("/v1/caches/{name}/drain", post(drain_cache))
         .route("/v1/vms", get(vms).post(add_vm))
         .route("/v1/found-vms", get(found_vms))
         .route("/v1/vms/{name}", get(vm).delete(remove_vm))
@@ -207,11 +211,35 @@ async fn add_layer(
     audited(daemon, peer, action, &request.clone(), async move |daemon, _| daemon.add_layer(&name, request).await).await
 }
 
+async fn change_layer(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path((name, layer))): Part<Path<(String, String)>>,
+    Body(body): Body,
+) -> Answer<v1::Volume> {
+    let request: v1::LayerChangeRequest = parse(&body)?;
+    let action = ("layer.change", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.change_layer(&name, &layer, request).await;
+    audited(daemon, peer, action, &request, work).await
+}
+
+#[derive(Deserialize)]
+struct RemoveLayerQuery {
+    #[serde(default)]
+    discard_dirty: bool,
+}
+
 async fn remove_layer(
     State(daemon): Shared,
     ConnectInfo(peer): Who,
     Part(Path((name, layer))): Part<Path<(String, String)>>,
+    Part(Query(query)): Part<Query<RemoveLayerQuery>>,
 ) -> Answer<v1::Volume> {
+    if query.discard_dirty {
+        let (action, what) = (("layer.discard", name.clone()), layer.clone());
+        let work = async move |daemon: Arc<Daemon>, _| daemon.discard_cache(&name, &layer).await;
+        return audited(daemon, peer, action, &what, work).await;
+    }
     let action = ("layer.remove", name.clone());
     audited(daemon, peer, action, &layer.clone(), async move |daemon, _| daemon.remove_layer(&name, &layer).await).await
 }
@@ -273,6 +301,55 @@ async fn remove_surrogate(
 ) -> Answer<v1::Surrogate> {
     let action = ("surrogate.remove", name.clone());
     let work = async move |daemon: Arc<Daemon>, _| daemon.surrogates.remove(&name).await;
+    audited(daemon, peer, action, &(), work).await
+}
+
+async fn caches(State(daemon): Shared) -> Json<Vec<v1::Cache>> {
+    Json(daemon.shown_caches())
+}
+
+async fn cache(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) -> Answer<v1::Cache> {
+    Ok(Json(daemon.show_cache(&*daemon.caches.get(&name)?)))
+}
+
+async fn create_cache(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Cache> {
+    let request: v1::CacheRequest = parse(&body)?;
+    let action = ("cache.create", request.name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.caches.create(request).await;
+    audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
+}
+
+async fn resize_cache(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+    Body(body): Body,
+) -> Answer<v1::Cache> {
+    let request: v1::CacheResizeRequest = parse(&body)?;
+    let action = ("cache.resize", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| {
+        Ok(daemon.show_cache(&*daemon.caches.resize(&name, request.size_bytes).await?))
+    };
+    audited(daemon, peer, action, &request, work).await
+}
+
+async fn drain_cache(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Cache> {
+    let action = ("cache.drain", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.drain_cache(&name).await;
+    audited(daemon, peer, action, &(), work).await
+}
+
+async fn remove_cache(
+    State(daemon): Shared,
+    ConnectInfo(peer): Who,
+    Part(Path(name)): Part<Path<String>>,
+) -> Answer<v1::Cache> {
+    let action = ("cache.remove", name.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.caches.remove(&name).await;
     audited(daemon, peer, action, &(), work).await
 }
 

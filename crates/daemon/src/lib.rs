@@ -6,6 +6,7 @@
 //! | `workers`, `listeners`, `sockets`, `volume`, `open_backend` | the data plane: threads, sockets, stacks, backends |
 //! | `platform`, `core` | what all of it stands on, and the daemon on a ground that somebody else brings |
 //! | `jobs`, `job_control`, `persist` | moves, from the queue to the retired source |
+//! | `pools`, `surrogates`, `caches` | stores of which volumes have parts |
 //! | `remote` | volumes between hosts |
 //! | `adopt` | disks of running VMs |
 //! | `hypervisor` | the programs that run machines, QEMU among them |
@@ -21,6 +22,7 @@ mod adopt;
 pub mod arbiter;
 mod args;
 mod audit;
+mod caches;
 mod clients;
 mod cold;
 mod config;
@@ -48,6 +50,7 @@ mod open_backend;
 mod overlays;
 mod persist;
 pub mod platform;
+mod pools;
 mod problem;
 mod rates;
 mod recover;
@@ -69,11 +72,11 @@ pub use config::{Config, HostsConfig};
 pub use core::Core;
 pub use disk::Disk;
 pub use document::{
-    AdoptionDirection, AdoptionDocument, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
-    DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS, DOCUMENT_VERSION_MACHINES,
-    DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED, DOCUMENT_VERSION_SURROGATE,
-    GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind, LayerState, OverlayLayer,
-    RedirectLayer, ThrottleLayer, VolumeDocument,
+    AdoptionDirection, AdoptionDocument, CacheLayer, CacheTrust, Committed, DOCUMENT_VERSION, DOCUMENT_VERSION_ARBITER,
+    DOCUMENT_VERSION_CACHE, DOCUMENT_VERSION_CARRIED, DOCUMENT_VERSION_GROUPS, DOCUMENT_VERSION_LAYERS,
+    DOCUMENT_VERSION_MACHINES, DOCUMENT_VERSION_OVERLAYS, DOCUMENT_VERSION_PLACES, DOCUMENT_VERSION_SHARED,
+    DOCUMENT_VERSION_SURROGATE, GroupDocument, IncomingDocument, IncomingStage, JobDocument, LayerDocument, LayerKind,
+    LayerState, OverlayLayer, RedirectLayer, ThrottleLayer, VolumeDocument,
 };
 pub use foreign::ForeignExport;
 pub use hooks::{HookOutput, Hooks, NoHooks};

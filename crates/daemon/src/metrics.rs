@@ -1,5 +1,6 @@
 //! `/metrics` in Prometheus' text format.
 
+mod caches;
 mod machines;
 
 use std::fmt::Write;
@@ -55,6 +56,7 @@ pub(crate) fn render(daemon: &Daemon) -> String {
         histogram(&mut out, volume, verb, window);
     }
     render_layers(&mut out, &volumes);
+    caches::render(&mut out, daemon, &volumes);
     render_jobs(&mut out, daemon);
     render_hosts(&mut out, daemon);
     machines::render(&mut out, daemon);
@@ -66,7 +68,8 @@ fn render_layers(out: &mut String, volumes: &[Arc<Volume>]) {
     let figures: [(&str, &str, Figure); 4] = [
         ("transhume_layer_held_bytes", "What a layer holds that what lies below lacks.", |layer| layer.held_bytes),
         ("transhume_layer_draining", "1 while a layer is being emptied, so that it can be removed.", |layer| {
-            (layer.kind == v1::LayerKind::Overlay).then_some(u64::from(layer.state == v1::LayerState::Draining))
+            let is_emptied = matches!(layer.kind, v1::LayerKind::Overlay | v1::LayerKind::Cache);
+            is_emptied.then_some(u64::from(layer.state == v1::LayerState::Draining))
         }),
         ("transhume_layer_limit_iops", "Requests a second that a throttle lets pass.", |layer| layer.iops),
         ("transhume_layer_limit_bytes_per_second", "Bytes a second that a throttle lets pass.", |layer| {

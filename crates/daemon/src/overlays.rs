@@ -16,6 +16,7 @@ use block::{BufferPool, Bytes, Device, IoFuture};
 use env::EnvRef;
 use migrate::{SnapshotStore, Snapshots};
 
+use crate::caches::Caches;
 use crate::daemon::Daemon;
 use crate::document::{JobDocument, VolumeDocument};
 use crate::free_space::Needs;
@@ -37,6 +38,8 @@ pub(crate) struct OverlayContext {
     pub(crate) backends: Arc<dyn Backends>,
     /// Where the parts of surrogates are.
     pub(crate) surrogates: Arc<Surrogates>,
+    /// Where the parts of caches are.
+    pub(crate) caches: Arc<Caches>,
     /// Clock, tasks and randomness.
     pub(crate) env: EnvRef,
     /// This boot of the machine.

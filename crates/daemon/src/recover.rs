@@ -73,14 +73,16 @@ pub(crate) async fn recover(daemon: &Arc<Daemon>) -> Result<()> {
     Ok(())
 }
 
-/// Gives back those parts of surrogates that no volume's journal names. One that cannot be read may name any.
+/// Gives back those parts of surrogates and caches that no volume's journal names. One that cannot be read may name any.
 fn give_back_parts(daemon: &Daemon, volumes: &[Arc<Volume>]) {
     if !daemon.unreadable.read().is_empty() {
         return;
     }
     let documents: Vec<_> = volumes.iter().map(|volume| volume.document()).collect();
     let named = documents.iter().flat_map(|document| document.layers_named().map(|layer| layer.id));
-    daemon.surrogates.keep_only(&named.collect());
+    let named = named.collect();
+    daemon.surrogates.keep_only(&named);
+    daemon.caches.keep_only(&named);
 }
 
 /// The volume `name` with its journal; none if that cannot be read.

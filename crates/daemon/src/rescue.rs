@@ -14,6 +14,7 @@ use env::{EnvRef, RealEnv, RealFiles};
 use migrate::Journal;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::caches::Caches;
 use crate::config::Config;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
@@ -23,6 +24,7 @@ use crate::location::{Location, require_local};
 use crate::open_backend::OpenBackend;
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Network, RealBackends, boot_identity};
+use crate::pools::PoolContext;
 use crate::problem::{Result, no_volume, of_backend, of_state};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
@@ -126,9 +128,14 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     };
     let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
-    let surrogates = Arc::new(Surrogates::load(layout, Arc::clone(&backends), Arc::clone(&env))?);
-    let overlay_context =
-        OverlayContext { backends: Arc::clone(&backends), surrogates, env: Arc::clone(&env), boot: boot_identity()? };
+    let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env));
+    let overlay_context = OverlayContext {
+        backends: Arc::clone(&backends),
+        surrogates: Arc::new(Surrogates::load(&pools)?),
+        caches: Arc::new(Caches::load(&pools)?),
+        env: Arc::clone(&env),
+        boot: boot_identity()?,
+    };
     let (slot, export) = volume.bring_up(open_backend, pool, &overlay_context, &open_options).await?;
     let workers = Arc::new(Workers::start(config.worker_count())?);
     let listeners = Listeners::new(Arc::clone(&env), workers);

@@ -16,6 +16,7 @@
 //! STATE/volumes/.NAME.gone       a volume that is being removed; removed at the next start
 //! STATE/machines/NAME.json       a VM that is known here, and its move (docs/vm.md)
 //! STATE/surrogates/NAME.json     a surrogate, and whose its parts are (docs/surrogates.md)
+//! STATE/caches/NAME.json         a cache, and whose its parts are (docs/caches.md)
 //! STATE/groups/ID/journal        whether volumes that switch over together have (docs/journal.md)
 //! ```
 
@@ -84,9 +85,8 @@ impl Layout {
         self.root.join("surrogates")
     }
 
-    /// What is on record of the surrogate `name`.
-    pub(crate) fn surrogate(&self, name: &str) -> PathBuf {
-        self.surrogates().join(format!("{name}.json"))
+    pub(crate) fn caches(&self) -> PathBuf {
+        self.root.join("caches")
     }
 
     /// What is on record of the machine `name`.
@@ -256,7 +256,7 @@ impl StateDir {
 
     /// The directory of `layout`, which `lock` keeps others out of; what a crash has left in it is swept away.
     pub(crate) fn over(layout: Layout, lock: Option<File>) -> Result<Self> {
-        let by_kind = [layout.volumes(), layout.groups(), layout.machines(), layout.surrogates()];
+        let by_kind = [layout.volumes(), layout.groups(), layout.machines(), layout.surrogates(), layout.caches()];
         for directory in by_kind.iter().chain(&[layout.jobs(), layout.retired()]) {
             layout.create(directory)?;
         }

@@ -129,7 +129,7 @@ impl Volume {
         open_options: &BackendOpenOptions,
     ) -> Result<(Slot, Arc<Export>)> {
         let document = self.document();
-        let stack = Stack::build(open_backend, &document.layers, overlay_context, open_options).await?;
+        let stack = Stack::build(open_backend, &document.layers, &self.journal, overlay_context, open_options).await?;
         let guest = stack.guest();
         let overlays = crate::overlays::over(self, &guest, overlay_context, open_options).await?;
         let (snapshots, top) = overlays.unzip();
@@ -201,7 +201,12 @@ impl Volume {
     /// done.
     pub(crate) async fn bring_down(&self) {
         let Some(slot) = self.slot() else { return };
-        self.bring_down_held(&slot, slot.quiesce().await);
+        let quiesced = slot.quiesce().await;
+        let cache = self.with_stack(Stack::take_cache).flatten();
+        self.bring_down_held(&slot, quiesced);
+        if let Some(cache) = cache {
+            cache.close().await;
+        }
     }
 
     /// The same, with its clients held already.
@@ -219,7 +224,12 @@ impl Volume {
         let live = self.live.lock().take()?;
         let geometry = slot.device().geometry();
         quiesced.swap(reject_all("gone", geometry, block::ErrorKind::Disconnected, "the volume is opened again"));
-        Some(live.stack.into_backend())
+        drop(quiesced);
+        let (open_backend, cache) = live.stack.into_backend();
+        if let Some(cache) = cache {
+            cache.close().await;
+        }
+        Some(open_backend)
     }
 
     /// The joint of its stack, while it is up.

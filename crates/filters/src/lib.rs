@@ -5,11 +5,13 @@
 //! - [`Throttle`] holds a device to a rate, and [`RateLimit`] a volume to a limit that can be changed.
 //! - [`Overlay`] keeps every change of a volume in a delta and leaves the base as it is: a snapshot.
 //! - [`Redirect`] keeps what is popular, and what changes, in a surrogate while a volume is copied: WAIO.
+//! - [`Cache`] keeps blocks of a volume on a host's flash, read-only, write-through or write-back.
 //! - [`ReadCache`] keeps chunks of a volume in memory while it is copied, for the guest and for the copy: `IOFollow`.
 //! - [`Regions`] makes one device of several, and [`Region`] a device of a part of one.
 //! - [`ReplicaPair`] keeps two devices alike: a surrogate with two stores.
 //! - [`Fault`] makes a device fail, hang or slow down as its rules say.
 
+mod cache;
 #[cfg(test)]
 mod cached_disk;
 mod fault;
@@ -28,6 +30,10 @@ mod token_bucket;
 mod translate;
 mod write_frequency;
 
+pub use cache::{
+    Admission, AdmitToken, Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy,
+    CacheStatus, Invalidations, WriteBackStep,
+};
 pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;
 pub use meter::{DirectionWindow, Meter, MeterSnapshot, MeterState, MeterWindow, StallWatch};

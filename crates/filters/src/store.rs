@@ -24,11 +24,8 @@ mod place;
 mod record;
 
 pub(crate) use base::{Base, geometry_of_both};
-#[cfg(test)]
-pub(crate) use entry::BODY_BYTES;
-pub(crate) use entry::{Body, Entry};
+pub(crate) use entry::{BODY_BYTES, Body, Entry};
 pub(crate) use layout::{Layout, Map};
-#[cfg(test)]
 pub(crate) use map::StateMap;
 pub(crate) use place::{PlaceAllocator, Placement};
 pub(crate) use record::{Record, STEP_BYTES};

@@ -29,7 +29,10 @@ pub(super) const LAYERS: &[(&str, &[&str])] = &[
         ],
     ),
     ("store", &["document", "journal", "journal_file", "location"]),
-    ("volume", &["foreign", "listeners", "open_backend", "overlays", "stack", "surrogates", "volume"]),
+    (
+        "volume",
+        &["caches", "foreign", "listeners", "open_backend", "overlays", "pools", "stack", "surrogates", "volume"],
+    ),
     ("job", &["adopt", "cold", "job_control", "jobs", "persist", "rates"]),
     ("between hosts", &["machines", "remote"]),
     ("API", &["core", "daemon", "http", "metrics", "recover", "rescue", "run"]),

@@ -1,6 +1,8 @@
-//! The layers of a volume: snapshots and limits.
+//! The layers of a volume: snapshots, caches and limits.
 
 use serde::{Deserialize, Serialize};
+
+use super::{CacheMode, CachePolicy, CacheUse};
 
 /// What a layer of a volume does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,6 +14,8 @@ pub enum LayerKind {
     Throttle,
     /// Has a surrogate serve what is popular while the volume is moved; it holds what was written since.
     Redirect,
+    /// Keeps blocks on the host's flash.
+    Cache,
     /// A kind of a later daemon.
     #[default]
     #[serde(other)]
@@ -35,7 +39,7 @@ pub enum LayerState {
 }
 
 /// A layer of a volume (`GET /v1/volumes/NAME/layers`), the lowest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layer {
     /// What it is, wherever the volume is.
@@ -48,15 +52,19 @@ pub struct Layer {
     pub state: LayerState,
     /// Of a snapshot: when it was taken, in milliseconds since 1970.
     pub created_unix_ms: Option<u64>,
-    /// Of a snapshot and of a surrogate: how much was written since, as far as it is not in what lies below.
+    /// Of a snapshot and of a surrogate: how much was written since, as far as it is not in what lies below. Of a cache: how much
+    /// only the flash has.
     pub held_bytes: Option<u64>,
     /// Of a throttle: requests a second.
     pub iops: Option<u64>,
     /// Of a throttle: bytes read and written a second.
     pub bytes_per_second: Option<u64>,
+    /// Of a cache: how it is set, and what it has done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached: Option<CacheUse>,
 }
 
-/// Asks for a layer that holds nothing (`POST /v1/volumes/NAME/layers`). Another one of its kind is changed to this.
+/// Asks for a layer (`POST /v1/volumes/NAME/layers`). Another throttle is changed to this; a cache is there once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LayerRequest {
@@ -68,6 +76,25 @@ pub enum LayerRequest {
         /// Bytes read and written a second.
         #[serde(default)]
         bytes_per_second: Option<u64>,
+    },
+    /// Keeps blocks on the host's flash.
+    Cache {
+        /// The cache of the host.
+        cache: String,
+        /// How much of it the volume gets, in bytes.
+        size_bytes: u64,
+        /// What it does with writes; write-through if nothing is said.
+        #[serde(default)]
+        mode: Option<CacheMode>,
+        /// Which block goes when a place is needed; what the cache says if nothing is said.
+        #[serde(default)]
+        policy: Option<CachePolicy>,
+        /// The unit of caching, in bytes: a power of two from 4 to 64 KiB; 4 KiB if nothing is said.
+        #[serde(default)]
+        block_bytes: Option<u64>,
+        /// Reads that follow each other for more than so many bytes are not cached; 0 caches all; 4 MiB if nothing is said.
+        #[serde(default)]
+        sequential_bytes: Option<u64>,
     },
 }
 

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{PoolStore, StoreRequest};
+
 /// Asks for a surrogate (`POST /v1/surrogates`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -16,16 +18,6 @@ pub struct SurrogateRequest {
     pub chunk_bytes: Option<u64>,
 }
 
-/// A store of a surrogate.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct StoreRequest {
-    /// `file:PATH[,cache=auto|direct|page]`: a file or a block device.
-    pub place: String,
-    /// Of a file that is to be made: how large.
-    pub size_bytes: Option<u64>,
-}
-
 /// A surrogate.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,7 +25,7 @@ pub struct Surrogate {
     /// What it is called.
     pub name: String,
     /// Where it is.
-    pub stores: Vec<SurrogateStore>,
+    pub stores: Vec<PoolStore>,
     /// How many bytes each of them has for volumes.
     pub bytes: u64,
     /// How much of it a volume gets, in bytes.
@@ -46,16 +38,6 @@ pub struct Surrogate {
     pub partitions: Vec<SurrogatePartition>,
     /// Whether no further volume gets one.
     pub draining: bool,
-}
-
-/// A store of a surrogate, as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SurrogateStore {
-    /// Where it is.
-    pub place: String,
-    /// Whether the daemon has made its file, and removes that with the surrogate.
-    pub made: bool,
 }
 
 /// A volume's part of a surrogate.

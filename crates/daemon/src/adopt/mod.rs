@@ -131,6 +131,7 @@ impl Daemon {
         };
         volume.refuse_moving()?;
         crate::daemon::refuse_holding(&document, "transhume release")?;
+        crate::daemon::refuse_cached(&document)?;
         let shown = volume.show();
         if volume.slot().is_none() {
             self.release_down(&volume, adoption).await?;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use filters::{CacheMode, CachePolicy};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -27,6 +28,8 @@ pub enum LayerKind {
     Throttle(ThrottleLayer),
     /// Has a surrogate serve what is popular while the volume is moved. It holds what was written since, directly over the backend.
     Redirect(RedirectLayer),
+    /// Keeps blocks on the host's flash, directly over the backend. In write-back it holds what the backend gets later.
+    Cache(CacheLayer),
 }
 
 /// A snapshot's overlay.
@@ -63,6 +66,43 @@ pub struct RedirectLayer {
     pub threshold: u16,
 }
 
+/// A volume's cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheLayer {
+    /// The cache of this host, which has a partition for this layer.
+    pub cache: String,
+    /// The epoch of the volume in which it was made: the partition is believed in no other.
+    pub epoch: u64,
+    /// How many bytes of the partition are used.
+    pub size: u64,
+    /// What it does with writes.
+    #[serde(with = "as_text")]
+    pub mode: CacheMode,
+    /// Which block goes when a place is needed.
+    #[serde(with = "as_text")]
+    pub policy: CachePolicy,
+    /// The unit of caching, in bytes.
+    pub block: u64,
+    /// Reads that follow each other for more than so many bytes are not cached.
+    pub sequential: u64,
+    /// How far what the partition only caches can be believed.
+    #[serde(default, skip_serializing_if = "CacheTrust::is_whole")]
+    pub trust: CacheTrust,
+}
+
+/// How far what a partition only caches can be believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheTrust {
+    /// All of it: every write of the guest's since it was made went through it.
+    #[default]
+    Whole,
+    /// None of it: its flash has failed, or the volume was in use without it. What is dirty counts.
+    Dirty,
+    /// Nothing at all: it is taken out, or was. It is not put into the guest's path again.
+    Gone,
+}
+
 /// Whether a layer may hold bytes that what lies below lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -87,7 +127,7 @@ impl LayerDocument {
     pub const fn overlay(&self) -> Option<&OverlayLayer> {
         match &self.kind {
             LayerKind::Overlay(overlay) => Some(overlay),
-            LayerKind::Throttle(_) | LayerKind::Redirect(_) => None,
+            LayerKind::Throttle(_) | LayerKind::Redirect(_) | LayerKind::Cache(_) => None,
         }
     }
 
@@ -96,7 +136,7 @@ impl LayerDocument {
     pub const fn throttle(&self) -> Option<ThrottleLayer> {
         match &self.kind {
             LayerKind::Throttle(throttle) => Some(*throttle),
-            LayerKind::Overlay(_) | LayerKind::Redirect(_) => None,
+            LayerKind::Overlay(_) | LayerKind::Redirect(_) | LayerKind::Cache(_) => None,
         }
     }
 
@@ -105,8 +145,59 @@ impl LayerDocument {
     pub const fn redirect(&self) -> Option<&RedirectLayer> {
         match &self.kind {
             LayerKind::Redirect(redirect) => Some(redirect),
-            LayerKind::Overlay(_) | LayerKind::Throttle(_) => None,
+            LayerKind::Overlay(_) | LayerKind::Throttle(_) | LayerKind::Cache(_) => None,
         }
+    }
+
+    /// The cache that it is, if it is one.
+    #[must_use]
+    pub const fn cache(&self) -> Option<&CacheLayer> {
+        match &self.kind {
+            LayerKind::Cache(cache) => Some(cache),
+            LayerKind::Overlay(_) | LayerKind::Throttle(_) | LayerKind::Redirect(_) => None,
+        }
+    }
+
+    /// The same, to change what is said of it.
+    pub(crate) const fn cache_mut(&mut self) -> Option<&mut CacheLayer> {
+        match &mut self.kind {
+            LayerKind::Cache(cache) => Some(cache),
+            LayerKind::Overlay(_) | LayerKind::Throttle(_) | LayerKind::Redirect(_) => None,
+        }
+    }
+
+    /// Whether it is of this host, and belongs to what holds the volume here: it stays when the volume goes elsewhere.
+    #[must_use]
+    pub const fn is_of_host(&self) -> bool {
+        self.redirect().is_some() || self.cache().is_some()
+    }
+}
+
+impl CacheTrust {
+    /// Whether all of it can be believed.
+    const fn is_whole(&self) -> bool {
+        matches!(self, Self::Whole)
+    }
+}
+
+/// Values that are on record by their names.
+pub(crate) mod as_text {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -146,6 +237,31 @@ mod tests {
             })
         );
         assert_eq!(serde_json::from_value::<LayerDocument>(written).expect("it is read again"), layer);
+    }
+
+    #[test]
+    fn a_cache_is_written_as_documented() {
+        let cache = CacheLayer {
+            cache: "ssd".to_owned(),
+            epoch: 7,
+            size: 1 << 30,
+            mode: CacheMode::WriteBack,
+            policy: CachePolicy::S3Fifo,
+            block: 4096,
+            sequential: 1 << 20,
+            trust: CacheTrust::Whole,
+        };
+        let mut layer = LayerDocument { id: Uuid::nil(), kind: LayerKind::Cache(cache), state: LayerState::MayHold };
+        let mut written = serde_json::json!({
+            "id": "00000000-0000-0000-0000-000000000000", "kind": "cache", "cache": "ssd", "epoch": 7, "size": 1 << 30,
+            "mode": "write-back", "policy": "s3-fifo", "block": 4096, "sequential": 1 << 20, "state": "may-hold"
+        });
+        assert_eq!(serde_json::to_value(&layer).expect("plain data"), written);
+        layer.cache_mut().expect("it is one").trust = CacheTrust::Dirty;
+        written["trust"] = "dirty".into();
+        assert_eq!(serde_json::from_value::<LayerDocument>(written.clone()).expect("it is read again"), layer);
+        written["mode"] = "write-behind".into();
+        assert!(serde_json::from_value::<LayerDocument>(written).is_err(), "a mode that nobody knows was read");
     }
 
     #[test]

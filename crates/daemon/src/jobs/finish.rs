@@ -57,6 +57,9 @@ pub(crate) async fn finish(
             let remote_device = target.remote_device().map(Arc::clone);
             // The source is let go of: nobody of us writes to it any more.
             volume.with_stack(Stack::drop_redirect);
+            if let Some(cache) = volume.with_stack(Stack::take_cache).flatten() {
+                cache.close().await;
+            }
             drop(volume.replace_backend(target));
             let again = report.bytes_again;
             let mut report = convert(&report);
@@ -165,8 +168,13 @@ fn growth(daemon: &Daemon, record: &JobDocument, committed: &Committed) -> Optio
     Some(format!("{source} has grown from {before} to {now} while it was moved; the volume has kept its {size}"))
 }
 
-/// What to say of a source whose guest a surrogate has served.
+/// What to say of a source whose guest a surrogate or a cache has served.
 fn incomplete_source(committed: &Committed) -> Option<String> {
+    let mut holding = committed.layers.iter().filter(|layer| layer.may_hold());
+    if let Some(cache) = holding.find_map(LayerDocument::cache) {
+        let cache = &cache.cache;
+        return Some(format!("the old source lacks what only the cache {cache} had of what the guest has written"));
+    }
     committed.layers.iter().find_map(LayerDocument::redirect).map(|redirect| {
         let surrogate = &redirect.surrogate;
         format!(
@@ -288,7 +296,7 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     if !is_listed {
         sweep();
     }
-    let given_up = surrogate_parts(&volume.document());
+    let given_up = parts_of_host(&volume.document());
     let stored = volume.journal.update(|document| {
         document.job = None;
         document.drain_redirect();
@@ -299,7 +307,10 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
                 sweep();
             }
             group.into_iter().for_each(|group| daemon.leave_group(group, volume));
-            given_up.into_iter().for_each(|part| daemon.surrogates.give_back(part));
+            given_up.into_iter().for_each(|part| {
+                daemon.surrogates.give_back(part);
+                daemon.caches.give_back(part);
+            });
         }
         Err(error) => {
             tracing::error!(volume = volume.name, error = error.chain(), "the end of a move could not be stored");
@@ -308,11 +319,11 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
     }
 }
 
-/// The layers that a commit has put aside for good: the target has what their parts of surrogates hold.
-fn surrogate_parts(document: &VolumeDocument) -> Vec<Uuid> {
+/// The layers that a commit has put aside for good: the target has what their parts of surrogates and caches hold.
+fn parts_of_host(document: &VolumeDocument) -> Vec<Uuid> {
     let committed = document.job.as_ref().and_then(|job| job.committed.as_ref());
     let layers = committed.into_iter().flat_map(|committed| &committed.layers);
-    layers.filter(|layer| layer.redirect().is_some()).map(|layer| layer.id).collect()
+    layers.filter(|layer| layer.is_of_host()).map(|layer| layer.id).collect()
 }
 
 /// Takes job `id` off the record as soon as that can be stored, unless another one is there by then. A start that finds it ends

@@ -22,7 +22,7 @@ use crate::gauge::MigrationMeter;
 use crate::open_backend::OpenBackend;
 use crate::rates::{ControllerContext, keep};
 use crate::remote::RemoteVolumeDevice;
-use crate::stack::StackedRedirect;
+use crate::stack::{StackedCache, StackedRedirect};
 use crate::volume::Volume;
 use crate::workers::Worker;
 
@@ -131,6 +131,7 @@ pub(crate) async fn start_migration(
         }
         (_, snapshots) => snapshots,
     };
+    let cache_face = volume.with_stack(|stack| stack.cache().map(StackedCache::copy_face)).flatten();
     let open_options = volume.open_options(daemon.config.lock_wait());
     let comparison = comparison(daemon, volume, target, &open_options).await;
     let offload = match volume.with_stack(|stack| stack.bypass().map(OpenBackend::end)).flatten() {
@@ -145,7 +146,7 @@ pub(crate) async fn start_migration(
         slot,
         source,
         target: target.ground()?,
-        copy_face: redirect.as_ref().map(|redirect| redirect.copy("the volume without its popularity")),
+        copy_face: redirect.as_ref().map(|redirect| redirect.copy("the volume without its popularity")).or(cache_face),
         redirect,
         medium: daemon.medium_of(volume),
         // What an earlier process wrote there may be lost although it reads as it was written.

@@ -12,7 +12,7 @@ use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::{GroupDocument, JobDocument, LayerDocument, random_uuid};
+use crate::document::{GroupDocument, JobDocument, LayerDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, Location, require_here, require_local};
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
@@ -205,7 +205,8 @@ impl Daemon {
             let hint = format!("let that host go of it first: `transhume volume detach {}` there", incoming.origin);
             return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
         }
-        if !document.has_holding_layers() {
+        refuse_cache(&document, request, strategy)?;
+        if !document.layers.iter().any(|layer| layer.may_hold() && layer.cache().is_none()) {
             return Ok(());
         }
         refuse_draining(&document)?;
@@ -237,6 +238,9 @@ impl Daemon {
         let refuse = |why: &str, hint: &str| Err(invalid(format!("{name} cannot serve {}: {why}", volume.name), hint));
         if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
             return refuse("the strategy takes the guest's writes itself", "use mirror, auto, dbt or incremental-dbt");
+        }
+        if document.cache_layer().is_some() {
+            return refuse("it has a cache, which is in the same place", "move without a surrogate");
         }
         if document.has_holding_layers() {
             return refuse("it has snapshots", "remove them first, or move without a surrogate");
@@ -438,4 +442,22 @@ fn refuse_second(volume: &Volume) -> Result<()> {
         format!("{} is being moved to {} already (job {}, {})", volume.name, job.target, job.id, job.state.name());
     let hint = format!("wait for it (`transhume watch {0}`), or `transhume cancel {0}` first", volume.name);
     Err(Error::new(ErrorCode::Busy, message).with_hint(hint))
+}
+
+/// Refuses a move in which the copy would not see what only the cache of the volume has.
+fn refuse_cache(document: &VolumeDocument, request: &MoveRequest, strategy: Strategy) -> Result<()> {
+    let Some((_, cache)) = document.cache_layer() else { return Ok(()) };
+    refuse_draining(document)?;
+    let (name, cache) = (&document.name, &cache.cache);
+    let why = if request.shared {
+        "it is not on the storage that both hosts reach"
+    } else if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
+        "the strategy reads past it: use mirror, mirror-async, auto, dbt or incremental-dbt"
+    } else if document.layers.iter().any(|layer| layer.overlay().is_some()) {
+        "it lies under snapshots, which are copied from below it"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorCode::InUse, format!("{name} has the cache {cache}, and cannot be moved so: {why}"))
+        .with_hint(format!("`transhume volume layer rm {name} cache` first, and add one where the volume is then")))
 }

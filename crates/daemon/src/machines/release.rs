@@ -19,7 +19,7 @@ use vm::{AdoptionRequest, ArrivedImage, ExportAddress};
 use super::Machine;
 use super::document::{MachineDisk, MachineDocument};
 use crate::audit::Peer;
-use crate::daemon::{Daemon, refuse_holding};
+use crate::daemon::{Daemon, refuse_cached, refuse_holding};
 use crate::document::{AdoptionDirection, AdoptionDocument};
 use crate::location::require_local;
 use crate::problem::{Result, invalid, of_backend};
@@ -108,6 +108,7 @@ impl Daemon {
         }
         volume.refuse_moving()?;
         refuse_holding(&document, COMMAND)?;
+        refuse_cached(&document)?;
         if let Some(incoming) = &document.incoming {
             let message = format!("{} has not let go of {} yet", incoming.host, volume.name);
             return Err(Error::new(ErrorCode::WrongState, message).with_hint("try again when the move is over"));

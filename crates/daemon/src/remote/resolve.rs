@@ -17,7 +17,7 @@ use crate::jobs::record_of;
 use crate::location::{Location, RemoteVolume};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, of_backend};
-use crate::stack::{open_layer_files, reopen_redirect, resume_drains};
+use crate::stack::{open_cache, open_layer_files, reopen_redirect, resume_drains};
 use crate::volume::Volume;
 
 /// How long somebody who decides waits for a switchover whose commit is on record, and how often it is looked at.
@@ -172,11 +172,16 @@ impl Daemon {
         let source = self.open_source(volume, committed, &open_options).await;
         let source = source.map_err(|error| of_backend(&error, "the old source"))?;
         let redirect = Box::pin(reopen_redirect(&source.device, &committed.layers, &self.overlay_context())).await?;
-        let ground = match &redirect {
-            // The source alone lacks what its surrogate holds.
-            Some(stacked) => stacked.device.clone(),
+        let (layers, context) = (&committed.layers, self.overlay_context());
+        let cache = Box::pin(open_cache(&source.device, layers, &volume.journal, &context)).await?;
+        let redirected = redirect.as_ref().map(|stacked| stacked.device.clone());
+        let cached = cache.stacked.as_ref().map(|stacked| stacked.device.clone());
+        let ground = match redirected.or(cached) {
+            // The source alone lacks what its surrogate or its cache holds.
+            Some(device) => device,
             None => source.ground().map_err(|error| of_backend(&error, "the old source"))?,
         };
+        let trust = cache.trust;
         let remote_device = volume.remote_device();
         let group = record_of(&volume.document());
         let stored = volume.journal.update(|document| {
@@ -184,6 +189,9 @@ impl Daemon {
             document.backend = committed.source.clone();
             document.size_limit = committed.size_limit;
             document.restore_layers(&committed.layers);
+            if let Some((id, trust)) = trust {
+                document.change_cache(id, |cache, _| cache.trust = trust);
+            }
             document.job = None;
             document.drain_redirect();
         });
@@ -193,7 +201,11 @@ impl Daemon {
             remote_device.give_back(ground);
         }
         drop(volume.replace_backend(source));
-        volume.with_stack(|stack| stack.restore_redirect(redirect));
+        cache.stacked.iter().for_each(|stacked| stacked.begin(&*self.env));
+        volume.with_stack(|stack| {
+            stack.restore_redirect(redirect);
+            stack.put_cache(cache);
+        });
         if let Some(job) = volume.job() {
             let message = format!("the move of {} was taken back by hand: this host holds it", volume.name);
             let error = Error::new(ErrorCode::MoveFailed, message);

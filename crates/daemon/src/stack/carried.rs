@@ -7,7 +7,7 @@ use crate::document::{LayerDocument, LayerKind, LayerState, OverlayLayer, Thrott
 
 /// What another host is told of `layers`, whose backend and files are `parts`. Nothing if there are none.
 pub(crate) fn carried(layers: &[LayerDocument], parts: &[Device]) -> Option<SessionLayers> {
-    if layers.iter().all(|layer| layer.redirect().is_some()) {
+    if layers.iter().all(LayerDocument::is_of_host) {
         return None;
     }
     let mut sizes = parts.iter().map(Device::size);
@@ -22,8 +22,8 @@ pub(crate) fn carried(layers: &[LayerDocument], parts: &[Device]) -> Option<Sess
             LayerKind::Throttle(ThrottleLayer { iops, bytes_per_second }) => {
                 SessionLayerKind::Throttle { iops: *iops, bytes_per_second: *bytes_per_second }
             }
-            // It stays at the source.
-            LayerKind::Redirect(_) => return None,
+            // They stay at the source.
+            LayerKind::Redirect(_) | LayerKind::Cache(_) => return None,
         };
         Some(SessionLayer { id: layer.id, kind })
     });

@@ -1,5 +1,5 @@
-//! Layers that hold bytes are emptied into what lies below, while the guest works: the overlay of a snapshot that is removed, and the
-//! part of a surrogate whose move is not to be.
+//! Layers that hold bytes are emptied into what lies below, while the guest works: the overlay of a snapshot that is removed, a cache
+//! that is, and the part of a surrogate whose move is not to be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use block::Bytes;
 use super::files::remove_layer_files;
 use super::snapshots::{check_changeable, find_snapshot, hold_clients};
 use crate::daemon::Daemon;
-use crate::document::{LayerDocument, LayerState};
+use crate::document::{CacheTrust, LayerDocument, LayerState};
 use crate::problem::{Result, of_backend};
 use crate::volume::Volume;
 
@@ -40,7 +40,7 @@ impl Daemon {
         Ok(volume.show())
     }
 
-    fn drain_aside(self: &Arc<Self>, volume: &Arc<Volume>, id: uuid::Uuid) {
+    pub(super) fn drain_aside(self: &Arc<Self>, volume: &Arc<Volume>, id: uuid::Uuid) {
         let (daemon, volume) = (Arc::clone(self), Arc::clone(volume));
         let env = Arc::clone(&self.env);
         env.spawn(Box::pin(async move {
@@ -54,7 +54,10 @@ impl Daemon {
 
 /// Goes on with what is on record as being emptied.
 pub(crate) fn resume_drains(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
-    for layer in volume.document().layers.iter().filter(|layer| layer.state == LayerState::Draining) {
+    let is_leaving = |layer: &&LayerDocument| {
+        layer.state == LayerState::Draining || layer.cache().is_some_and(|cache| cache.trust == CacheTrust::Gone)
+    };
+    for layer in volume.document().layers.iter().filter(is_leaving) {
         daemon.drain_aside(volume, layer.id);
     }
 }
@@ -69,6 +72,9 @@ async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) -> Re
     }
     if layer.redirect().is_some() {
         return super::redirect::drain(daemon, volume, id).await;
+    }
+    if layer.cache().is_some() {
+        return super::cache_changes::drain(daemon, volume, id).await;
     }
     let found = volume.with_stack(|stack| stack.overlays().iter().find(|stacked| stacked.id == id).cloned()).flatten();
     if let Some(stacked) = found {

@@ -13,7 +13,12 @@
 //! commit switches all of it, and no layer knows of it. A volume without layers that hold bytes has one joint, its slot.
 //!
 //! A layer is on record before the first byte that the backend lacks, and off it after the last one is durable below.
+//!
+//! A cache, or a surrogate while the volume is moved, lies directly over the backend, below joint 0. A migration reads by it what it
+//! alone has; it stays behind at the commit.
 
+mod cache;
+mod cache_changes;
 mod carried;
 mod drain;
 mod files;
@@ -29,6 +34,7 @@ use filters::{Overlay, OverlayHeader, Region, layout};
 use migrate::stream::protocol::PART_ALIGNMENT;
 use uuid::Uuid;
 
+pub(crate) use cache::{StackedCache, open_cache};
 pub(crate) use carried::{carried, layers_of};
 pub(crate) use drain::resume_drains;
 pub(crate) use files::{
@@ -38,6 +44,7 @@ pub(crate) use redirect::{StackedRedirect, reopen_redirect};
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};
+use crate::journal::VolumeJournal;
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
@@ -53,6 +60,10 @@ pub(crate) struct Stack {
     copy: Option<Slot>,
     /// Over the backend of a volume without overlays: a surrogate that serves what is popular while the volume is moved.
     redirect: Option<StackedRedirect>,
+    /// In the same place: the volume's cache.
+    cache: Option<StackedCache>,
+    /// Why the cache that is on record is not in the guest's path.
+    cache_problem: Option<String>,
 }
 
 /// An overlay in its place.
@@ -114,7 +125,15 @@ fn through(joint: &Slot, name: &str) -> Device {
 impl Stack {
     /// A stack without layers that hold bytes.
     pub(crate) const fn bare(open_backend: OpenBackend) -> Self {
-        Self { open_backend, overlays: Vec::new(), joints: Vec::new(), copy: None, redirect: None }
+        Self {
+            open_backend,
+            overlays: Vec::new(),
+            joints: Vec::new(),
+            copy: None,
+            redirect: None,
+            cache: None,
+            cache_problem: None,
+        }
     }
 
     /// The stack that `layers`, the lowest first, make over `open_backend`.
@@ -124,14 +143,16 @@ impl Stack {
     pub(crate) async fn build(
         open_backend: OpenBackend,
         layers: &[LayerDocument],
+        journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
         open_options: &BackendOpenOptions,
     ) -> Result<Self> {
-        if !layers.iter().any(LayerDocument::may_hold) {
-            return Ok(Self::bare(open_backend));
-        }
         let mut stack = Self::bare(open_backend);
+        Box::pin(stack.open_cache(layers, journal, context)).await?;
         Box::pin(stack.open_redirect(layers, context)).await?;
+        if !layers.iter().any(|layer| layer.overlay().is_some()) {
+            return Ok(stack);
+        }
         let files = match stack.open_backend.take_files() {
             // Those of another host come with it, and so do those of a volume that has come from one.
             files if !files.is_empty() => files,
@@ -164,12 +185,13 @@ impl Stack {
     /// Where an overlay in the place of overlay `index` would lie.
     fn next_at(&self, index: usize) -> NextBase {
         let below = index.checked_sub(1).map(|lower| &self.overlays[lower]);
-        let over = |joint: &Slot| through(joint, self.open_backend.device.name());
+        let ground = self.ground();
+        let over = |joint: &Slot| through(joint, ground.name());
         let (base, lowest_joint) = match (below, self.joints.first()) {
             (Some(below), _) => (below.device.clone(), None),
             (None, Some(joint)) => (over(joint), None),
             (None, None) => {
-                let joint = Slot::new(self.open_backend.device.clone());
+                let joint = Slot::new(ground.clone());
                 (over(&joint), Some(joint))
             }
         };
@@ -204,8 +226,14 @@ impl Stack {
 
     /// What the guest reads and writes.
     pub(crate) fn guest(&self) -> Device {
-        let ground = || self.redirect.as_ref().map_or(&self.open_backend.device, |stacked| &stacked.device).clone();
-        self.overlays.last().map_or_else(ground, |top| top.device.clone())
+        self.overlays.last().map_or_else(|| self.ground(), |top| top.device.clone())
+    }
+
+    /// What lies below all overlays: the backend, or the surrogate or the cache over it.
+    fn ground(&self) -> Device {
+        let redirect = self.redirect.as_ref().map(|stacked| &stacked.device);
+        let cache = self.cache.as_ref().map(|stacked| &stacked.device);
+        redirect.or(cache).unwrap_or(&self.open_backend.device).clone()
     }
 
     /// The overlays, the lowest first.
@@ -221,13 +249,14 @@ impl Stack {
     /// What holds the volume, if that alone is the volume: no layer holds bytes that it lacks. What offloads a copy, or reads
     /// past the page cache, takes this.
     pub(crate) fn bypass(&self) -> Option<&OpenBackend> {
-        let holds_all = self.overlays.is_empty() && self.redirect.is_none() && !self.open_backend.has_files();
+        let is_direct = self.redirect.is_none() && self.cache.is_none();
+        let holds_all = self.overlays.is_empty() && is_direct && !self.open_backend.has_files();
         holds_all.then_some(&self.open_backend)
     }
 
-    /// Takes it apart: what held the volume, with the files of its layers.
-    pub(crate) fn into_backend(self) -> OpenBackend {
-        self.open_backend
+    /// Takes it apart: what held the volume, with the files of its layers, and the cache, which is to be closed.
+    pub(crate) fn into_backend(self) -> (OpenBackend, Option<StackedCache>) {
+        (self.open_backend, self.cache)
     }
 
     /// Puts `open_backend` in the place of what held the volume, and gives that back.

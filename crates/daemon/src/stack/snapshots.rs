@@ -21,7 +21,9 @@ use super::files::{free_number, make_layer_files, remove_layer_files};
 use super::{NextBase, NextOverlay, Stack};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
-use crate::document::{LayerDocument, LayerKind, LayerState, OverlayLayer, VolumeDocument, random_uuid};
+use crate::document::{
+    CacheLayer, CacheTrust, LayerDocument, LayerKind, LayerState, OverlayLayer, VolumeDocument, random_uuid,
+};
 use crate::problem::{Result, invalid, of_backend};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
@@ -80,11 +82,19 @@ pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Re
     refuse_draining(document)
 }
 
-/// Refuses what cannot be done while a snapshot is being removed.
+/// Refuses what cannot be done while a layer is being emptied: a snapshot, a cache, or the part of a surrogate.
 pub(crate) fn refuse_draining(document: &VolumeDocument) -> Result<()> {
     let name = &document.name;
     if let Some(redirect) = document.layers.iter().find_map(LayerDocument::redirect) {
         let message = format!("what {name} has written to the surrogate {} goes back", redirect.surrogate);
+        return Err(Error::new(ErrorCode::Busy, message)
+            .with_hint(format!("wait for it: `transhume volume show {name}` says how much is left")));
+    }
+    let leaving = |(layer, cache): &(&LayerDocument, &CacheLayer)| {
+        layer.state == LayerState::Draining || cache.trust == CacheTrust::Gone
+    };
+    if let Some((_, cache)) = document.cache_layer().filter(leaving) {
+        let message = format!("what {name} has written to the cache {} goes to its backend", cache.cache);
         return Err(Error::new(ErrorCode::Busy, message)
             .with_hint(format!("wait for it: `transhume volume show {name}` says how much is left")));
     }

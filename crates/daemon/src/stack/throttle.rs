@@ -1,11 +1,13 @@
-//! Limits of what clients may ask for: a layer that holds nothing and stands before the meter.
+//! Limits of what clients may ask for: a layer that holds nothing and stands before the meter. And how layers are shown, added and
+//! removed.
 
 use std::sync::Arc;
 
 use api::v1::{self, Error, ErrorCode, LayerRequest};
 use filters::RateLimits;
 
-use super::StackedRedirect;
+use super::cache_changes::Asked;
+use super::{StackedCache, StackedRedirect};
 use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer, random_uuid};
 use crate::problem::{Result, invalid, of_backend};
@@ -63,6 +65,15 @@ impl Volume {
                 held_bytes: self.with_stack(|stack| stack.redirect().map(StackedRedirect::held_bytes)).flatten(),
                 ..v1::Layer::default()
             },
+            LayerKind::Cache(cache) => v1::Layer {
+                id: layer.id.to_string(),
+                kind: v1::LayerKind::Cache,
+                name: cache.cache.clone(),
+                state: show_state(layer.state),
+                held_bytes: self.with_stack(|stack| stack.cache().map(StackedCache::held_bytes)).flatten(),
+                cached: Some(self.show_cache(layer, cache)),
+                ..v1::Layer::default()
+            },
         });
         shown.collect()
     }
@@ -77,10 +88,22 @@ const fn show_state(state: LayerState) -> v1::LayerState {
 }
 
 impl Daemon {
-    /// Limits what clients of a volume may ask for, or changes the limits that there are.
+    /// Adds a layer that users ask for.
     pub(crate) async fn add_layer(self: &Arc<Self>, name: &str, request: LayerRequest) -> Result<v1::Volume> {
-        let LayerRequest::Throttle { iops, bytes_per_second } = request;
-        let throttle = ThrottleLayer { iops, bytes_per_second };
+        match request {
+            LayerRequest::Throttle { iops, bytes_per_second } => {
+                self.add_throttle(name, ThrottleLayer { iops, bytes_per_second }).await
+            }
+            LayerRequest::Cache { cache, size_bytes, mode, policy, block_bytes, sequential_bytes } => {
+                let asked = Asked { cache, size_bytes, mode, policy, block_bytes, sequential_bytes };
+                Box::pin(self.add_cache(name, asked)).await
+            }
+        }
+    }
+
+    /// Limits what clients of a volume may ask for, or changes the limits that there are.
+    async fn add_throttle(self: &Arc<Self>, name: &str, throttle: ThrottleLayer) -> Result<v1::Volume> {
+        let ThrottleLayer { iops, bytes_per_second } = throttle;
         if iops.is_none() && bytes_per_second.is_none() {
             return Err(invalid("a throttle without a limit limits nothing", "give --iops, --bandwidth, or both"));
         }
@@ -111,13 +134,16 @@ impl Daemon {
         Ok(volume.show())
     }
 
-    /// Takes a layer out that holds nothing; `layer` is its identity or its kind.
+    /// Takes a layer out; `layer` is its identity or its kind. A cache that holds something is emptied first, which goes on after this
+    /// has returned.
     pub(crate) async fn remove_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         let document = volume.document();
         let is_meant = |found: &LayerDocument| {
-            found.id.to_string() == layer || (found.throttle().is_some() && layer == "throttle")
+            found.id.to_string() == layer
+                || (found.throttle().is_some() && layer == "throttle")
+                || (found.cache().is_some() && layer == "cache")
         };
         let Some(found) = document.layers.iter().find(|found| is_meant(found)) else {
             return Err(Error::new(ErrorCode::NotFound, format!("{name} has no layer {layer}"))
@@ -134,6 +160,10 @@ impl Daemon {
                 format!("layer {layer} is the surrogate {} of a move", redirect.surrogate),
                 format!("it goes when the move ends: `transhume cancel {name}`"),
             ));
+        }
+        if found.cache().is_some() {
+            Box::pin(self.remove_cache(&volume, found)).await?;
+            return Ok(volume.show());
         }
         let id = found.id;
         let stored = volume.journal.update(|document| document.layers.retain(|layer| layer.id != id));

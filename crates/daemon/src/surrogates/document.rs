@@ -1,61 +1,28 @@
-//! What is on record of a surrogate: `STATE/surrogates/NAME.json`, replaced as a whole.
-//!
-//! It says whose each partition is. What a partition holds its own header and maps say, and whether that counts the volume's
-//! journal: a partition whose layer no journal names is free.
-
-use std::path::Path;
+//! What is on record of a surrogate: `STATE/surrogates/NAME.json`. Its partitions are slots of one size.
 
 use api::v1::{self, Error, ErrorCode};
-use backends::{BackendSpec, PreparedTarget};
 use block::{Bytes, Extent};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::problem::{Result, of_state};
-use crate::state_dir::Layout;
+use crate::pools::{Partition, PoolDocument};
+use crate::problem::Result;
 
-/// The layout of this document.
-const SURROGATE_VERSION: u32 = 1;
+/// What is on record of a surrogate. It has one store, or two that hold the same.
+pub(super) type SurrogateDocument = PoolDocument<SurrogateSettings, SurrogatePlace>;
 
-/// A surrogate.
+/// How a surrogate is divided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct SurrogateDocument {
-    version: u32,
-    /// What it is called.
-    pub(crate) name: String,
-    /// Where it is: one store, or two that hold the same.
-    pub(super) stores: Vec<StoreDocument>,
-    /// How much of each store is for volumes, in bytes.
-    pub(super) bytes: u64,
+pub(crate) struct SurrogateSettings {
     /// How much of it a volume gets, in bytes.
     pub(super) partition_bytes: u64,
     /// The unit of what is popular, in bytes.
     pub(super) chunk_bytes: u64,
-    /// Whether no further volume gets a partition.
-    #[serde(default)]
-    pub(super) draining: bool,
-    /// The partitions that volumes have.
-    #[serde(default)]
-    pub(super) partitions: Vec<Partition>,
 }
 
-/// A store of a surrogate.
+/// Where a volume's part of a surrogate is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct StoreDocument {
-    /// What to open.
-    pub(super) spec: BackendSpec,
-    /// Of a file that was made for it: how to take it back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) made: Option<PreparedTarget>,
-}
-
-/// A volume's part of a surrogate.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Partition {
-    /// The layer of the volume that has it.
-    pub(super) layer: Uuid,
-    /// The volume, for people.
-    pub(super) volume: String,
+pub(crate) struct SurrogatePlace {
     /// Which one it is, from the start of the stores.
     pub(super) index: u64,
     /// The store that lacks something of it, and is read no more.
@@ -64,21 +31,9 @@ pub(super) struct Partition {
 }
 
 impl SurrogateDocument {
-    /// A surrogate without volumes.
-    pub(super) fn new(name: String, stores: Vec<StoreDocument>, chunk_bytes: u64) -> Self {
-        let (bytes, partition_bytes, partitions) = (0, 1, Vec::new());
-        let version = SURROGATE_VERSION;
-        Self { version, name, stores, bytes, partition_bytes, chunk_bytes, draining: false, partitions }
-    }
-
     /// How many volumes it has room for.
     pub(super) const fn partitions_max(&self) -> u64 {
-        self.bytes / self.partition_bytes
-    }
-
-    /// The partition of `layer`.
-    pub(super) fn find(&self, layer: Uuid) -> Option<&Partition> {
-        self.partitions.iter().find(|partition| partition.layer == layer)
+        self.bytes / self.settings.partition_bytes
     }
 
     /// Gives `layer` of `volume` the first free partition.
@@ -91,27 +46,25 @@ impl SurrogateDocument {
             return Err(Error::new(ErrorCode::WrongState, format!("the surrogate {name} is being drained"))
                 .with_hint("use another one, or make it anew"));
         }
-        let is_free = |index: &u64| self.partitions.iter().all(|taken| taken.index != *index);
+        let is_free = |index: &u64| self.partitions.iter().all(|taken| taken.place.index != *index);
         let Some(index) = (0..self.partitions_max()).find(is_free) else {
             let message = format!("each of the {} parts of the surrogate {name} is in use", self.partitions_max());
             return Err(Error::new(ErrorCode::NoSpace, message)
                 .with_hint(format!("`transhume surrogate show {name}` lists whose they are")));
         };
-        self.partitions.push(Partition { layer, volume: volume.to_owned(), index, lost: None });
+        let place = SurrogatePlace { index, lost: None };
+        self.partitions.push(Partition { layer, volume: volume.to_owned(), place });
         Ok(())
     }
 
     /// Where a partition is in each store.
-    pub(super) const fn extent_of(&self, partition: &Partition) -> Extent {
-        Extent::new(Bytes(partition.index * self.partition_bytes), Bytes(self.partition_bytes))
+    pub(super) const fn extent_of(&self, partition: &Partition<SurrogatePlace>) -> Extent {
+        let bytes = self.settings.partition_bytes;
+        Extent::new(Bytes(partition.place.index * bytes), Bytes(bytes))
     }
 
     /// How the API shows it; the daemon adds what the volumes do with it.
     pub(super) fn show(&self) -> v1::Surrogate {
-        let stores = self
-            .stores
-            .iter()
-            .map(|store| v1::SurrogateStore { place: store.spec.to_string(), made: store.made.is_some() });
         let partitions = self.partitions.iter().map(|partition| v1::SurrogatePartition {
             volume: partition.volume.clone(),
             layer: partition.layer.to_string(),
@@ -119,10 +72,10 @@ impl SurrogateDocument {
         });
         v1::Surrogate {
             name: self.name.clone(),
-            stores: stores.collect(),
+            stores: self.show_stores(),
             bytes: self.bytes,
-            partition_bytes: self.partition_bytes,
-            chunk_bytes: self.chunk_bytes,
+            partition_bytes: self.settings.partition_bytes,
+            chunk_bytes: self.settings.chunk_bytes,
             partitions_max: self.partitions_max(),
             partitions: partitions.collect(),
             draining: self.draining,
@@ -130,51 +83,18 @@ impl SurrogateDocument {
     }
 }
 
-/// Stores `document`.
-pub(super) fn store(layout: &Layout, document: &SurrogateDocument) -> Result<()> {
-    let text = serde_json::to_string_pretty(document).expect("plain data serialises");
-    layout.write_atomically(&layout.surrogate(&document.name), &text)
-}
-
-/// Forgets the surrogate `name`.
-pub(super) fn remove(layout: &Layout, name: &str) -> Result<()> {
-    layout.remove_document(&layout.surrogate(name))
-}
-
-/// Every surrogate on record, or why it cannot be read.
-pub(super) fn load_all(layout: &Layout) -> Result<Vec<Result<SurrogateDocument>>> {
-    let paths = match layout.documents(&layout.surrogates()) {
-        // An older version has made the state directory.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        paths => paths.map_err(|error| of_state(error, format!("listing {}", layout.surrogates().display())))?,
-    };
-    Ok(paths.iter().map(|path| load(layout, path)).collect())
-}
-
-fn load(layout: &Layout, path: &Path) -> Result<SurrogateDocument> {
-    let unreadable = |why: String| {
-        Error::new(ErrorCode::JournalUnreadable, format!("{} cannot be read: {why}", path.display()))
-            .with_hint("put back a copy of it and restart: volumes that have a part of the surrogate need it")
-    };
-    let text = layout.files().read(path).map_err(|error| unreadable(error.to_string()))?;
-    let document: SurrogateDocument = serde_json::from_slice(&text).map_err(|error| unreadable(error.to_string()))?;
-    if document.version != SURROGATE_VERSION {
-        return Err(unreadable(format!("it has the layout {}: a newer version wrote it", document.version)));
-    }
-    if document.partition_bytes == 0 || document.stores.is_empty() {
-        return Err(unreadable("it has no stores, or partitions without room".to_owned()));
-    }
-    Ok(document)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pools::StoreDocument;
+    use backends::BackendSpec;
 
     fn document() -> SurrogateDocument {
         let store = StoreDocument { spec: BackendSpec::file("/fast/s.img"), made: None };
-        let new = SurrogateDocument::new("fast".to_owned(), vec![store], 1 << 20);
-        SurrogateDocument { bytes: 10 << 20, partition_bytes: 4 << 20, ..new }
+        let settings = SurrogateSettings { partition_bytes: 4 << 20, chunk_bytes: 1 << 20 };
+        let mut new = SurrogateDocument::new("fast".to_owned(), vec![store], settings);
+        new.bytes = 10 << 20;
+        new
     }
 
     #[test]
@@ -188,7 +108,7 @@ mod tests {
         assert_eq!(document.take(layers[2], "c").map_err(|error| error.code), Err(ErrorCode::NoSpace));
         document.partitions.retain(|partition| partition.layer != layers[0]);
         document.take(layers[2], "c").expect("one was given back");
-        assert_eq!(document.find(layers[2]).expect("it has one").index, 0);
+        assert_eq!(document.find(layers[2]).expect("it has one").place.index, 0);
     }
 
     #[test]
@@ -199,10 +119,21 @@ mod tests {
     }
 
     #[test]
-    fn it_is_read_as_it_was_written() {
-        let mut document = document();
-        document.take(Uuid::nil(), "a").expect("it is empty");
-        let text = serde_json::to_string(&document).expect("plain data");
-        assert_eq!(serde_json::from_str::<SurrogateDocument>(&text).expect("it was just written"), document);
+    fn it_is_read_as_it_was_written_before_there_were_pools() {
+        let written = serde_json::json!({
+            "version": 1, "name": "fast", "stores": [{"spec": "file:/fast/s.img"}], "bytes": 10 << 20,
+            "partition_bytes": 4 << 20, "chunk_bytes": 1 << 20, "draining": false,
+            "partitions": [
+                {"layer": "00000000-0000-0000-0000-000000000000", "volume": "a", "index": 0},
+                {"layer": "00000000-0000-0000-0000-000000000001", "volume": "b", "index": 1, "lost": 1},
+            ],
+        });
+        let mut expected = document();
+        for (number, volume) in ["a", "b"].into_iter().enumerate() {
+            expected.take(Uuid::from_u128(number as u128), volume).expect("there is room");
+        }
+        expected.partitions[1].place.lost = Some(1);
+        assert_eq!(serde_json::from_value::<SurrogateDocument>(written.clone()).expect("readable"), expected);
+        assert_eq!(serde_json::to_value(&expected).expect("plain data"), written, "an older version could not read it");
     }
 }

@@ -80,6 +80,11 @@ impl Base {
         self.answered.fetch_add(1, Ordering::Release);
     }
 
+    /// Whether all that was answered is durable.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable.load(Ordering::Acquire) >= self.answered.load(Ordering::Acquire)
+    }
+
     /// Makes durable all that was answered before this was called. One at a time.
     pub(crate) async fn flush(&self) -> Result<()> {
         let (device, answered) = {

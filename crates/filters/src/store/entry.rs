@@ -32,6 +32,16 @@ pub(crate) trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     /// Sets the grains of `run`, counted from the sector's first, to `self`.
     fn fill(self, body: &mut Body, run: Range<u64>);
 
+    /// What the durable map says of it, and a power loss leaves. The default is all of it.
+    fn lasting(self) -> Self {
+        self
+    }
+
+    /// The same of the grains of a whole map sector.
+    fn lasting_body(body: &Body) -> Body {
+        *body
+    }
+
     /// The state of a grain in a body that was checked when it was read.
     fn of(body: &Body, grain: u64) -> Self {
         Self::decode(body, grain).expect("bodies are checked when they are read")

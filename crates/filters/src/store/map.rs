@@ -68,6 +68,11 @@ impl<E: Entry> StateMap<E> {
         }
     }
 
+    /// What the durable map should say of a map sector.
+    pub(crate) fn lasting_body(&self, index: u64) -> Body {
+        E::lasting_body(&self.body(index))
+    }
+
     /// The map sector whose grains are all in `state`.
     fn uniform(&self, index: u64, state: E) -> Body {
         let mut body = [0; BODY_BYTES];

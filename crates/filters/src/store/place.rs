@@ -102,6 +102,35 @@ impl PlaceAllocator {
         !self.retired.is_empty()
     }
 
+    /// How many such places there are.
+    pub(crate) fn retired_count(&self) -> usize {
+        self.retired.len()
+    }
+
+    /// Whether the durable map may name this place though the running one does not.
+    pub(crate) fn is_retired(&self, place: u64) -> bool {
+        self.retired.contains_key(&place)
+    }
+
+    /// What it takes in memory, in bytes, but for what is retired: a run of free places is an entry of a tree.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        4 * size_of::<u64>() * self.free.len()
+    }
+
+    /// From now on there are `count` places. With fewer, those behind are not given out, and who has one keeps it until it is given back.
+    /// With more, those are free that `is_used` does not name.
+    pub(crate) fn set_count(&mut self, count: u64, is_used: impl Fn(u64) -> bool) {
+        if count < self.count {
+            self.free.split_off(&count);
+            if let Some((_, end)) = self.free.range_mut(..count).next_back() {
+                *end = (*end).min(count);
+            }
+        }
+        let before = std::mem::replace(&mut self.count, count);
+        self.next %= count;
+        (before..count).filter(|place| !is_used(*place)).for_each(|place| self.insert_free(place));
+    }
+
     /// Gives out a place.
     pub(crate) fn take(&mut self) -> Option<u64> {
         let around = self.free.range(..=self.next).next_back().filter(|(_, end)| **end > self.next);
@@ -152,6 +181,9 @@ impl PlaceAllocator {
     }
 
     fn insert_free(&mut self, place: u64) {
+        if place >= self.count {
+            return;
+        }
         let mut run = (place, place + 1);
         if let Some((&first, &end)) = self.free.range(..=place).next_back() {
             assert!(end <= place, "place {place} is given back twice");
@@ -197,6 +229,19 @@ mod tests {
         places.flushed(later);
         assert_eq!(places.take(), Some(0));
         assert!(!places.has_retired());
+    }
+
+    #[test]
+    fn places_that_are_taken_away_are_given_out_no_more_until_they_come_back() {
+        let mut places = PlaceAllocator::new(8, [1, 6]);
+        places.set_count(4, |_| unreachable!("none is added"));
+        assert_eq!(places.free_count(), 3);
+        places.give_back(6);
+        let taken: Vec<u64> = std::iter::from_fn(|| places.take()).collect();
+        assert_eq!(taken, [0, 2, 3]);
+        places.set_count(7, |place| place == 5);
+        assert_eq!(places.free_count(), 2);
+        assert_eq!([places.take(), places.take(), places.take()], [Some(4), Some(6), None]);
     }
 
     #[test]

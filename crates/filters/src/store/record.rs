@@ -30,8 +30,10 @@ pub(crate) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
 const BEHIND_MAX: usize = 16384;
 
 /// What is true of the grains now, and how the durable map differs.
-pub(crate) struct Live<E> {
+pub(crate) struct Live<E, X> {
     pub(crate) map: StateMap<E>,
+    /// What the policy keeps beside the map, under the same lock.
+    beside: X,
     /// The sectors in which the durable map differs, and what stands there.
     behind: BTreeMap<u64, Box<Body>>,
     /// What the flush under way is going to write there.
@@ -46,13 +48,13 @@ struct Change<E> {
     outcome: Mutex<Option<Result<(), (ErrorKind, String)>>>,
 }
 
-/// The map of a store in memory and on the device.
-pub(crate) struct Record<E> {
+/// The map of a store in memory and on the device, and beside it what the policy looks up together with it.
+pub(crate) struct Record<E, X = ()> {
     /// What is below: flushed before the durable map leaves anything to it.
     base: Arc<Base>,
     device: Device,
     layout: Layout,
-    live: Mutex<Live<E>>,
+    live: Mutex<Live<E, X>>,
     announced: Mutex<Vec<Arc<Change<E>>>>,
     /// Who writes the running map, one at a time; whoever waits is served by the same write.
     turn: tokio::sync::Mutex<()>,
@@ -62,6 +64,8 @@ pub(crate) struct Record<E> {
     flushed: tokio::sync::Mutex<u64>,
     /// Why nothing durable is promised any more.
     failure: Mutex<Option<String>>,
+    /// With so many sectors of the durable map behind, it flushes by itself.
+    behind_max: usize,
 }
 
 impl<E: Entry> Record<E> {
@@ -71,7 +75,8 @@ impl<E: Entry> Record<E> {
         let boot_record = layout.encode_boot(boot);
         let found = device.read(Layout::BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
         let is_same_boot = found[..] == boot_record[..];
-        let mut live = Live { map: StateMap::new(layout.grains()), behind: BTreeMap::new(), coming: BTreeMap::new() };
+        let mut live =
+            Live { map: StateMap::new(layout.grains()), beside: (), behind: BTreeMap::new(), coming: BTreeMap::new() };
         for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
             let count = STEP_SECTORS.min(layout.sectors() - first);
             let durable = read_sectors(&device, &layout, Map::Durable, first, count).await?;
@@ -96,6 +101,7 @@ impl<E: Entry> Record<E> {
             begun: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             failure: Mutex::default(),
+            behind_max: BEHIND_MAX,
         };
         if !record.device.geometry().read_only {
             if !is_same_boot {
@@ -109,9 +115,44 @@ impl<E: Entry> Record<E> {
         Ok(record)
     }
 
+    /// The same record with what `make` makes of its states beside them.
+    pub(crate) fn beside<X>(self, make: impl FnOnce(&StateMap<E>) -> Result<X>) -> Result<Record<E, X>> {
+        let Self { base, device, layout, live, announced, turn, begun, flushed, failure, behind_max } = self;
+        let Live { map, beside: (), behind, coming } = live.into_inner();
+        let beside = make(&map)?;
+        let live = Mutex::new(Live { map, beside, behind, coming });
+        Ok(Record { base, device, layout, live, announced, turn, begun, flushed, failure, behind_max })
+    }
+}
+
+impl<E: Entry, X> Record<E, X> {
     /// Looks at the states.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&StateMap<E>) -> T) -> T {
         look(&self.live.lock().map)
+    }
+
+    /// Looks at the states and at what is kept beside them.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&StateMap<E>, &mut X) -> T) -> T {
+        let live = &mut *self.live.lock();
+        look(&live.map, &mut live.beside)
+    }
+
+    /// The same record that flushes by itself when a share of its map is behind: its memory stays in proportion.
+    pub(crate) fn with_behind_share(mut self, share: u64) -> Self {
+        self.behind_max = ((self.layout.sectors() / share) as usize).clamp(64, BEHIND_MAX);
+        self
+    }
+
+    /// How much memory the map takes, in bytes, with what it remembers of the durable one.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let live = self.live.lock();
+        live.map.memory_bytes() + (live.behind.len() + live.coming.len()) * (BODY_BYTES + 4 * size_of::<usize>())
+    }
+
+    /// Strikes the boot record: whoever opens the store next, in this boot too, goes by the durable map.
+    pub(crate) async fn strike_boot(&self) -> Result<()> {
+        let boot = Extent::new(Layout::BOOT_AT, Bytes(BLOCK_BYTES));
+        self.device.write(Mutation::zeroes(boot, false)).await
     }
 
     /// Whether the durable map says of every grain of `run` what is true now, and still says it after the flush under
@@ -122,7 +163,7 @@ impl<E: Entry> Record<E> {
             let first = index * E::SECTOR_GRAINS;
             let says_so = |body: &Body| {
                 let mut part = run.start.max(first)..run.end.min(first + E::SECTOR_GRAINS);
-                part.all(|grain| live.map.get(grain) == E::of(body, grain - first))
+                part.all(|grain| live.map.get(grain).lasting() == E::of(body, grain - first))
             };
             [&live.behind, &live.coming].into_iter().filter_map(|bodies| bodies.get(&index)).all(|body| says_so(body))
         });
@@ -139,7 +180,7 @@ impl<E: Entry> Record<E> {
             let end = (next / step * step + step).min(run.end);
             self.set_some(next..end, state).await?;
             next = end;
-            if self.live.lock().behind.len() > BEHIND_MAX {
+            if self.live.lock().behind.len() > self.behind_max {
                 // A failure is remembered, and told to whoever asks for durability.
                 if self.flush().await.is_err() {
                     self.live.lock().behind.clear();
@@ -265,8 +306,7 @@ impl<E: Entry> Record<E> {
         if !self.live.lock().has_drained() {
             return;
         }
-        let boot = Extent::new(Layout::BOOT_AT, Bytes(BLOCK_BYTES));
-        if let Err(error) = self.device.write(Mutation::zeroes(boot, false)).await {
+        if let Err(error) = self.strike_boot().await {
             tracing::error!(device = self.device.name(), error = error.chain(), "the boot record could not be struck");
         }
     }
@@ -293,7 +333,7 @@ impl<E: Entry> Record<E> {
     }
 }
 
-impl<E: Entry> Live<E> {
+impl<E: Entry, X> Live<E, X> {
     fn load_durable(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8]) -> Result<()> {
         for (index, sector) in
             (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < layout.sectors())
@@ -315,7 +355,9 @@ impl<E: Entry> Live<E> {
             let before = self.map.body(index);
             let body = layout.decode_sector(index, running, name)?.unwrap_or([0; BODY_BYTES]);
             self.take(index, &body, name)?;
-            self.behind.insert(index, Box::new(before));
+            if before != self.map.lasting_body(index) {
+                self.behind.insert(index, Box::new(before));
+            }
         }
         Ok(())
     }
@@ -329,20 +371,24 @@ impl<E: Entry> Live<E> {
     }
 
     fn apply(&mut self, changes: &[Arc<Change<E>>]) {
+        let Self { map, behind, .. } = self;
         for change in changes {
-            for index in E::sectors_of(&change.run) {
-                let Self { map, behind, .. } = self;
-                behind.entry(index).or_insert_with(|| Box::new(map.body(index)));
+            let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
+            let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
+            map.fill(change.run.clone(), change.state);
+            for (index, body) in before {
+                if body != map.lasting_body(index) {
+                    behind.insert(index, Box::new(body));
+                }
             }
-            self.map.fill(change.run.clone(), change.state);
         }
     }
 
     /// What the durable map should say, where it does not.
     fn begin_flush(&mut self) -> BTreeMap<u64, Box<Body>> {
         let map = &self.map;
-        self.behind.retain(|index, durable| **durable != map.body(*index));
-        self.coming = self.behind.keys().map(|index| (*index, Box::new(map.body(*index)))).collect();
+        self.behind.retain(|index, durable| **durable != map.lasting_body(*index));
+        self.coming = self.behind.keys().map(|index| (*index, Box::new(map.lasting_body(*index)))).collect();
         self.coming.clone()
     }
 
@@ -356,13 +402,13 @@ impl<E: Entry> Live<E> {
     }
 
     fn durable_body(&self, index: u64) -> Body {
-        self.behind.get(&index).map_or_else(|| self.map.body(index), |body| **body)
+        self.behind.get(&index).map_or_else(|| self.map.lasting_body(index), |body| **body)
     }
 
     fn note_durable(&mut self, written: BTreeMap<u64, Box<Body>>) {
         self.coming.clear();
         for (index, body) in written {
-            if *body == self.map.body(index) {
+            if *body == self.map.lasting_body(index) {
                 self.behind.remove(&index);
             } else {
                 self.behind.insert(index, body);

@@ -25,7 +25,7 @@ use self::switchover::GroupMember;
 use super::finish::{Ending, finish};
 use super::start::{Enlisted, Ready, destination};
 use crate::audit::Peer;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, refuse_cached};
 use crate::document::{GroupDocument, JobDocument, VolumeDocument, random_uuid};
 use crate::free_space::Needs;
 use crate::location::{Destination, JobTarget, require_here};
@@ -61,6 +61,12 @@ impl Daemon {
         let mut operations = Vec::with_capacity(volumes.len());
         for volume in volumes {
             operations.push(volume.operation.lock().await);
+        }
+        if machine.is_some() {
+            // The guest is at the other host from the commit on, and nothing is known there of what only a cache has.
+            volumes
+                .iter()
+                .try_for_each(|volume| refuse_cached(&volume.document()).map_err(|error| of_disk(volume, error)))?;
         }
         let mut ready = Vec::with_capacity(volumes.len());
         let outcome = self.make_all_ready(volumes, requests, &mut ready).await;

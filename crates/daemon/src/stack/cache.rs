@@ -1,0 +1,329 @@
+//! A cache in a volume's stack, directly over the backend: how it is opened, and what the API shows of it.
+//!
+//! | on record | what is in the partition | if it cannot be opened |
+//! |---|---|---|
+//! | clean | blocks that the backend has, too | the volume comes up without it; on record first: nothing of it is believed later |
+//! | may-hold, draining | blocks that only it has | the volume stays down |
+//! | trust `dirty` | what it only caches is not believed: its flash has failed, or the volume was in use without it | as above |
+//! | trust `gone` | nothing: it is about to be out of the guest's path, or is | it is not tried |
+//!
+//! A partition is believed under the volume, the layer and the epoch with which it was made. A layer that is removed and added again is
+//! another one, so that no old partition is believed by mistake. How it comes, changes and goes is in
+//! [`cache_changes`](super::cache_changes).
+
+use std::sync::Arc;
+
+use api::v1::{self, Error, ErrorCode};
+use block::{ChunkSize, Device, IoFuture};
+use env::Env;
+use filters::{Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CacheStatus};
+use uuid::Uuid;
+
+use super::Stack;
+use crate::caches::{CachePool, to_api_mode, to_api_policy};
+use crate::daemon::Daemon;
+use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_uuid};
+use crate::journal::VolumeJournal;
+use crate::overlays::OverlayContext;
+use crate::problem::{Result, of_backend};
+use crate::volume::Volume;
+
+/// A cache in its place.
+#[derive(Clone)]
+pub(crate) struct StackedCache {
+    /// What the record calls it.
+    pub(super) id: Uuid,
+    pub(super) cache: Cache,
+    /// The same as the guest sees it.
+    pub(crate) device: Device,
+}
+
+/// What became of the attempt to open a volume's cache.
+#[derive(Default)]
+pub(crate) struct FoundCache {
+    /// The cache, if it goes into the guest's path.
+    pub(crate) stacked: Option<StackedCache>,
+    /// Why it does not.
+    pub(crate) problem: Option<String>,
+    /// What must be on record of it before the guest comes.
+    pub(crate) trust: Option<(Uuid, CacheTrust)>,
+}
+
+impl StackedCache {
+    /// Opens the cache of `layer` over `base`. It changes nothing of `base` by itself before [`begin`](Self::begin).
+    pub(super) async fn open(
+        base: Device,
+        layer: &LayerDocument,
+        cache: &CacheLayer,
+        journal: &Arc<VolumeJournal>,
+        context: &OverlayContext,
+    ) -> block::Result<Self> {
+        let partition = partition(layer, cache, context).await?;
+        let options = CacheOptions {
+            mode: cache.mode,
+            policy: cache.policy,
+            sequential_bytes: block::Bytes(cache.sequential),
+            believes_clean: cache.trust == CacheTrust::Whole,
+            loss: Some(Arc::new(LostFlash { journal: Arc::clone(journal), layer: layer.id })),
+            ..CacheOptions::default()
+        };
+        let expected = identity(journal, layer, cache)?;
+        let env = Arc::clone(&context.env);
+        let opened = Cache::open(env, base, partition, context.boot, options, expected).await?;
+        let device = Device::new(&format!("cache {}", cache.cache), opened.clone());
+        Ok(Self { id: layer.id, cache: opened, device })
+    }
+
+    /// Has it write back until it is closed. What must be on record of it is.
+    pub(crate) fn begin(&self, env: &dyn Env) {
+        env.spawn(Box::pin(self.cache.clone().run_write_back()));
+    }
+
+    /// What a migration reads the volume by.
+    pub(crate) fn copy_face(&self) -> Device {
+        self.cache.copy("the volume, whose cache does not warm by it")
+    }
+
+    /// How many bytes only the flash has.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.cache.status().dirty_bytes
+    }
+
+    /// Ends all that works in the background. It is out of the guest's path.
+    pub(crate) async fn close(self) {
+        self.cache.close().await;
+    }
+}
+
+async fn partition(layer: &LayerDocument, cache: &CacheLayer, context: &OverlayContext) -> block::Result<Device> {
+    let pool = context.caches.get(&cache.cache);
+    let pool = pool.map_err(|error| block::Error::new(block::ErrorKind::NotFound, error.message))?;
+    pool.partition(layer.id).await
+}
+
+/// Under which the partition of `layer` is believed.
+fn identity(journal: &VolumeJournal, layer: &LayerDocument, cache: &CacheLayer) -> block::Result<CacheIdentity> {
+    let volume = journal.document().id;
+    let nameless = || block::Error::new(block::ErrorKind::Internal, "a volume with layers has no identity");
+    let volume = *volume.ok_or_else(nameless)?.as_bytes();
+    Ok(CacheIdentity { volume, layer: *layer.id.as_bytes(), epoch: cache.epoch })
+}
+
+/// Makes an empty cache of what `base` holds in the partition of `layer`, whatever was there.
+pub(super) async fn make_header(
+    base: &Device,
+    layer: &LayerDocument,
+    cache: &CacheLayer,
+    journal: &VolumeJournal,
+    context: &OverlayContext,
+) -> Result<()> {
+    let failed = |error: block::Error| of_backend(&error, &format!("the cache {}", cache.cache));
+    let partition = partition(layer, cache, context).await.map_err(failed)?;
+    let identity = identity(journal, layer, cache).map_err(failed)?;
+    let id = random_uuid(&*context.env).into_bytes();
+    let header = ChunkSize::new(cache.block)
+        .and_then(|block| CacheHeader::new(base.size(), block, partition.size(), id, identity))
+        .ok_or_else(|| {
+            let message = format!("{} bytes are no room for a block of {} bytes", partition.size().get(), cache.block);
+            Error::new(ErrorCode::NoSpace, message).with_hint("give a larger --size, or a --block of 4KiB to 64KiB")
+        })?;
+    Cache::create(&partition, &header).await.map_err(failed)
+}
+
+/// Opens the cache among `layers`, if there is one, over `base`.
+///
+/// # Errors
+/// It cannot be opened, and may hold what the backend lacks.
+pub(crate) async fn open_cache(
+    base: &Device,
+    layers: &[LayerDocument],
+    journal: &Arc<VolumeJournal>,
+    context: &OverlayContext,
+) -> Result<FoundCache> {
+    let Some((layer, cache)) = layers.iter().find_map(|layer| Some((layer, layer.cache()?))) else {
+        return Ok(FoundCache::default());
+    };
+    let open = |cache: &CacheLayer| {
+        let cache = cache.clone();
+        async move { StackedCache::open(base.clone(), layer, &cache, journal, context).await }
+    };
+    let (opened, trust) = match (cache.trust, layer.state) {
+        (CacheTrust::Gone, _) => {
+            let problem = Some("it is being taken out".to_owned());
+            return Ok(FoundCache { problem, ..FoundCache::default() });
+        }
+        (CacheTrust::Dirty, LayerState::Clean) => {
+            // The backend has everything: it begins anew.
+            let whole = CacheLayer { trust: CacheTrust::Whole, ..cache.clone() };
+            match make_header(base, layer, &whole, journal, context).await {
+                Ok(()) => (open(&whole).await, Some((layer.id, CacheTrust::Whole))),
+                Err(error) => (Err(block::Error::new(block::ErrorKind::Io, error.message)), None),
+            }
+        }
+        (CacheTrust::Dirty, LayerState::MayHold | LayerState::Draining) => {
+            // What it only cached has been forgotten when this returns.
+            (open(cache).await, Some((layer.id, CacheTrust::Whole)))
+        }
+        (CacheTrust::Whole, _) => (open(cache).await, None),
+    };
+    match opened {
+        Ok(stacked) => Ok(FoundCache { stacked: Some(stacked), problem: None, trust }),
+        Err(error) if layer.may_hold() => {
+            let message = of_backend(&error, &format!("the cache {}", cache.cache)).message;
+            Err(Error::new(ErrorCode::BackendUnusable, message)
+                .with_hint("it holds what the guest has written last: put its store back as it was"))
+        }
+        Err(error) => {
+            let problem = of_backend(&error, &format!("the cache {}", cache.cache)).message;
+            // From here on the guest writes past it.
+            let trust = (cache.trust != CacheTrust::Dirty).then_some((layer.id, CacheTrust::Dirty));
+            Ok(FoundCache { stacked: None, problem: Some(problem), trust })
+        }
+    }
+}
+
+impl Stack {
+    /// Opens the cache among `layers`, if there is one. One that holds nothing is left out if it cannot be opened.
+    pub(super) async fn open_cache(
+        &mut self,
+        layers: &[LayerDocument],
+        journal: &Arc<VolumeJournal>,
+        context: &OverlayContext,
+    ) -> Result<()> {
+        let found = open_cache(&self.open_backend.device, layers, journal, context).await?;
+        if let Some((id, trust)) = found.trust {
+            let stored = journal.update(|document| document.change_cache(id, |cache, _| cache.trust = trust));
+            stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+        }
+        if let Some(problem) = &found.problem {
+            tracing::warn!(volume = journal.document().name, problem, "a volume comes up without its cache");
+        }
+        found.stacked.iter().for_each(|stacked| stacked.begin(&*context.env));
+        self.put_cache(found);
+        Ok(())
+    }
+
+    /// Puts what was found of a cache over the backend.
+    pub(crate) fn put_cache(&mut self, found: FoundCache) {
+        (self.cache, self.cache_problem) = (found.stacked, found.problem);
+    }
+
+    /// The cache, if there is one in the guest's path.
+    pub(crate) const fn cache(&self) -> Option<&StackedCache> {
+        self.cache.as_ref()
+    }
+
+    /// Takes the cache out. Whoever does that closes it once it is out of the guest's path.
+    pub(crate) const fn take_cache(&mut self) -> Option<StackedCache> {
+        self.cache.take()
+    }
+}
+
+impl Volume {
+    /// How the API shows the cache of `layer`.
+    pub(super) fn show_cache(&self, layer: &LayerDocument, cache: &CacheLayer) -> v1::CacheUse {
+        let found = self.with_stack(|stack| {
+            let stacked = stack.cache().filter(|stacked| stacked.id == layer.id);
+            (stacked.map(|stacked| stacked.cache.status()), stack.cache_problem.clone())
+        });
+        let (status, problem) = found.unwrap_or_default();
+        let set = v1::CacheUse {
+            cache: cache.cache.clone(),
+            mode: to_api_mode(cache.mode),
+            policy: to_api_policy(cache.policy),
+            size_bytes: cache.size,
+            block_bytes: cache.block,
+            sequential_bytes: cache.sequential,
+            problem,
+            ..v1::CacheUse::default()
+        };
+        match status {
+            Some(status) => shown(&status, set),
+            None => set,
+        }
+    }
+}
+
+/// What a cache has done, beside how it is set.
+fn shown(status: &CacheStatus, set: v1::CacheUse) -> v1::CacheUse {
+    let ratio = |part: u64, of: u64| (of > 0).then(|| part as f64 / of as f64);
+    let reads = status.hits + status.hits_partial + status.misses;
+    let caused = status.guest_written_bytes + status.admitted * status.block_bytes;
+    let failure = match (status.has_failed, status.dirty_bytes) {
+        (false, _) => None,
+        (true, 0) => Some("the flash has failed: the volume goes on without it".to_owned()),
+        (true, lost) => Some(format!("the flash has failed: {lost} bytes that only it had cannot be read")),
+    };
+    v1::CacheUse {
+        open: true,
+        problem: set.problem.or(failure),
+        failed: status.has_failed,
+        hit_ratio: ratio(status.hits, reads),
+        write_amplification: ratio(status.flash_written_bytes, caused),
+        hits: status.hits,
+        hits_partial: status.hits_partial,
+        misses: status.misses,
+        admitted: status.admitted,
+        bypassed: status.bypassed,
+        evicted: status.evicted,
+        writes_back: status.writes_back,
+        writes_through: status.writes_through,
+        writes_around: status.writes_around,
+        guest_written_bytes: status.guest_written_bytes,
+        flash_written_bytes: status.flash_written_bytes,
+        cleaned_bytes: status.cleaned_bytes,
+        dirty_bytes: status.dirty_bytes,
+        places: status.places,
+        capacity: status.capacity,
+        places_free: status.places_free,
+        places_dirty: status.places_dirty,
+        memory_bytes: status.memory_bytes,
+        draining: status.is_draining,
+        ..set
+    }
+}
+
+impl Daemon {
+    /// How the API shows a cache: with what the volumes do with their parts of it.
+    pub(crate) fn show_cache(&self, pool: &CachePool) -> v1::Cache {
+        let mut shown = pool.show();
+        for partition in &mut shown.partitions {
+            let volume = self.volume_if_any(&partition.volume).ok().flatten();
+            partition.cached = volume.and_then(|volume| {
+                let document = volume.document();
+                let (layer, cache) = document.cache_layer()?;
+                (layer.id.to_string() == partition.layer).then(|| volume.show_cache(layer, cache))
+            });
+        }
+        shown
+    }
+
+    /// How the API shows all of them.
+    pub(crate) fn shown_caches(&self) -> Vec<v1::Cache> {
+        self.caches.list().iter().map(|pool| self.show_cache(pool)).collect()
+    }
+}
+
+/// How a cache with this mode is on record: whether it may come to hold what the backend lacks.
+pub(super) const fn state_of(mode: CacheMode) -> LayerState {
+    match mode {
+        CacheMode::WriteBack => LayerState::MayHold,
+        CacheMode::ReadOnly | CacheMode::WriteThrough => LayerState::Clean,
+    }
+}
+
+/// Has it on record that the flash of a cache has failed.
+struct LostFlash {
+    journal: Arc<VolumeJournal>,
+    layer: Uuid,
+}
+
+impl CacheLoss for LostFlash {
+    fn note<'a>(&'a self, error: &'a block::Error) -> IoFuture<'a, ()> {
+        Box::pin(async move {
+            let volume = self.journal.document().name.clone();
+            tracing::error!(volume, error = error.chain(), "the flash of a volume's cache has failed");
+            self.journal.update(|document| document.distrust_cache(self.layer)).await
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! What the owner changes while the guest runs: mode, size and epoch; and how the cache is emptied and left.
+
+use std::sync::atomic::Ordering;
+
+use block::{Bytes, Error, ErrorKind, Mutation, Result};
+
+use super::entry::CacheEntry;
+use super::index::used_places;
+use super::{Cache, CacheHeader, CacheMode, Inner};
+use crate::store::{Entry, Record};
+
+/// So many dirty places of those that are taken away are cleaned at once.
+const CLEANED_AT_ONCE: usize = 64;
+
+impl Cache {
+    /// From now on it is believed in this epoch, and in no other. Done means durable. The owner calls it when the volume gets a new epoch
+    /// and stays here.
+    ///
+    /// # Errors
+    /// Fenced if the epoch is an older one; otherwise what the partition says.
+    pub async fn set_epoch(&self, epoch: u64) -> Result<()> {
+        let now = self.inner.header.lock().identity.epoch;
+        if epoch < now {
+            let context = format!("{} is in epoch {now}, not {epoch}", self.inner.partition.name());
+            return Err(Error::new(ErrorKind::Fenced, context));
+        }
+        self.inner.store_header(|header| header.identity.epoch = epoch).await
+    }
+
+    /// Changes what it does with writes. From write-back it returns once all that was dirty is durable in the base.
+    ///
+    /// # Errors
+    /// What base and partition say. Then the new mode holds, and something is still dirty: [`drain`](Self::drain) tries again.
+    pub async fn set_mode(&self, mode: CacheMode) -> Result<()> {
+        let inner = &self.inner;
+        inner.mode.store(mode as u8, Ordering::SeqCst);
+        inner.is_draining.store(false, Ordering::SeqCst);
+        if mode == CacheMode::WriteBack {
+            return Ok(());
+        }
+        inner.empty().await
+    }
+
+    /// Writes all that is dirty to the base, and flushes until neither map names any of it. From the beginning on nothing becomes dirty,
+    /// until [`set_mode`](Self::set_mode) says so again. Afterwards the base alone is the volume, and the cache may be taken away.
+    ///
+    /// # Errors
+    /// What base and partition say. What could not be written is still in the cache.
+    pub async fn drain(&self) -> Result<()> {
+        self.inner.is_draining.store(true, Ordering::SeqCst);
+        self.inner.empty().await
+    }
+
+    /// Whether the base has everything, durably or not.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.inner.is_clean()
+    }
+
+    /// Whether neither map names anything dirty: the base alone is the volume, whatever becomes of the partition.
+    #[must_use]
+    pub fn holds_nothing(&self) -> bool {
+        self.inner.holds_nothing()
+    }
+
+    /// Stops all that works in the background and waits for its end. Afterwards nothing is admitted. The guest has left.
+    pub async fn close(&self) {
+        let inner = &self.inner;
+        inner.is_closed.store(true, Ordering::SeqCst);
+        inner.wake.notify_one();
+        inner.admissions.ended().await;
+        drop(inner.cleaner.lock().await);
+    }
+
+    /// Uses `places` places from now on. With fewer, what the others hold goes to the base first, if it is dirty, and is dropped. The tables
+    /// are made anew while requests wait: some 30 ms for a million places.
+    ///
+    /// # Errors
+    /// Invalid if it is none or more than the capacity; otherwise what base and partition say. Then the old number holds.
+    pub async fn resize(&self, places: u64) -> Result<()> {
+        let inner = &self.inner;
+        let header = self.header();
+        if !(1..=header.capacity).contains(&places) {
+            let context = format!("a cache with room for {} places cannot have {places}", header.capacity);
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        // Nobody else changes the number meanwhile.
+        let _cleaner = inner.cleaner.lock().await;
+        let before = inner.header.lock().places;
+        if places < before {
+            let shrunk = inner.shrink(places).await;
+            if shrunk.is_err() {
+                inner.record.with(|states, index| index.resize(states, before));
+                return shrunk;
+            }
+        }
+        // Before a place is used that the old header does not know.
+        inner.store_header(|header| header.places = places).await?;
+        inner.record.with(|states, index| {
+            index.resize(states, places);
+            index.rebuild(states);
+        });
+        Ok(())
+    }
+}
+
+impl Inner {
+    async fn empty(&self) -> Result<()> {
+        // Who began before may still make something dirty.
+        self.changes_end().await;
+        self.clean_all().await?;
+        while !self.holds_nothing() {
+            self.flush_record().await?;
+        }
+        Ok(())
+    }
+
+    async fn store_header(&self, change: impl FnOnce(&mut CacheHeader)) -> Result<()> {
+        let _turn = self.header_turn.lock().await;
+        let mut header = *self.header.lock();
+        change(&mut header);
+        self.flash.write(Mutation::data(Bytes::ZERO, header.encode().freeze()).with_fua(true)).await?;
+        *self.header.lock() = header;
+        Ok(())
+    }
+
+    /// Empties the places from `places` on. Nobody cleans meanwhile.
+    async fn shrink(&self, places: u64) -> Result<()> {
+        self.record.with(|states, index| index.resize(states, places));
+        // Who has got one of them before has recorded it afterwards.
+        self.changes_end().await;
+        let rest: Vec<u64> = self.record.look(|states| used_places(states, places).collect());
+        for some in rest.chunks(CLEANED_AT_ONCE) {
+            let dirty = |place: &u64| {
+                let entry = self.record.look(|states| states.get(*place));
+                (entry.dirty() != 0).then(|| entry.block()..entry.block() + 1)
+            };
+            self.clean_runs(some.iter().filter_map(dirty).collect()).await?;
+        }
+        self.flush_record().await?;
+        for place in rest {
+            self.empty_place(place as u32).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes a place from its block, whatever the guest does meanwhile.
+    async fn empty_place(&self, place: u32) -> Result<()> {
+        loop {
+            let entry = self.record.look(|states| states.get(place.into()));
+            if entry.is_free() {
+                return Ok(());
+            }
+            let block = entry.block();
+            let guard = self.blocks.exclusive(self.extent_of(block)).await;
+            let found = self.record.with(|states, index| index.find(states, block));
+            let Some(found) = found.filter(|found| found.place == place) else {
+                drop(guard);
+                self.changes_end().await;
+                continue;
+            };
+            if found.entry.dirty() == 0 && self.drops(&found) {
+                return self.forget(place).await.inspect_err(|error| self.fail(error));
+            }
+            // The guest has written to it since: once more, and with its writes held up.
+            if found.entry.dirty() != 0 {
+                self.clean_held(block, &found).await?;
+            }
+            self.flush_record().await?;
+            return self.forget(place).await.inspect_err(|error| self.fail(error));
+        }
+    }
+}
+
+/// Frees what is only cached, in the record.
+pub(super) async fn forget_clean(record: &Record<CacheEntry>) -> Result<()> {
+    let mut next = 0;
+    while let Some(place) = record.look(|states| used_places(states, next).next()) {
+        let (run, entry) = record.look(|states| {
+            let is_clean = |place: &u64| *place < states.len() && states.get(*place).dirty() == 0;
+            match (place..).take_while(is_clean).count() as u64 {
+                0 => (place..place + 1, states.get(place).lasting()),
+                length => (place..place + length, CacheEntry::FREE),
+            }
+        });
+        next = run.end;
+        record.set(run, entry).await?;
+    }
+    Ok(())
+}

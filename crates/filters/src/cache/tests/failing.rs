@@ -1,0 +1,157 @@
+//! A flash that fails, and a base that does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use block::{Buffer, Bytes, Data, Device, Error, ErrorKind, IoFuture, Mutation};
+
+use super::super::{CacheLoss, CacheMode, CacheOptions};
+use super::{BLOCK, BOOT, MODES, SIZE, Stand, byte_at, header_of, memory, options, write, zero};
+use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
+
+/// Counts what is put on record, and fails as often as it is told.
+#[derive(Default)]
+struct Losses {
+    noted: AtomicU64,
+    refusals: AtomicU64,
+}
+
+impl CacheLoss for Losses {
+    fn note<'a>(&'a self, error: &'a Error) -> IoFuture<'a, ()> {
+        assert!(!error.chain().is_empty(), "it says why");
+        if self.refusals.load(Ordering::SeqCst) > 0 {
+            self.refusals.fetch_sub(1, Ordering::SeqCst);
+            return block::ready(Err(Error::new(ErrorKind::Io, "the journal is full")));
+        }
+        self.noted.fetch_add(1, Ordering::SeqCst);
+        block::ready(Ok(()))
+    }
+}
+
+/// A cache whose block 0 is clean, fives, and whose block 2 is sixes, dirty if the mode is write-back; and then the flash fails `verb`.
+async fn failing(mode: CacheMode, verb: FaultVerb, losses: &Arc<Losses>) -> (Stand, Fault) {
+    let base = memory(SIZE);
+    let flash = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
+    let fault = Fault::new(flash, env::testing::PausedEnv::shared(3));
+    let options = CacheOptions { loss: Some(Arc::clone(losses) as _), ..options(mode) };
+    let stand = Stand::over(base, Device::new("flash", fault.clone()), options, 8).await;
+    write(&stand.base, 0, &[5; 8 * BLOCK as usize]).await;
+    stand.read_blocks([0]).await;
+    write(&stand.guest, 2 * BLOCK, &[6; BLOCK as usize]).await;
+    let action = FaultAction::Fail(ErrorKind::Io);
+    fault.add(FaultRule { verb, extent: None, when: FaultWhen::Always, action });
+    (stand, fault)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_that_holds_nothing_goes_on_without_its_flash_and_is_never_believed_again() {
+    for mode in [CacheMode::ReadOnly, CacheMode::WriteThrough] {
+        for verb in [FaultVerb::Read, FaultVerb::Write, FaultVerb::Any] {
+            let losses = Arc::new(Losses::default());
+            let (stand, fault) = failing(mode, verb, &losses).await;
+            assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 5, "{mode}");
+            write(&stand.guest, 0, &[7; BLOCK as usize]).await;
+            zero(&stand.guest, 4 * BLOCK, BLOCK).await;
+            assert_eq!((byte_at(&stand.guest, 0, BLOCK).await, byte_at(&stand.base, 0, 1).await), (7, 7), "{mode}");
+            stand.guest.flush().await.expect("the base flushes");
+            let has_failed = stand.cache.status().has_failed;
+            assert!(has_failed, "{mode}, {verb:?}");
+            let noted = losses.noted.load(Ordering::SeqCst);
+            // A flash that takes writes records it itself.
+            assert_eq!(noted, u64::from(verb != FaultVerb::Read), "{mode}, {verb:?}");
+            // The flash is well again, and another process opens it as it was told.
+            fault.clear();
+            let options = CacheOptions { believes_clean: noted == 0, ..options(mode) };
+            let again = stand.again(BOOT, options).await;
+            assert_eq!(byte_at(&again.guest, 0, BLOCK).await, 7, "{mode}, {verb:?}");
+            assert_eq!(again.counts()[0], 0, "{mode}, {verb:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_waits_for_the_record_of_a_failure_and_fails_without_it() {
+    let losses = Arc::new(Losses { refusals: AtomicU64::new(1), ..Losses::default() });
+    let (stand, _fault) = failing(CacheMode::WriteThrough, FaultVerb::Any, &losses).await;
+    let data = || Mutation::data(Bytes(0), Data::copy_of(&[7; BLOCK as usize]));
+    let error = stand.guest.write(data()).await.expect_err("the next process might answer old bytes");
+    assert!(error.chain().contains("the journal is full"), "{}", error.chain());
+    assert_eq!(byte_at(&stand.base, 0, 1).await, 5);
+    stand.guest.write(data()).await.expect("it is on record now");
+    assert_eq!(losses.noted.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_the_flash_had_is_an_error_and_never_the_older_bytes() {
+    for verb in [FaultVerb::Read, FaultVerb::Any] {
+        let losses = Arc::new(Losses::default());
+        let (stand, fault) = failing(CacheMode::WriteBack, verb, &losses).await;
+        assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 5, "it is in the base, too");
+        let read = async |device: &Device, at, length: u64| {
+            device.read(Bytes(at), Buffer::unpooled(length as usize)).await.map(|read| read[0])
+        };
+        for device in [&stand.guest, &stand.cache.copy("copy")] {
+            let error = read(device, 2 * BLOCK, BLOCK).await.expect_err("the base has older bytes");
+            assert!(error.chain().contains("only the cache has it"), "{}", error.chain());
+            read(device, 0, 4 * BLOCK).await.expect_err("some of it is lost");
+            assert_eq!(read(device, 3 * BLOCK, BLOCK).await.expect("the base has it"), 5);
+        }
+        assert!(stand.cache.status().has_failed);
+        stand.cache.drain().await.expect_err("what is lost cannot be drained");
+        // What is not lost goes on at the base.
+        write(&stand.guest, 0, &[7; BLOCK as usize]).await;
+        assert_eq!((byte_at(&stand.guest, 0, BLOCK).await, byte_at(&stand.base, 0, 1).await), (7, 7));
+        assert_eq!(losses.noted.load(Ordering::SeqCst), 1);
+        // The flash comes back: what was dirty is there, and what was clean is not believed.
+        fault.clear();
+        let again = stand.again(BOOT, CacheOptions { believes_clean: false, ..options(CacheMode::WriteBack) }).await;
+        assert_eq!((byte_at(&again.guest, 2 * BLOCK, BLOCK).await, byte_at(&again.guest, 0, BLOCK).await), (6, 7));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_over_what_only_the_flash_has_fails_if_the_flash_takes_none() {
+    let losses = Arc::new(Losses::default());
+    let (stand, _fault) = failing(CacheMode::WriteBack, FaultVerb::Write, &losses).await;
+    let over = Mutation::data(Bytes(2 * BLOCK), Data::copy_of(&[7; BLOCK as usize]));
+    stand.guest.write(over).await.expect_err("the flash alone has what is there");
+    assert_eq!(byte_at(&stand.guest, 2 * BLOCK, BLOCK).await, 6);
+    write(&stand.guest, 5 * BLOCK, &[7; BLOCK as usize]).await;
+    assert_eq!((byte_at(&stand.base, 5 * BLOCK, 1).await, stand.cache.status().places_dirty), (7, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_base_that_fails_loses_nothing_that_is_dirty() {
+    let plain = memory(SIZE);
+    let fault = Fault::new(plain.clone(), env::testing::PausedEnv::shared(3));
+    let partition = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
+    for verb in [FaultVerb::Write, FaultVerb::Flush] {
+        let stand =
+            Stand::over(Device::new("base", fault.clone()), partition.clone(), options(CacheMode::WriteBack), 8).await;
+        write(&stand.guest, 0, &[6; BLOCK as usize]).await;
+        let action = FaultAction::Fail(ErrorKind::Io);
+        fault.add(FaultRule { verb, extent: None, when: FaultWhen::Nth(0), action });
+        stand.cache.drain().await.expect_err("the base has failed");
+        assert!(!stand.cache.is_clean());
+        assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 6);
+        stand.cache.drain().await.expect("it takes it now");
+        assert_eq!(byte_at(&plain, 0, 1).await, 6);
+        fault.clear();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_the_base_refuses_leaves_nothing_in_the_cache() {
+    for mode in MODES {
+        let plain = memory(SIZE);
+        let fault = Fault::new(plain.clone(), env::testing::PausedEnv::shared(3));
+        let partition = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
+        let stand = Stand::over(Device::new("base", fault.clone()), partition, options(mode), 8).await;
+        stand.read_blocks([0]).await;
+        let action = FaultAction::FailAfterwards(ErrorKind::Io);
+        fault.add(FaultRule { verb: FaultVerb::Write, extent: None, when: FaultWhen::Always, action });
+        let written = stand.guest.write(Mutation::data(Bytes(0), Data::copy_of(&[6; BLOCK as usize]))).await;
+        assert_eq!(written.is_ok(), mode == CacheMode::WriteBack);
+        assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 6, "{mode}: it has reached the base, or the flash");
+    }
+}

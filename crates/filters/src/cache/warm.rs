@@ -1,0 +1,109 @@
+//! What a move of the cache needs: which blocks are hot, what they hold, how they get into another cache, and which the guest has changed
+//! since (Firepan, sections 3.1 to 3.3).
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use block::{Buffer, Data, Error, ErrorKind, Result};
+use parking_lot::Mutex;
+
+use super::{Admission, AdmitToken, Cache, Invalidations};
+
+/// Who hears which blocks the guest changes.
+#[derive(Default)]
+pub(super) struct Watch {
+    is_on: AtomicBool,
+    state: Mutex<WatchState>,
+}
+
+#[derive(Default)]
+struct WatchState {
+    limit: usize,
+    changed: Invalidations,
+}
+
+impl Watch {
+    /// The guest is about to change `blocks`.
+    pub(super) fn note(&self, blocks: Range<u64>) {
+        if !self.is_on.load(Ordering::SeqCst) {
+            return;
+        }
+        let WatchState { limit, changed } = &mut *self.state.lock();
+        if changed.overflowed {
+            return;
+        }
+        if blocks.end - blocks.start > (*limit - changed.blocks.len()) as u64 {
+            changed.overflowed = true;
+            changed.blocks = Vec::new();
+        } else {
+            changed.blocks.extend(blocks);
+        }
+    }
+}
+
+impl Cache {
+    /// The numbers of at most `max` cached blocks, those first that are worth most to the policy.
+    #[must_use]
+    pub fn hottest(&self, max: usize) -> Vec<u64> {
+        self.inner.record.with(|states, index| index.hottest(states, max))
+    }
+
+    /// The bytes of a block that is cached whole, dirty or not. Nothing is counted.
+    ///
+    /// # Errors
+    /// What the partition says, of what only the cache has; otherwise there are none.
+    pub async fn peek(&self, block: u64) -> Result<Option<Buffer>> {
+        let inner = &self.inner;
+        if block >= inner.block.count(inner.volume) {
+            return Ok(None);
+        }
+        let extent = inner.extent_of(block);
+        // No write is under way, and none begins: what is read is one version of the block.
+        let _guard = inner.blocks.exclusive(extent).await;
+        let all = inner.all_sectors(block);
+        let usable = |valid: u8, dirty: u8| if inner.failure.has_failed() { dirty } else { valid };
+        let found = inner.find(block).filter(|found| all & !usable(found.valid, found.entry.dirty()) == 0);
+        let Some(found) = found else { return Ok(None) };
+        match inner.read_place(found.place, extent, Buffer::unpooled(extent.length.as_usize())).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) => {
+                inner.fail(&error);
+                if found.entry.dirty() == 0 { Ok(None) } else { Err(inner.lost(extent, error)) }
+            }
+        }
+    }
+
+    /// Taken before the bytes of `block` are read anywhere, for [`admit`](Self::admit).
+    #[must_use]
+    pub fn token(&self, block: u64) -> AdmitToken {
+        AdmitToken { stamp: self.inner.write_stamps.get(block) }
+    }
+
+    /// Admits `bytes` as those of the whole of `block`, unless the guest has written to it since `token` was taken.
+    ///
+    /// # Errors
+    /// Invalid if there is no such block of so many bytes; otherwise what the partition says.
+    pub async fn admit(&self, block: u64, bytes: Data, token: AdmitToken) -> Result<Admission> {
+        let inner = &self.inner;
+        let exists = block < inner.block.count(inner.volume);
+        if !exists || inner.extent_of(block).length.as_usize() != bytes.len() {
+            let context = format!("the cached volume has no block {block} of {} bytes", bytes.len());
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        inner.admit_whole(block, bytes, token.stamp).await
+    }
+
+    /// From now on the blocks that the guest changes are kept for [`invalidations`](Self::invalidations), at most `limit` of them; zero
+    /// ends that.
+    pub fn watch_invalidations(&self, limit: usize) {
+        let watch = &self.inner.watch;
+        *watch.state.lock() = WatchState { limit, changed: Invalidations::default() };
+        watch.is_on.store(limit > 0, Ordering::SeqCst);
+    }
+
+    /// The blocks that the guest has changed since this was last called. A block is named before its change begins.
+    #[must_use]
+    pub fn invalidations(&self) -> Invalidations {
+        std::mem::take(&mut self.inner.watch.state.lock().changed)
+    }
+}
