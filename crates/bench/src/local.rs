@@ -2,6 +2,7 @@
 //! files, taking turns. See docs/benchmarks.md for what each row means.
 
 mod adopt;
+mod cache;
 mod idle;
 mod isolation;
 mod large;
@@ -23,7 +24,7 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, surrogate, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again, or with commas.
+    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -75,6 +76,7 @@ const GROUPS: &Groups<Bench> = &[
     ("nbd", nbd::run),
     ("idle", idle::run),
     ("surrogate", idle::surrogate),
+    ("cache", cache::run),
     ("isolation", isolation::run),
     ("mirror-memory", mirror::run_in_memory),
     ("mirror-disk", mirror::run_on_disk),
