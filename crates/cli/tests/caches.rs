@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use support::load::Load;
+use support::pair::{self, Pair, is_over};
 use support::{HANG, Mount, World, has_copied, same, signal, target, tool, wait};
 
 /// Caches are in memory here: that is as fast as flash is.
@@ -407,6 +408,66 @@ fn a_volume_moves_with_what_only_its_cache_has() {
     let expected = load.finish();
     world.json(&["volume", "detach", "x"]);
     same(&current, &expected);
+}
+
+#[test]
+fn a_volume_that_went_to_another_host_and_is_given_back_has_what_its_cache_holds() {
+    let (pair, memory) = (Pair::new(), memory());
+    make_cache(&pair.a, memory.path());
+    let image = pair.a.image("disk.img", 16 << 20, 65536);
+    let uri = pair.a.attach("x", &image);
+    let load = Load::start(&uri, &image, 850);
+    add_cache(&pair.a, "write-back");
+    load.goes_on();
+    pair.a.json(&["move", "x", "--to", "b", "--bandwidth", "2MiB/s", "--detach"]);
+    pair.wait_for_move("it copies", |job| job["progress"]["bytes_copied"].as_u64() > Some(0));
+    load.goes_on();
+    pair.network.close();
+    pair.a.json(&["set", "x", "--bandwidth", "0"]);
+    pair::wait_until("it is given up", || (pair.at_a("x")["backend"] == "b:x").then_some(()));
+    assert_eq!(parts(&pair.a), 1, "the part was given back before the other host has the volume");
+    pair.network.cut();
+    pair.a.json(&["resolve", "x", "--give-back"]);
+    load.goes_on();
+    assert_eq!(cached(&pair.a)["open"], true, "{}", pair.a.log());
+    pair.network.mend();
+    pair::wait_until("the other host forgets it", || pair.volumes_at_b().is_empty().then_some(()));
+    // It moves again, and comes through this time.
+    pair.a.json(&["move", "x", "--to", "b", "--detach"]);
+    let over = pair.wait_for_move("it is over", is_over);
+    assert_eq!(over["state"], "done", "{over}");
+    pair::wait_until("the part is given back", || (parts(&pair.a) == 0).then_some(()));
+    assert_eq!(layer(&pair.a), Value::Null);
+    load.goes_on();
+    same(&pair.arrived("x"), &load.finish());
+}
+
+#[test]
+fn caches_are_in_the_audit_log_and_in_the_metrics() {
+    let (world, memory) = (World::new(), memory());
+    make_cache(&world, memory.path());
+    let image = world.image("disk.img", 4 << 20, 65536);
+    let uri = world.attach("x", &image);
+    add_cache(&world, "write-through");
+    write(&uri, 1, "0 64k");
+    reads(&uri, 1, "0 64k");
+    world.json(&["volume", "layer", "set", "x", "cache", "--mode", "read-only"]);
+    let api = world.text("api");
+    let metrics = tool("curl", &["-s", "--unix-socket", &api, "http://localhost/metrics"]);
+    for line in [
+        "transhume_cache_up{volume=\"x\",cache=\"ssd\"} 1",
+        "transhume_cache_guest_written_bytes_total{volume=\"x\",cache=\"ssd\"} 65536",
+        "transhume_cache_pool_free_bytes{cache=\"ssd\"} 58720256",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in {metrics}");
+    }
+    world.json(&["cache", "drain", "ssd"]);
+    world.json(&["volume", "layer", "rm", "x", "cache"]);
+    world.json(&["cache", "rm", "ssd"]);
+    let audit = std::fs::read_to_string(world.path("state/audit.jsonl")).expect("read");
+    for action in ["cache.create", "layer.add", "layer.change", "cache.drain", "layer.remove", "cache.remove"] {
+        assert!(audit.contains(&format!("\"action\":\"{action}\"")), "{action} is not in {audit}");
+    }
 }
 
 #[test]
