@@ -420,10 +420,9 @@ impl Inner {
     async fn flush_record(&self) -> Result<()> {
         let number = self.record.with(|_, index| index.places.begin_flush());
         if let Err(error) = self.record.flush().await {
-            if self.base.is_durable() {
-                self.fail(&error);
-            } else {
-                self.failure.fail_base(&error);
+            match self.base.has_failed() {
+                true => self.failure.fail_base(&error),
+                false => self.fail(&error),
             }
             return Err(error);
         }

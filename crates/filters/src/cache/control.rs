@@ -84,6 +84,7 @@ impl Cache {
             let context = format!("a cache with room for {} places cannot have {places}", header.capacity);
             return Err(Error::new(ErrorKind::Invalid, context));
         }
+        inner.failure.check(inner.partition.name())?;
         // Nobody else changes the number meanwhile.
         let _cleaner = inner.cleaner.lock().await;
         let before = inner.header.lock().places;
@@ -137,7 +138,9 @@ impl Inner {
             };
             self.clean_runs(some.iter().filter_map(dirty).collect()).await?;
         }
-        self.flush_record().await?;
+        if !self.holds_nothing() {
+            self.flush_record().await?;
+        }
         for place in rest {
             self.empty_place(place as u32).await?;
         }
@@ -147,6 +150,8 @@ impl Inner {
     /// Takes a place from its block, whatever the guest does meanwhile.
     async fn empty_place(&self, place: u32) -> Result<()> {
         loop {
+            // A place whose record could not be written may be nobody's for good.
+            self.failure.check(self.partition.name())?;
             let entry = self.record.look(|states| states.get(place.into()));
             if entry.is_free() {
                 return Ok(());

@@ -36,6 +36,14 @@ impl Failure {
         self.has_failed.load(Ordering::SeqCst)
     }
 
+    /// Fails once the flash has failed.
+    pub(super) fn check(&self, name: &str) -> Result<()> {
+        match &*self.cause.lock() {
+            None => Ok(()),
+            Some((_, cause)) => Err(Error::new(ErrorKind::Io, format!("{name} has failed before ({cause})"))),
+        }
+    }
+
     /// A flush of the base has failed: what it covered may be lost, and a later one that succeeds proves nothing.
     pub(super) fn fail_base(&self, error: &Error) {
         self.base.lock().get_or_insert_with(|| error.chain());

@@ -204,6 +204,13 @@ impl Inner {
     async fn write_direct(&self, mutation: Mutation) -> Result<()> {
         let extent = mutation.extent();
         let cached = self.cached_in(extent);
+        let is_discard = matches!(mutation.kind(), MutationKind::Discard);
+        let mutation = if is_discard && cached.iter().any(|found| self.is_dirty_in(extent, found)) {
+            // A base may keep what it has in spite of a discard, and that is older than what is forgotten here.
+            Mutation::zeroes(extent, true)
+        } else {
+            mutation
+        };
         // Asked once: the mode may change meanwhile.
         let is_data = matches!(mutation.kind(), MutationKind::Data(_));
         let updates = is_data && self.mode() != CacheMode::ReadOnly && self.admits();
@@ -263,6 +270,11 @@ impl Inner {
         Ok(())
     }
 
+    /// Whether `extent` touches something that the base lacks.
+    fn is_dirty_in(&self, extent: Extent, found: &Found) -> bool {
+        self.touched_of(extent, found).0 & found.entry.dirty() != 0
+    }
+
     /// The sectors of a found block that `extent` touches, and those that it has whole.
     fn touched_of(&self, extent: Extent, found: &Found) -> (u8, u8) {
         self.part_of(extent, found).map_or((0, 0), |part| self.sectors_of(part))
@@ -283,12 +295,8 @@ impl Inner {
             MutationKind::Data(_) if updates => (touched & (whole | found.valid), 0),
             MutationKind::Data(_) => (dirty, 0),
             MutationKind::Zeroes { .. } => (dirty & !whole, dirty & whole),
-            MutationKind::Discard => (0, dirty & whole),
+            MutationKind::Discard => (0, 0),
         };
-        if dirty != 0 && !matches!(mutation.kind(), MutationKind::Data(_)) {
-            // A discard leaves something else in the base than in a dirty sector that it touches in part.
-            self.record.with(|_, index| index.written.remove(&found.place));
-        }
         let pieces = runs_of(rewritten).map(|run| mutation.slice(self.extent_of_sectors(block, &run, part)));
         let writes = pieces.map(|piece| async move { self.write_place(&piece, found.place).await });
         if let Err(error) = try_all(join_all(writes).await) {
@@ -304,6 +312,7 @@ impl Inner {
         }
         let now = self.record.look(|states| states.get(found.place.into()));
         let left = CacheEntry::new(block, now.valid() & !cleared, now.dirty() & !cleared);
+        self.record.with(|_, index| index.written.remove(&found.place));
         self.set(found.place, left).await.inspect_err(|error| {
             self.fail(error);
             self.doubt(block);

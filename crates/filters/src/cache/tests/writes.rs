@@ -204,6 +204,38 @@ async fn zeroes_and_discards_forget_what_is_cached_and_nothing_comes_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_discard_that_the_base_ignores_brings_nothing_older_back() {
+    let base = Fault::new(memory(SIZE), env::testing::PausedEnv::shared(3));
+    let partition = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
+    let stand = Stand::over(Device::new("base", Keeping(base)), partition, options(WRITE_BACK), 8).await;
+    write(&stand.base, 0, &[5; 2 * BLOCK as usize]).await;
+    write(&stand.guest, 0, &[6; 2 * BLOCK as usize]).await;
+    let discard = Mutation::discard(Extent::new(Bytes(SECTOR / 2), Bytes(BLOCK)));
+    stand.guest.write(discard).await.expect("it takes it");
+    let read = stand.guest.read(Bytes(0), Buffer::unpooled(2 * BLOCK as usize)).await.expect("it answers");
+    assert!(read.iter().all(|byte| [0, 6].contains(byte)), "fives are older than sixes");
+    stand.cache.drain().await.expect("it takes it");
+    let after = stand.base.read(Bytes(0), Buffer::unpooled(2 * BLOCK as usize)).await.expect("it answers");
+    assert_eq!(read[..], after[..]);
+}
+
+/// A device that keeps what it has in spite of a discard.
+struct Keeping(Fault);
+
+impl block::Filter for Keeping {
+    fn lower(&self) -> &Device {
+        block::Filter::lower(&self.0)
+    }
+
+    fn write(&self, mutation: Mutation) -> block::IoFuture<'_, ()> {
+        match mutation.kind() {
+            block::MutationKind::Discard => block::ready(Ok(())),
+            _ => block::Filter::write(&self.0, mutation),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_discard_of_a_volume_far_larger_than_its_cache_forgets_all_of_it() {
     let volume = Bytes::gib(1024);
     let partition = memory(header_of(volume, BLOCK, 8).partition_bytes());
