@@ -38,7 +38,7 @@ use crate::world::World;
 use daemon_harness::DaemonHarness;
 
 pub(crate) use beside::{VOLUMES_MAX, names};
-pub use daemon_harness::Outage;
+pub use daemon_harness::{CacheSetup, Outage};
 pub(crate) use setup::SNAPSHOTS_MAX;
 pub use setup::{Disks, Mistakes, Role, Setup, Status, Wrap};
 

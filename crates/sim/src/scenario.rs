@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use block::Bytes;
+use filters::CacheMode;
 use migrate::{MoveOptions, Phase, ProgressMap, Verify};
 
 use crate::clock;
 use crate::disk::{Faults, Timing};
 pub use crate::fault_event::{Event, FaultEvent, When};
 use crate::guest::{GuestReport, Load};
-use crate::host::{Mistakes, Setup, Status, VOLUMES_MAX};
+use crate::host::{CacheSetup, Mistakes, Setup, Status, VOLUMES_MAX};
 use crate::log::Keep;
 use crate::medium::SECTOR_BYTES;
 use crate::occurrence::Occurrence;
@@ -156,6 +157,7 @@ impl Scenario {
                 changes_layers: false,
                 surrogate_stores: 0,
                 surrogate_faults: Faults::default(),
+                cache: None,
                 is_shared: false,
                 has_machine: false,
                 memory_follows: false,
@@ -245,6 +247,18 @@ impl Scenario {
     pub fn surrogate(mut self, stores: usize, faults: Faults) -> Self {
         assert!(stores > 1 || faults == Faults::default(), "a guest may lose what a single store has lost");
         (self.setup.surrogate_stores, self.setup.surrogate_faults) = (stores, faults);
+        self
+    }
+
+    /// A flash cache lies over the volume, and somebody changes it while the guest works.
+    ///
+    /// # Panics
+    /// If faults are told of a flash that may alone have something: what it has is lost then.
+    #[must_use]
+    pub fn cache(mut self, cache: CacheSetup) -> Self {
+        let is_clean = !cache.modes.contains(&CacheMode::WriteBack);
+        assert!(is_clean || cache.faults == Faults::default(), "a guest may lose what its cache has lost");
+        self.setup.cache = Some(cache);
         self
     }
 

@@ -136,6 +136,7 @@ impl<'a> ScenarioRunner<'a> {
         self.come_to_an_end(seat).await?;
         let given_back = seat.host.surrogate_given_back();
         self.within(JOB_LIMIT, "the surrogate is not given back", seat, given_back).await?;
+        self.within(JOB_LIMIT, "the cache is not emptied", seat, seat.host.cache_emptied()).await?;
         if !self.scenario.setup.is_between_hosts {
             // The next start of the daemon would begin it again.
             let cleared = seat.host.job_off_record();

@@ -4,6 +4,7 @@ mod aborted;
 mod asynchronous;
 mod auto;
 mod basic;
+mod caches;
 mod common;
 mod environment;
 mod hosts;
@@ -263,6 +264,12 @@ pub const SCENARIOS: &[NamedScenario] = &[
         "a surrogate serves the guest while the volume goes to another host",
         surrogates::to_other_host,
     ),
+    scenario(
+        "cache",
+        "a flash cache over the volume; the process is killed, the power is lost, mode and size change",
+        caches::crashed,
+    ),
+    scenario("cache-failing", "the flash of a cache that holds nothing alone fails", caches::failing),
     scenario("dbt", "a move in passes, under any load", strategies::dbt),
     scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
     scenario("dbt-scattered", "scattered chunks are copied slowly, and no hold shows it", strategies::dbt_scattered),

@@ -103,7 +103,9 @@ impl Seat {
         let disks = Disks { journal: journal.clone(), map: map.clone(), sides: sides.clone() };
         let between = if scenario.setup.is_between_hosts { 256 } else { 0 };
         let between = if scenario.setup.has_machine { 2 * between } else { between };
-        let tasks_max = scenario.volume_count() * (64 + between + 4 * scenario.load.outstanding as usize);
+        // Write-back, who changes the cache, and what is admitted.
+        let cached = if scenario.setup.cache.is_some() { 2 + 64 } else { 0 };
+        let tasks_max = scenario.volume_count() * (64 + between + cached + 4 * scenario.load.outstanding as usize);
         let options = scenario.options_of(number).clone();
         let setup = Setup {
             corrupts: scenario.corrupts(),
@@ -161,6 +163,7 @@ impl Seat {
         }
         self.host.set_files_full(false);
         self.host.end_surrogate_faults();
+        self.host.end_cache_faults();
         self.host.set_files_failing(0.0);
         self.host.machine().into_iter().for_each(SimMachine::calm_down);
         if let Some(control) = self.host.control() {

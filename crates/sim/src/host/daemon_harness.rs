@@ -12,6 +12,7 @@
 //! the checks of the commit are made there. Not in this world: HTTP, adoption, configuration,
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
+mod cache;
 mod fake_arbiter;
 mod group;
 mod layers;
@@ -44,6 +45,8 @@ use crate::occurrence::Occurrence;
 use crate::process::Process;
 use crate::world::{Invariant, World};
 
+use cache::CacheHarness;
+pub use cache::CacheSetup;
 use group::GroupStore;
 pub use peer_host::Outage;
 use peer_host::PeerHost;
@@ -77,6 +80,7 @@ pub(super) struct DaemonHarness {
     job_seen: Mutex<u64>,
     /// Which files of layers were beside the target before a move, and in which life of the process.
     layers_before: Mutex<Option<(u32, Vec<u32>)>>,
+    cache: CacheHarness,
 }
 
 /// What may be found in the daemon's journal.
@@ -125,8 +129,8 @@ impl DaemonHarness {
     ) -> Self {
         let [is_unwanted, is_attached] = [false; 2].map(Mutex::new);
         let (places, slots, layers_before) = (Mutex::new(places), Mutex::default(), Mutex::default());
-        let job_seen = Mutex::new(0);
-        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, job_seen, layers_before }
+        let (job_seen, cache) = (Mutex::new(0), CacheHarness::default());
+        Self { files, places, slots, peer, is_unwanted, together, groups, is_attached, job_seen, layers_before, cache }
     }
 
     /// The power of the host is gone.

@@ -6,6 +6,7 @@ use api::v1::Report;
 use block::{Bytes, Device};
 use migrate::MoveOptions;
 
+use super::CacheSetup;
 use crate::disk::{Disk, Faults};
 use crate::world::World;
 
@@ -80,6 +81,8 @@ pub struct Setup {
     pub surrogate_stores: usize,
     /// What is wrong with the first of two stores.
     pub surrogate_faults: Faults,
+    /// The flash cache over the disk that holds the volume, if there is one.
+    pub cache: Option<CacheSetup>,
     /// Whether the volume lies where both hosts reach it: its sides are one disk, with a power of its own.
     pub is_shared: bool,
     /// Whether the volumes are the disks of a machine, which moves to the other host with them.

@@ -209,6 +209,10 @@ impl Backends for ProcessView {
                 }
             }
             let device = host.open(disk, role, self.known_of(&host)).await;
+            let device = match side == 0 && !self.is_far && !open_options.read_only {
+                true => Box::pin(host.cached(&self.process, device)).await?,
+                false => device,
+            };
             let device = match open_options.size_limit {
                 Some(size) if size < device.size() => Device::new(disk.name(), Shortened { lower: device, size }),
                 _ => device,

@@ -1,0 +1,200 @@
+//! A flash cache over the disk of the volume: its partition is a disk of its own, which outlives the process and loses power with the host.
+//! Somebody changes its mode and its size, and drains it, while the guest works.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use block::{Bytes, ChunkSize, Device, Error, IoFuture};
+use env::EnvRef;
+use filters::{Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy, CacheStatus};
+use parking_lot::Mutex;
+
+use super::Host;
+use crate::disk::Faults;
+use crate::occurrence::Occurrence;
+use crate::process::Process;
+use crate::world::Invariant;
+
+/// Its partition is kept beside this place.
+const CACHE: usize = 5;
+const BLOCK_BYTES: u64 = 4 << 10;
+const POLICIES: &[CachePolicy] = &[CachePolicy::Lru, CachePolicy::Fifo, CachePolicy::Random, CachePolicy::S3Fifo];
+/// Whose it is. The volume stays where it is, so its epoch stays, too.
+const IDENTITY: CacheIdentity = CacheIdentity { volume: [1; 16], layer: [2; 16], epoch: 1 };
+/// After this long at most something about it is changed.
+const CHANGES_AFTER: Duration = Duration::from_millis(6);
+
+/// The cache of a scenario.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheSetup {
+    /// The modes that it may have.
+    pub modes: &'static [CacheMode],
+    /// How many places it has at most.
+    pub places: u64,
+    /// What is wrong with its flash: nothing, if a mode is write-back.
+    pub faults: Faults,
+}
+
+/// What of the cache outlives a process, beside its partition.
+#[derive(Default)]
+pub(super) struct CacheHarness {
+    /// The cache that the process's life with this number has opened.
+    opened: Mutex<Option<(u32, Cache)>>,
+    /// The boot in which it was opened last.
+    boot: Mutex<u8>,
+    /// It is on record that nothing clean of it is believed.
+    is_lost: Mutex<bool>,
+}
+
+/// Puts it on record that the flash has failed.
+struct Record(Host);
+
+impl CacheLoss for Record {
+    fn note<'a>(&'a self, error: &'a Error) -> IoFuture<'a, ()> {
+        Box::pin(async move {
+            let world = &self.0.shared.world;
+            world.event(format_args!("the flash of the cache has failed: {}", error.chain()));
+            world.sleep(Duration::from_micros(50)).await;
+            *self.0.shared.daemon_harness.cache.is_lost.lock() = true;
+            world.occur(Occurrence::Told("a failed cache"));
+            Ok(())
+        })
+    }
+}
+
+impl Host {
+    /// `base` with the scenario's cache over it, if it has one.
+    pub(super) async fn cached(&self, process: &Process, base: Device) -> block::Result<Device> {
+        let Some(setup) = self.shared.setup.cache else { return Ok(base) };
+        let harness = &self.shared.daemon_harness.cache;
+        let life = *self.shared.lives.lock();
+        let opened = harness.opened.lock().clone().filter(|(opened, _)| *opened == life);
+        if let Some((_, cache)) = opened {
+            return Ok(Device::new(base.name(), cache));
+        }
+        let cache = match self.open_cache(process, &base, &setup).await {
+            Ok(cache) => cache,
+            // A cache that holds nothing is left out, and nothing of it is believed later.
+            Err(error) if setup.faults != Faults::default() => {
+                self.shared.world.event(format_args!("the cache is left out: {}", error.chain()));
+                *harness.is_lost.lock() = true;
+                return Ok(base);
+            }
+            Err(error) => {
+                self.shared.world.violate(Invariant::CrashResume, format!("a cache does not open: {}", error.chain()));
+                return Err(error);
+            }
+        };
+        *harness.opened.lock() = Some((life, cache.clone()));
+        process.env().spawn(Box::pin(cache.clone().run_write_back()));
+        let (host, env, meddled) = (self.clone(), process.env(), cache.clone());
+        process.env().spawn(Box::pin(async move { host.change_cache(&env, &meddled, &setup).await }));
+        Ok(Device::new(base.name(), cache))
+    }
+
+    async fn open_cache(&self, process: &Process, base: &Device, setup: &CacheSetup) -> block::Result<Cache> {
+        let shared = &self.shared;
+        let (rng, harness) = (&shared.rng, &shared.daemon_harness.cache);
+        let boot = *shared.boots.lock();
+        let key = (CACHE, 0);
+        let header = CacheHeader {
+            volume: base.size(),
+            block: ChunkSize::new(BLOCK_BYTES).expect("a power of two"),
+            capacity: setup.places,
+            places: setup.places,
+            id: [(rng.below(250) + 1) as u8; 16],
+            identity: IDENTITY,
+        };
+        let is_new = shared.shelf.numbers(CACHE).is_empty();
+        let partition = match is_new {
+            true => {
+                let (size, alignment) = (header.partition_bytes(), base.geometry().request_alignment);
+                shared.shelf.make(&shared.world, key, size, alignment).await
+            }
+            false => shared.shelf.open(&shared.world, key).await?,
+        };
+        shared.shelf.set_faults(key, setup.faults);
+        let is_lost = *harness.is_lost.lock();
+        // A first life may have died while it was made: nothing was dirty then.
+        if is_new || is_lost || *harness.boot.lock() == 0 {
+            Cache::create(&partition, &header).await?;
+        }
+        *harness.is_lost.lock() = false;
+        let options = CacheOptions {
+            mode: rng.pick(setup.modes),
+            policy: rng.pick(POLICIES),
+            sequential_bytes: Bytes(rng.pick(&[0, 256 << 10])),
+            dirty_max_percent: rng.pick(&[10, 50]),
+            dirty_low_percent: rng.pick(&[1, 30]),
+            write_back_depth: rng.pick(&[1, 16]),
+            loss: Some(Arc::new(Record(self.clone()))),
+            ..CacheOptions::default()
+        };
+        let cache = Cache::open(process.env(), base.clone(), partition, [boot; 16], options, IDENTITY).await?;
+        let before = std::mem::replace(&mut *harness.boot.lock(), boot);
+        let CacheStatus { places, places_free, places_dirty, .. } = cache.status();
+        let outlived = [
+            (before == boot && places_free < places, "cached blocks outlived the process"),
+            (before != boot && places_dirty > 0, "dirty blocks outlived the power"),
+        ];
+        outlived
+            .into_iter()
+            .filter(|(is_so, _)| *is_so)
+            .for_each(|(_, word)| shared.world.occur(Occurrence::Told(word)));
+        Ok(cache)
+    }
+
+    /// What an operator does about the cache.
+    async fn change_cache(&self, env: &EnvRef, cache: &Cache, setup: &CacheSetup) {
+        let rng = &self.shared.rng;
+        loop {
+            env.sleep(rng.up_to(CHANGES_AFTER)).await;
+            let changed = match rng.below(8) {
+                0..=2 => cache.set_mode(rng.pick(setup.modes)).await.map(|()| "another mode"),
+                3..=4 => cache.resize(rng.within(1..=setup.places)).await.map(|()| "another size"),
+                5 => cache.drain().await.map(|()| "drained"),
+                _ => Ok("looked at"),
+            };
+            match changed {
+                Ok(word) => self.shared.world.occur(Occurrence::Told(word)),
+                Err(error) => self.shared.world.event(format_args!("the cache is not changed: {}", error.chain())),
+            }
+            self.note_cache(&cache.status());
+        }
+    }
+
+    fn note_cache(&self, status: &CacheStatus) {
+        let told = [
+            (status.hits > 0, "read from a cache"),
+            (status.hits_partial > 0, "read from base and cache"),
+            (status.admitted > 0, "admitted"),
+            (status.evicted > 0, "a full cache"),
+            (status.bypassed > 0, "passed by a cache"),
+            (status.writes_back > 0, "written to a cache"),
+            (status.writes_through > 0, "written through a cache"),
+            (status.cleaned_bytes > 0, "written back"),
+        ];
+        told.into_iter()
+            .filter(|(is_so, _)| *is_so)
+            .for_each(|(_, word)| self.shared.world.occur(Occurrence::Told(word)));
+    }
+
+    /// Nothing goes wrong with the cache's flash any more.
+    pub(crate) fn end_cache_faults(&self) {
+        self.shared.shelf.set_faults((CACHE, 0), Faults::default());
+    }
+
+    /// Ends when the disk alone is the volume.
+    pub(crate) async fn cache_emptied(&self) {
+        let opened = self.shared.daemon_harness.cache.opened.lock().clone();
+        let life = *self.shared.lives.lock();
+        let Some((_, cache)) = opened.filter(|(opened, _)| *opened == life) else { return };
+        self.note_cache(&cache.status());
+        while !cache.holds_nothing() {
+            if let Err(error) = cache.drain().await {
+                self.shared.world.event(format_args!("the cache is not drained: {}", error.chain()));
+                self.shared.world.sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
