@@ -13,7 +13,7 @@ pub struct CacheIdentity {
     pub volume: [u8; 16],
     /// The layer of the volume's stack.
     pub layer: [u8; 16],
-    /// The epoch of the volume. It grows at every change of ownership, and the cache follows with [`Cache::set_epoch`].
+    /// The epoch of the volume. It grows at every change of ownership, and the cache follows with [`Cache::set_epoch`](super::Cache::set_epoch).
     pub epoch: u64,
 }
 
@@ -26,7 +26,7 @@ pub struct CacheHeader {
     pub block: ChunkSize,
     /// How many places the partition has room for. It never changes.
     pub capacity: u64,
-    /// How many of them are used: at least one, and `capacity` at most. [`Cache::resize`] changes it.
+    /// How many of them are used: at least one, and `capacity` at most. [`Cache::resize`](super::Cache::resize) changes it.
     pub places: u64,
     /// The cache's own identity: another one each time that a cache is made.
     pub id: [u8; 16],
@@ -175,7 +175,7 @@ pub struct CacheStatus {
     pub hits_partial: u64,
     /// Reads that the base has answered.
     pub misses: u64,
-    /// Blocks that were admitted after a read, or by [`Cache::admit`].
+    /// Blocks that were admitted after a read, or by [`Cache::admit`](super::Cache::admit).
     pub admitted: u64,
     /// Reads that were not admitted: they belong to a sequential stream, or too much is being admitted already.
     pub bypassed: u64,
@@ -222,7 +222,7 @@ pub enum WriteBackStep {
     Idle,
 }
 
-/// A moment before a block was read, for [`Cache::admit`].
+/// A moment before a block was read, for [`Cache::admit`](super::Cache::admit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdmitToken {
     pub(super) stamp: u32,

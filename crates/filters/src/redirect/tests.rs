@@ -304,3 +304,31 @@ async fn a_place_is_another_chunks_only_after_a_flush_that_the_durable_map_forge
     write(&guest, 2 * CHUNK, &[3; 512]).await;
     assert_eq!((redirect.status().writes_at_source, byte_at(&base, 2 * CHUNK).await), (1, 0));
 }
+
+#[tokio::test]
+async fn a_discard_that_the_source_ignores_brings_nothing_older_back() {
+    let lower = memory(SIZE);
+    write(&lower, 0, &[5; 512]).await;
+    let base = Device::new("base", Keeping(lower));
+    let redirect = over(&base, memory(header(SIZE, 2).partition_bytes()), 2, u16::MAX).await;
+    let guest = Device::new("guest", redirect);
+    write(&guest, 0, &[6; 512]).await;
+    guest.write(Mutation::discard(Extent::new(Bytes::ZERO, Bytes(CHUNK)))).await.expect("it takes it");
+    assert_ne!(byte_at(&guest, 0).await, 5, "fives are older than sixes");
+}
+
+/// A device that keeps what it has in spite of a discard.
+struct Keeping(Device);
+
+impl block::Filter for Keeping {
+    fn lower(&self) -> &Device {
+        &self.0
+    }
+
+    fn write(&self, mutation: Mutation) -> block::IoFuture<'_, ()> {
+        match mutation.kind() {
+            block::MutationKind::Discard => block::ready(Ok(())),
+            _ => Box::pin(self.0.write(mutation)),
+        }
+    }
+}

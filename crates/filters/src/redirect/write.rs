@@ -201,8 +201,12 @@ impl Inner {
         }
         let extent = part.extent();
         let is_discard = matches!(part.kind(), MutationKind::Discard);
+        let found = self.find(chunk);
+        let is_forgotten = extent == whole && found.as_ref().is_some_and(|found| !found.dirty.is_empty());
+        // A source may keep what it has in spite of a discard, and that is older than what is forgotten here.
+        let part = if is_discard && is_forgotten { Mutation::zeroes(extent, true) } else { part };
         self.base.write(part).await?;
-        let Some(found) = self.find(chunk) else { return Ok(()) };
+        let Some(found) = found else { return Ok(()) };
         if extent == whole {
             return self.forget(found).await;
         }
