@@ -57,7 +57,6 @@ fn a_surrogate_is_made_listed_drained_and_removed() {
     let to = target(&world.path("new.img"));
     world.refused(&["move", "x", "--to", &to, "--surrogate", "slow"], 5, "no surrogate slow");
     world.refused(&["move", "x", "--to", &to, "--surrogate", "fast"], 2, "the only copy of what the guest writes");
-    world.refused(&["move", "x", "--to", &to, "--surrogate-on-flash"], 2, "--surrogate <NAME>");
     let by_snapshot = ["move", "x", "--to", &to, "--surrogate", "fast", "--sole-copy", "--strategy", "snapshot"];
     world.refused(&by_snapshot, 2, "takes the guest's writes itself");
     assert_eq!(world.json(&["surrogate", "drain", "fast"])["draining"], true);

@@ -1,7 +1,6 @@
 //! The configuration hook, with a `virsh` of the test's own and real scripts.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -121,14 +120,21 @@ async fn what_virsh_says_is_said() {
     assert!(error.to_string().contains("failed to get domain 'web'"), "{error}");
 }
 
+/// Writes a script. A process of its own does so: another test's child could hold a file that this one writes open, and the kernel
+/// runs no program that is open for writing.
+fn write_script(path: &std::path::Path, text: &str) {
+    let write = ["-c", "printf %s \"$2\" > \"$1\" && chmod 755 \"$1\"", "sh"];
+    let written = std::process::Command::new("sh").args(write).arg(path).arg(text).status().expect("sh runs");
+    assert!(written.success(), "the script is not written");
+}
+
 #[tokio::test]
 async fn a_script_gets_what_has_moved_in_its_environment_and_its_failure_is_the_hooks() {
     let directory = tempfile::tempdir().expect("a directory");
     let script = directory.path().join("hook");
     let seen = directory.path().join("seen");
     let write = |text: &str| {
-        std::fs::write(&script, text).expect("written");
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        write_script(&script, text.as_ref());
     };
     write(&format!("#!/bin/sh\nenv | grep ^TRANSHUME_ | sort > {}\n", seen.display()));
     let how = Persist::Script { program: script.clone() };
@@ -159,8 +165,7 @@ async fn a_script_that_does_not_end_is_killed_with_all_that_it_has_started() {
     let child = directory.path().join("child");
     let write = |last: &str| {
         let text = format!("#!/bin/sh\nsleep 1000 &\necho $! > {}\n{last}\n", child.display());
-        std::fs::write(&script, text).expect("written");
-        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        write_script(&script, text.as_ref());
     };
     // One that was killed stays in the table of processes until whoever inherits it looks.
     let is_alive = || {
