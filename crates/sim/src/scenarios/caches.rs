@@ -61,7 +61,7 @@ pub(super) fn crashed(rng: &Rng) -> Scenario {
 
 /// The flash fails, and the guest sees nothing of it, now or after a crash.
 pub(super) fn failing(rng: &Rng) -> Scenario {
-    let rate = rng.pick(&[0.0005, 0.002, 0.02]);
+    let rate = rng.pick(&[0.002, 0.02, 0.1]);
     let write_errors = rng.pick(&[0.0, rate, rate]);
     let faults = Faults { read_errors: rate, write_errors, flush_errors: rate, ..Faults::default() };
     cached(rng, rng.pick(CLEAN_MODES), faults)
