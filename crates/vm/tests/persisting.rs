@@ -134,7 +134,7 @@ async fn a_script_gets_what_has_moved_in_its_environment_and_its_failure_is_the_
     let script = directory.path().join("hook");
     let seen = directory.path().join("seen");
     let write = |text: &str| {
-        write_script(&script, text.as_ref());
+        write_script(&script, text);
     };
     write(&format!("#!/bin/sh\nenv | grep ^TRANSHUME_ | sort > {}\n", seen.display()));
     let how = Persist::Script { program: script.clone() };
