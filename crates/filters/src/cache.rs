@@ -71,7 +71,7 @@ pub use self::options::{
     Admission, AdmitToken, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy, CacheStatus,
     Invalidations, WriteBackStep,
 };
-use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of_both};
+use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
 use admit::Admissions;
 use clean::Cleaner;
 use entry::{CacheEntry, SECTORS, mask_of};
@@ -149,15 +149,7 @@ impl Cache {
     /// Invalid if the partition is smaller than the header says; otherwise what it says.
     pub async fn create(partition: &Device, header: &CacheHeader) -> Result<()> {
         check_partition(partition, header)?;
-        // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
-        let first = Extent::new(Bytes::ZERO, header.layout().map_at(Map::Durable));
-        partition.write(Mutation::zeroes(first, false).with_fua(true)).await?;
-        let maps = Extent::between(header.layout().map_at(Map::Durable), header.layout().end());
-        for piece in maps.split_at_multiples(4 << 20) {
-            partition.write(Mutation::zeroes(piece, false)).await?;
-        }
-        partition.flush().await?;
-        partition.write(Mutation::data(Bytes::ZERO, header.encode().freeze()).with_fua(true)).await
+        header.layout().create(partition, header.layout().end(), header.encode()).await
     }
 
     /// What the cache on `partition` is.

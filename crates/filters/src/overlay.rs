@@ -35,7 +35,7 @@ use drain::Unlocked;
 pub use format::OverlayHeader;
 use grain::GrainState;
 
-use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of_both};
+use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
 use crate::translate::in_units;
 
 /// An answer to the question for extents has so many pieces at most.
@@ -74,15 +74,7 @@ impl Overlay {
     /// Invalid if the delta has not the size that [`OverlayHeader::delta_bytes`] says; otherwise what it says.
     pub async fn create(delta: &Device, header: &OverlayHeader) -> Result<()> {
         check_delta(delta, header)?;
-        // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
-        let first = Extent::new(Bytes::ZERO, header.layout().map_at(Map::Durable));
-        delta.write(Mutation::zeroes(first, false).with_fua(true)).await?;
-        let maps = Extent::between(header.layout().map_at(Map::Durable), header.overhead_bytes());
-        for piece in maps.split_at_multiples(4 << 20) {
-            delta.write(Mutation::zeroes(piece, false)).await?;
-        }
-        delta.flush().await?;
-        delta.write(Mutation::data(Bytes::ZERO, header.encode().freeze()).with_fua(true)).await
+        header.layout().create(delta, header.overhead_bytes(), header.encode()).await
     }
 
     /// What the overlay on `delta` is.

@@ -54,7 +54,7 @@ use parking_lot::{Mutex, RwLock};
 
 pub use self::format::RedirectHeader;
 pub use self::popularity::{AccessCounts, FrequencySketch, Popularity, Recency};
-use crate::store::{Base, Layout, Map, Placement, Record, STEP_BYTES, geometry_of_both};
+use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
 use entry::{DirtySectors, SurrogateEntry};
 use fetch::Fetches;
 use index::Index;
@@ -142,15 +142,7 @@ impl Redirect {
     /// Invalid if the partition is smaller than the header says; otherwise what it says.
     pub async fn create(partition: &Device, header: &RedirectHeader) -> Result<()> {
         check_partition(partition, header)?;
-        // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
-        let first = Extent::new(Bytes::ZERO, header.layout().map_at(Map::Durable));
-        partition.write(Mutation::zeroes(first, false).with_fua(true)).await?;
-        let maps = Extent::between(header.layout().map_at(Map::Durable), header.layout().end());
-        for piece in maps.split_at_multiples(4 << 20) {
-            partition.write(Mutation::zeroes(piece, false)).await?;
-        }
-        partition.flush().await?;
-        partition.write(Mutation::data(Bytes::ZERO, header.encode().freeze()).with_fua(true)).await
+        header.layout().create(partition, header.layout().end(), header.encode()).await
     }
 
     /// What the redirection on `partition` is.

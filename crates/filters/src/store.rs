@@ -25,7 +25,7 @@ mod record;
 
 pub(crate) use base::{Base, geometry_of_both};
 pub(crate) use entry::{BODY_BYTES, Body, Entry};
-pub(crate) use layout::{Layout, Map};
+pub(crate) use layout::Layout;
 pub(crate) use map::StateMap;
 pub(crate) use place::{PlaceAllocator, Placement};
 pub(crate) use record::{Record, STEP_BYTES};

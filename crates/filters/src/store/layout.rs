@@ -1,6 +1,6 @@
 //! The bytes of a record on its device; `docs/overlay.md` draws them.
 
-use block::{BLOCK_BYTES, Buffer, Bytes, Error, ErrorKind, Result};
+use block::{BLOCK_BYTES, Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutation, Result};
 
 use super::entry::{BODY_BYTES, Body, Entry};
 
@@ -55,6 +55,20 @@ impl Layout {
     /// Where it ends.
     pub(crate) fn end(&self) -> Bytes {
         self.map_at(Map::Running) + self.map_bytes()
+    }
+
+    /// Makes an empty record of `device` with `header` for its first page, whatever it held before, and zeroes up to `end`. Done means
+    /// durable.
+    pub(crate) async fn create(&self, device: &Device, end: Bytes, header: Buffer) -> Result<()> {
+        // The old header goes first and the new one comes last, so that no crash leaves it over another's maps.
+        let first = Extent::new(Bytes::ZERO, self.map_at(Map::Durable));
+        device.write(Mutation::zeroes(first, false).with_fua(true)).await?;
+        let maps = Extent::between(self.map_at(Map::Durable), end);
+        for piece in maps.split_at_multiples(4 << 20) {
+            device.write(Mutation::zeroes(piece, false)).await?;
+        }
+        device.flush().await?;
+        device.write(Mutation::data(Bytes::ZERO, header.freeze()).with_fua(true)).await
     }
 
     /// The record of the boot in which the running map holds.
