@@ -42,6 +42,7 @@
 //! bytes of the base. Before the base is changed, it is put on record that nothing clean is believed any more (`failure.rs`).
 
 mod admit;
+mod changed_blocks;
 mod clean;
 mod control;
 mod entry;
@@ -54,6 +55,7 @@ mod read;
 mod stamps;
 mod streams;
 mod table;
+mod transfer;
 mod warm;
 mod write;
 
@@ -71,6 +73,7 @@ pub use self::options::{
     Admission, AdmitToken, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy, CacheStatus,
     Invalidations, WriteBackStep,
 };
+pub use self::transfer::{OtherCache, TransferStatus};
 use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
 use admit::Admissions;
 use clean::Cleaner;
@@ -78,6 +81,7 @@ use entry::{CacheEntry, SECTORS, mask_of};
 use failure::Failure;
 use index::{Found, Index};
 use stamps::Stamps;
+use transfer::Transfer;
 use warm::Watch;
 use write::Counted;
 
@@ -124,6 +128,7 @@ struct Inner {
     guest_at_base: AtomicUsize,
     admissions: Admissions,
     watch: Watch,
+    transfer: Transfer,
     counters: Counters,
 }
 
@@ -221,6 +226,7 @@ impl Cache {
             guest_at_base: AtomicUsize::new(0),
             admissions: Admissions::default(),
             watch: Watch::default(),
+            transfer: Transfer::default(),
             counters: Counters::default(),
             header: Mutex::new(header),
         };

@@ -32,7 +32,7 @@ mod write_frequency;
 
 pub use cache::{
     Admission, AdmitToken, Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy,
-    CacheStatus, Invalidations, WriteBackStep,
+    CacheStatus, Invalidations, OtherCache, TransferStatus, WriteBackStep,
 };
 pub use fault::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 pub use histogram::LatencyHistogram;

@@ -10,6 +10,7 @@
 //! This crate names no VM, no API and no daemon. What the journal's document contains besides, what becomes of the
 //! source afterwards and who is told about it is the caller's.
 
+mod cache_transfer;
 mod checksum;
 mod cold;
 mod context;
@@ -33,6 +34,9 @@ mod strategy;
 pub mod stream;
 mod zeroes;
 
+pub use cache_transfer::{
+    CacheArrival, CacheDeparture, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart,
+};
 pub use cold::{ColdOptions, ColdProgress, copy_cold};
 pub use context::{Comparison, GuestMeter, GuestWindow, JobJournal, JobRecord, MigrationContext, UnderWay};
 pub use control::Control;

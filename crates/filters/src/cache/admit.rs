@@ -87,6 +87,15 @@ impl Inner {
 
     /// Admits the sectors of `block`, which the caller has alone, that `read` has whole. `stamp` is of before it was read.
     pub(super) async fn admit_part(&self, block: u64, read: &Mutation, stamp: u32) -> Result<Admission> {
+        self.admit_as(block, read, stamp, false).await
+    }
+
+    /// The same of a block for which no other goes, and that goes before all others.
+    pub(super) async fn admit_last(&self, block: u64, read: &Mutation, stamp: u32) -> Result<Admission> {
+        self.admit_as(block, read, stamp, true).await
+    }
+
+    async fn admit_as(&self, block: u64, read: &Mutation, stamp: u32, is_last: bool) -> Result<Admission> {
         if !self.admits() {
             return Ok(Admission::Full);
         }
@@ -101,6 +110,7 @@ impl Inner {
         }
         let claimed = match found {
             Some(found) => Some(found.place),
+            None if is_last => self.record.with(|_, index| index.places.take()).map(|place| place as u32),
             None => self.claim().await,
         };
         let Some(place) = claimed else { return Ok(Admission::Full) };
@@ -115,6 +125,7 @@ impl Inner {
         });
         self.set(place, entry).await.inspect_err(|error| self.fail(error))?;
         self.record.with(|_, index| match found {
+            None if is_last => index.insert_last(place, block),
             None => index.insert(place, block),
             Some(_) => index.remove_unrecorded(place, u8::MAX),
         });

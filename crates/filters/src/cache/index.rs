@@ -99,6 +99,12 @@ impl Index {
         self.policy.insert(place, block);
     }
 
+    /// The same of a block that goes before all others.
+    pub(super) fn insert_last(&mut self, place: u32, block: u64) {
+        self.table.insert(block, place);
+        self.policy.insert_last(place, block);
+    }
+
     /// `place` is about to hold its block no more. Its state still says so.
     pub(super) fn take_out(&mut self, states: &States, place: u32, was_evicted: bool) {
         let block = states.get(place.into()).block();

@@ -19,6 +19,11 @@ pub(super) trait Policy: Send {
     /// `place` holds `block` now.
     fn insert(&mut self, place: u32, block: u64);
 
+    /// The same of a block that goes before those that are there: blocks come from another cache in the order of their worth.
+    fn insert_last(&mut self, place: u32, block: u64) {
+        self.insert(place, block);
+    }
+
     /// The guest has asked for the block in `place`.
     fn touch(&mut self, place: u32);
 
@@ -69,6 +74,10 @@ impl Policy for Queue {
 
     fn insert(&mut self, place: u32, _block: u64) {
         self.list.push_front(&mut self.links, place);
+    }
+
+    fn insert_last(&mut self, place: u32, _block: u64) {
+        self.list.push_back(&mut self.links, place);
     }
 
     fn touch(&mut self, place: u32) {
@@ -211,6 +220,15 @@ mod tests {
         assert!(seen[..3].iter().all(|count| *count > 50) && seen[3] == 0, "{seen:?}");
         (0..3).for_each(|place| policy.remove(place, 0, false));
         assert_eq!(choose(&mut *policy), None);
+    }
+
+    #[test]
+    fn what_comes_in_the_order_of_its_worth_keeps_that_order() {
+        for name in [CachePolicy::Lru, CachePolicy::Fifo, CachePolicy::S3Fifo] {
+            let mut policy = policy_of(name, 5);
+            [3, 1, 4].into_iter().for_each(|place| policy.insert_last(place, u64::from(place)));
+            assert_eq!((policy.hottest(9), choose(&mut *policy)), (vec![3, 1, 4], Some(4)), "{name}");
+        }
     }
 
     #[test]

@@ -66,6 +66,12 @@ impl Inner {
 
     pub(super) async fn read(self: &Arc<Self>, offset: Bytes, mut buffer: Buffer, is_guest: bool) -> Result<Buffer> {
         let extent = Extent::new(offset, buffer.len().into());
+        if self.transfer.is_withheld() {
+            return self.read_withheld(extent, buffer).await;
+        }
+        if self.transfer.is_settling() {
+            self.settle_all(extent).await?;
+        }
         let mut guard = None;
         for repetition in 0.. {
             if repetition == REPETITIONS_MAX {
@@ -154,6 +160,9 @@ impl Inner {
         };
         if touched & !usable == 0 {
             count(&self.counters.hits);
+            if is_counted {
+                self.watch.note_hit(found.entry.block());
+            }
             return Ok(Plan::Place(place(touched)));
         }
         if touched & usable == 0 {
@@ -230,6 +239,9 @@ impl Inner {
     ) -> Result<Buffer> {
         if !is_guest {
             return self.base.device().read(extent.offset, buffer).await;
+        }
+        if let Some(buffer) = self.read_other(extent).await {
+            return Ok(buffer);
         }
         let admission = self.begin_admission(extent, is_long);
         let at_base = self.at_base();

@@ -4,6 +4,7 @@ mod failing;
 mod lived;
 mod moved;
 mod reads;
+mod transferred;
 mod writes;
 
 use std::sync::Arc;

@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use block::{Buffer, Data, Error, ErrorKind, Result};
+use block::{Buffer, Data, Error, ErrorKind, Extent, Result};
 use parking_lot::Mutex;
 
-use super::{Admission, AdmitToken, Cache, Invalidations};
+use super::{Admission, AdmitToken, Cache, Inner, Invalidations};
 
 /// Who hears which blocks the guest changes.
 #[derive(Default)]
@@ -20,7 +20,13 @@ pub(super) struct Watch {
 struct WatchState {
     limit: usize,
     changed: Invalidations,
+    /// The blocks of the last hits, and where the next one goes.
+    hits: Vec<u64>,
+    next_hit: usize,
 }
+
+/// So many hits are remembered.
+const HITS_MAX: usize = 4096;
 
 impl Watch {
     /// The guest is about to change `blocks`.
@@ -28,7 +34,7 @@ impl Watch {
         if !self.is_on.load(Ordering::SeqCst) {
             return;
         }
-        let WatchState { limit, changed } = &mut *self.state.lock();
+        let WatchState { limit, changed, .. } = &mut *self.state.lock();
         if changed.overflowed {
             return;
         }
@@ -38,6 +44,19 @@ impl Watch {
         } else {
             changed.blocks.extend(blocks);
         }
+    }
+
+    /// The flash has answered a read of `block`.
+    pub(super) fn note_hit(&self, block: u64) {
+        if !self.is_on.load(Ordering::SeqCst) {
+            return;
+        }
+        let WatchState { hits, next_hit, .. } = &mut *self.state.lock();
+        match hits.get_mut(*next_hit) {
+            Some(hit) => *hit = block,
+            None => hits.push(block),
+        }
+        *next_hit = (*next_hit + 1) % HITS_MAX;
     }
 }
 
@@ -84,20 +103,15 @@ impl Cache {
     /// # Errors
     /// Invalid if there is no such block of so many bytes; otherwise what the partition says.
     pub async fn admit(&self, block: u64, bytes: Data, token: AdmitToken) -> Result<Admission> {
-        let inner = &self.inner;
-        let exists = block < inner.block.count(inner.volume);
-        if !exists || inner.extent_of(block).length.as_usize() != bytes.len() {
-            let context = format!("the cached volume has no block {block} of {} bytes", bytes.len());
-            return Err(Error::new(ErrorKind::Invalid, context));
-        }
-        inner.admit_whole(block, bytes, token.stamp).await
+        self.inner.check_block(block, &bytes)?;
+        self.inner.admit_whole(block, bytes, token.stamp).await
     }
 
     /// From now on the blocks that the guest changes are kept for [`invalidations`](Self::invalidations), at most `limit` of them; zero
-    /// ends that.
+    /// ends that. The last hits are kept, too.
     pub fn watch_invalidations(&self, limit: usize) {
         let watch = &self.inner.watch;
-        *watch.state.lock() = WatchState { limit, changed: Invalidations::default() };
+        *watch.state.lock() = WatchState { limit, ..WatchState::default() };
         watch.is_on.store(limit > 0, Ordering::SeqCst);
     }
 
@@ -105,5 +119,26 @@ impl Cache {
     #[must_use]
     pub fn invalidations(&self) -> Invalidations {
         std::mem::take(&mut self.inner.watch.state.lock().changed)
+    }
+
+    /// The blocks of the last reads that the flash has answered since [`watch_invalidations`](Self::watch_invalidations), at most 4,096, in
+    /// no order. The share of them that another cache has, too, is what its hit rate would be of this one's.
+    #[must_use]
+    pub fn last_hits(&self) -> Vec<u64> {
+        self.inner.watch.state.lock().hits.clone()
+    }
+}
+
+impl Inner {
+    /// The extent of `block`.
+    ///
+    /// # Errors
+    /// Invalid if there is no such block of so many bytes.
+    pub(super) fn check_block(&self, block: u64, bytes: &Data) -> Result<Extent> {
+        if block < self.block.count(self.volume) && self.extent_of(block).length.as_usize() == bytes.len() {
+            return Ok(self.extent_of(block));
+        }
+        let context = format!("the cached volume has no block {block} of {} bytes", bytes.len());
+        Err(Error::new(ErrorKind::Invalid, context))
     }
 }

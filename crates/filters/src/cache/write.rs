@@ -38,6 +38,7 @@ impl Inner {
         let blocks = self.block.indices_of(extent);
         self.write_stamps.raise_all(blocks.clone());
         self.watch.note(blocks.clone());
+        self.transfer.note(blocks.clone());
         Changing { inner: self, blocks }
     }
 
@@ -48,8 +49,21 @@ impl Inner {
         }
         let extent = mutation.extent();
         self.counters.guest_written.fetch_add(extent.length.get(), Ordering::Relaxed);
-        self.change(mutation.with_fua(false), extent).await?;
+        self.change_now(mutation.with_fua(false), extent).await?;
         if fua { self.flush().await } else { Ok(()) }
+    }
+
+    /// Changes the volume, where a transfer of the cache has it changed just now.
+    async fn change_now(&self, mutation: Mutation, extent: Extent) -> Result<()> {
+        if self.transfer.is_withheld()
+            && let Some(written) = self.write_withheld(&mutation).await
+        {
+            return written;
+        }
+        if self.transfer.is_settling() {
+            self.settle_all(extent).await?;
+        }
+        self.change(mutation, extent).await
     }
 
     async fn change(&self, mutation: Mutation, extent: Extent) -> Result<()> {

@@ -50,6 +50,16 @@ impl List {
         self.length += 1;
     }
 
+    pub(super) fn push_back(&mut self, links: &mut Links, place: u32) {
+        links.0[place as usize] = [self.last, NONE];
+        match self.last {
+            NONE => self.first = place,
+            last => links.0[last as usize][1] = place,
+        }
+        self.last = place;
+        self.length += 1;
+    }
+
     pub(super) fn remove(&mut self, links: &mut Links, place: u32) {
         let [before, behind] = std::mem::replace(&mut links.0[place as usize], [NONE; 2]);
         match before {
@@ -98,8 +108,13 @@ mod tests {
                     list.remove(&mut links, place);
                 }
             } else {
-                list.push_front(&mut links, place);
-                plain.insert(0, place);
+                if random.one_in(3) {
+                    list.push_back(&mut links, place);
+                    plain.push(place);
+                } else {
+                    list.push_front(&mut links, place);
+                    plain.insert(0, place);
+                }
             }
             assert_eq!(list.iter(&links).collect::<Vec<_>>(), plain);
             assert_eq!((list.last(), list.len()), (plain.last().copied(), plain.len()));

@@ -70,6 +70,12 @@ impl Policy for S3Fifo {
         }
     }
 
+    fn insert_last(&mut self, place: u32, _block: u64) {
+        // It was worth its place at the other host: it is not new.
+        self.main.push_back(&mut self.links, place);
+        self.states[place as usize] = IS_MAIN;
+    }
+
     fn touch(&mut self, place: u32) {
         if self.uses(place) < USES_MAX {
             self.states[place as usize] += 1;
