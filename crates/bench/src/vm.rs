@@ -17,7 +17,7 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, total, forecast, converge, memory, links. May be given again, or with commas.
+    /// Only these groups: idle, shared, cache, total, forecast, converge, memory, links. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
@@ -91,6 +91,7 @@ struct VmBench {
 const GROUPS: &Groups<VmBench> = &[
     ("idle", rows::idle),
     ("shared", rows::shared),
+    ("cache", rows::cache),
     ("total", rows::total),
     ("forecast", rows::forecast),
     ("converge", rows::converge),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use api::Client;
 use api::v1::{
-    Decision, DiskHandling, Error, ErrorCode, FoundVm, JobState, MemoryEngine, Monitor, ResolveRequest, Result, Vm,
-    VmAddRequest, VmMove, VmMovePhase, VmMoveRequest, VmPlan, VmPreparation,
+    CacheTransfer, CacheTransferRequest, CacheWarmStart, Decision, DiskHandling, Error, ErrorCode, FoundVm, JobState,
+    MemoryEngine, Monitor, ResolveRequest, Result, Vm, VmAddRequest, VmMove, VmMovePhase, VmMoveRequest, VmPlan,
+    VmPreparation,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -109,6 +110,14 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,
         keep_volumes: false,
+        caches: CacheTransferRequest {
+            transfer: how.cache_transfer.map_or_else(CacheTransfer::default, Into::into),
+            at: how.cache_at.clone(),
+            wait_ms: how.cache_wait.map(|span| span.0),
+            warm_start: if how.cache_warm_with_memory { CacheWarmStart::Memory } else { CacheWarmStart::Switchover },
+            in_flight: how.cache_in_flight,
+            time_ms: how.cache_time.map(|span| span.0),
+        },
     }
 }
 

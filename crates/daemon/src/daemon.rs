@@ -94,6 +94,8 @@ pub(crate) struct Daemon {
     pub(crate) surrogates: Arc<Surrogates>,
     /// Stores on flash in which blocks of volumes are kept.
     pub(crate) caches: Arc<Caches>,
+    /// Parts of caches, by their layers, that are being copied to other hosts: they are given back afterwards.
+    pub(crate) lent_parts: parking_lot::Mutex<BTreeSet<Uuid>>,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -150,6 +152,7 @@ impl Daemon {
             notices: parking_lot::Mutex::default(),
             hurrying: parking_lot::Mutex::default(),
             foreign: parking_lot::Mutex::default(),
+            lent_parts: parking_lot::Mutex::default(),
             notifiers: parking_lot::Mutex::default(),
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),

@@ -477,7 +477,8 @@ impl VolumeDocument {
     /// The layers on record, those that a commit has put aside included.
     pub(crate) fn layers_named(&self) -> impl Iterator<Item = &LayerDocument> {
         let committed = self.job.as_ref().and_then(|job| job.committed.as_ref());
-        self.layers.iter().chain(committed.into_iter().flat_map(|committed| &committed.layers))
+        let incoming = self.incoming.iter().flat_map(|incoming| &incoming.layers);
+        self.layers.iter().chain(committed.into_iter().flat_map(|committed| &committed.layers)).chain(incoming)
     }
 
     /// Whether its move is one of a machine.

@@ -23,12 +23,13 @@ use crate::gauge::Gauge;
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
+use crate::machines::VolumeArrival;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
-use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, size_on_record};
-use crate::stack::Stack;
+use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, handed_over, size_on_record};
+use crate::stack::{Stack, StackedCache};
 
 /// A volume.
 pub(crate) struct Volume {
@@ -49,6 +50,8 @@ pub(crate) struct Volume {
     pub(crate) incoming: Mutex<Option<Incoming>>,
     /// What the QEMU of a machine is connected to whose disk it becomes, before this host holds the volume.
     pub(crate) arriving: Mutex<Option<ArrivingExport>>,
+    /// Its cache that comes from another host, or has since the daemon was started.
+    pub(crate) cache_arrival: Mutex<Option<VolumeArrival>>,
     /// The way of another host's guest into it.
     pub(crate) forward: Mutex<Option<FencedLane>>,
     /// What the last plan has said, until a move begins.
@@ -79,6 +82,7 @@ impl Volume {
             snapshots: Mutex::new(None),
             incoming: Mutex::new(None),
             arriving: Mutex::new(None),
+            cache_arrival: Mutex::new(None),
             forward: Mutex::new(None),
             planned: Mutex::new(None),
         }
@@ -128,8 +132,21 @@ impl Volume {
         overlay_context: &OverlayContext,
         open_options: &BackendOpenOptions,
     ) -> Result<(Slot, Arc<Export>)> {
+        self.bring_up_with(open_backend, None, pool, overlay_context, open_options).await
+    }
+
+    /// The same with the cache that has `arrived` from another host.
+    pub(crate) async fn bring_up_with(
+        &self,
+        open_backend: OpenBackend,
+        arrived: Option<StackedCache>,
+        pool: BufferPool,
+        overlay_context: &OverlayContext,
+        open_options: &BackendOpenOptions,
+    ) -> Result<(Slot, Arc<Export>)> {
         let document = self.document();
-        let stack = Stack::build(open_backend, &document.layers, &self.journal, overlay_context, open_options).await?;
+        let stack =
+            Stack::build(open_backend, &document.layers, arrived, &self.journal, overlay_context, open_options).await?;
         let guest = stack.guest();
         let overlays = crate::overlays::over(self, &guest, overlay_context, open_options).await?;
         let (snapshots, top) = overlays.unzip();
@@ -254,6 +271,11 @@ impl Volume {
 
     /// Closes what holds the volume, with its locks. The slot has another device by then.
     pub(crate) fn let_go_of_backend(&self) {
+        if let Some(cache) = self.with_stack(|stack| stack.cache().map(StackedCache::filter)).flatten() {
+            // It holds the backend, too. What it has may still be read.
+            let geometry = cache.base_geometry();
+            cache.reach_base_by(handed_over(geometry));
+        }
         self.with_backend(OpenBackend::close);
     }
 
@@ -330,6 +352,7 @@ impl Volume {
 
     /// Refuses what cannot be done while it moves.
     pub(crate) fn refuse_moving(&self) -> Result<()> {
+        self.refuse_cache_arriving()?;
         let Some(job) = self.job() else { return Ok(()) };
         let name = &self.name;
         Err(Error::new(ErrorCode::Busy, format!("{name} is being moved (job {})", job.id))

@@ -262,6 +262,17 @@ impl Scenario {
         self
     }
 
+    /// The flash cache goes to other flash while the guest works.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn cache_moves(mut self) -> Self {
+        let cache = self.setup.cache.as_mut().expect("what moves is there");
+        cache.moves = true;
+        self
+    }
+
     /// So many moves run at once, and the others wait.
     #[must_use]
     pub const fn moves_at_once(mut self, limit: usize) -> Self {

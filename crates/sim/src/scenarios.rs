@@ -270,6 +270,12 @@ pub const SCENARIOS: &[NamedScenario] = &[
         caches::crashed,
     ),
     scenario("cache-failing", "the flash of a cache that holds nothing alone fails", caches::failing),
+    scenario(
+        "cache-moves",
+        "a flash cache goes to other flash by every way, over a link that is cut; the process is killed, the power is lost",
+        caches::moved,
+    ),
+    scenario("cache-moves-failing", "the same, and the flash of both ends fails", caches::moved_failing),
     scenario("dbt", "a move in passes, under any load", strategies::dbt),
     scenario("dbt-downtime", "a move in passes holds the guest no longer than it may", strategies::dbt_downtime),
     scenario("dbt-scattered", "scattered chunks are copied slowly, and no hold shows it", strategies::dbt_scattered),

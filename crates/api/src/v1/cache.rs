@@ -34,6 +34,113 @@ pub struct LayerChangeRequest {
     pub size_bytes: Option<u64>,
 }
 
+/// How the cache of a shared disk goes with its VM to another host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheTransfer {
+    /// It stays behind.
+    None,
+    /// The target warms its cache from the shared storage, by the list of the source.
+    Cachemior,
+    /// The guest waits until every block is copied.
+    Firepan,
+    /// The guest goes past the cache until every block is copied.
+    FirepanIf,
+    /// What the guest misses is read of the source's cache.
+    RemoteRead,
+    /// Blocks are usable one by one, hottest first, from both; the switchover waits until the most asked for are there.
+    #[default]
+    Hybrid,
+    /// A way of a later daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+impl CacheTransfer {
+    /// Its name, as the command line has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Cachemior => "cachemior",
+            Self::Firepan => "firepan",
+            Self::FirepanIf => "firepan-if",
+            Self::RemoteRead => "remote-read",
+            Self::Hybrid => "hybrid",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// When the warmer of [`CacheTransfer::Cachemior`] begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheWarmStart {
+    /// After the switchover.
+    #[default]
+    Switchover,
+    /// Beside the memory: only over an export of an NBD server.
+    Memory,
+    /// A moment of a later daemon.
+    #[serde(other)]
+    Unknown,
+}
+
+/// How the caches of a VM's shared disks go with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CacheTransferRequest {
+    /// The way.
+    pub transfer: CacheTransfer,
+    /// The cache of the other host that they go to; the one of the same name if nothing is said.
+    pub at: Option<String>,
+    /// How long the switchover may wait for the most asked for blocks (`hybrid`), in milliseconds; 60,000 if nothing is said.
+    pub wait_ms: Option<u64>,
+    /// When the warmer begins (`cachemior`).
+    pub warm_start: CacheWarmStart,
+    /// How many requests for blocks are in flight at most; 128 if nothing is said.
+    pub in_flight: Option<u32>,
+    /// How long after the switchover the transfer is over at the latest, in milliseconds; 600,000 if nothing is said.
+    pub time_ms: Option<u64>,
+}
+
+/// How the cache of a disk goes with its VM, as the source knows it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CacheDeparture {
+    /// The volume.
+    pub volume: String,
+    /// The way.
+    pub transfer: CacheTransfer,
+    /// How many blocks the source's cache has.
+    pub blocks: u64,
+    /// How many of them the target has.
+    pub blocks_there: u64,
+    /// The hit rate that the guest would have there, as a share of what it has here.
+    pub hit_share: f64,
+}
+
+/// A cache that comes, or has just come, with its VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CacheArrival {
+    /// The way.
+    pub transfer: CacheTransfer,
+    /// How many blocks the source's cache has.
+    pub blocks: u64,
+    /// Blocks that have come of the source's cache.
+    pub from_source: u64,
+    /// Blocks that the warmer has read of the shared storage.
+    pub from_storage: u64,
+    /// Blocks that the guest has missed, and that were read of the source's cache.
+    pub read_remotely: u64,
+    /// Blocks that came in vain: the guest had changed them, or they were there.
+    pub refused: u64,
+    /// Whether the guest goes past the cache.
+    pub withheld: bool,
+    /// Whether the transfer is over.
+    pub over: bool,
+}
+
 /// What a cache does with writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -150,6 +257,9 @@ pub struct CacheUse {
     pub open: bool,
     /// Why it is not, or why it is of no use.
     pub problem: Option<String>,
+    /// How it has come from another host, since the daemon was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arrival: Option<CacheArrival>,
     /// Whether the flash has failed.
     pub failed: bool,
     /// Of all blocks that were read, those that the flash alone has answered, from 0 to 1; none were read if there is none.

@@ -14,7 +14,8 @@ mod volume;
 
 pub use adoption::{AdoptRequest, AdoptedVm, CheckRequest, CheckedDisk, Monitor, ReleaseRequest};
 pub use cache::{
-    Cache, CacheMode, CachePartition, CachePolicy, CacheRequest, CacheResizeRequest, CacheUse, LayerChangeRequest,
+    Cache, CacheArrival, CacheDeparture, CacheMode, CachePartition, CachePolicy, CacheRequest, CacheResizeRequest,
+    CacheTransfer, CacheTransferRequest, CacheUse, CacheWarmStart, LayerChangeRequest,
 };
 pub use error::{Error, ErrorCode, Result};
 pub use host::{Host, HostAddresses, Invitation, InviteRequest, PairRequest, TrustedHost};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Job, JobState, Monitor, Rates, Strategy, Verify};
+use super::{CacheDeparture, CacheTransferRequest, Error, Job, JobState, Monitor, Rates, Strategy, Verify};
 
 /// Asks for a running machine to be known (`POST /v1/vms`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -222,6 +222,9 @@ pub struct VmMoveRequest {
     /// Delete the disks at the source once the move is committed, instead of renaming them `*.moved-EPOCH`.
     #[serde(default)]
     pub delete_source: bool,
+    /// How the caches of shared disks go with it.
+    #[serde(default)]
+    pub caches: CacheTransferRequest,
 }
 
 /// What a move of a machine would be.
@@ -341,6 +344,12 @@ pub struct VmMove {
     /// The moves of its disks.
     #[serde(default)]
     pub disks: Vec<Job>,
+    /// The caches of its shared disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheDeparture>,
+    /// How long the switchover has waited for them, in milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_wait_ms: Option<u64>,
     /// For how long the guest was stopped, in milliseconds, from when QEMU stopped it to when it ran at the target.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<f64>,

@@ -13,6 +13,7 @@ use transhume_guest::{
 };
 
 use crate::reserve::Reserve;
+use crate::server::path_word;
 
 /// How long anything may take that is no move.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -20,6 +21,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 pub(crate) const NAME: &str = "web1";
 /// The disk's node in QEMU.
 pub(crate) const NODE: &str = "disk0";
+/// The disk's volume, once it is adopted.
+const DISK_VOLUME: &str = "web1-disk";
 /// A line of both hosts' configurations.
 pub(crate) const RUNS_VMS: &str = "run-vms = true\n";
 
@@ -83,6 +86,25 @@ impl Place {
     pub(crate) fn add(&self) -> anyhow::Result<()> {
         let qmp = self.guest.qmp_socket().display().to_string();
         self.hosts.daemon(Side::A).json(&["vm", "add", NAME, "--qmp", &qmp]).map(drop)
+    }
+
+    /// Puts a cache in memory into the path of the guest's disk, and makes one at the other host. The disk goes through the daemon then.
+    pub(crate) fn add_cache(&self, mib: u64) -> anyhow::Result<()> {
+        for side in Side::BOTH {
+            let store = self.folder().join(format!("flash-{}", side.name()));
+            let store = format!("file:{},size={}MiB", path_word(&store), 2 * mib);
+            self.hosts.daemon(side).json(&["cache", "create", "flash", "--store", &store])?;
+        }
+        let size = format!("{mib}MiB");
+        let words = ["volume", "layer", "add", DISK_VOLUME, "cache", "--cache", "flash", "--size", &size];
+        self.hosts.daemon(Side::A).json(&words).map(drop)
+    }
+
+    /// Has the guest's disk go through the daemon of its host.
+    pub(crate) fn adopt(&self) -> anyhow::Result<()> {
+        let qmp = self.guest.qmp_socket().display().to_string();
+        let words = ["adopt", "--qmp", &qmp, "--node", NODE, "--name", DISK_VOLUME];
+        self.hosts.daemon(Side::A).json(&words).map(drop)
     }
 
     /// Memory at hand for a move, whoever moves the guest: otherwise the first of two moves waits for the host that takes free memory

@@ -1,5 +1,7 @@
 //! The groups of `bench-vm`.
 
+use std::time::Duration;
+
 use anyhow::ensure;
 use transhume_guest::{GuestSpec, Load, MemoryLoad, Side, TwoHostsSpec};
 
@@ -24,6 +26,8 @@ const P99_RATIO_MAX: f64 = 0.5;
 /// How far a forecast may be off: of the time in percent, of the downtime as a factor.
 const FORECAST_PERCENT_MAX: f64 = 15.0;
 const FORECAST_FACTOR_MAX: f64 = 2.0;
+/// How long the guest warms its cache before it moves.
+const WARM_SPAN: Duration = Duration::from_secs(8);
 /// How long a move may take that may not end by itself.
 pub(super) const DEADLINE_SECONDS: u32 = 120;
 
@@ -204,6 +208,40 @@ pub(super) fn shared(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
             .against(peer, theirs.downtime),
         Row::new(same("so much longer than QEMU's, pair by pair"), "ms", longer, Goal::AtMost(LONGER_MS_MAX)),
         Row::new(same("time"), "s", ours.seconds, Goal::None).against(peer, theirs.seconds),
+    ])
+}
+
+/// A guest that reads and writes a disk on storage that both hosts reach, with a cache that goes along and without one. It is adopted and
+/// stays a volume either way.
+pub(super) fn cache(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let moved = |has_cache: bool| -> anyhow::Result<Felt> {
+        let mut place = place(bench, load(RATE), true)?;
+        place.add()?;
+        place.adopt()?;
+        let mut options = ours::options(&bench.strategy, bench.channels, bench.downtime_limit_ms);
+        options.push("--keep-volumes".to_owned());
+        if has_cache {
+            place.add_cache(bench.disk_mib)?;
+            std::thread::sleep(WARM_SPAN);
+        }
+        let felt = feel(&mut place, |place| transhume(place, &options))?;
+        eprintln!("    {}: {felt}", if has_cache { "with a cache" } else { "without one" });
+        let shown = place.hosts.daemon(Side::A).json(&["vm", "show", NAME])?["last_move"].clone();
+        let there = shown["caches"][0]["blocks_there"].as_u64().unwrap_or_default();
+        ensure!(has_cache == (there > 0), "{there} blocks of a cache went along: {shown}");
+        Ok(felt)
+    };
+    let [with, without] = in_turns(bench.runs, || moved(true), || moved(false))?;
+    let longer = with.downtime.more_than(&without.downtime);
+    let what = format!("{}, {RATE} requests/s, a shared disk with a cache that goes along", bench.guest_words());
+    let same = |figure: &str| format!("the same: {figure}");
+    let peer = "without a cache";
+    Ok(vec![
+        Row::new(format!("{what}: longest time without an answer"), "ms", with.downtime, Goal::None)
+            .against(peer, without.downtime),
+        Row::new(same("so much longer than without, pair by pair"), "ms", longer, Goal::AtMost(LONGER_MS_MAX)),
+        Row::new(same("time"), "s", with.seconds, Goal::None).against(peer, without.seconds),
+        Row::new(same("the guest's p99"), "ms", with.p99, Goal::None).against(peer, without.p99),
     ])
 }
 

@@ -1,6 +1,6 @@
 //! The commands about whole VMs.
 
-use api::v1::{DiskHandling, MemoryEngine, VmDiskChoice};
+use api::v1::{CacheTransfer, DiskHandling, MemoryEngine, VmDiskChoice};
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::{StrategyArg, VerifyArg};
@@ -101,6 +101,36 @@ impl From<MemoryArg> for MemoryEngine {
     }
 }
 
+/// How a cache goes along.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum CacheTransferArg {
+    /// It stays behind
+    None,
+    /// HOST warms its cache from the shared storage, by the list of this one
+    Cachemior,
+    /// The guest waits until every block is copied
+    Firepan,
+    /// The guest goes past the cache until every block is copied
+    FirepanIf,
+    /// What the guest misses is read of this host's cache
+    RemoteRead,
+    /// Hottest first from both, usable block by block; the memory waits until the most asked for are there
+    Hybrid,
+}
+
+impl From<CacheTransferArg> for CacheTransfer {
+    fn from(arg: CacheTransferArg) -> Self {
+        match arg {
+            CacheTransferArg::None => Self::None,
+            CacheTransferArg::Cachemior => Self::Cachemior,
+            CacheTransferArg::Firepan => Self::Firepan,
+            CacheTransferArg::FirepanIf => Self::FirepanIf,
+            CacheTransferArg::RemoteRead => Self::RemoteRead,
+            CacheTransferArg::Hybrid => Self::Hybrid,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct HowArgs {
     /// The VM
@@ -141,6 +171,24 @@ pub(crate) struct HowArgs {
     /// A host or link that is lost after that stops the guest until it is back; a lost source QEMU loses the guest's memory
     #[arg(long)]
     pub(crate) postcopy: bool,
+    /// How the cache of a disk that stays where it is goes along [default: hybrid]
+    #[arg(long, value_enum, value_name = "WAY")]
+    pub(crate) cache_transfer: Option<CacheTransferArg>,
+    /// The cache of HOST that it goes to [default: the one of the same name]
+    #[arg(long, value_name = "CACHE")]
+    pub(crate) cache_at: Option<String>,
+    /// How long the memory may wait until the guest would hit at HOST as often as here, with `hybrid` [default: 60s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) cache_wait: Option<Span>,
+    /// Begin to warm beside the memory, with `cachemior`: only of volumes on NBD exports
+    #[arg(long)]
+    pub(crate) cache_warm_with_memory: bool,
+    /// So many requests for blocks are in flight at most [default: 128]
+    #[arg(long, value_name = "N")]
+    pub(crate) cache_in_flight: Option<u32>,
+    /// The transfer is over at the latest so long after the switchover; what has not come is read of the storage [default: 10min]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) cache_time: Option<Span>,
     /// Undo the move if it is not over so long after its start. Until then it takes as much of the network as it needs
     /// for that, whatever others want
     #[arg(long, value_name = "TIME")]

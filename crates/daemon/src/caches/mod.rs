@@ -127,6 +127,14 @@ impl CachePool {
         self.update(|document| document.take(layer, volume, bytes))
     }
 
+    /// Whether there is room for a partition of `bytes`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn has_room(&self, bytes: u64) -> Result<()> {
+        self.document().clone().take(Uuid::nil(), "", bytes)
+    }
+
     /// How large the partition of `layer` is, in bytes; none if it has none.
     pub(crate) fn part_bytes(&self, layer: Uuid) -> Option<u64> {
         self.document().find(layer).map(|partition| partition.place.length)

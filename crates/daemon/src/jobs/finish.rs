@@ -139,7 +139,7 @@ pub(crate) async fn complete(daemon: &Daemon, volume: &Volume, job: &JobHandle) 
         Err(error) => problem = Some(error),
     }
     report.notes.extend(growth(daemon, record, committed));
-    report.notes.extend(incomplete_source(committed));
+    report.notes.extend((!record.target.is_shared()).then(|| incomplete_source(committed)).flatten());
     report.notes.extend(idle_surrogate(record, &report));
     report.notes.extend(document.adoption.as_ref().and_then(|_| room_after_release(daemon, record)));
     // A configuration that still names the source is a reason to keep it, whatever was asked for.
@@ -309,7 +309,9 @@ pub(crate) async fn clear_job(daemon: &Daemon, volume: &Volume) {
             group.into_iter().for_each(|group| daemon.leave_group(group, volume));
             given_up.into_iter().for_each(|part| {
                 daemon.surrogates.give_back(part);
-                daemon.caches.give_back(part);
+                if !daemon.lent_parts.lock().contains(&part) {
+                    daemon.caches.give_back(part);
+                }
             });
         }
         Err(error) => {

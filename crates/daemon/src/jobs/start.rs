@@ -449,8 +449,12 @@ fn refuse_cache(document: &VolumeDocument, request: &MoveRequest, strategy: Stra
     let Some((_, cache)) = document.cache_layer() else { return Ok(()) };
     refuse_draining(document)?;
     let (name, cache) = (&document.name, &cache.cache);
-    let why = if request.shared {
-        "it is not on the storage that both hosts reach"
+    let is_alone = document.layers.len() == 1;
+    let why = if request.shared && is_alone {
+        // It goes along with its VM.
+        return Ok(());
+    } else if request.shared {
+        "it has other layers, too"
     } else if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
         "the strategy reads past it: use mirror, mirror-async, auto, dbt or incremental-dbt"
     } else if document.layers.iter().any(|layer| layer.overlay().is_some()) {

@@ -18,6 +18,7 @@ use vm::machine::{MachineFacts, MigrationOptions, MigrationStatus, TargetDomain}
 use super::Machine;
 use super::carrying::Lost;
 use super::channel::{Answer, Ask};
+use super::departing_caches::DepartingCache;
 use super::ending::{abandon_there, end_here, millis, no_answer, note_end, run_there};
 use super::hooks::{HookInput, HookPhase};
 use super::memory_rates::{self, MemoryRates};
@@ -68,6 +69,8 @@ pub(crate) struct MachineMove {
     pub(super) request: VmMoveRequest,
     record: Uuid,
     pub(super) disks: Vec<MovingDisk>,
+    /// The caches of those that stay where they are.
+    pub(super) caches: Vec<DepartingCache>,
     started: Moment,
     started_unix_ms: u64,
     state: Mutex<State>,
@@ -95,6 +98,8 @@ struct State {
     sending: Option<Moment>,
     memory_span: Option<Duration>,
     downtime: Option<Duration>,
+    /// How long the switchover has waited for caches.
+    cache_wait: Option<Duration>,
     error: Option<Error>,
     outcome: JobState,
 }
@@ -105,7 +110,7 @@ impl MachineMove {
         machine: &Machine,
         request: &VmMoveRequest,
         (departure, channel): (Departure, BoxTransport),
-        (record, disks): (Uuid, Vec<MovingDisk>),
+        (record, disks, caches): (Uuid, Vec<MovingDisk>, Vec<DepartingCache>),
     ) -> Arc<Self> {
         let state = State {
             phase: VmMovePhase::Disks,
@@ -114,6 +119,7 @@ impl MachineMove {
             sending: None,
             memory_span: None,
             downtime: None,
+            cache_wait: None,
             error: None,
             outcome: JobState::Running,
         };
@@ -125,6 +131,7 @@ impl MachineMove {
             request: request.clone(),
             record,
             disks,
+            caches,
             started: daemon.env.now(),
             started_unix_ms: unix_ms(daemon.env.wall_clock()),
             state: Mutex::new(state),
@@ -165,6 +172,8 @@ impl MachineMove {
             memory_engine: Some(if self.is_parallel() { MemoryEngine::Parallel } else { MemoryEngine::Qemu }),
             not_parallel: self.departure.not_parallel.clone(),
             disks,
+            caches: self.show_caches(),
+            cache_wait_ms: state.cache_wait.map(millis),
             downtime_ms: state.downtime.map(|downtime| downtime.as_secs_f64() * 1e3),
             error: state.error.clone(),
         }
@@ -243,9 +252,11 @@ impl MachineMove {
     }
 
     /// Everything up to the commit, which counts when this ends well and does not when it does not.
-    async fn reach_commit(&self, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
+    async fn reach_commit(self: &Arc<Self>, daemon: &Arc<Daemon>, member: &MachineMember) -> Result<()> {
         let disks = Box::pin(self.unless_stopped(daemon, self.disks_and_qemu(daemon, member)));
         let target = disks.await?;
+        self.begin_caches(daemon);
+        Box::pin(self.unless_stopped(daemon, self.await_caches(daemon))).await?;
         self.enter(VmMovePhase::Memory);
         let mut parallel = Box::pin(self.unless_stopped(daemon, self.precopy(daemon))).await?;
         let outlet = self.unless_stopped(daemon, self.begin_memory(daemon, target.as_ref())).await?;
@@ -257,12 +268,14 @@ impl MachineMove {
             }
             self.enter(VmMovePhase::Switching);
             self.complete_memory(daemon).await?;
+            self.copy_caches_held().await;
             self.flush_layers(daemon).await?;
             let held = env::timeout(&*daemon.env, HOLD_LIMIT, member.hold()).await;
             held.ok_or_else(|| {
                 Error::new(ErrorCode::MoveFailed, format!("the disks of {} could not be held in time", self.name))
                     .with_hint("see what their moves say, and move it again")
             })?;
+            self.seal_caches().await?;
             if let Some(precopy) = &mut parallel {
                 precopy.verify_clean().map_err(|error| of_memory(&error))?;
             }
@@ -340,6 +353,19 @@ impl MachineMove {
 
     pub(super) fn downtime_limit(&self) -> Duration {
         downtime_limit(&self.request)
+    }
+
+    pub(super) fn note_cache_wait(&self, waited: Duration) {
+        self.state.lock().cache_wait = Some(waited);
+    }
+
+    /// Whether the other host holds the disks.
+    pub(super) fn is_committed(&self) -> bool {
+        self.is_committed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        *self.over.borrow()
     }
 
     /// Whether the guest was stopped for the switch.
@@ -518,6 +544,9 @@ impl MachineMove {
         abandon_there(daemon, &self.host, self.id);
         for disk in &self.disks {
             disk.job.wait().await;
+        }
+        for cache in &self.caches {
+            daemon.keep_cache(cache).await;
         }
         daemon.tell_hook(HookPhase::Abandoned, self.told(daemon)).await;
         let outcome = if error.code == ErrorCode::MoveCancelled { JobState::Cancelled } else { JobState::Failed };

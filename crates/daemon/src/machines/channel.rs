@@ -13,6 +13,7 @@
 //!     │ memory n, then QEMU's own bytes ════════════════════▶ │ ═══▶ QEMU
 //!     │ control, then libvirt's own bytes ══════════════════▶ │ ═══▶ libvirt, of a domain of libvirt
 //!     │ usage: addresses, every second meanwhile ───────────▶ │ what their interfaces have carried
+//!     │ cache, then the transfer's own bytes ═══════════════▶ │ the cache of a disk that stays where it is
 //!     │ loaded ─────────────────────────────────────────────▶ │ QEMU has all of it
 //!     │          (the commit of the disks' group)             │
 //!     │ run ────────────────────────────────────────────────▶ │ all disks are held here: the guest runs
@@ -20,13 +21,14 @@
 //! ```
 //!
 //! A message is its length (u32, little-endian, at most [`MESSAGE_BYTES_MAX`]) and JSON. Each question has one answer. The
-//! connections of `memory` and `control` carry nothing but those bytes after that.
+//! connections of `memory`, `control`, `pages` and `cache` carry nothing but those bytes after that.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 use std::net::IpAddr;
 
 use api::v1::{Error, VmChange};
 use memory::Region;
+use migrate::CacheTransferOptions;
 use migrate::stream::{BoxTransport, LinkCounters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -34,6 +36,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 use vm::machine::{DomainDefinition, MachineDescription, MachineFacts, TargetDomain};
 
+use crate::document::CacheLayer;
 use crate::location::Location;
 
 /// The longest message: a command line has its place in it.
@@ -80,6 +83,14 @@ pub(super) enum Ask {
     Pages {
         /// The move.
         id: Uuid,
+    },
+    /// What follows is the transfer of a disk's cache (`migrate::CacheDeparture`). Whoever does not know this question is asked for no
+    /// disk with a cache.
+    Cache {
+        /// The move.
+        id: Uuid,
+        /// The disk.
+        volume: String,
     },
     /// What follows is one of the connections of QEMU's migration.
     Memory {
@@ -179,6 +190,18 @@ pub(super) struct ArrivingDisk {
     /// Whether that is a container that grows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) grows: bool,
+    /// Its cache, if it is to have one there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cache: Option<ArrivingCache>,
+}
+
+/// The cache of a disk that stays where both hosts reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivingCache {
+    /// How it is set, with the cache of the target that it goes to.
+    pub(crate) layer: CacheLayer,
+    /// How it goes.
+    pub(crate) options: CacheTransferOptions,
 }
 
 /// A disk that may lie where both hosts reach it.

@@ -11,6 +11,7 @@ use uuid::Uuid;
 use vm::QemuProcess;
 use vm::machine::MachineDescription;
 
+use super::channel::ArrivingCache;
 use crate::location::Location;
 use crate::problem::{Result, of_state};
 use crate::state_dir::Layout;
@@ -71,6 +72,9 @@ pub struct MachineDisk {
     /// Whether that is a container that grows.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub grows: bool,
+    /// Of a machine that comes: the cache that such a disk is to have here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<ArrivingCache>,
 }
 
 /// A move to another host.

@@ -63,6 +63,7 @@ pub(crate) async fn serve(
                 return carry(&daemon, transport, (&peer.0, id), Lane::Memory).await;
             }
             Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
+            Ask::Cache { id, volume } => return daemon.take_cache(transport, (&peer.0, id), &volume).await,
             Ask::Pages { id } => {
                 opened(id);
                 return super::parallel::take_pages(&daemon, transport, (&peer.0, id)).await;
@@ -129,7 +130,7 @@ impl Daemon {
             Ask::Usage { addresses } => Ok(self.answer_usage(&addresses)),
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
             Ask::TakesMemory { id, regions } => self.memory_places(id, &regions).map(|_| Answer::Done),
-            Ask::Memory { .. } | Ask::Control { .. } | Ask::Pages { .. } | Ask::Probe { .. } => {
+            Ask::Memory { .. } | Ask::Control { .. } | Ask::Pages { .. } | Ask::Cache { .. } | Ask::Probe { .. } => {
                 unreachable!("it is no question")
             }
         }
@@ -235,6 +236,8 @@ impl Daemon {
         let owner = self.machine_owner()?;
         self.check_hook()?;
         let mut refusals = Vec::new();
+        let caches = arrival.disks.iter().filter_map(|disk| disk.cache.as_ref());
+        refusals.extend(caches.filter_map(|cache| self.may_take_cache(cache).err()));
         if arrival.postcopy {
             refusals.extend(self.hypervisors.refuses_postcopy(owner));
         }
@@ -324,6 +327,7 @@ impl Daemon {
             image: disk.image.clone(),
             shared: disk.shared.clone(),
             grows: disk.grows,
+            cache: disk.cache.clone(),
         };
         let folder = self.machine_folder(&arrival.name);
         let incoming = IncomingMachine {

@@ -41,10 +41,12 @@
 //! | `shared` | disks that lie where both hosts reach them |
 //! | `restart` | machines after a start of the daemon |
 
+mod arriving_caches;
 mod attempt;
 mod budget;
 mod carrying;
 mod channel;
+mod departing_caches;
 mod document;
 mod domains;
 mod early;
@@ -85,7 +87,9 @@ use crate::workers::Worker;
 use forecast::{PlannedMove, Shown};
 use hooks::HookTurns;
 
+pub(crate) use arriving_caches::VolumeArrival;
 pub(crate) use attempt::MachineMove;
+pub use channel::ArrivingCache;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub(crate) use restart::recover;
 

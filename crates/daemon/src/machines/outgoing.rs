@@ -15,6 +15,7 @@ use vm::machine::TargetDomain;
 
 use super::attempt::{MachineMove, MovingDisk, connections, downtime_limit};
 use super::channel::{Answer, Arrival, ArrivingDisk, Ask, receive, send};
+use super::departing_caches::arriving_cache;
 use super::document::{MachineDocument, OutgoingMachine};
 use super::ending::{abandon_there, no_answer};
 use super::forecast::{self, BegunForecast, MemoryKnown};
@@ -77,11 +78,16 @@ impl Daemon {
             disk.handling = Some(handling.kind());
             disk.not_shared = handling.why.as_ref().map(ToString::to_string);
         }
-        let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
+        let mut refusals = Vec::new();
+        let arriving = self.arriving(&disks, &handled, &request).unwrap_or_else(|error| {
+            refusals.push(error);
+            arriving_disks(&disks, &handled)
+        });
+        let arrival = self.describe(&document, &*hypervisor, (&arriving, request.postcopy)).await?;
         let mut plan = VmPlan {
             vm: name.to_owned(),
             to: request.to.clone(),
-            refusals: Vec::new(),
+            refusals,
             command: Vec::new(),
             changes: Vec::new(),
             memory_bytes: arrival.facts.memory_bytes,
@@ -200,7 +206,15 @@ impl Daemon {
         };
         match Box::pin(self.start_disks(peer, name, &request, &departure)).await {
             Ok((record, disks)) => {
-                let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks));
+                let caches = match self.ready_caches(&departure.volumes, &request).await {
+                    Ok(caches) => caches,
+                    Err(error) => {
+                        disks.iter().for_each(|disk| disk.job.fail(error.clone()));
+                        self.take_back(&machine, (&departure.host, id), told).await?;
+                        return Err(error);
+                    }
+                };
+                let moving = MachineMove::new(self, &machine, &request, (departure, channel), (record, disks, caches));
                 *machine.outgoing.lock() = Some(Arc::clone(&moving));
                 self.env.spawn(Box::pin(Arc::clone(&moving).run(Arc::clone(self), Arc::clone(&machine))));
                 Ok(moving.show(self))
@@ -244,16 +258,29 @@ impl Daemon {
         }
         // In the order in which groups are put on record.
         volumes.sort_by(|one, other| one.name.cmp(&other.name));
-        let arrival = self.describe(&document, &*hypervisor, (&arriving(&disks, &handled), request.postcopy)).await?;
+        let arriving = self.arriving(&disks, &handled, request)?;
+        let has_cache = arriving.iter().any(|disk| disk.cache.is_some());
+        let arrival = self.describe(&document, &*hypervisor, (&arriving, request.postcopy)).await?;
         let choice = self.choose_memory(&host, &*hypervisor, request, (&document, &arrival, true)).await?;
         let not_parallel = choice.shown();
-        let arrival = Arrival { keeps_volumes: request.keep_volumes, memory: choice.regions, ..arrival };
+        // A disk with a cache cannot be given to QEMU, which knows of none.
+        let keeps_volumes = request.keep_volumes || has_cache;
+        let arrival = Arrival { keeps_volumes, memory: choice.regions, ..arrival };
         let seen = hypervisor.memory_use(&arrival.facts, false).await;
         let shown = self.moves_shown(&host, connections(request, &arrival.facts, &self.config));
         let memory = shown.memory_known(request, (&arrival.facts, seen)).forecast();
         let planned = self.planned_forecast(machine, request);
         let forecast = BegunForecast { planned, memory, beside: shown.beside() };
         Ok(Departure { hypervisor, arrival, volumes, host, forecast, not_parallel })
+    }
+
+    /// The disks as the target is told of them.
+    fn arriving(&self, disks: &[VmDisk], handled: &[Handling], request: &VmMoveRequest) -> Result<Vec<ArrivingDisk>> {
+        let mut arriving = arriving_disks(disks, handled);
+        for disk in arriving.iter_mut().filter(|disk| disk.shared.is_some() && !disk.volume.is_empty()) {
+            disk.cache = arriving_cache(&self.volume(&disk.volume)?.document(), request)?;
+        }
+        Ok(arriving)
     }
 
     /// Adopts those disks of a machine that do not go through the daemon yet.
@@ -502,8 +529,8 @@ fn deadline_of_disks(deadline_ms: u64, memory_seconds: f64) -> u64 {
     deadline_ms.saturating_sub(memory_ms).max(deadline_ms / 2).max(1)
 }
 
-/// The disks as the target is told of them; one that is no volume yet has no name.
-fn arriving(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
+/// The disks as the target is told of them, without their caches; one that is no volume yet has no name.
+fn arriving_disks(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
     let arriving = |(disk, handling): (&VmDisk, &Handling)| ArrivingDisk {
         volume: disk.volume.clone().unwrap_or_default(),
         node: disk.node.clone(),
@@ -511,6 +538,7 @@ fn arriving(disks: &[VmDisk], handled: &[Handling]) -> Vec<ArrivingDisk> {
         size: disk.size_bytes,
         shared: handling.place.clone(),
         grows: handling.grows,
+        cache: None,
     };
     disks.iter().zip(handled).map(arriving).collect()
 }

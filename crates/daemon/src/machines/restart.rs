@@ -93,6 +93,8 @@ async fn settle(daemon: &Arc<Daemon>, machine: &Machine, outgoing: OutgoingMachi
         connections: None,
         memory_engine: None,
         not_parallel: None,
+        caches: Vec::new(),
+        cache_wait_ms: None,
         disks: Vec::new(),
         downtime_ms: None,
         error,

@@ -12,7 +12,8 @@ use api::v1::{DiskHandling, Error, ErrorCode, VmDisk, VmMoveRequest};
 use block::Bytes;
 use nbd::NbdUri;
 
-use super::channel::{Answer, Ask, SharedDisk};
+use super::channel::{Answer, ArrivingCache, Ask, SharedDisk};
+use super::departing_caches::lone_cache;
 use super::document::{MachineDisk, MachineDocument};
 use crate::daemon::Daemon;
 use crate::document::random_uuid;
@@ -161,7 +162,9 @@ impl Daemon {
         let document = self.volume(name)?.document();
         let refuse = |why: &str, hint: &str| Err(invalid(format!("{name} {why}"), hint));
         match document.backend.clone() {
-            _ if !document.layers.is_empty() => refuse("has layers", "remove them first"),
+            _ if !document.layers.is_empty() && lone_cache(&document).is_none() => {
+                refuse("has layers", "remove them first")
+            }
             Location::Remote(_) => refuse("is at another host", "move the VM from there"),
             place @ (Location::Local(_) | Location::Foreign(_)) => Ok((place, document.room_to_grow().is_some())),
         }
@@ -233,12 +236,12 @@ impl Daemon {
     }
 
     /// Where the volume `name` is and stays that comes from `host` with a machine, if it is not copied.
-    /// With it, whether it is a container that grows.
-    pub(crate) fn shared_place_of(&self, host: &str, name: &str) -> Option<(Location, bool)> {
+    /// With it, whether it is a container that grows, and the cache that it is to have here.
+    pub(crate) fn shared_place_of(&self, host: &str, name: &str) -> Option<(Location, bool, Option<ArrivingCache>)> {
         let of = |document: MachineDocument| {
             document.incoming.filter(|incoming| incoming.host == host)?;
             let disk = document.disks.into_iter().find(|disk: &MachineDisk| disk.volume == name)?;
-            Some((disk.shared?, disk.grows))
+            Some((disk.shared?, disk.grows, disk.cache))
         };
         self.machines.list().into_iter().find_map(|machine| of(machine.document()))
     }

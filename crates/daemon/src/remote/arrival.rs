@@ -15,9 +15,10 @@ use super::incoming::{fenced, size_on_record};
 use super::pending_files::PendingFile;
 use crate::audit::Peer;
 use crate::daemon::Daemon;
-use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument};
+use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
+use crate::machines::ArrivingCache;
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::stack::{SNAPSHOTS_MAX, free_number, layers_of, make_layer_files};
 use crate::state_dir::check_name;
@@ -32,6 +33,8 @@ pub(super) enum ArrivalPlace {
         place: Location,
         /// It is a container that grows.
         grows: bool,
+        /// The cache that it is to have here.
+        cache: Option<Box<ArrivingCache>>,
     },
 }
 
@@ -46,8 +49,8 @@ impl Daemon {
         }
         let spec = match place {
             ArrivalPlace::Made(spec) => spec,
-            ArrivalPlace::Shared { place, grows } => {
-                return Box::pin(self.make_shared_incoming(host, request, (place, grows))).await;
+            ArrivalPlace::Shared { place, grows, cache } => {
+                return Box::pin(self.make_shared_incoming(host, request, (place, grows, cache))).await;
             }
         };
         let noted = self.note_pending_file(name, &spec).await?;
@@ -64,8 +67,8 @@ impl Daemon {
         if self.aborted_jobs.has(request.job) {
             return Err(fenced(format!("the move of {} was undone", request.volume)));
         }
-        if let Some((place, grows)) = self.shared_place_of(host, &request.volume) {
-            return Ok(ArrivalPlace::Shared { place, grows });
+        if let Some((place, grows, cache)) = self.shared_place_of(host, &request.volume) {
+            return Ok(ArrivalPlace::Shared { place, grows, cache: cache.map(Box::new) });
         }
         self.check_quota(request)?;
         self.place_for_incoming(&request.volume).map(ArrivalPlace::Made)
@@ -143,15 +146,27 @@ impl Daemon {
         &self,
         host: &str,
         request: &SessionRequest,
-        (place, grows): (Location, bool),
+        (place, grows, cache): (Location, bool, Option<Box<ArrivingCache>>),
     ) -> Result<Arc<Volume>> {
         if request.layers.is_some() {
             return Err(invalid("layers do not come with shared storage", "this is a defect of the other host"));
         }
         let mut document = self.arriving_document(host, request, place);
         document.size_advertised = grows.then_some(request.size.get());
+        let mut part = None;
+        if let Some(cache) = cache {
+            // Under the epoch in which it is held here.
+            let layer = self.take_arriving_cache(&request.volume, request.epoch + 1, &cache)?;
+            part = Some(layer.id);
+            // What its part of the cache is believed under.
+            document.id = Some(random_uuid(&*self.env));
+            document.incoming.as_mut().into_iter().for_each(|incoming| incoming.layers = vec![layer.clone()]);
+        }
         let made = Box::pin(self.begin_arrival(host, request, document)).await;
-        made.inspect_err(|_| self.state.abandon_volume(&request.volume))
+        made.inspect_err(|_| {
+            self.state.abandon_volume(&request.volume);
+            part.into_iter().for_each(|part| self.caches.give_back(part));
+        })
     }
 
     /// What is on record of a volume that begins to come, without a target of its own.

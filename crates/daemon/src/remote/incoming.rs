@@ -34,6 +34,11 @@ impl Incoming {
         let ground = open_backend.ground()?;
         Ok(Self { open_backend, ground, fenced_lane: None })
     }
+
+    /// What the volume takes.
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.ground.geometry()
+    }
 }
 
 impl Daemon {
@@ -174,7 +179,7 @@ impl Daemon {
 
     /// Serves what is held here now: to the guest of the other host as it lies here, to a guest that has come along through its
     /// layers.
-    async fn serve_held(&self, volume: &Volume, arrived: Incoming) -> Result<()> {
+    async fn serve_held(&self, volume: &Arc<Volume>, arrived: Incoming) -> Result<()> {
         let Incoming { open_backend, ground, .. } = arrived;
         let document = volume.document();
         if document.incoming.as_ref().is_none_or(|incoming| incoming.machine.is_none()) {
@@ -182,8 +187,15 @@ impl Daemon {
             return Ok(());
         }
         let options = volume.open_options(self.config.lock_wait());
-        let context = self.overlay_context();
-        let (slot, _) = volume.bring_up(open_backend, self.pool.clone(), &context, &options).await?;
+        let (context, base) = (self.overlay_context(), open_backend.device.clone());
+        let cache = self.arrived_cache(volume).await;
+        let has_cache = cache.is_some();
+        let up = volume.bring_up_with(open_backend, cache, self.pool.clone(), &context, &options);
+        let (slot, _) = Box::pin(up).await?;
+        if has_cache {
+            // Before the guest comes to it.
+            self.finish_cache_arrival(volume, base);
+        }
         if let Some(guest) = volume.with_stack(|stack| stack.guest()) {
             // What its machine's QEMU was connected to stands in the way no more.
             slot.quiesce().await.swap(guest);
@@ -323,6 +335,7 @@ impl Daemon {
         }
         close_lane(volume).await;
         volume.end_arriving();
+        self.drop_arriving_cache(volume, &incoming.layers).await;
         drop(volume.incoming.lock().take());
         if let Some(target) = &incoming.target {
             remove_layer_files(&*self.backends, &incoming.layers, target.spec.path());

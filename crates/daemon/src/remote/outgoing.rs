@@ -59,7 +59,8 @@ impl Daemon {
             layers: carried(&document.layers, &parts),
             shared: request.shared,
         };
-        if request.shared && !document.layers.is_empty() {
+        let has_only_cache = matches!(&document.layers[..], [layer] if layer.cache().is_some());
+        if request.shared && !document.layers.is_empty() && !has_only_cache {
             return refuse("it has layers, which are not on the storage that both hosts reach", "remove them first");
         }
         if !document.has_holding_layers() {

@@ -74,6 +74,29 @@ impl StackedCache {
         Ok(Self { id: layer.id, cache: opened, device })
     }
 
+    /// Makes an empty cache of `layer` and opens it over `base`.
+    pub(crate) async fn make(
+        base: &Device,
+        layer: &LayerDocument,
+        journal: &Arc<VolumeJournal>,
+        context: &OverlayContext,
+    ) -> Result<Self> {
+        let cache = layer.cache().ok_or_else(|| Error::new(ErrorCode::Internal, "a layer of another kind"))?;
+        make_header(base, layer, cache, journal, context).await?;
+        let opened = Self::open(base.clone(), layer, cache, journal, context).await;
+        opened.map_err(|error| of_backend(&error, &format!("the cache {}", cache.cache)))
+    }
+
+    /// The cache itself.
+    pub(crate) fn filter(&self) -> Cache {
+        self.cache.clone()
+    }
+
+    /// Whether it is that of layer `id`.
+    pub(crate) fn is_of(&self, id: Uuid) -> bool {
+        self.id == id
+    }
+
     /// Has it write back until it is closed. What must be on record of it is.
     pub(crate) fn begin(&self, env: &dyn Env) {
         env.spawn(Box::pin(self.cache.clone().run_write_back()));
@@ -183,13 +206,22 @@ pub(crate) async fn open_cache(
 }
 
 impl Stack {
-    /// Opens the cache among `layers`, if there is one. One that holds nothing is left out if it cannot be opened.
+    /// Opens the cache among `layers`, if there is one. One that holds nothing is left out if it cannot be opened. `arrived` has come from
+    /// another host, and is over nothing yet.
     pub(super) async fn open_cache(
         &mut self,
         layers: &[LayerDocument],
+        arrived: Option<StackedCache>,
         journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
     ) -> Result<()> {
+        if let Some(arrived) = arrived {
+            assert!(layers.iter().any(|layer| arrived.is_of(layer.id)), "the cache that has come is on record");
+            arrived.cache.reach_base_by(self.open_backend.device.clone());
+            arrived.begin(&*context.env);
+            self.put_cache(FoundCache { stacked: Some(arrived), ..FoundCache::default() });
+            return Ok(());
+        }
         let found = open_cache(&self.open_backend.device, layers, journal, context).await?;
         if let Some((id, trust)) = found.trust {
             let stored = journal.update(|document| document.change_cache(id, |cache, _| cache.trust = trust));
@@ -238,7 +270,7 @@ impl Volume {
             ..v1::CacheUse::default()
         };
         match status {
-            Some(status) => shown(&status, set),
+            Some(status) => shown(&status, v1::CacheUse { arrival: self.show_cache_arrival(), ..set }),
             None => set,
         }
     }

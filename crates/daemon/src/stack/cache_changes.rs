@@ -19,7 +19,7 @@ use filters::{CacheMode, CachePolicy};
 use uuid::Uuid;
 
 use super::Stack;
-use super::cache::{FoundCache, StackedCache, make_header, state_of};
+use super::cache::{FoundCache, StackedCache, state_of};
 use super::snapshots::hold_clients;
 use crate::caches::{of_api_mode, of_api_policy};
 use crate::daemon::Daemon;
@@ -161,7 +161,7 @@ impl Daemon {
         let id = random_uuid(&*self.env);
         let layer = LayerDocument { id, state: state_of(cache.mode), kind: LayerKind::Cache(cache.clone()) };
         pool.take(id, name, cache.size)?;
-        match self.make_cache(&volume, &layer, &cache).await {
+        match self.make_cache(&volume, &layer).await {
             Ok(stacked) => self.insert_cache(&volume, layer, stacked).await,
             Err(error) => {
                 self.caches.give_back(id);
@@ -172,13 +172,10 @@ impl Daemon {
     }
 
     /// Makes an empty cache and opens it.
-    async fn make_cache(&self, volume: &Volume, layer: &LayerDocument, cache: &CacheLayer) -> Result<StackedCache> {
+    async fn make_cache(&self, volume: &Volume, layer: &LayerDocument) -> Result<StackedCache> {
         let base = volume.with_backend(|open_backend| open_backend.device.clone());
         let base = base.ok_or_else(|| Error::new(ErrorCode::WrongState, format!("{} is down", volume.name)))?;
-        let context = self.overlay_context();
-        make_header(&base, layer, cache, &volume.journal, &context).await?;
-        let opened = StackedCache::open(base.clone(), layer, cache, &volume.journal, &context).await;
-        let stacked = opened.map_err(|error| of_backend(&error, &format!("the cache {}", cache.cache)))?;
+        let stacked = StackedCache::make(&base, layer, &volume.journal, &self.overlay_context()).await?;
         if let Err(error) = check_geometry(&stacked, &base) {
             stacked.close().await;
             return Err(error);

@@ -136,19 +136,20 @@ impl Stack {
         }
     }
 
-    /// The stack that `layers`, the lowest first, make over `open_backend`.
+    /// The stack that `layers`, the lowest first, make over `open_backend`, with the cache that has `arrived` from another host, if one has.
     ///
     /// # Errors
     /// A layer that may hold bytes cannot be opened, or is not what it was.
     pub(crate) async fn build(
         open_backend: OpenBackend,
         layers: &[LayerDocument],
+        arrived: Option<StackedCache>,
         journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
         open_options: &BackendOpenOptions,
     ) -> Result<Self> {
         let mut stack = Self::bare(open_backend);
-        Box::pin(stack.open_cache(layers, journal, context)).await?;
+        Box::pin(stack.open_cache(layers, arrived, journal, context)).await?;
         Box::pin(stack.open_redirect(layers, context)).await?;
         if !layers.iter().any(|layer| layer.overlay().is_some()) {
             return Ok(stack);

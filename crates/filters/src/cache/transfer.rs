@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use block::{Buffer, Data, Device, Extent, IoFuture, Mutation, Result};
+use block::{Buffer, Data, Device, Extent, Geometry, IoFuture, Mutation, Result};
 use futures::future::join_all;
 use parking_lot::Mutex;
 
@@ -129,9 +129,17 @@ impl Cache {
         transfer.state.store(if is_withheld { WITHHELD } else { GUARDED }, Ordering::SeqCst);
     }
 
-    /// Lets the cache reach its base, which it was opened without, by `base`. Nobody uses it yet.
+    /// What its base takes.
+    #[must_use]
+    pub fn base_geometry(&self) -> Geometry {
+        self.inner.base.device().geometry()
+    }
+
+    /// Lets the cache reach its base, which it was opened without, by `base`; or let go of it. Nobody uses it.
     pub fn reach_base_by(&self, base: Device) {
         self.inner.base.reach_by(base);
+        // Others have written to it since: the next flush is to cover that.
+        self.inner.base.note_written();
     }
 
     /// From now on blocks that the guest misses are read from the other host, if nothing is withheld.

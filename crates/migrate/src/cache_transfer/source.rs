@@ -55,6 +55,8 @@ struct State {
     sealed: u64,
     is_whole: bool,
     is_enough: bool,
+    /// The share of hits when the guest was held.
+    share_held: Option<f64>,
 }
 
 impl CacheDeparture {
@@ -117,11 +119,14 @@ impl CacheDeparture {
         }
     }
 
-    /// The hit rate that the guest would have at the target now, as a share of what it has here (0 to 1).
+    /// The hit rate that the guest would have at the target now, as a share of what it has here (0 to 1). Once it was held, that of then.
     #[must_use]
     pub fn share_there(&self) -> f64 {
         let inner = &self.inner;
         let state = *inner.state.borrow();
+        if let Some(share) = state.share_held {
+            return share;
+        }
         if !state.is_linked {
             return 0.0;
         }
@@ -169,7 +174,8 @@ impl CacheDeparture {
     /// It is not connected or does not answer. It believes nothing then.
     pub async fn seal(&self) -> Result<()> {
         let inner = &self.inner;
-        let number = inner.state.borrow().sealed + 1;
+        let (number, share) = (inner.state.borrow().sealed + 1, self.share_there());
+        inner.state.send_modify(|state| state.share_held = Some(share));
         let link = inner.link.lock().clone();
         let lost = || Error::new(ErrorKind::Disconnected, "the target of a cache is not connected");
         let link = link.ok_or_else(lost)?;

@@ -13,6 +13,7 @@
 //! worker threads, the locks and the page cache of real files (the disks' own rules stand for them).
 
 mod cache;
+mod cache_moves;
 mod fake_arbiter;
 mod group;
 mod layers;

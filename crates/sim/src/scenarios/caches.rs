@@ -48,7 +48,7 @@ fn cached(rng: &Rng, modes: &'static [CacheMode], faults: Faults) -> Scenario {
         .guest(load)
         .timings(timing, Timing::FLASH)
         .within(Duration::from_millis(rng.pick(&[30, 100])))
-        .cache(CacheSetup { modes, places: rng.pick(&[20, 100, 400]), faults })
+        .cache(CacheSetup { modes, places: rng.pick(&[20, 100, 400]), faults, moves: false })
 }
 
 /// The process is killed and the power is lost, while mode and size change and the cache is drained.
@@ -68,4 +68,18 @@ pub(super) fn failing(rng: &Rng) -> Scenario {
         .with(FaultEvent::Crash, rng.within(1..=4))
         .with(FaultEvent::CrashAtWrite, rng.below(4))
         .with(FaultEvent::PowerLoss, rng.below(2))
+}
+
+/// The cache goes to other flash by every way, over a link that is cut, while everything else happens to it.
+pub(super) fn moved(rng: &Rng) -> Scenario {
+    moving(crashed(rng), rng)
+}
+
+/// The same with flash that fails at both ends.
+pub(super) fn moved_failing(rng: &Rng) -> Scenario {
+    moving(failing(rng), rng)
+}
+
+fn moving(scenario: Scenario, rng: &Rng) -> Scenario {
+    scenario.cache_moves().within(Duration::from_millis(rng.pick(&[60, 200])))
 }

@@ -64,8 +64,10 @@ impl Daemon {
         }
         if machine.is_some() {
             // The guest is at the other host from the commit on, and nothing is known there of what only a cache has.
-            volumes
-                .iter()
+            // The cache of one that stays where it is goes along, or is empty there.
+            let copied = volumes.iter().zip(&requests).filter(|(_, request)| !request.shared);
+            copied
+                .map(|(volume, _)| volume)
                 .try_for_each(|volume| refuse_cached(&volume.document()).map_err(|error| of_disk(volume, error)))?;
         }
         let mut ready = Vec::with_capacity(volumes.len());

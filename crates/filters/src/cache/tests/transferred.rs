@@ -229,3 +229,16 @@ async fn a_block_of_another_length_is_refused() {
         assert!(to.cache.take(block, Data::copy_of(&vec![0; length])).await.is_err(), "{block}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_first_flush_covers_what_others_have_written_to_the_base_before() {
+    let (to, base, _own) = super::over_disks(options(CacheMode::WriteThrough), 8).await;
+    to.cache.begin_transfer(false, 1);
+    // Through the cache of the other host, which does not flush it.
+    write(&to.base, 0, &[9; BLOCK as usize]).await;
+    to.cache.reach_base_by(to.base.clone());
+    to.guest.flush().await.expect("it answers");
+    base.lose_power();
+    let read = to.base.read(Bytes::ZERO, Buffer::unpooled(BLOCK as usize)).await.expect("it answers");
+    assert!(read.iter().all(|byte| *byte == 9), "some of it was lost");
+}

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Bytes, ChunkSize, Device, Error, IoFuture};
+use block::{Bytes, ChunkSize, Device, Error, IoFuture, Slot};
 use env::EnvRef;
 use filters::{Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CachePolicy, CacheStatus};
 use parking_lot::Mutex;
@@ -33,6 +33,8 @@ pub struct CacheSetup {
     pub places: u64,
     /// What is wrong with its flash: nothing, if a mode is write-back.
     pub faults: Faults,
+    /// Whether it goes to other flash while the guest works.
+    pub moves: bool,
 }
 
 /// What of the cache outlives a process, beside its partition.
@@ -44,6 +46,10 @@ pub(super) struct CacheHarness {
     boot: Mutex<u8>,
     /// It is on record that nothing clean of it is believed.
     is_lost: Mutex<bool>,
+    /// Which partition is the volume's, as it is on record. Of the other nothing is believed.
+    current: Mutex<u32>,
+    /// What the guest comes to, where the cache moves, in the process's life with this number.
+    joint: Mutex<Option<(u32, Slot)>>,
 }
 
 /// Puts it on record that the flash has failed.
@@ -68,6 +74,10 @@ impl Host {
         let Some(setup) = self.shared.setup.cache else { return Ok(base) };
         let harness = &self.shared.daemon_harness.cache;
         let life = *self.shared.lives.lock();
+        let joint = harness.joint.lock().clone().filter(|(opened, _)| *opened == life);
+        if let Some((_, joint)) = joint {
+            return Ok(Device::new(base.name(), joint.lane()));
+        }
         let opened = harness.opened.lock().clone().filter(|(opened, _)| *opened == life);
         if let Some((_, cache)) = opened {
             return Ok(Device::new(base.name(), cache));
@@ -87,40 +97,67 @@ impl Host {
         };
         *harness.opened.lock() = Some((life, cache.clone()));
         process.env().spawn(Box::pin(cache.clone().run_write_back()));
-        let (host, env, meddled) = (self.clone(), process.env(), cache.clone());
-        process.env().spawn(Box::pin(async move { host.change_cache(&env, &meddled, &setup).await }));
-        Ok(Device::new(base.name(), cache))
+        let (host, env) = (self.clone(), process.env());
+        process.env().spawn(Box::pin(async move { host.change_cache(&env, &setup).await }));
+        let device = Device::new(base.name(), cache);
+        if !setup.moves {
+            return Ok(device);
+        }
+        let joint = Slot::new(device);
+        *harness.joint.lock() = Some((life, joint.clone()));
+        process.env().spawn(Box::pin(self.clone().move_cache(process.clone(), base.clone(), joint.clone(), setup)));
+        Ok(Device::new(base.name(), joint.lane()))
     }
 
-    async fn open_cache(&self, process: &Process, base: &Device, setup: &CacheSetup) -> block::Result<Cache> {
-        let shared = &self.shared;
-        let (rng, harness) = (&shared.rng, &shared.daemon_harness.cache);
-        let boot = *shared.boots.lock();
-        let key = (CACHE, 0);
-        let header = CacheHeader {
-            volume: base.size(),
-            block: ChunkSize::new(BLOCK_BYTES).expect("a power of two"),
-            capacity: setup.places,
-            places: setup.places,
-            id: [(rng.below(250) + 1) as u8; 16],
-            identity: IDENTITY,
-        };
-        let is_new = shared.shelf.numbers(CACHE).is_empty();
-        let partition = match is_new {
-            true => {
-                let (size, alignment) = (header.partition_bytes(), base.geometry().request_alignment);
-                shared.shelf.make(&shared.world, key, size, alignment).await
-            }
-            false => shared.shelf.open(&shared.world, key).await?,
-        };
-        shared.shelf.set_faults(key, setup.faults);
-        let is_lost = *harness.is_lost.lock();
-        // A first life may have died while it was made: nothing was dirty then.
-        if is_new || is_lost || *harness.boot.lock() == 0 {
-            Cache::create(&partition, &header).await?;
+    /// The cache that the process has opened.
+    pub(super) fn open_cache_now(&self) -> Option<Cache> {
+        let life = *self.shared.lives.lock();
+        self.shared
+            .daemon_harness
+            .cache
+            .opened
+            .lock()
+            .clone()
+            .filter(|(opened, _)| *opened == life)
+            .map(|(_, cache)| cache)
+    }
+
+    /// An empty cache in the partition that is not the volume's.
+    pub(super) async fn make_other_cache(
+        &self,
+        process: &Process,
+        base: &Device,
+        setup: &CacheSetup,
+    ) -> block::Result<Cache> {
+        let number = 1 - *self.shared.daemon_harness.cache.current.lock();
+        let (header, partition, _) = self.partition(base, setup, number).await?;
+        Cache::create(&partition, &header).await?;
+        let boot = *self.shared.boots.lock();
+        // Until everything has come it holds nothing that the base lacks.
+        let options = CacheOptions { mode: CacheMode::WriteThrough, ..self.cache_options(setup) };
+        Cache::open(process.env(), base.clone(), partition, [boot; 16], options, IDENTITY).await
+    }
+
+    /// Has it on record that the other partition is the volume's from now on, and that nothing of it is believed.
+    pub(super) fn commit_cache(&self, cache: &Cache) {
+        let (harness, life) = (&self.shared.daemon_harness.cache, *self.shared.lives.lock());
+        let mut current = harness.current.lock();
+        *current = 1 - *current;
+        *harness.is_lost.lock() = true;
+        *harness.opened.lock() = Some((life, cache.clone()));
+    }
+
+    /// Has it on record that what the cache has is believed.
+    pub(super) fn believe_cache(&self, cache: &Cache) {
+        // One that has failed since is on record as such.
+        if !cache.status().has_failed {
+            *self.shared.daemon_harness.cache.is_lost.lock() = false;
         }
-        *harness.is_lost.lock() = false;
-        let options = CacheOptions {
+    }
+
+    fn cache_options(&self, setup: &CacheSetup) -> CacheOptions {
+        let rng = &self.shared.rng;
+        CacheOptions {
             mode: rng.pick(setup.modes),
             policy: rng.pick(POLICIES),
             sequential_bytes: Bytes(rng.pick(&[0, 256 << 10])),
@@ -129,7 +166,51 @@ impl Host {
             write_back_depth: rng.pick(&[1, 16]),
             loss: Some(Arc::new(Record(self.clone()))),
             ..CacheOptions::default()
+        }
+    }
+
+    /// The partition of this number, whether it is new, and what a new cache on it is.
+    async fn partition(
+        &self,
+        base: &Device,
+        setup: &CacheSetup,
+        number: u32,
+    ) -> block::Result<(CacheHeader, Device, bool)> {
+        let shared = &self.shared;
+        let key = (CACHE, number);
+        let header = CacheHeader {
+            volume: base.size(),
+            block: ChunkSize::new(BLOCK_BYTES).expect("a power of two"),
+            capacity: setup.places,
+            places: setup.places,
+            id: [(shared.rng.below(250) + 1) as u8; 16],
+            identity: IDENTITY,
         };
+        let is_new = !shared.shelf.numbers(CACHE).contains(&number);
+        let partition = match is_new {
+            true => {
+                let (size, alignment) = (header.partition_bytes(), base.geometry().request_alignment);
+                shared.shelf.make(&shared.world, key, size, alignment).await
+            }
+            false => shared.shelf.open(&shared.world, key).await?,
+        };
+        shared.shelf.set_faults(key, setup.faults);
+        Ok((header, partition, is_new))
+    }
+
+    async fn open_cache(&self, process: &Process, base: &Device, setup: &CacheSetup) -> block::Result<Cache> {
+        let shared = &self.shared;
+        let harness = &shared.daemon_harness.cache;
+        let boot = *shared.boots.lock();
+        let number = *harness.current.lock();
+        let (header, partition, is_new) = self.partition(base, setup, number).await?;
+        let is_lost = *harness.is_lost.lock();
+        // A first life may have died while it was made: nothing was dirty then.
+        if is_new || is_lost || *harness.boot.lock() == 0 {
+            Cache::create(&partition, &header).await?;
+        }
+        *harness.is_lost.lock() = false;
+        let options = self.cache_options(setup);
         let cache = Cache::open(process.env(), base.clone(), partition, [boot; 16], options, IDENTITY).await?;
         let before = std::mem::replace(&mut *harness.boot.lock(), boot);
         let CacheStatus { places, places_free, places_dirty, .. } = cache.status();
@@ -145,10 +226,15 @@ impl Host {
     }
 
     /// What an operator does about the cache.
-    async fn change_cache(&self, env: &EnvRef, cache: &Cache, setup: &CacheSetup) {
+    async fn change_cache(&self, env: &EnvRef, setup: &CacheSetup) {
         let rng = &self.shared.rng;
         loop {
             env.sleep(rng.up_to(CHANGES_AFTER)).await;
+            let Some(cache) = self.open_cache_now() else { return };
+            if setup.moves && *self.shared.daemon_harness.cache.is_lost.lock() {
+                // Nobody changes one that comes: nothing of it is believed yet.
+                continue;
+            }
             let changed = match rng.below(8) {
                 0..=2 => cache.set_mode(rng.pick(setup.modes)).await.map(|()| "another mode"),
                 3..=4 => cache.resize(rng.within(1..=setup.places)).await.map(|()| "another size"),
@@ -181,16 +267,20 @@ impl Host {
 
     /// Nothing goes wrong with the cache's flash any more.
     pub(crate) fn end_cache_faults(&self) {
-        self.shared.shelf.set_faults((CACHE, 0), Faults::default());
+        for number in self.shared.shelf.numbers(CACHE) {
+            self.shared.shelf.set_faults((CACHE, number), Faults::default());
+        }
     }
 
     /// Ends when the disk alone is the volume.
     pub(crate) async fn cache_emptied(&self) {
-        let opened = self.shared.daemon_harness.cache.opened.lock().clone();
-        let life = *self.shared.lives.lock();
-        let Some((_, cache)) = opened.filter(|(opened, _)| *opened == life) else { return };
-        self.note_cache(&cache.status());
-        while !cache.holds_nothing() {
+        loop {
+            // Another one, if it moves.
+            let Some(cache) = self.open_cache_now() else { return };
+            self.note_cache(&cache.status());
+            if cache.holds_nothing() {
+                return;
+            }
             if let Err(error) = cache.drain().await {
                 self.shared.world.event(format_args!("the cache is not drained: {}", error.chain()));
                 self.shared.world.sleep(Duration::from_millis(5)).await;

@@ -60,6 +60,7 @@ impl Host {
             image: format!("/images/{number}"),
             shared: None,
             grows: false,
+            cache: None,
         };
         let disks = volumes.iter().enumerate().map(disk).collect();
         let request = VmMoveRequest {
