@@ -184,8 +184,9 @@ fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
     let faults: Vec<String> = plan.faults.iter().map(|(_, fault)| format!("{fault:?}")).collect();
     let strategy = plan.strategy_from(party.here.place);
     let surrogate = if plan.surrogate_from(party.here.place) { ", with a surrogate" } else { "" };
+    let cache = plan.cache_from(party.here.place).map_or_else(String::new, |mode| format!(", with a {mode} cache"));
     println!(
-        "  {number}: {} to {:?} by {strategy}{surrogate}, verify {}, {} MiB/s: {}",
+        "  {number}: {} to {:?} by {strategy}{surrogate}{cache}, verify {}, {} MiB/s: {}",
         party.name,
         plan.place,
         plan.verify,

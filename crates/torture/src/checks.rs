@@ -60,8 +60,9 @@ fn moved(plan: &Plan, outcome: &Outcome) -> anyhow::Result<Whereabouts> {
         let may_be_less = plan.verify == "full" && plan.strategy.ends_with("dbt") && !is_whole;
         ensure!(report["verified"] == (is_compared && !may_be_less), "verify {}: {report}", plan.verify);
         ensure!(!is_compared || report["equal"] == true, "source and target were not equal: {report}");
-        // What a surrogate held is in the target alone.
-        let is_complete = report["redirection"].is_null();
+        // What a surrogate or a cache held is in the target alone.
+        let held_none = plan.cache_from(source.place) != Some("write-back");
+        let is_complete = report["redirection"].is_null() && held_none;
         if let (Some(kept), "full", true) = (&kept, plan.verify, is_file && is_complete) {
             ensure!(report["digest"] == digest_of(kept)?, "the digest is not that of the kept source: {report}");
         }
@@ -125,7 +126,8 @@ fn nothing_is_left_in_the_state(testbed: &Testbed, parties: &[Party]) -> anyhow:
     let is_expected = |name: &str| {
         let is_job = name.strip_prefix("jobs/").and_then(|name| name.strip_suffix(".json"));
         let is_retired = name.strip_prefix("retired/").is_some_and(|name| name.ends_with(".blocks"));
-        ["lock", "audit.jsonl", "remembered.json", "jobs/last", "surrogates/fast.json"].contains(&name)
+        ["lock", "audit.jsonl", "remembered.json", "jobs/last", "surrogates/fast.json", "caches/ssd.json"]
+            .contains(&name)
             || parties.iter().any(|party| *name == format!("volumes/{}/journal", party.name))
             || is_job.is_some_and(|id| id.parse::<u64>().is_ok())
             || is_retired

@@ -67,6 +67,9 @@ impl<'a> Move<'a> {
         if plan.surrogate_from(at.place) {
             words.extend(["--surrogate", SURROGATE]);
         }
+        if let Some(mode) = plan.cache_from(at.place) {
+            testbed.add_cache(party.name, mode)?;
+        }
         let id = testbed.daemon.json(&words)?["id"].as_u64().context("a job has a number")?;
         let outcome = Outcome {
             source: at.clone(),
@@ -108,6 +111,7 @@ pub(crate) fn play(testbed: &mut Testbed, mut moves: Vec<Move<'_>>) -> anyhow::R
         it.outcome.job = testbed.daemon.wait_for_job(it.id)?;
     }
     testbed.wait_for_surrogate()?;
+    testbed.take_caches_out()?;
     testbed.empty();
     Ok(moves.into_iter().map(|it| it.outcome).collect())
 }

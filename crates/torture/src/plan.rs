@@ -101,6 +101,8 @@ pub(crate) struct Plan {
     pub(crate) faults: Vec<(Duration, InjectedFault)>,
     /// Whether a surrogate serves the guest.
     pub(crate) surrogate: bool,
+    /// What a cache does with the guest's writes, if one is put into its path before the move.
+    pub(crate) cache: Option<&'static str>,
     /// Of an adopted disk: whether it is released and adopted again afterwards.
     pub(crate) readopt: bool,
 }
@@ -123,6 +125,12 @@ impl Plan {
     /// Whether a surrogate serves the guest of a move from `source`: not where the strategy takes the guest's writes itself.
     pub(crate) fn surrogate_from(&self, source: Place) -> bool {
         self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper")
+    }
+
+    /// What a cache does with the guest's writes while the volume moves from `source`, if there is one. It lies where a surrogate does.
+    pub(crate) fn cache_from(&self, source: Place) -> Option<&'static str> {
+        let takes_one = !self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper");
+        self.cache.filter(|_| takes_one)
     }
 }
 
@@ -227,6 +235,7 @@ impl Rng {
             overwrite_kept: self.one_in(2),
             faults: Vec::new(),
             surrogate: false,
+            cache: None,
             readopt: self.one_in(3),
         };
         let count = self.random.random_range(0..=BLOWS_MAX);
@@ -245,6 +254,8 @@ impl Rng {
         }
         // Drawn last: what else a seed draws does not depend on it.
         plan.surrogate = self.one_in(3);
+        let mode = self.pick(&["write-back", "write-back", "write-through", "read-only"]);
+        plan.cache = self.one_in(2).then_some(mode);
         plan
     }
 

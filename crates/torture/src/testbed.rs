@@ -21,6 +21,10 @@ const WORKERS: usize = 4;
 pub(crate) const SURROGATE: &str = "fast";
 const SURROGATE_STORE: &str = "size=48MiB";
 const SURROGATE_PART: &str = "20MiB";
+/// The cache of an act, and what a volume has of it: less than the volume.
+const CACHE: &str = "ssd";
+const CACHE_STORE: &str = "size=32MiB";
+const CACHE_PART: &str = "12MiB";
 /// What it holds is in the volume's disk again after so long.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 /// Room on the small file system beside one volume: too little for two.
@@ -62,6 +66,7 @@ impl Testbed {
         }
         testbed.daemon.start()?;
         testbed.make_surrogate()?;
+        testbed.make_cache()?;
         Ok(testbed)
     }
 
@@ -71,6 +76,36 @@ impl Testbed {
         let words = ["surrogate", "create", SURROGATE, "--partition", SURROGATE_PART, "--chunk", "256KiB"];
         let stores = ["--store", &stores[0], "--store", &stores[1]];
         self.daemon.json(&[&words[..], &stores[..]].concat()).map(drop)
+    }
+
+    fn make_cache(&self) -> anyhow::Result<()> {
+        let store = format!("file:{},{CACHE_STORE}", text(&self.memory.path().join("c0")));
+        self.daemon.json(&["cache", "create", CACHE, "--store", &store]).map(drop)
+    }
+
+    /// Puts a cache into the path of a volume's guest.
+    pub(crate) fn add_cache(&self, volume: &str, mode: &str) -> anyhow::Result<()> {
+        let words = ["volume", "layer", "add", volume, "cache", "--cache", CACHE, "--size", CACHE_PART, "--mode", mode];
+        self.daemon.json(&words).map(drop)
+    }
+
+    /// Takes the caches out that volumes still have, because they have stayed where they were.
+    pub(crate) fn take_caches_out(&self) -> anyhow::Result<()> {
+        let end = Instant::now() + DRAIN_LIMIT;
+        loop {
+            let shown = self.daemon.json(&["cache", "show", CACHE])?;
+            let parts = shown["partitions"].as_array().cloned().unwrap_or_default();
+            if parts.is_empty() {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "a cache is not given back: {shown}");
+            for part in &parts {
+                let volume = part["volume"].as_str().unwrap_or_default();
+                // One that has moved has left its part already, and gives it back aside.
+                let _ = self.daemon.ask(&["volume", "layer", "rm", volume, "cache"])?;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until no volume has a part of the surrogate: until what it held is where the volume is.

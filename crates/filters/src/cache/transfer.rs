@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use block::{Buffer, Data, Device, Extent, Geometry, IoFuture, Mutation, Result};
+use block::{Buffer, Data, Device, Error, ErrorKind, Extent, Geometry, IoFuture, Mutation, Result};
 use futures::future::join_all;
 use parking_lot::Mutex;
 
@@ -153,7 +153,8 @@ impl Cache {
     /// What the partition says.
     pub async fn take(&self, block: u64, bytes: Data) -> Result<Admission> {
         self.inner.check_block(block, &bytes)?;
-        self.inner.take(block, bytes).await
+        let inner = Arc::clone(&self.inner);
+        self.to_its_end(async move { inner.take(block, bytes).await }).await
     }
 
     /// Drops a block: the guest has changed it at the other host. Nobody uses the cache yet.
@@ -164,11 +165,20 @@ impl Cache {
         if block >= self.inner.block.count(self.inner.volume) {
             return Ok(());
         }
-        let inner = &self.inner;
-        let _guard = inner.blocks.exclusive(inner.extent_of(block)).await;
-        // What somebody has read of it meanwhile is not admitted either.
-        inner.write_stamps.raise(block);
-        inner.drop_held(block).await
+        let inner = Arc::clone(&self.inner);
+        let dropped = async move {
+            let _guard = inner.blocks.exclusive(inner.extent_of(block)).await;
+            // What somebody has read of it meanwhile is not admitted either.
+            inner.write_stamps.raise(block);
+            inner.drop_held(block).await
+        };
+        self.to_its_end(dropped).await
+    }
+
+    /// Does `work` to its end, also if nobody waits for it any more: a place is not left between two states.
+    async fn to_its_end<T: Send + 'static>(&self, work: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+        let lost = |_| Error::new(ErrorKind::Disconnected, "the process ends");
+        env::spawn_with_result(&*self.inner.env, work).await.map_err(lost)?
     }
 
     /// Whether it has the whole of `block`.
@@ -195,10 +205,13 @@ impl Cache {
     /// # Errors
     /// Invalid if there is no such block of so many bytes; otherwise what the partition says.
     pub async fn warm(&self, block: u64, bytes: Data, token: AdmitToken) -> Result<Admission> {
-        let inner = &self.inner;
-        let extent = inner.check_block(block, &bytes)?;
-        let _guard = inner.blocks.exclusive(extent).await;
-        inner.admit_last(block, &Mutation::data(extent.offset, bytes), token.stamp).await
+        let extent = self.inner.check_block(block, &bytes)?;
+        let inner = Arc::clone(&self.inner);
+        let warmed = async move {
+            let _guard = inner.blocks.exclusive(extent).await;
+            inner.admit_last(block, &Mutation::data(extent.offset, bytes), token.stamp).await
+        };
+        self.to_its_end(warmed).await
     }
 
     /// Everything has come: the guest goes through the cache from now on, and what it has changed meanwhile is dropped when it asks for it.
