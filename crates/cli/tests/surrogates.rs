@@ -9,6 +9,7 @@ use serde_json::Value;
 use support::load::Load;
 use support::pair::{Pair, is_over, wait_until};
 use support::{HANG, World, has_copied, same, target};
+use transhume_guest::{Disk, Event, Guest, GuestSpec, Side, TwoHosts, TwoHostsSpec, create_filled};
 
 /// Surrogates are in memory: none may be on the rotating disk that the volumes are on.
 fn memory() -> tempfile::TempDir {
@@ -182,4 +183,126 @@ fn the_daemon_is_killed_while_a_surrogate_serves_a_guest() {
     let expected = load.finish();
     world.json(&["volume", "detach", "x"]);
     same(&current, &expected);
+}
+
+/// A VM with two disks at the first of two hosts, whose surrogate `fast` has two stores, and the folder of all that.
+struct Machine {
+    guest: Guest,
+    hosts: TwoHosts,
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new(memory: &Path) -> Self {
+        let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
+        let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
+        let spec = TwoHostsSpec { more: "run-vms = true\n", ..TwoHostsSpec::default() };
+        let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
+        hosts.start().expect("both daemons start");
+        hosts.pair().expect("paired");
+        let load =
+            transhume_guest::Load { is_prefilled: true, rate: 200, workers: 4, read_percent: 50, ..<_>::default() };
+        let mut spec = GuestSpec::new().workload_socket().load(load);
+        for name in ["disk0", "disk1"] {
+            let file = folder.path().join(name);
+            create_filled(&file, 24 << 20).expect("filled");
+            spec = spec.disk(Disk::raw(&file, name));
+        }
+        let mut guest = Guest::boot(spec.launcher(hosts.launcher(Side::A))).expect("QEMU starts; run `make setup`");
+        guest.wait_for_load(HANG).expect("the load begins");
+        let machine = Self { guest, hosts, folder };
+        machine.json(&["vm", "add", "web1", "--qmp", &machine.guest.qmp_socket().display().to_string()]);
+        let [first, second] = ["s0", "s1"].map(|name| store(memory, name));
+        let words = ["surrogate", "create", "fast", "--partition", "32MiB", "--store", &first, "--store", &second];
+        machine.json(&words);
+        machine
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        self.hosts.daemon(Side::A).json(words).unwrap_or_else(|error| panic!("{words:?}: {error:#}\n{}", self.logs()))
+    }
+
+    fn refused(&self, words: &[&str], part: &str) {
+        let output = self.hosts.daemon(Side::A).run(words).expect("the program runs");
+        // A plan says it among the rest, a move on standard error.
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+        assert!(!output.status.success() && said.contains(part), "{words:?}: {said}");
+    }
+
+    fn logs(&self) -> String {
+        Side::BOTH.map(|side| format!("--- {}\n{}", side.name(), self.hosts.daemon(side).log())).concat()
+    }
+
+    fn parts(&self) -> Vec<Value> {
+        self.json(&["surrogate", "show", "fast"])["partitions"].as_array().expect("a list").clone()
+    }
+
+    /// The guest reads its disks, and everything is as it was written.
+    fn verify(&mut self) {
+        self.guest.send("verify").expect("sent");
+        let verified = self.guest.wait_until(HANG, |event| matches!(event, Event::Verified { .. }));
+        verified.unwrap_or_else(|error| panic!("{error:#}\n{}", self.logs()));
+        let load_result = self.guest.load_result();
+        assert!(load_result.wrong == 0 && load_result.complaints.is_empty(), "{load_result:?}");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // A QEMU that a daemon has started outlives it.
+        let shown = self.hosts.daemon(Side::B).json(&["vm", "ls"]).unwrap_or_default();
+        for pid in shown.as_array().into_iter().flatten().filter_map(|vm| vm["pid"].as_u64()) {
+            // Its number may be another process's by now.
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if String::from_utf8_lossy(&line).contains("qemu") {
+                let _ = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+        }
+    }
+}
+
+#[test]
+fn the_disks_of_a_vm_that_moves_are_served_by_a_surrogate() {
+    let memory = memory();
+    let mut machine = Machine::new(memory.path());
+    let plan = |surrogate| ["vm", "plan", "web1", "--to", "b", "--surrogate", surrogate, "--surrogate-on-flash"];
+    for (name, more) in [("sole", "24MiB"), ("small", "128MiB")] {
+        machine.json(&["surrogate", "create", name, "--store", &store(memory.path(), name), "--partition", more]);
+    }
+    machine.refused(&plan("none"), "there is no surrogate none");
+    machine.refused(&plan("sole"), "the only copy of what the guest writes");
+    machine.refused(&plan("small"), "needed: 2, that are left: 1");
+    machine.refused(&[&plan("fast")[..], &["--strategy", "mirror-paper"]].concat(), "takes the guest's writes itself");
+    machine.refused(&[&plan("fast")[..], &["--follow-ratio", "3"]].concat(), "for the schedule follow");
+    machine.json(&plan("fast"));
+
+    let words =
+        ["vm", "move", "web1", "--to", "b", "--surrogate", "fast", "--surrogate-on-flash", "--schedule", "follow"];
+    let words = [&words[..], &["--follow-ratio", "3", "--read-cache", "16MiB"]].concat();
+    machine.json(&[&words[..], &["--bandwidth", "8MiB/s", "--detach"]].concat());
+    let serves = |part: &Value| part["redirection"]["writes_redirected"].as_u64() > Some(0);
+    // The guest uses the first one only.
+    wait_until("the disks are served", || {
+        let parts = machine.parts();
+        (parts.len() == 2 && parts.iter().any(serves)).then_some(())
+    });
+    assert_eq!(machine.json(&["vm", "cancel", "web1"])["state"], "cancelled");
+    wait_until("the disks have all again", || machine.parts().is_empty().then_some(()));
+    machine.verify();
+
+    let moved = machine.json(&[&words[..], &["--popular-threshold", "2", "--verify", "full"]].concat());
+    assert_eq!(moved["state"], "done", "{moved}\n{}", machine.logs());
+    for disk in moved["disks"].as_array().expect("two disks") {
+        let report = &disk["report"];
+        assert_eq!((&report["schedule"]["asked"], &report["equal"]), (&"follow".into(), &true.into()), "{report}");
+        assert!(!report["redirection"].is_null() && !report["read_cache"].is_null(), "{report}");
+        assert_eq!(disk["request"]["popular_threshold"], 2, "{disk}");
+    }
+    assert!(moved["disks"].as_array().is_some_and(|disks| disks.iter().any(|disk| serves(&disk["report"]))), "{moved}");
+    wait_until("the parts are given back", || machine.parts().is_empty().then_some(()));
+    let folder = machine.hosts.daemon(Side::B).api().parent().expect("in a folder").join("vm/web1");
+    machine.guest.leave();
+    machine.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", machine.logs()));
+    machine.verify();
+    assert!(!machine.folder.path().join("disk0").exists(), "the source is left under its name");
 }

@@ -486,6 +486,12 @@ impl VolumeDocument {
         group.is_some_and(|group| group.machine.is_some())
     }
 
+    /// Whether snapshots of the volume were taken, and lie over its backend.
+    #[must_use]
+    pub fn has_overlays(&self) -> bool {
+        self.layers.iter().any(|layer| layer.overlay().is_some())
+    }
+
     /// Whether the backend alone is not the volume, because a layer may hold bytes that it lacks.
     #[must_use]
     pub fn has_holding_layers(&self) -> bool {

@@ -10,6 +10,7 @@
 //! The layer is on record as one that may hold bytes from before the guest's first write to it. An empty one on record that never came
 //! into the path is opened and drained by the next start like any other.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,7 +158,7 @@ impl Daemon {
     pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
         let Some(name) = &job.request.surrogate else { return Ok(()) };
         let is_redirected = volume.document().layers.iter().any(|layer| layer.redirect().is_some());
-        if is_redirected || !spares_head(&job.request, &self.medium_of(volume)) {
+        if is_redirected || !spares_head(job.request.surrogate_on_flash, &self.medium_of(volume)) {
             return Ok(());
         }
         let surrogate = self.surrogates.get(name)?;
@@ -193,9 +194,18 @@ impl Daemon {
 
     /// What the volume lies on now.
     pub(crate) fn medium_of(&self, volume: &Volume) -> migrate::Medium {
-        let path = volume.with_backend(|backend| backend.place.local_path().map(std::path::Path::to_owned)).flatten();
-        let is_rotational = path.and_then(|path| self.backends.disk_of(&path)).map(|disk| disk.is_rotational);
+        let path = volume.with_backend(|backend| backend.place.local_path().map(Path::to_owned)).flatten();
+        self.medium_at(path.as_deref())
+    }
+
+    fn medium_at(&self, path: Option<&Path>) -> migrate::Medium {
+        let is_rotational = path.and_then(|path| self.backends.disk_of(path)).map(|disk| disk.is_rotational);
         migrate::Medium { is_rotational, ..migrate::Medium::default() }
+    }
+
+    /// Whether a surrogate would spare the disk that holds `image` anything, or shall be used all the same.
+    pub(crate) fn surrogate_helps(&self, image: &Path, on_flash: bool) -> bool {
+        spares_head(on_flash, &self.medium_at(Some(image)))
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
@@ -245,8 +255,8 @@ impl Daemon {
 }
 
 /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
-fn spares_head(request: &v1::MoveRequest, medium: &migrate::Medium) -> bool {
-    request.surrogate_on_flash || medium.is_rotational != Some(false)
+fn spares_head(on_flash: bool, medium: &migrate::Medium) -> bool {
+    on_flash || medium.is_rotational != Some(false)
 }
 
 /// Makes the redirection `id` of what `base` holds in `partition`.
@@ -315,10 +325,8 @@ mod tests {
     #[test]
     fn a_disk_without_a_head_has_a_surrogate_only_if_that_is_wanted() {
         let on = |is_rotational| migrate::Medium { is_rotational, ..migrate::Medium::default() };
-        let asked = v1::MoveRequest::default();
-        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(&asked, &on(is_rotational)));
+        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(false, &on(is_rotational)));
         assert_eq!(used, [true, false, true]);
-        let insisted = v1::MoveRequest { surrogate_on_flash: true, ..asked };
-        assert!(spares_head(&insisted, &on(Some(false))));
+        assert!(spares_head(true, &on(Some(false))));
     }
 }

@@ -42,10 +42,7 @@ impl SurrogateDocument {
     /// It is being drained, or there is none.
     pub(super) fn take(&mut self, layer: Uuid, volume: &str) -> Result<()> {
         let name = &self.name;
-        if self.draining {
-            return Err(Error::new(ErrorCode::WrongState, format!("the surrogate {name} is being drained"))
-                .with_hint("use another one, or make it anew"));
-        }
+        self.refuse_drained()?;
         let is_free = |index: &u64| self.partitions.iter().all(|taken| taken.place.index != *index);
         let Some(index) = (0..self.partitions_max()).find(is_free) else {
             let message = format!("each of the {} parts of the surrogate {name} is in use", self.partitions_max());
@@ -55,6 +52,32 @@ impl SurrogateDocument {
         let place = SurrogatePlace { index, lost: None };
         self.partitions.push(Partition { layer, volume: volume.to_owned(), place });
         Ok(())
+    }
+
+    /// Refuses what would need partitions for so many more volumes, if there are fewer.
+    pub(super) fn check_room(&self, volumes: usize) -> Result<()> {
+        if volumes == 0 {
+            return Ok(());
+        }
+        self.refuse_drained()?;
+        let free = self.partitions_max().saturating_sub(self.partitions.len() as u64);
+        if free >= volumes as u64 {
+            return Ok(());
+        }
+        let name = &self.name;
+        let message =
+            format!("the surrogate {name} lacks room: parts that are needed: {volumes}, that are left: {free}");
+        Err(Error::new(ErrorCode::NoSpace, message).with_hint(format!(
+            "`transhume surrogate show {name}` lists whose they are; smaller parts are more of them"
+        )))
+    }
+
+    fn refuse_drained(&self) -> Result<()> {
+        if !self.draining {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::WrongState, format!("the surrogate {} is being drained", self.name))
+            .with_hint("use another one, or make it anew"))
     }
 
     /// Where a partition is in each store.
@@ -102,6 +125,8 @@ mod tests {
         let mut document = document();
         let layers = [1, 2, 3].map(Uuid::from_u128);
         document.take(layers[0], "a").expect("it is empty");
+        assert_eq!(document.check_room(2).map_err(|error| error.code), Err(ErrorCode::NoSpace));
+        document.check_room(1).expect("there is one more");
         document.take(layers[1], "b").expect("there is one more");
         let second = document.find(layers[1]).expect("it has one");
         assert_eq!(document.extent_of(second), Extent::new(Bytes::mib(4), Bytes::mib(4)));
@@ -116,6 +141,8 @@ mod tests {
         let mut document = document();
         document.draining = true;
         assert_eq!(document.take(Uuid::nil(), "a").map_err(|error| error.code), Err(ErrorCode::WrongState));
+        assert_eq!(document.check_room(1).map_err(|error| error.code), Err(ErrorCode::WrongState));
+        assert_eq!(document.check_room(0), Ok(()), "nobody asks it for anything");
     }
 
     #[test]

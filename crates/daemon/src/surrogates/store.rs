@@ -41,6 +41,11 @@ impl Surrogate {
         self.update(|document| document.take(layer, volume))
     }
 
+    /// Refuses what would need parts for so many more volumes, if there are fewer or it is being drained.
+    pub(crate) fn check_room(&self, volumes: usize) -> Result<()> {
+        self.document().check_room(volumes)
+    }
+
     /// The partition of `layer` as one device.
     ///
     /// # Errors
