@@ -286,6 +286,8 @@ fn the_disks_of_a_vm_that_moves_are_served_by_a_surrogate() {
         let parts = machine.parts();
         (parts.len() == 2 && parts.iter().any(serves)).then_some(())
     });
+    // What disks that are volumes by now are refused for a plan says, too.
+    machine.refused(&plan("sole"), "the only copy of what the guest writes");
     assert_eq!(machine.json(&["vm", "cancel", "web1"])["state"], "cancelled");
     wait_until("the disks have all again", || machine.parts().is_empty().then_some(()));
     machine.verify();
@@ -305,4 +307,130 @@ fn the_disks_of_a_vm_that_moves_are_served_by_a_surrogate() {
     machine.guest.follow(&folder).unwrap_or_else(|error| panic!("{error:#}\n{}", machine.logs()));
     machine.verify();
     assert!(!machine.folder.path().join("disk0").exists(), "the source is left under its name");
+}
+
+/// The volume's layer of the kind `redirect`; null if it has none.
+fn standing(world: &World) -> Value {
+    world.json(&["volume", "layer", "ls", "x"])[0].clone()
+}
+
+/// What the redirection of the only volume with a part of `fast` has done.
+fn count(world: &World, name: &str) -> u64 {
+    world.json(&["surrogate", "show", "fast"])["partitions"][0]["redirection"][name].as_u64().unwrap_or_default()
+}
+
+const ADD: [&str; 7] = ["volume", "layer", "add", "x", "surrogate", "--surrogate", "fast"];
+
+#[test]
+fn a_surrogate_learns_before_the_move_which_uses_it_and_leaves_it_when_it_is_undone() {
+    let (mut world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 2);
+    world.json(&["surrogate", "create", "sole", "--store", &store(memory.path(), "sole")]);
+    let image = world.image("disk.img", 32 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let sole = ["volume", "layer", "add", "x", "surrogate", "--surrogate", "sole", "--surrogate-on-flash"];
+    world.refused(&sole, 2, "the only copy of what the guest writes");
+    world.refused(&["volume", "layer", "add", "x", "surrogate"], 2, "which surrogate");
+    world.refused(&[&ADD[..], &["--iops", "9"]].concat(), 2, "of a throttle");
+    let load = Load::start(&uri, &image, 740);
+    load.goes_on();
+    let added = world.json(&[&ADD[..], &["--popular-threshold", "2", "--surrogate-on-flash"]].concat());
+    assert_eq!((&added["layers"][0]["kind"], &added["layers"][0]["state"]), (&"redirect".into(), &"may-hold".into()));
+    let id = standing(&world)["id"].clone();
+    world.refused(&[&ADD[..], &["--surrogate-on-flash"]].concat(), 6, "has the surrogate fast already");
+    load.goes_on();
+    wait_until("it learns and serves", || {
+        (count(&world, "chunks_fetched") > 0 && count(&world, "writes_redirected") > 0).then_some(())
+    });
+    world.refused(&["volume", "snapshot", "add", "x", "s"], 8, "the surrogate fast serves x");
+    world.refused(&["surrogate", "rm", "fast"], 8, "has a part of");
+    world.json(&["surrogate", "drain", "fast"]);
+
+    // What it has learned is there when a move begins, and after one that is undone, whatever happens between.
+    let fetched = count(&world, "chunks_fetched");
+    let to = target(&world.path("new.img"));
+    world.refused(&["move", "x", "--to", &to, "--strategy", "snapshot"], 8, "takes the guest's writes itself");
+    world.refused(&["move", "x", "--to", &to, "--surrogate", "sole", "--sole-copy"], 8, "no other one");
+    let again = ["move", "x", "--to", &to, "--surrogate", "fast", "--popular-threshold", "3"];
+    world.refused(&again, 8, "from request 2 on");
+    let slow = ["move", "x", "--to", &to, "--surrogate", "fast", "--read-cache", "4MiB", "--bandwidth", "8MiB/s"];
+    world.json(&[&slow[..], &["--detach"]].concat());
+    world.wait_until_job("it copies", has_copied(4 << 20));
+    assert!(count(&world, "chunks_fetched") >= fetched, "it was made anew");
+    world.refused(&["volume", "layer", "rm", "x", "surrogate"], 7, "is being moved");
+    assert_eq!(world.json(&["cancel", "x"])["state"], "cancelled");
+    load.goes_on();
+    assert_eq!((&standing(&world)["id"], &standing(&world)["state"]), (&id, &"may-hold".into()), "{}", world.log());
+    world.kill();
+    world.start();
+    load.goes_on();
+    assert_eq!((&standing(&world)["id"], &standing(&world)["state"]), (&id, &"may-hold".into()), "{}", world.log());
+
+    // A move takes along what it holds, also one that does not name it.
+    let report = world.json(&["move", "x", "--to", &to, "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}\n{}", world.log());
+    assert!(format!("{}", report["notes"]).contains("since the surrogate was added"), "{report}");
+    wait_until_given_back(&world);
+    load.goes_on();
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&world.path("new.img"), &expected);
+}
+
+#[test]
+fn a_surrogate_that_is_taken_out_brings_back_what_it_holds_through_every_death_of_the_daemon() {
+    let (mut world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 2);
+    let image = world.image("disk.img", 48 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let load = Load::start(&uri, &image, 750);
+    let mut delay_ms = 71;
+    for _ in 0..3 {
+        world.json(&[&ADD[..], &["--surrogate-on-flash"]].concat());
+        load.goes_on();
+        world.kill_four_times(&mut delay_ms);
+        world.refused(&["volume", "detach", "x"], 8, "holds what x has written last");
+        world.json(&["volume", "layer", "rm", "x", "surrogate", "--detach"]);
+        world.kill_four_times(&mut delay_ms);
+        wait_until_given_back(&world);
+        load.goes_on();
+    }
+    world.json(&[&ADD[..], &["--surrogate-on-flash"]].concat());
+    load.goes_on();
+    // It waits for the end.
+    let left = world.json(&["volume", "layer", "rm", "x", "surrogate"]);
+    assert_eq!((&left["layers"], parts(&world)), (&Value::Null, 0), "{left}");
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&image, &expected);
+}
+
+#[test]
+fn a_volume_whose_surrogate_is_lost_for_good_goes_on_with_its_backend_alone_if_that_is_meant() {
+    let (mut world, memory) = (World::new(), memory());
+    make_surrogate(&world, memory.path(), 1);
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    world.json(&[&ADD[..], &["--surrogate-on-flash", "--sole-copy"]].concat());
+    let load = Load::start(&uri, &image, 760);
+    load.goes_on();
+    world.refused(&["volume", "layer", "rm", "x", "surrogate", "--discard-dirty"], 8, "connected to x");
+    load.finish();
+    support::tool("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 64k", "-c", "flush", &uri]);
+    world.kill();
+    std::fs::remove_file(memory.path().join("s0")).expect("removed");
+    world.start();
+    let shown = world.json(&["volume", "show", "x"]);
+    assert!(shown["problem"].to_string().contains("--discard-dirty"), "{shown}");
+    world.refused(&["volume", "detach", "x"], 8, "holds what x has written last");
+    world.refused(&["volume", "layer", "rm", "x", "surrogate"], 9, "is down");
+    let left = world.json(&["volume", "layer", "rm", "x", "surrogate", "--discard-dirty"]);
+    assert_eq!((&left["layers"], parts(&world)), (&Value::Null, 0), "{left}");
+    world.kill();
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "x"])["problem"], Value::Null, "{}", world.log());
+    world.json(&["volume", "detach", "x"]);
+    let left = std::fs::read(&image).expect("read");
+    assert!(left[1 << 20..][..64 << 10].iter().any(|byte| *byte != 7), "only the surrogate had that");
+    world.json(&["surrogate", "rm", "fast"]);
 }

@@ -237,7 +237,7 @@ async fn remove_layer(
 ) -> Answer<v1::Volume> {
     if query.discard_dirty {
         let (action, what) = (("layer.discard", name.clone()), layer.clone());
-        let work = async move |daemon: Arc<Daemon>, _| daemon.discard_cache(&name, &layer).await;
+        let work = async move |daemon: Arc<Daemon>, _| daemon.discard_layer(&name, &layer).await;
         return audited(daemon, peer, action, &what, work).await;
     }
     let action = ("layer.remove", name.clone());

@@ -8,6 +8,7 @@ use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
 
+use super::surrogate::refuse_standing_surrogate;
 use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
@@ -205,10 +206,11 @@ impl Daemon {
             return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
         }
         refuse_cache(&document, request, strategy)?;
-        if !document.layers.iter().any(|layer| layer.may_hold() && layer.cache().is_none()) {
+        refuse_draining(&document)?;
+        refuse_standing_surrogate(&document, request, strategy)?;
+        if !document.has_overlays() {
             return Ok(());
         }
-        refuse_draining(&document)?;
         let refusal = match destination(volume, &request.to)? {
             _ if strategy == Strategy::Snapshot => "a snapshot move has overlays of its own: leave --strategy out",
             Destination::Local(spec) if self.backends.free_space(spec.path()).is_ok_and(|space| space.is_none()) => {

@@ -1,38 +1,37 @@
 //! Whether a surrogate can serve the guest of a move.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use api::v1::{MoveRequest, VmDisk};
+use api::v1::{Error, ErrorCode, MoveRequest, VmDisk};
 use migrate::Strategy;
 
 use super::to_options;
 use crate::daemon::Daemon;
+use crate::document::{RedirectLayer, VolumeDocument};
 use crate::problem::{Result, invalid};
+use crate::stack::cannot_serve;
 use crate::surrogates::Surrogate;
 use crate::volume::Volume;
+
+/// Said of strategies that take the guest's writes away from a surrogate.
+const OTHER_STRATEGY: &str = "use mirror, mirror-async, auto, dbt or incremental-dbt";
 
 impl Daemon {
     /// Refuses a surrogate that cannot serve the guest of a move.
     pub(super) fn check_surrogate(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
         let Some(surrogate) = self.asked_surrogate(request)? else { return Ok(()) };
         let document = volume.document();
-        let refuse = |why: &str, hint: &str| Err(cannot_serve(&surrogate, &volume.name, why, hint));
-        if document.cache_layer().is_some() {
-            return refuse("it has a cache, which is in the same place", "move without a surrogate");
+        if standing(&document).is_some() {
+            // It does already, and what a move with it takes has been looked at.
+            return Ok(());
         }
-        if document.has_holding_layers() {
-            return refuse("it has snapshots", "remove them first, or move without a surrogate");
+        self.check_redirectable(&surrogate, &document)?;
+        if request.shared {
+            let why = "nothing is copied that the guest could be in the way of";
+            return Err(cannot_serve(&surrogate, &volume.name, why, "move without a surrogate"));
         }
-        if document.room_to_grow().is_some() {
-            return refuse("it is a container that grows", "a surrogate needs an image in the format raw");
-        }
-        if document.read_only || request.shared {
-            return refuse("nothing is copied that the guest could be in the way of", "move without a surrogate");
-        }
-        let Some(image) = document.backend.local_path() else {
-            return refuse("it is no file or block device of this host", "surrogates are beside the source");
-        };
-        self.check_suits(&surrogate, (&volume.name, image), request, strategy)
+        self.check_suits(&surrogate, (&volume.name, document.backend.local_path()), request, strategy)
     }
 
     /// Refuses what the move of a machine's disk would be refused for, as far as that is known of one that is no volume yet.
@@ -40,14 +39,15 @@ impl Daemon {
         let options = to_options(request)?;
         match self.asked_surrogate(request)? {
             Some(surrogate) => {
-                self.check_suits(&surrogate, (&disk.node, Path::new(&disk.file)), request, options.strategy)
+                let image = Path::new(&disk.file);
+                self.check_suits(&surrogate, (&disk.node, Some(image)), request, options.strategy)
             }
             None => Ok(()),
         }
     }
 
     /// The surrogate that a move asks for, if it does.
-    fn asked_surrogate(&self, request: &MoveRequest) -> Result<Option<std::sync::Arc<Surrogate>>> {
+    fn asked_surrogate(&self, request: &MoveRequest) -> Result<Option<Arc<Surrogate>>> {
         match &request.surrogate {
             Some(name) => self.surrogates.get(name).map(Some),
             None if request.popular_threshold.is_none() && !request.sole_copy && !request.surrogate_on_flash => {
@@ -64,39 +64,46 @@ impl Daemon {
     fn check_suits(
         &self,
         surrogate: &Surrogate,
-        (name, image): (&str, &Path),
+        (name, image): (&str, Option<&Path>),
         request: &MoveRequest,
         strategy: Strategy,
     ) -> Result<()> {
-        if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
-            let hint = "use mirror, auto, dbt or incremental-dbt";
-            return Err(cannot_serve(surrogate, name, "the strategy takes the guest's writes itself", hint));
+        if takes_writes(strategy) {
+            return Err(cannot_serve(surrogate, name, "the strategy takes the guest's writes itself", OTHER_STRATEGY));
         }
-        if surrogate.is_sole() && !request.sole_copy {
-            let hint = "make the surrogate with two stores on different devices, or say --sole-copy: a store that fails takes \
-                        with it what the guest has written since the move began";
-            let why = "it has one store, which would hold the only copy of what the guest writes";
-            return Err(cannot_serve(surrogate, name, why, hint));
-        }
-        self.refuse_same_disk(surrogate, image)
-    }
-
-    /// Refuses a surrogate on the head that the volume's source is read by.
-    fn refuse_same_disk(&self, surrogate: &Surrogate, image: &Path) -> Result<()> {
-        let Some(disk) = self.backends.disk_of(image).filter(|disk| disk.is_rotational) else { return Ok(()) };
-        for spec in surrogate.specs() {
-            if self.backends.disk_of(spec.path()).as_ref() == Some(&disk) {
-                let message = format!("{spec} is on {}, the disk that holds the volume", disk.name);
-                return Err(invalid(
-                    message,
-                    "a surrogate is to spare that disk's head: put its stores on another device",
-                ));
-            }
-        }
-        Ok(())
+        self.check_surrogate_stores(surrogate, (name, image), request.sole_copy)
     }
 }
 
-fn cannot_serve(surrogate: &Surrogate, volume: &str, why: &str, hint: &str) -> api::v1::Error {
-    invalid(format!("{} cannot serve {volume}: {why}", surrogate.name()), hint)
+/// The redirection that no move has brought.
+fn standing(document: &VolumeDocument) -> Option<&RedirectLayer> {
+    document.redirect_layer().map(|(_, redirect)| redirect).filter(|redirect| redirect.stays)
+}
+
+const fn takes_writes(strategy: Strategy) -> bool {
+    matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper)
+}
+
+/// Refuses a move that cannot go on with the surrogate that serves the guest already, or that asks for something else of it.
+pub(super) fn refuse_standing_surrogate(
+    document: &VolumeDocument,
+    request: &MoveRequest,
+    strategy: Strategy,
+) -> Result<()> {
+    let Some(standing) = standing(document) else { return Ok(()) };
+    let (name, surrogate) = (&document.name, &standing.surrogate);
+    let why = if request.shared {
+        "what that holds is not on the storage that both hosts reach".to_owned()
+    } else if takes_writes(strategy) {
+        format!("the strategy takes the guest's writes itself: {OTHER_STRATEGY}")
+    } else if request.surrogate.as_ref().is_some_and(|asked| asked != surrogate) {
+        "no other one can serve it beside that".to_owned()
+    } else if request.popular_threshold.is_some_and(|asked| asked != standing.threshold) {
+        format!("a chunk is popular there from request {} on: leave --popular-threshold out", standing.threshold)
+    } else {
+        return Ok(());
+    };
+    let message = format!("the surrogate {surrogate} serves {name} already, and it cannot be moved so: {why}");
+    Err(Error::new(ErrorCode::InUse, message)
+        .with_hint(format!("`transhume volume layer rm {name} surrogate` takes it out")))
 }

@@ -305,7 +305,9 @@ impl Daemon {
         let surrogate = self.surrogates.get(name)?;
         let needs_part = |(disk, handling): &(&VmDisk, &Handling)| {
             let helps = self.surrogate_helps(Path::new(&disk.file), request.surrogate_on_flash);
-            handling.kind() == DiskHandling::Copied && helps
+            let has_one = disk.volume.as_ref().and_then(|name| self.volume(name).ok());
+            let has_one = has_one.is_some_and(|volume| volume.document().redirect_layer().is_some());
+            handling.kind() == DiskHandling::Copied && helps && !has_one
         };
         surrogate.check_room(disks.iter().zip(handled).filter(needs_part).count())
     }
