@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::load::Load;
 use support::pair::{Pair, is_over, wait_until};
+use support::server::Server;
 use support::{HANG, World, has_copied, same, target};
 use transhume_guest::{Disk, Event, Guest, GuestSpec, Side, TwoHosts, TwoHostsSpec, create_filled};
 
@@ -433,4 +434,104 @@ fn a_volume_whose_surrogate_is_lost_for_good_goes_on_with_its_backend_alone_if_t
     let left = std::fs::read(&image).expect("read");
     assert!(left[1 << 20..][..64 << 10].iter().any(|byte| *byte != 7), "only the surrogate had that");
     world.json(&["surrogate", "rm", "fast"]);
+}
+
+/// nbdkit with a file as the store of a surrogate.
+fn server(world: &World) -> Server {
+    let file = world.path("far.img");
+    if !file.exists() {
+        support::server::empty(world, "far.img", 128 << 20);
+    }
+    Server::nbdkit(world, &["file", file.to_str().expect("text")])
+}
+
+/// A daemon whose requests wait so many seconds for an NBD server.
+fn impatient(seconds: u32) -> World {
+    let mut world = World::without_daemon();
+    std::fs::write(world.path("config.toml"), format!("nbd-patience-seconds = {seconds}\n")).expect("written");
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    world
+}
+
+#[test]
+fn a_surrogate_on_the_export_of_another_server_survives_deaths_of_that_and_of_the_daemon() {
+    let (mut world, memory) = (impatient(5), memory());
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let refused = |arguments: &[&str], code, part: &str| {
+        let server = Server::nbdkit_at(&world, "other.sock", arguments);
+        world.refused(&["surrogate", "create", "fast", "--store", &server.uri()], code, part);
+    };
+    refused(&["--readonly", "memory", "128M"], 13, "takes no writes");
+    let zeroes = "pread=dd if=/dev/zero iflag=count_bytes count=$3 status=none";
+    let no_flush = ["eval", "get_size=echo 128M", zeroes, "can_write=exit 0", "pwrite=cat >/dev/null"];
+    refused(&no_flush, 18, "no flush");
+    world.refused(&["surrogate", "create", "fast", "--store", &uri], 12, "is the export of x here");
+    world.refused(&["surrogate", "create", "fast", "--store", "nbd+unix:///?socket=/none"], 16, "the store");
+
+    let mut far = server(&world);
+    world.refused(&["cache", "create", "ssd", "--store", &far.uri()], 2, "on this host's own flash");
+    let (near, of_far) = (store(memory.path(), "s0"), far.uri());
+    let create = ["surrogate", "create", "fast", "--partition", "32MiB", "--store"];
+    let made = world.json(&[&create[..], &[&of_far]].concat());
+    assert_eq!((&made["stores"][0]["place"], &made["bytes"]), (&of_far.clone().into(), &(128 << 20).into()), "{made}");
+    world.refused(&["surrogate", "create", "b", "--store", &of_far], 6, "is a store of a surrogate already");
+    world.refused(&["move", "x", "--to", &of_far, "--overwrite"], 8, "is a store of a surrogate");
+    let load = Load::start(&uri, &image, 770);
+    world.json(&[&ADD[..], &["--surrogate-on-flash", "--sole-copy"]].concat());
+    load.goes_on();
+    for round in 0..3 {
+        let _ = far.child.kill();
+        let _ = far.child.wait();
+        if round != 1 {
+            world.kill();
+        }
+        far = server(&world);
+        if round != 1 {
+            world.start();
+        }
+        load.goes_on();
+        assert!(count(&world, "places_dirty") > 0, "nothing is redirected\n{}", world.log());
+    }
+    let to = world.path("new.img");
+    let report = world.json(&["move", "x", "--to", &target(&to), "--surrogate", "fast", "--verify", "full"]);
+    assert_eq!((&report["state"], &report["equal"]), (&"done".into(), &true.into()), "{report}\n{}", world.log());
+    wait_until_given_back(&world);
+    load.goes_on();
+
+    // Beside a store of this host it may be lost for good: a request waits for it once.
+    world.json(&["surrogate", "rm", "fast"]);
+    assert!(world.path("far.img").exists(), "what the daemon has not made is not its to remove");
+    world.json(&[&create[..], &[&near, "--store", &of_far]].concat());
+    world.json(&[&ADD[..], &["--surrogate-on-flash"]].concat());
+    load.goes_on();
+    drop(far);
+    load.goes_on_beside("a store is away", &world);
+    assert_eq!(world.json(&["volume", "layer", "rm", "x", "surrogate"])["layers"], Value::Null);
+    load.goes_on();
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&to, &expected);
+}
+
+#[test]
+fn what_only_a_server_had_that_is_lost_is_an_error_and_never_older_bytes() {
+    let world = impatient(2);
+    let far = server(&world);
+    let image = world.image("disk.img", 8 << 20, 65536);
+    let uri = world.attach("x", &image);
+    world.json(&["surrogate", "create", "fast", "--partition", "32MiB", "--store", &far.uri()]);
+    world.json(&[&ADD[..], &["--surrogate-on-flash", "--sole-copy"]].concat());
+    support::tool("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 64k", "-c", "read -P 7 1M 64k", &uri]);
+    drop(far);
+    let read = |extent: &str| {
+        let mut read = std::process::Command::new("qemu-io");
+        read.args(["-f", "raw", "-c", &format!("read {extent}"), &uri]).output().expect("it runs").status.success()
+    };
+    assert!(!read("1M 64k"), "something was read that only the server had\n{}", world.log());
+    assert!(read("4M 64k"), "what the surrogate never had\n{}", world.log());
+    world.json(&["volume", "layer", "rm", "x", "surrogate", "--discard-dirty"]);
+    assert!(read("1M 64k"), "{}", world.log());
+    world.json(&["volume", "detach", "x"]);
 }

@@ -131,7 +131,8 @@ impl Daemon {
             map_page_chunks,
         } = platform;
         let layout = state.layout();
-        let pools = PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env));
+        let pools =
+            PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
         Ok(Self {
             audit: Audit::open(layout.clone())?,
             history: History::open(layout.clone(), config.history_max),

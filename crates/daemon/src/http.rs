@@ -280,7 +280,7 @@ async fn surrogate(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) 
 async fn create_surrogate(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Surrogate> {
     let request: v1::SurrogateRequest = parse(&body)?;
     let action = ("surrogate.create", request.name.clone());
-    let work = async move |daemon: Arc<Daemon>, _| daemon.surrogates.create(request).await;
+    let work = async move |daemon: Arc<Daemon>, _| daemon.create_surrogate(request).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 

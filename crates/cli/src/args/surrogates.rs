@@ -9,7 +9,8 @@ pub(crate) enum SurrogateCommand {
     /// Make a surrogate of one store, or of two on different devices, which then hold the same
     #[command(after_help = "Examples:\n  \
         transhume surrogate create fast --store file:/nvme0/s.img,size=40GiB --store file:/nvme1/s.img,size=40GiB\n  \
-        transhume surrogate create fast --store file:/dev/nvme1n1 --partition 20GiB\n\n\
+        transhume surrogate create fast --store file:/dev/nvme1n1 --partition 20GiB\n  \
+        transhume surrogate create far --store nbd://10.0.0.7:10809/s\n\n\
         Then: transhume move web1 --to HOST --surrogate fast")]
     Create(SurrogateCreateArgs),
     /// List surrogates
@@ -31,7 +32,7 @@ pub(crate) struct SurrogateCreateArgs {
     /// What to call it
     pub(crate) name: String,
     /// Where it is: file:PATH[,size=SIZE][,cache=auto|direct|page]. With a size the file is made, without one it is there, or is a
-    /// block device. Not on a rotating disk that a volume's source is on
+    /// block device. Not on a rotating disk that a volume's source is on. Or the export of an NBD server, as `move --to` takes it
     #[arg(long, value_name = "STORE", required = true)]
     pub(crate) store: Vec<String>,
     /// How much of it a volume gets [default: an eighth]

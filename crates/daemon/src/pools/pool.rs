@@ -7,7 +7,8 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::document::{self, DocumentOf};
-use super::{PoolContext, PoolKind};
+use super::{PoolContext, PoolKind, export};
+use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::problem::Result;
 
@@ -77,7 +78,12 @@ impl<K: PoolKind> Pool<K> {
         let mut least = u64::MAX;
         for number in 0..self.stores() {
             let known = self.device(number).await?.size();
-            let spec = self.document().stores[number].spec.clone();
+            let place = self.document().stores[number].place.clone();
+            let Location::Local(spec) = place else {
+                // An export is as large as it was.
+                least = least.min(known.get());
+                continue;
+            };
             let now = self.context.backends.size(spec.path());
             let now = now.map_err(|error| block::Error::from_os(error, format!("looking at {spec}")))?;
             if now > known {
@@ -98,9 +104,14 @@ impl<K: PoolKind> Pool<K> {
         if let Some(store) = open.get(&number).and_then(|stores| stores.last()) {
             return Ok(store.device.clone());
         }
-        let spec = self.document().stores[number].spec.clone();
-        let store =
-            self.context.backends.open_backend(&spec, &BackendOpenOptions::default(), &*self.context.env).await?;
+        let place = self.document().stores[number].place.clone();
+        let PoolContext { backends, env, reconnect_limit, .. } = &self.context;
+        let store = match &place {
+            Location::Local(spec) => backends.open_backend(spec, &BackendOpenOptions::default(), &**env).await?,
+            place => export::open(place, *reconnect_limit, env).unwrap_or_else(|| {
+                Err(block::Error::new(block::ErrorKind::Unsupported, format!("{place} is no store")))
+            })?,
+        };
         let device = store.device.clone();
         open.insert(number, vec![store]);
         Ok(device)
@@ -108,8 +119,9 @@ impl<K: PoolKind> Pool<K> {
 
     /// Has the file of store `number`, which the daemon has made, `bytes` of room.
     pub(crate) fn grow(&self, number: usize, bytes: Bytes) -> std::io::Result<()> {
-        let path = self.document().stores[number].spec.path().to_owned();
-        self.context.layout.files().reserve(&path, bytes.get())
+        let place = self.document().stores[number].place.clone();
+        let path = place.local_path().ok_or(std::io::ErrorKind::Unsupported)?;
+        self.context.layout.files().reserve(path, bytes.get())
     }
 
     /// Lets its stores go.

@@ -113,7 +113,7 @@ mod tests {
     use backends::BackendSpec;
 
     fn document() -> SurrogateDocument {
-        let store = StoreDocument { spec: BackendSpec::file("/fast/s.img"), made: None };
+        let store = StoreDocument { place: BackendSpec::file("/fast/s.img").into(), made: None };
         let settings = SurrogateSettings { partition_bytes: 4 << 20, chunk_bytes: 1 << 20 };
         let mut new = SurrogateDocument::new("fast".to_owned(), vec![store], settings);
         new.bytes = 10 << 20;

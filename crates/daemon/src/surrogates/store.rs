@@ -28,9 +28,9 @@ impl Surrogate {
         self.document().settings.chunk_bytes
     }
 
-    /// Where its stores are.
+    /// Where those of its stores are that lie on this host.
     pub(crate) fn specs(&self) -> Vec<BackendSpec> {
-        self.document().stores.iter().map(|store| store.spec.clone()).collect()
+        self.document().stores.iter().filter_map(|store| store.place.local().cloned()).collect()
     }
 
     /// Gives a partition to `layer` of `volume`. Done means durable.
