@@ -535,3 +535,52 @@ fn what_only_a_server_had_that_is_lost_is_an_error_and_never_older_bytes() {
     assert!(read("1M 64k"), "{}", world.log());
     world.json(&["volume", "detach", "x"]);
 }
+
+#[test]
+fn a_lost_store_is_repaired_under_the_guest_which_goes_on_with_it_when_the_other_one_is_lost() {
+    let (mut world, memory) = (impatient(2), memory());
+    let servers = [0, 1].map(|number| {
+        let file = support::server::empty(&world, &format!("far{number}.img"), 64 << 20);
+        let name = format!("far{number}.sock");
+        Server::nbdkit_at(&world, &name, &["file", file.to_str().expect("text")])
+    });
+    let [first, second] = servers;
+    let image = world.image("disk.img", 24 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let create =
+        ["surrogate", "create", "fast", "--partition", "32MiB", "--store", &first.uri(), "--store", &second.uri()];
+    world.json(&create);
+    world.refused(&["surrogate", "repair", "fast"], 9, "no store of the surrogate fast is lost");
+    world.json(&[&ADD[..], &["--surrogate-on-flash"]].concat());
+    let load = Load::start(&uri, &image, 780);
+    load.goes_on();
+    drop(second);
+    let lost = |world: &World| world.json(&["surrogate", "show", "fast"])["partitions"][0]["lost_store"].clone();
+    wait_until("the store is lost", || (lost(&world) == 1).then_some(()));
+    load.goes_on();
+    let small = format!("file:{},size=8MiB", memory.path().join("small").display());
+    world.refused(&["surrogate", "repair", "fast", "--store", &small], 14, "the other store");
+    assert!(!memory.path().join("small").exists(), "what was made for it is left");
+    world.refused(&["surrogate", "repair", "fast", "--store", &first.uri()], 6, "is a store of a surrogate already");
+    let new = store(memory.path(), "new");
+    world.json(&["surrogate", "repair", "fast", "--store", &new, "--detach"]);
+    // One that a restart ends is begun again.
+    world.kill();
+    world.start();
+    load.goes_on();
+    let is_lost = lost(&world) == 1;
+    if is_lost {
+        world.json(&["surrogate", "repair", "fast"]);
+    }
+    let shown = world.json(&["surrogate", "show", "fast"]);
+    assert_eq!(shown["partitions"][0]["lost_store"], Value::Null, "{shown}\n{}", world.log());
+    assert!(shown["stores"][1]["place"].as_str().is_some_and(|place| place.contains("/new")), "{shown}");
+    load.goes_on();
+    drop(first);
+    wait_until("the other store is lost", || (lost(&world) == 0).then_some(()));
+    load.goes_on();
+    world.json(&["volume", "layer", "rm", "x", "surrogate"]);
+    let expected = load.finish();
+    world.json(&["volume", "detach", "x"]);
+    same(&image, &expected);
+}

@@ -153,12 +153,17 @@ impl Daemon {
     pub(crate) async fn create_surrogate(&self, request: SurrogateRequest) -> Result<v1::Surrogate> {
         let mut stores = Vec::with_capacity(request.stores.len());
         for store in &request.stores {
-            stores.push(match NbdUri::is_meant(&store.place) {
-                true => NewStore { place: self.store_at(store).await?.into(), size_bytes: store.size_bytes },
-                false => NewStore::local(store, "surrogate")?,
-            });
+            stores.push(self.new_store(store).await?);
         }
         self.surrogates.create(request, stores).await
+    }
+
+    /// What a store of a surrogate is to be.
+    pub(crate) async fn new_store(&self, store: &StoreRequest) -> Result<NewStore> {
+        match NbdUri::is_meant(&store.place) {
+            true => Ok(NewStore { place: self.store_at(store).await?.into(), size_bytes: store.size_bytes }),
+            false => NewStore::local(store, "surrogate"),
+        }
     }
 
     /// The export that a store is to be, if it suits that.

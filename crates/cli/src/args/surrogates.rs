@@ -22,6 +22,12 @@ pub(crate) enum SurrogateCommand {
     /// Give no further volume a part; those that have one keep it until their moves are over
     #[command(after_help = "Example: transhume surrogate drain fast")]
     Drain(SurrogateNameArgs),
+    /// Copy what a lost store of two had from the other one, while the guests work
+    #[command(after_help = "Examples:\n  \
+        transhume surrogate repair fast --store file:/nvme2/s.img,size=40GiB\n  \
+        transhume surrogate repair fast\n\n\
+        Without --store the same store is used again. `surrogate show` says which one is lost.")]
+    Repair(SurrogateRepairArgs),
     /// Remove a surrogate that no volume has a part of
     #[command(after_help = "Example: transhume surrogate rm fast")]
     Rm(SurrogateNameArgs),
@@ -41,6 +47,18 @@ pub(crate) struct SurrogateCreateArgs {
     /// The unit of what is popular: a power of two from 64KiB to 1MiB [default: 1MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) chunk: Option<Size>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SurrogateRepairArgs {
+    /// The surrogate
+    pub(crate) name: String,
+    /// Another store in the place of the lost one, written as for `surrogate create`
+    #[arg(long, value_name = "STORE")]
+    pub(crate) store: Option<String>,
+    /// Do not wait for the end
+    #[arg(long)]
+    pub(crate) detach: bool,
 }
 
 #[derive(Debug, Args)]

@@ -31,7 +31,7 @@ use uuid::Uuid;
 pub(crate) use self::document::{DocumentOf, Partition, PoolDocument, StoreDocument};
 pub(crate) use self::pool::Pool;
 use crate::location::Location;
-use crate::open_backend::CLIENT_SECTOR;
+use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::platform::Backends;
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::state_dir::{Layout, check_name};
@@ -129,6 +129,17 @@ impl PoolContext {
         let made = self.backends.prepare(&request, &*self.env).await;
         let made = made.map_err(|error| of_target(&error))?;
         Ok(StoreDocument { place: Location::Local(spec), made: Some(made) })
+    }
+
+    /// Opens and locks the store at `place`.
+    async fn open_store(&self, place: &Location) -> block::Result<OpenBackend> {
+        let Self { backends, env, reconnect_limit, .. } = self;
+        match place {
+            Location::Local(spec) => backends.open_backend(spec, &BackendOpenOptions::default(), &**env).await,
+            place => export::open(place, *reconnect_limit, env).unwrap_or_else(|| {
+                Err(block::Error::new(block::ErrorKind::Unsupported, format!("{place} is no store")))
+            }),
+        }
     }
 
     fn discard(&self, store: &StoreDocument) {
@@ -233,6 +244,47 @@ impl<K: PoolKind> Pools<K> {
             }
         }
         outcome
+    }
+
+    /// Has store `number` of `pool` be `store` from now on. A file that was made for what it was is removed. `change` changes what else is on
+    /// record, or refuses. When this fails nothing was left behind.
+    ///
+    /// # Errors
+    /// The store cannot be used or is too small, or `change` refuses.
+    pub(crate) async fn replace_store(
+        &self,
+        pool: &Pool<K>,
+        (number, store): (usize, NewStore),
+        change: impl FnOnce(&mut DocumentOf<K>) -> Result<()> + Send,
+    ) -> Result<()> {
+        let _membership = self.membership.lock().await;
+        let place = store.place.clone();
+        self.context.claim(std::slice::from_ref(&place), K::NAME)?;
+        let mut made = None;
+        let replaced = async {
+            let store = self.context.make_store(store).await?;
+            made = Some(store.clone());
+            let opened = self.context.open_store(&store.place).await;
+            let opened = opened.map_err(|error| of_backend(&error, &format!("a store of the {}", K::NAME)))?;
+            let (has, needs) = (opened.device.size(), Bytes(pool.document().bytes));
+            if has < needs {
+                let message = format!("{place} has {has}, and the other store {needs}");
+                return Err(Error::new(ErrorCode::NoSpace, message).with_hint("give a store that is no smaller"));
+            }
+            pool.replace_store(number, (store, opened), change).await
+        };
+        let replaced = replaced.await;
+        match &replaced {
+            Ok(before) => {
+                self.context.disclaim(std::slice::from_ref(&before.place));
+                self.context.discard(before);
+            }
+            Err(_) => {
+                made.iter().for_each(|store| self.context.discard(store));
+                self.context.disclaim(std::slice::from_ref(&place));
+            }
+        }
+        replaced.map(drop)
     }
 
     /// Removes a pool that no volume has a part of, with the files that were made for it.

@@ -6,8 +6,8 @@ use block::{Bytes, Device};
 use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
-use super::document::{self, DocumentOf};
-use super::{PoolContext, PoolKind, export};
+use super::document::{self, DocumentOf, StoreDocument};
+use super::{PoolContext, PoolKind};
 use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::problem::Result;
@@ -105,16 +105,30 @@ impl<K: PoolKind> Pool<K> {
             return Ok(store.device.clone());
         }
         let place = self.document().stores[number].place.clone();
-        let PoolContext { backends, env, reconnect_limit, .. } = &self.context;
-        let store = match &place {
-            Location::Local(spec) => backends.open_backend(spec, &BackendOpenOptions::default(), &**env).await?,
-            place => export::open(place, *reconnect_limit, env).unwrap_or_else(|| {
-                Err(block::Error::new(block::ErrorKind::Unsupported, format!("{place} is no store")))
-            })?,
-        };
+        let store = self.context.open_store(&place).await?;
         let device = store.device.clone();
         open.insert(number, vec![store]);
         Ok(device)
+    }
+
+    /// Has store `number` be `store` from now on, which is opened by now, and gives what it was. `change` changes what else is on
+    /// record, or refuses.
+    pub(super) async fn replace_store(
+        &self,
+        number: usize,
+        (store, open_backend): (StoreDocument, OpenBackend),
+        change: impl FnOnce(&mut DocumentOf<K>) -> Result<()> + Send,
+    ) -> Result<StoreDocument> {
+        let mut open = self.open.lock().await;
+        let mut before = None;
+        self.update(|document| {
+            change(document)?;
+            before = Some(std::mem::replace(&mut document.stores[number], store));
+            Ok(())
+        })?;
+        // Whoever has lost it asks it nothing more.
+        open.insert(number, vec![open_backend]);
+        Ok(before.expect("the change was made"))
     }
 
     /// Has the file of store `number`, which the daemon has made, `bytes` of room.

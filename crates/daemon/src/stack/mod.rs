@@ -24,6 +24,7 @@ mod drain;
 mod files;
 mod redirect;
 mod redirect_changes;
+mod repair;
 mod snapshots;
 mod throttle;
 

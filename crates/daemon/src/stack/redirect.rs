@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use api::v1::{self, Error, ErrorCode};
 use block::{ChunkSize, Device};
-use filters::{AccessCounts, Redirect, RedirectHeader, RedirectStatus};
+use filters::{AccessCounts, Redirect, RedirectHeader, RedirectStatus, ReplicaPair};
 use uuid::Uuid;
 
 use super::Stack;
@@ -16,7 +16,7 @@ use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerState, RedirectLayer};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
-use crate::surrogates::Surrogate;
+use crate::surrogates::{Surrogate, SurrogatePart};
 use crate::volume::Volume;
 
 /// A redirection in its place, directly over the backend.
@@ -27,6 +27,8 @@ pub(crate) struct StackedRedirect {
     pub(super) redirect: Redirect,
     /// Held while something goes back to the backend. True once what it holds is given up: nothing goes back then.
     pub(super) is_discarded: Arc<tokio::sync::Mutex<bool>>,
+    /// What holds its part, if that is in two stores.
+    pub(super) pair: Option<ReplicaPair>,
     /// The same as the guest sees it.
     pub(crate) device: Device,
 }
@@ -41,16 +43,17 @@ impl StackedRedirect {
     ) -> Result<Self> {
         let surrogate = context.surrogates.get(&redirect.surrogate)?;
         let opened = async {
-            let partition = surrogate.partition(layer.id).await?;
+            let SurrogatePart { device: partition, pair } = surrogate.partition(layer.id).await?;
             let header = Redirect::inspect(&partition).await?;
             if header.id != *layer.id.as_bytes() {
                 let context = format!("{} holds another volume's data", partition.name());
                 return Err(block::Error::new(block::ErrorKind::Invalid, context));
             }
             let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
-            Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await
+            let opened = Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await?;
+            Ok((opened, pair))
         };
-        let opened = opened.await.map_err(|error| {
+        let (opened, pair) = opened.await.map_err(|error| {
             Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
                 .with_hint(
                     "the surrogate holds what the guest has written last: put its stores back as they were; if they are lost \
@@ -61,7 +64,7 @@ impl StackedRedirect {
             opened.begin_drain().await;
         }
         let device = Device::new(&format!("surrogate {}", redirect.surrogate), opened.clone());
-        Ok(Self { id: layer.id, redirect: opened, is_discarded: Arc::default(), device })
+        Ok(Self { id: layer.id, redirect: opened, is_discarded: Arc::default(), pair, device })
     }
 
     /// The redirection itself.
@@ -170,6 +173,11 @@ impl Daemon {
         let mut shown = surrogate.show();
         for partition in &mut shown.partitions {
             let volume = self.volume_if_any(&partition.volume).ok().flatten();
+            let stacked =
+                volume.as_ref().and_then(|volume| volume.with_stack(|stack| stack.redirect().cloned()).flatten());
+            let status = stacked.and_then(|stacked| stacked.pair).map(|pair| pair.status());
+            let rebuilt = status.filter(|status| status.rebuilt.is_some());
+            partition.rebuild_left_bytes = rebuilt.map(|status| status.unsettled_bytes);
             partition.redirection = volume.and_then(|volume| volume.redirection());
         }
         shown

@@ -175,10 +175,10 @@ impl Daemon {
         let layer = LayerDocument { id, kind: LayerKind::Redirect(redirect.clone()), state: LayerState::MayHold };
         surrogate.take(id, &volume.name)?;
         let made = async {
-            let partition = surrogate.partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
+            let part = surrogate.partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
             let base = volume.with_backend(|open_backend| open_backend.device.clone());
             let base = base.ok_or_else(|| Error::new(ErrorCode::WrongState, format!("{} is down", volume.name)))?;
-            make_header(&base, &partition, (id, surrogate.chunk_bytes())).await?;
+            make_header(&base, &part.device, (id, surrogate.chunk_bytes())).await?;
             let stacked = StackedRedirect::open(base.clone(), &layer, &redirect, &self.overlay_context()).await?;
             check_geometry(&stacked, &base)?;
             Ok((stacked, volume.require_up()?))

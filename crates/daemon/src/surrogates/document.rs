@@ -1,5 +1,7 @@
 //! What is on record of a surrogate: `STATE/surrogates/NAME.json`. Its partitions are slots of one size.
 
+use std::collections::BTreeSet;
+
 use api::v1::{self, Error, ErrorCode};
 use block::{Bytes, Extent};
 use serde::{Deserialize, Serialize};
@@ -28,6 +30,13 @@ pub(crate) struct SurrogatePlace {
     /// The store that lacks something of it, and is read no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lost: Option<usize>,
+}
+
+impl SurrogatePlace {
+    /// Whether store `number` lacks something of it.
+    pub(crate) fn has_lost(&self, number: usize) -> bool {
+        self.lost == Some(number)
+    }
 }
 
 impl SurrogateDocument {
@@ -72,6 +81,25 @@ impl SurrogateDocument {
         )))
     }
 
+    /// Which of its two stores is lost for some volume.
+    pub(super) fn lost_store(&self) -> Result<usize> {
+        let name = &self.name;
+        let refuse = |why: String, hint: &str| Err(Error::new(ErrorCode::WrongState, why).with_hint(hint));
+        if self.stores.len() < 2 {
+            let hint = "what a lost one held is lost: take it out with --discard-dirty, and make another surrogate";
+            return refuse(format!("the surrogate {name} has one store"), hint);
+        }
+        let lost: BTreeSet<usize> = self.partitions.iter().filter_map(|partition| partition.place.lost).collect();
+        match lost.into_iter().collect::<Vec<_>>()[..] {
+            [number] => Ok(number),
+            [] => refuse(format!("no store of the surrogate {name} is lost"), "nothing is to be repaired"),
+            _ => refuse(
+                format!("each store of the surrogate {name} has something that the other one lacks"),
+                "take it out of its volumes' stacks, and make it anew",
+            ),
+        }
+    }
+
     fn refuse_drained(&self) -> Result<()> {
         if !self.draining {
             return Ok(());
@@ -92,6 +120,8 @@ impl SurrogateDocument {
             volume: partition.volume.clone(),
             layer: partition.layer.to_string(),
             redirection: None,
+            lost_store: partition.place.lost.map(|number| number as u64),
+            rebuild_left_bytes: None,
         });
         v1::Surrogate {
             name: self.name.clone(),
@@ -143,6 +173,21 @@ mod tests {
         assert_eq!(document.take(Uuid::nil(), "a").map_err(|error| error.code), Err(ErrorCode::WrongState));
         assert_eq!(document.check_room(1).map_err(|error| error.code), Err(ErrorCode::WrongState));
         assert_eq!(document.check_room(0), Ok(()), "nobody asks it for anything");
+    }
+
+    #[test]
+    fn one_store_is_repaired_and_never_both_nor_the_only_one() {
+        let mut document = document();
+        let code = |document: &SurrogateDocument| document.lost_store().map_err(|error| error.code);
+        assert_eq!(code(&document), Err(ErrorCode::WrongState), "it is the only one");
+        document.stores.push(StoreDocument { place: BackendSpec::file("/fast/t.img").into(), made: None });
+        document.take(Uuid::from_u128(1), "a").expect("there is room");
+        document.take(Uuid::from_u128(2), "b").expect("there is room");
+        assert_eq!(code(&document), Err(ErrorCode::WrongState), "none is lost");
+        document.partitions[1].place.lost = Some(1);
+        assert_eq!(code(&document), Ok(1));
+        document.partitions[0].place.lost = Some(0);
+        assert_eq!(code(&document), Err(ErrorCode::WrongState), "both are");
     }
 
     #[test]

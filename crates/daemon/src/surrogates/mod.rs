@@ -13,6 +13,7 @@ use block::Bytes;
 
 pub(crate) use self::document::SurrogateSettings;
 use self::document::{SurrogateDocument, SurrogatePlace};
+pub(crate) use self::store::SurrogatePart;
 use crate::pools::{DocumentOf, NewStore, Pool, PoolKind, Pools};
 use crate::problem::{Result, invalid};
 use crate::state_dir::Layout;
