@@ -16,8 +16,8 @@ use crate::v1::{
     AdoptRequest, AttachRequest, Cache, CacheRequest, CacheResizeRequest, CheckRequest, CheckedDisk, Error, ErrorCode,
     FoundVm, Host, HostAddresses, Invitation, InviteRequest, Job, Layer, LayerChangeRequest, LayerRequest, MoveRequest,
     PairRequest, Plan, PlanRequest, ReleaseRequest, Resolution, ResolveRequest, Result, RevertRequest, SetRequest,
-    SnapshotRequest, Status, Surrogate, SurrogateRequest, TrustedHost, Version, Vm, VmAddRequest, VmMove,
-    VmMoveRequest, VmPlan, VmPreparation, Volume,
+    SnapshotRequest, Status, Surrogate, SurrogateRepairRequest, SurrogateRequest, TrustedHost, Version, Vm,
+    VmAddRequest, VmMove, VmMoveRequest, VmPlan, VmPreparation, Volume,
 };
 
 /// The largest answer that is read.
@@ -243,6 +243,14 @@ impl Client {
     /// There is none of that name.
     pub async fn drain_surrogate(&self, name: &str) -> Result<Surrogate> {
         self.send(Method::POST, &format!("/v1/surrogates/{}/drain", escape(name)), &()).await
+    }
+
+    /// Begins to repair the lost store of a surrogate.
+    ///
+    /// # Errors
+    /// There is none of that name, none of its two stores is lost, or the new one cannot be used.
+    pub async fn repair_surrogate(&self, name: &str, request: &SurrogateRepairRequest) -> Result<Surrogate> {
+        self.send(Method::POST, &format!("/v1/surrogates/{}/repair", escape(name)), request).await
     }
 
     /// Removes a surrogate that no volume has a part of.

@@ -346,12 +346,8 @@ pub(crate) struct StrategyArgs {
     /// How the copy and what the guest writes meanwhile come together
     #[arg(long, value_enum, default_value = "mirror")]
     pub(crate) strategy: StrategyArg,
-    /// In which order the volume is copied. Not with mirror-paper or snapshot, which copy in order
-    #[arg(long, value_enum, default_value = "sequential")]
-    pub(crate) schedule: ScheduleArg,
-    /// Of the schedule follow: serve so many of the guest's requests before one run is copied, 1 to 4 [default: 2]
-    #[arg(long, value_name = "K")]
-    pub(crate) follow_ratio: Option<u8>,
+    #[command(flatten)]
+    pub(crate) head: HeadArgs,
     /// Of strategies that iterate: put off copies of what the guest writes again and again
     #[arg(long)]
     pub(crate) hot_blocks: bool,
@@ -372,10 +368,33 @@ pub(crate) struct StrategyArgs {
     /// Of mirror-async: how far the target may be behind, 1MiB to 1GiB; then the guest's writes wait [default: 64MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) buffer: Option<Size>,
-    /// Keep chunks of the source in so much memory, so that the disk is read once for guest and copy, 1MiB to 64GiB. Not
+}
+
+/// What spares the head of a source's disk.
+#[derive(Debug, Args)]
+pub(crate) struct HeadArgs {
+    /// In which order a volume is copied. Not with mirror-paper or snapshot, which copy in order
+    #[arg(long, value_enum, default_value = "sequential")]
+    pub(crate) schedule: ScheduleArg,
+    /// Of the schedule follow: serve so many of the guest's requests before one run is copied, 1 to 4 [default: 2]
+    #[arg(long, value_name = "K")]
+    pub(crate) follow_ratio: Option<u8>,
+    /// Keep chunks of a source in so much memory, so that its disk is read once for guest and copy, 1MiB to 64GiB. Not
     /// with snapshot or mirror-paper
     #[arg(long, value_name = "SIZE")]
     pub(crate) read_cache: Option<Size>,
+    /// Serve the guest's popular data from this surrogate while its disk is copied, and have it take what the guest writes
+    #[arg(long, value_name = "NAME")]
+    pub(crate) surrogate: Option<String>,
+    /// With --surrogate: a chunk is popular from so many requests on [default: 1]
+    #[arg(long, value_name = "N", requires = "surrogate")]
+    pub(crate) popular_threshold: Option<u16>,
+    /// Use the surrogate also for a disk without a head, such as flash, where there is little to gain
+    #[arg(long, requires = "surrogate")]
+    pub(crate) surrogate_on_flash: bool,
+    /// With a surrogate of one store: that may hold the only copy of what the guest writes
+    #[arg(long, requires = "surrogate")]
+    pub(crate) sole_copy: bool,
 }
 
 #[derive(Debug, Args)]
@@ -406,18 +425,6 @@ pub(crate) struct PlanArgs {
     pub(crate) verify: VerifyArg,
     #[command(flatten)]
     pub(crate) how: StrategyArgs,
-    /// Serve the guest's popular data from this surrogate while the disk is copied, and have it take what the guest writes
-    #[arg(long, value_name = "NAME")]
-    pub(crate) surrogate: Option<String>,
-    /// With --surrogate: a chunk is popular from so many requests on [default: 1]
-    #[arg(long, value_name = "N", requires = "surrogate")]
-    pub(crate) popular_threshold: Option<u16>,
-    /// Use the surrogate also for a disk without a head, such as flash, where there is little to gain
-    #[arg(long, requires = "surrogate")]
-    pub(crate) surrogate_on_flash: bool,
-    /// With a surrogate of one store: that may hold the only copy of what the guest writes
-    #[arg(long, requires = "surrogate")]
-    pub(crate) sole_copy: bool,
     /// Replace what the target holds
     #[arg(long)]
     pub(crate) overwrite: bool,

@@ -99,8 +99,8 @@ pub(crate) async fn layer(client: &Client, command: LayerCommand, json: bool) ->
                 return print(json, &volume, || show::layers(&volume.layers));
             }
             let draining = volume.layers.iter().find(|layer| is_leaving(layer));
-            if let Some(cache) = draining {
-                wait_until_emptied(client, &args.name, &cache.id).await?;
+            if let Some(leaving) = draining {
+                wait_until_emptied(client, &args.name, &leaving.id).await?;
             }
             let volume = client.volume(&args.name).await?;
             print(json, &volume, || show::layers(&volume.layers))
@@ -108,12 +108,12 @@ pub(crate) async fn layer(client: &Client, command: LayerCommand, json: bool) ->
     }
 }
 
-/// Whether a layer is a cache that is being taken out.
+/// Whether a layer is a cache or a surrogate that is being taken out.
 fn is_leaving(layer: &Layer) -> bool {
-    layer.kind == LayerKind::Cache && layer.state == LayerState::Draining
+    matches!(layer.kind, LayerKind::Cache | LayerKind::Redirect) && layer.state == LayerState::Draining
 }
 
-/// Waits until the cache `id` is no layer any more.
+/// Waits until `id` is no layer any more.
 async fn wait_until_emptied(client: &Client, name: &str, id: &str) -> Result<()> {
     let mut said = Instant::now();
     loop {
@@ -121,7 +121,7 @@ async fn wait_until_emptied(client: &Client, name: &str, id: &str) -> Result<()>
         let Some(layer) = layers.iter().find(|layer| layer.id == id) else { return Ok(()) };
         if said.elapsed() >= SAY_INTERVAL {
             let held = show::bytes(layer.held_bytes.unwrap_or_default());
-            say::aside(&format!("{name}: {held} of the cache {} are still to be moved", layer.name));
+            say::aside(&format!("{name}: {held} of {} are still to be moved", layer.name));
             said = Instant::now();
         }
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -133,32 +133,53 @@ fn layer_request(args: &LayerAddArgs) -> Result<LayerRequest> {
     let of_throttle = args.iops.is_some() || args.bandwidth.is_some();
     let sizes = [args.size.is_some(), args.block.is_some(), args.sequential.is_some()];
     let of_cache = args.cache.is_some() || args.mode.is_some() || args.policy.is_some() || sizes.contains(&true);
+    // Its other options need its name.
+    let of_surrogate = args.surrogate.is_some();
     match args.kind {
-        LayerKindArg::Throttle if of_cache => {
-            Err(Error::invalid("a throttle has --iops and --bandwidth", "the other options are of a cache"))
-        }
+        LayerKindArg::Throttle if of_cache || of_surrogate => Err(Error::invalid(
+            "a throttle has --iops and --bandwidth",
+            "the other options are of a cache or a surrogate",
+        )),
         LayerKindArg::Throttle => {
             let bytes_per_second = args.bandwidth.map(|rate| rate.0);
             Ok(LayerRequest::Throttle { iops: args.iops, bytes_per_second })
         }
-        LayerKindArg::Cache if of_throttle => {
-            Err(Error::invalid("--iops and --bandwidth are of a throttle", "add one beside the cache"))
+        _ if of_throttle => Err(Error::invalid("--iops and --bandwidth are of a throttle", "add one beside the layer")),
+        LayerKindArg::Cache if of_surrogate => {
+            Err(Error::invalid("--surrogate is of a surrogate", "a volume has a cache or a surrogate"))
         }
-        LayerKindArg::Cache => {
-            let (Some(cache), Some(size)) = (args.cache.clone(), args.size) else {
-                return Err(Error::invalid(
-                    "a volume's cache is on a cache of the host, and has a size",
-                    "give --cache NAME and --size SIZE; `transhume cache ls` lists those that there are",
-                ));
+        LayerKindArg::Cache => cache_request(args),
+        LayerKindArg::Surrogate if of_cache => {
+            Err(Error::invalid("a surrogate has none of the options of a cache", "give --surrogate NAME"))
+        }
+        LayerKindArg::Surrogate => {
+            let missing = || {
+                let hint = "give --surrogate NAME; `transhume surrogate ls` lists those that there are";
+                Error::invalid("which surrogate of the host is to serve the volume is not said", hint)
             };
-            Ok(LayerRequest::Cache {
-                cache,
-                size_bytes: size.0,
-                mode: args.mode.map(Into::into),
-                policy: args.policy.map(Into::into),
-                block_bytes: args.block.map(|size| size.0),
-                sequential_bytes: args.sequential,
+            Ok(LayerRequest::Surrogate {
+                surrogate: args.surrogate.clone().ok_or_else(missing)?,
+                popular_threshold: args.popular_threshold,
+                surrogate_on_flash: args.surrogate_on_flash,
+                sole_copy: args.sole_copy,
             })
         }
     }
+}
+
+fn cache_request(args: &LayerAddArgs) -> Result<LayerRequest> {
+    let (Some(cache), Some(size)) = (args.cache.clone(), args.size) else {
+        return Err(Error::invalid(
+            "a volume's cache is on a cache of the host, and has a size",
+            "give --cache NAME and --size SIZE; `transhume cache ls` lists those that there are",
+        ));
+    };
+    Ok(LayerRequest::Cache {
+        cache,
+        size_bytes: size.0,
+        mode: args.mode.map(Into::into),
+        policy: args.policy.map(Into::into),
+        block_bytes: args.block.map(|size| size.0),
+        sequential_bytes: args.sequential,
+    })
 }

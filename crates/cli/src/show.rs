@@ -226,7 +226,12 @@ pub(crate) fn surrogate(surrogate: &Surrogate) -> String {
     }
     for partition in &surrogate.partitions {
         let redirection = partition.redirection.as_ref().map_or("not open".to_owned(), redirection);
-        lines.push(("volume", format!("{}: {redirection}", partition.volume)));
+        let in_stores = match (partition.lost_store, partition.rebuild_left_bytes) {
+            (_, Some(left)) => format!("; {} are still to be copied to its other store", bytes(left)),
+            (Some(number), None) => format!("; STORE {number} IS LOST"),
+            (None, None) => String::new(),
+        };
+        lines.push(("volume", format!("{}: {redirection}{in_stores}", partition.volume)));
     }
     lines.into_iter().map(|(key, value)| format!("{key:<8} {value}\n")).collect()
 }

@@ -5,8 +5,11 @@ use api::v1::{Error, ErrorCode, Result, StoreRequest};
 use crate::path::absolute_backend;
 use crate::rate::Size;
 
-/// `file:PATH[,size=SIZE][,cache=...]`.
+/// `file:PATH[,size=SIZE][,cache=...]`, or the address of an export, in which commas are letters as others.
 pub(crate) fn store_request(text: &str) -> Result<StoreRequest> {
+    if text.starts_with("nbd") {
+        return Ok(StoreRequest { place: text.to_owned(), size_bytes: None });
+    }
     let (mut place, mut size_bytes) = (String::new(), None);
     for part in split_at_commas(text) {
         match part.strip_prefix("size=") {
@@ -57,5 +60,7 @@ mod tests {
         assert_eq!(read("file:/dev/sdb"), of("file:/dev/sdb", None));
         assert_eq!(read("file:/a,,b,cache=page,size=1GiB"), of("file:/a,,b,cache=page", Some(1 << 30)));
         assert!(store_request("file:/a,size=much").is_err());
+        let export = "nbd+unix:///a,size=1?socket=/b,c";
+        assert_eq!(read(export), of(export, None));
     }
 }

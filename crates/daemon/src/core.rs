@@ -116,7 +116,7 @@ impl Core {
     /// # Errors
     /// As the API's.
     pub async fn create_surrogate(&self, request: SurrogateRequest) -> Result<Surrogate> {
-        self.daemon.surrogates.create(request).await
+        self.daemon.create_surrogate(request).await
     }
 
     /// The surrogates.

@@ -18,7 +18,9 @@ use crate::audit::{Audit, Peer, unix_ms};
 use crate::caches::Caches;
 use crate::clients::SocketOwner;
 use crate::config::Config;
-use crate::document::{AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, VolumeDocument};
+use crate::document::{
+    AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, LayerState, VolumeDocument,
+};
 use crate::foreign::ForeignUse;
 use crate::hooks::Hooks;
 use crate::hosts::{HostNetwork, no_hosts};
@@ -131,7 +133,8 @@ impl Daemon {
             map_page_chunks,
         } = platform;
         let layout = state.layout();
-        let pools = PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env));
+        let pools =
+            PoolContext::new(layout.clone(), Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
         Ok(Self {
             audit: Audit::open(layout.clone())?,
             history: History::open(layout.clone(), config.history_max),
@@ -541,8 +544,11 @@ pub(crate) fn refuse_holding(document: &VolumeDocument, command: &str) -> Result
     let Some(layer) = document.layers.iter().find(|layer| layer.may_hold()) else { return Ok(()) };
     if let Some(redirect) = layer.redirect() {
         let message = format!("the surrogate {} holds what {name} has written last", redirect.surrogate);
-        return Err(Error::new(ErrorCode::InUse, message)
-            .with_hint(format!("wait until that is in {}: `transhume volume show {name}`", document.backend)));
+        let hint = match redirect.stays && layer.state != LayerState::Draining {
+            true => format!("`transhume volume layer rm {name} surrogate` brings it to {}", document.backend),
+            false => format!("wait until that is in {}: `transhume volume show {name}`", document.backend),
+        };
+        return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
     }
     if let Some(cache) = layer.cache() {
         let message = format!("the cache {} may hold what {name} has written last", cache.cache);

@@ -445,10 +445,16 @@ impl VolumeDocument {
         }
     }
 
-    /// No move needs a surrogate any more: what it holds goes back into the backend.
+    /// No move needs a surrogate any more: what it holds goes back into the backend, unless it was there before the move.
     pub(crate) fn drain_redirect(&mut self) {
-        let redirect = self.layers.iter_mut().find(|layer| layer.redirect().is_some());
+        let is_of_move = |layer: &&mut LayerDocument| layer.redirect().is_some_and(|redirect| !redirect.stays);
+        let redirect = self.layers.iter_mut().find(is_of_move);
         redirect.into_iter().for_each(|layer| layer.state = LayerState::Draining);
+    }
+
+    /// The redirection to a surrogate, if it has one.
+    pub(crate) fn redirect_layer(&self) -> Option<(&LayerDocument, &RedirectLayer)> {
+        self.layers.iter().find_map(|layer| Some((layer, layer.redirect()?)))
     }
 
     /// Its cache, if it has one.
@@ -485,6 +491,12 @@ impl VolumeDocument {
     fn moves_with_machine(&self) -> bool {
         let group = self.job.as_ref().and_then(|job| job.group.as_ref());
         group.is_some_and(|group| group.machine.is_some())
+    }
+
+    /// Whether snapshots of the volume were taken, and lie over its backend.
+    #[must_use]
+    pub fn has_overlays(&self) -> bool {
+        self.layers.iter().any(|layer| layer.overlay().is_some())
     }
 
     /// Whether the backend alone is not the volume, because a layer may hold bytes that it lacks.

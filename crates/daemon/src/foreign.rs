@@ -8,7 +8,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode};
+use api::v1::{self, Error, ErrorCode, StoreRequest, SurrogateRequest};
 use block::{BlockDevice, Bytes, Device, Extent, Geometry};
 use env::EnvRef;
 use nbd::{BackendOptions, DialUri, NbdBackend, NbdDevice, NbdUri};
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::daemon::Daemon;
 use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
+use crate::pools::NewStore;
 use crate::problem::{Result, invalid, of_backend};
 use crate::volume::Volume;
 
@@ -116,6 +117,10 @@ impl Daemon {
             return Err(Error::new(ErrorCode::BackendUnusable, message).with_hint("move it to a file"));
         }
         self.refuse_used(uri)?;
+        if let Some(kind) = self.surrogates.kind_at(uri) {
+            let message = format!("{uri} is a store of a {kind}");
+            return Err(Error::new(ErrorCode::InUse, message).with_hint("name another target"));
+        }
         let found = inspect(uri, &self.env).await.map_err(|error| of_server(&error))?;
         found.as_target(slot.device().geometry(), overwrite, &self.env).await
     }
@@ -127,12 +132,58 @@ impl Daemon {
             let message = format!("{} is on {uri} already", volume.name);
             return Err(Error::new(ErrorCode::TargetSame, message).with_hint("name another target"));
         }
-        let own = self.volumes().into_iter().find(|other| other.uri().is_ok_and(|own| own.is_same_export(uri)));
+        let own = self.own_export(uri);
         match own {
-            Some(own) => Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {} here", own.name))
+            Some(own) => Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {own} here"))
                 .with_hint("name the file that is to hold the volume, or another server's export")),
             None => Ok(()),
         }
+    }
+
+    /// The volume that this daemon serves as `uri`.
+    fn own_export(&self, uri: &NbdUri) -> Option<String> {
+        let own = self.volumes().into_iter().find(|other| other.uri().is_ok_and(|own| own.is_same_export(uri)));
+        own.map(|volume| volume.name.clone())
+    }
+
+    /// Makes a surrogate, whose stores may be exports of NBD servers. When this fails nothing was left behind.
+    ///
+    /// # Errors
+    /// There is one of that name, the request makes no sense, or a store cannot be used.
+    pub(crate) async fn create_surrogate(&self, request: SurrogateRequest) -> Result<v1::Surrogate> {
+        let mut stores = Vec::with_capacity(request.stores.len());
+        for store in &request.stores {
+            stores.push(self.new_store(store).await?);
+        }
+        self.surrogates.create(request, stores).await
+    }
+
+    /// What a store of a surrogate is to be.
+    pub(crate) async fn new_store(&self, store: &StoreRequest) -> Result<NewStore> {
+        match NbdUri::is_meant(&store.place) {
+            true => Ok(NewStore { place: self.store_at(store).await?.into(), size_bytes: store.size_bytes }),
+            false => NewStore::local(store, "surrogate"),
+        }
+    }
+
+    /// The export that a store is to be, if it suits that.
+    async fn store_at(&self, store: &StoreRequest) -> Result<ForeignExport> {
+        let uri = parse_uri(&store.place)?;
+        if let Some(own) = self.own_export(&uri) {
+            return Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {own} here"))
+                .with_hint("name a file of this host, or an export of another server"));
+        }
+        let holds = |volume: &Arc<Volume>| match &volume.document().backend {
+            Location::Foreign(export) => export.uri().is_ok_and(|held| held.is_same_export(&uri)),
+            Location::Local(_) | Location::Remote(_) => false,
+        };
+        if let Some(volume) = self.volumes().into_iter().find(holds) {
+            return Err(Error::new(ErrorCode::InUse, format!("{uri} holds the volume {}", volume.name))
+                .with_hint("name another export, or a file of this host"));
+        }
+        self.refuse_used(&uri)?;
+        let found = inspect(&uri, &self.env).await.map_err(|error| of_backend(&error, "the store"))?;
+        found.as_store()
     }
 }
 
@@ -141,14 +192,21 @@ pub(crate) struct Inspected {
     uri: NbdUri,
     geometry: Geometry,
     tells_extents: bool,
+    can_flush: bool,
     device: Device,
 }
 
 /// Looks at an export.
 pub(crate) async fn inspect(uri: &NbdUri, env: &EnvRef) -> block::Result<Inspected> {
     let export = NbdDevice::connect(uri, env).await?;
-    let (geometry, tells_extents) = (export.geometry(), export.tells_extents());
-    Ok(Inspected { uri: uri.clone(), geometry, tells_extents, device: Device::new(&uri.to_string(), export) })
+    let (geometry, tells_extents, can_flush) = (export.geometry(), export.tells_extents(), export.can_flush());
+    Ok(Inspected {
+        uri: uri.clone(),
+        geometry,
+        tells_extents,
+        can_flush,
+        device: Device::new(&uri.to_string(), export),
+    })
 }
 
 impl Inspected {
@@ -160,6 +218,22 @@ impl Inspected {
     /// All of it, as what is read.
     pub(crate) fn whole(&self) -> ForeignExport {
         self.part(self.geometry.size, self.geometry.request_alignment, false)
+    }
+
+    /// All of it as a store, if it suits that. What it holds is overwritten.
+    fn as_store(&self) -> Result<ForeignExport> {
+        let Self { uri, geometry, .. } = self;
+        if geometry.read_only {
+            return Err(Error::new(ErrorCode::ReadOnly, format!("{uri} takes no writes"))
+                .with_hint("name another store, or have its server serve it writable"));
+        }
+        if !self.can_flush {
+            let message = format!("the server of {uri} cannot be asked to make durable what it was told (no flush)");
+            return Err(Error::new(ErrorCode::BackendUnusable, message)
+                .with_hint("use a server that can: a store holds what the guest has flushed"));
+        }
+        let alignment = geometry.request_alignment.max(CLIENT_SECTOR);
+        Ok(self.part(geometry.size.align_down(alignment.into()), alignment, false))
     }
 
     /// The part of it that a volume of the geometry `guest` takes, if it suits that.

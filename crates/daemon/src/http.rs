@@ -59,6 +59,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/surrogates", get(surrogates).post(create_surrogate))
         .route("/v1/surrogates/{name}", get(surrogate).delete(remove_surrogate))
         .route("/v1/surrogates/{name}/drain", post(drain_surrogate))
+        .route("/v1/surrogates/{name}/repair", post(repair_surrogate))
         .route("/v1/caches", get(caches).post(create_cache))
         .route("/v1/caches/{name}", get(cache).delete(remove_cache))
         .route("/v1/caches/{name}/resize", post(resize_cache))
@@ -237,7 +238,7 @@ async fn remove_layer(
 ) -> Answer<v1::Volume> {
     if query.discard_dirty {
         let (action, what) = (("layer.discard", name.clone()), layer.clone());
-        let work = async move |daemon: Arc<Daemon>, _| daemon.discard_cache(&name, &layer).await;
+        let work = async move |daemon: Arc<Daemon>, _| daemon.discard_layer(&name, &layer).await;
         return audited(daemon, peer, action, &what, work).await;
     }
     let action = ("layer.remove", name.clone());
@@ -280,7 +281,7 @@ async fn surrogate(State(daemon): Shared, Part(Path(name)): Part<Path<String>>) 
 async fn create_surrogate(State(daemon): Shared, ConnectInfo(peer): Who, Body(body): Body) -> Answer<v1::Surrogate> {
     let request: v1::SurrogateRequest = parse(&body)?;
     let action = ("surrogate.create", request.name.clone());
-    let work = async move |daemon: Arc<Daemon>, _| daemon.surrogates.create(request).await;
+    let work = async move |daemon: Arc<Daemon>, _| daemon.create_surrogate(request).await;
     audited(daemon, peer, action, &parse::<serde_json::Value>(&body)?, work).await
 }
 
@@ -292,6 +293,18 @@ async fn drain_surrogate(
     let action = ("surrogate.drain", name.clone());
     let work = async move |daemon: Arc<Daemon>, _| Ok(daemon.show_surrogate(&*daemon.surrogates.drain(&name)?));
     audited(daemon, peer, action, &(), work).await
+}
+
+async fn repair_surrogate(
+    State(daemon): Shared,
+    Part(Path(name)): Part<Path<String>>,
+    ConnectInfo(peer): Who,
+    Body(body): Body,
+) -> Answer<v1::Surrogate> {
+    let request: v1::SurrogateRepairRequest = parse(&body)?;
+    let (action, asked) = (("surrogate.repair", name.clone()), request.clone());
+    let work = async move |daemon: Arc<Daemon>, _| daemon.repair_surrogate(&name, asked).await;
+    audited(daemon, peer, action, &request, work).await
 }
 
 async fn remove_surrogate(

@@ -130,6 +130,12 @@ impl From<BackendSpec> for Location {
     }
 }
 
+impl From<ForeignExport> for Location {
+    fn from(export: ForeignExport) -> Self {
+        Self::Foreign(export)
+    }
+}
+
 impl fmt::Display for RemoteVolume {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{}:{}", self.host, self.volume)

@@ -128,7 +128,7 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     };
     let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
     let pool = BufferPool::new(Bytes::mib(config.request_pool_mib));
-    let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env));
+    let pools = PoolContext::new(layout, Arc::clone(&backends), Arc::clone(&env), config.nbd_reconnect_limit());
     let overlay_context = OverlayContext {
         backends: Arc::clone(&backends),
         surrogates: Arc::new(Surrogates::load(&pools)?),

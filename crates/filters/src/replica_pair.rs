@@ -41,7 +41,17 @@
 //! that must stay as it is read.
 //!
 //! A failed read makes no member lost: what it holds may be needed. A member that never answers holds its requests up.
+//!
+//! A lost member comes back as another device ([`ReplicaPair::rebuild`]), while the pair is in use:
+//!
+//! ```text
+//!   lost ──▶ the new device takes its place, all of it unsettled ──▶ written to with the other one, never read
+//!                                                                        │ piece by piece made like the other one
+//!                                                                        ▼
+//!   lost ◀── it fails, or a crash: on record it is lost still       all alike ──▶ flushed ──▶ trusted ──▶ on record: not lost
+//! ```
 
+mod rebuild;
 mod state;
 
 use std::sync::Arc;
@@ -51,7 +61,7 @@ use block::{
     BlockDevice, Buffer, Bytes, Device, Error, ErrorKind, Extent, ExtentState, ExtentStatus, Geometry, IoFuture,
     Mutation, MutationKind, RangeGuard, RangeLock, Result,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::store::geometry_of_both;
 use crate::translate::in_units;
@@ -65,6 +75,9 @@ pub trait MemberLoss: Send + Sync {
     /// Notes that `member` (0 or 1) has failed with `error` and lacks something that the other one has. Done means durable.
     /// From then on the pair is opened with that member as lost. If it fails, it is asked again, of the same member.
     fn note<'a>(&'a self, member: usize, error: &'a Error) -> IoFuture<'a, ()>;
+
+    /// Notes that `member` has all that the other one has, durably: it is lost no more. Done means durable.
+    fn note_whole(&self, member: usize) -> IoFuture<'_, ()>;
 }
 
 /// Two devices that are kept alike. Clones are the same pair.
@@ -74,7 +87,7 @@ pub struct ReplicaPair {
 }
 
 struct Inner {
-    members: [Device; 2],
+    members: RwLock<[Device; 2]>,
     geometry: Geometry,
     loss: Arc<dyn MemberLoss>,
     /// Held alone by who changes an extent, and shared by who reads it.
@@ -94,6 +107,8 @@ pub struct ReplicaStatus {
     pub lost: Option<usize>,
     /// The member that lacks something, which could not be put on record yet. Requests fail until it is.
     pub suspect: Option<usize>,
+    /// The member that is made like the other one, which has `unsettled_bytes` to go.
+    pub rebuilt: Option<usize>,
     /// What the lost or the suspect member has failed with, unless it was lost before the pair was opened.
     pub cause: Option<String>,
     /// How many reads, and questions for extents, each member has failed.
@@ -129,7 +144,7 @@ impl ReplicaPair {
             }
         };
         let inner = Inner {
-            members,
+            members: RwLock::new(members),
             geometry,
             loss,
             ranges: RangeLock::new(),
@@ -152,6 +167,7 @@ impl ReplicaPair {
         ReplicaStatus {
             lost: state.lost.as_ref().map(|(member, _)| *member),
             suspect: state.suspect.as_ref().map(|(member, _)| *member),
+            rebuilt: state.rebuilt,
             cause: cause.map(|error| error.chain()),
             failed_reads: [read(&inner.failed_reads[0]), read(&inner.failed_reads[1])],
             reads_by_other: read(&inner.reads_by_other),
@@ -192,10 +208,14 @@ impl Inner {
         PIECE_BYTES_MAX.min(self.geometry.transfer_bytes_max.into())
     }
 
+    fn member(&self, member: usize) -> Device {
+        self.members.read()[member].clone()
+    }
+
     fn count_failed_read(&self, member: usize, error: &Error) {
         self.failed_reads[member].fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
-            member = self.members[member].name(),
+            member = self.member(member).name(),
             error = error.chain(),
             "a member of a pair fails to be read"
         );
@@ -209,7 +229,8 @@ impl Inner {
         let _turn = self.recording.lock().await;
         // Somebody may have done it meanwhile.
         let Some((member, error)) = self.state.lock().suspect.clone() else { return Ok(()) };
-        let name = self.members[member].name();
+        let device = self.member(member);
+        let name = device.name();
         self.loss
             .note(member, &error)
             .await
@@ -221,24 +242,32 @@ impl Inner {
 
     /// `member` has failed what the other one has done. Returns once it is lost, which is on record then.
     async fn lose(&self, member: usize, error: Error) -> Result<()> {
+        {
+            let mut state = self.state.lock();
+            if state.rebuilt == Some(member) {
+                let device = self.member(member);
+                tracing::error!(member = device.name(), error = error.chain(), "a member of a pair cannot be rebuilt");
+                state.abandon_rebuild(error);
+                return Ok(());
+            }
+        }
         let accused = self.state.lock().accuse(member, error);
         self.record_suspect().await?;
-        accused.map_err(|error| error.wrap(format!("{} alone is left", self.members[member].name())))
+        accused.map_err(|error| error.wrap(format!("{} alone is left", self.member(member).name())))
     }
 
     /// Has every member that is not lost carry out `request`. Gives an error unless each one has done it that is not lost now.
-    async fn on_members<'a, F: Future<Output = Result<()>>>(
-        &'a self,
-        request: impl Fn(&'a Device) -> F,
-    ) -> Result<Done> {
-        let (lost, first) = {
+    async fn on_members<F: Future<Output = Result<()>>>(&self, request: impl Fn(Device) -> F) -> Result<Done> {
+        let (lost, first, members) = {
             let state = self.state.lock();
-            (state.lost.is_some(), state.first())
+            // A member is replaced under the same lock.
+            (state.lost.is_some(), state.first(), self.members.read().clone())
         };
+        let [one, other] = members;
         if lost {
-            return request(&self.members[first]).await.map(|()| Done::ByAll);
+            let left = if first == 0 { one } else { other };
+            return request(left).await.map(|()| Done::ByAll);
         }
-        let [one, other] = &self.members;
         match futures::join!(request(one), request(other)) {
             (Ok(()), Ok(())) => Ok(Done::ByAll),
             (Err(error), Ok(())) => self.lose(0, error).await.map(|()| Done::ByAll),
@@ -256,7 +285,11 @@ impl Inner {
         let _guard = self.ranges.exclusive(extent).await;
         self.record_suspect().await?;
         let change = Change::begin(self, extent);
-        match self.on_members(|member| member.write(mutation.clone())).await? {
+        let write = |member: Device| {
+            let mutation = mutation.clone();
+            async move { member.write(mutation).await }
+        };
+        match self.on_members(write).await? {
             Done::ByAll => change.settle(),
             Done::ByNone(error) => return Err(error),
         }
@@ -265,7 +298,7 @@ impl Inner {
 
     async fn flush(&self) -> Result<()> {
         self.record_suspect().await?;
-        match self.on_members(Device::flush).await? {
+        match self.on_members(|member| async move { member.flush().await }).await? {
             Done::ByAll => Ok(()),
             Done::ByNone(error) => {
                 self.state.lock().flush_failed(Extent::whole(self.geometry.size));
@@ -302,7 +335,12 @@ impl Inner {
         if self.state.lock().lost.is_some() {
             return Ok(());
         }
-        let read = |member: usize| self.members[member].read(piece.offset, Buffer::unpooled(piece.length.as_usize()));
+        let members = self.members.read().clone();
+        let rebuilt = self.state.lock().rebuilt;
+        if let Some(member) = rebuilt {
+            return self.rebuild_piece(piece, (&members, member), since).await;
+        }
+        let read = |member: usize| members[member].read(piece.offset, Buffer::unpooled(piece.length.as_usize()));
         let (one, other) = futures::join!(read(0), read(1));
         for (member, outcome) in [&one, &other].into_iter().enumerate() {
             outcome.as_ref().err().into_iter().for_each(|error| self.count_failed_read(member, error));
@@ -320,7 +358,7 @@ impl Inner {
             // It became suspect meanwhile: what it has is not to be copied. Then only the other one counts.
             return self.record_suspect().await;
         }
-        match self.members[to].write(Mutation::data(piece.offset, right.freeze())).await {
+        match members[to].write(Mutation::data(piece.offset, right.freeze())).await {
             Ok(()) => self.state.lock().settle(piece, since),
             Err(error) => self.lose(to, error).await?,
         }
@@ -328,12 +366,9 @@ impl Inner {
     }
 
     /// Asks the first member that is not lost, and if that fails the other one, if that may have everything.
-    async fn ask<'a, T, F: Future<Output = Result<T>>>(
-        &'a self,
-        mut question: impl FnMut(&'a Device) -> F,
-    ) -> Result<T> {
+    async fn ask<T, F: Future<Output = Result<T>>>(&self, mut question: impl FnMut(Device) -> F) -> Result<T> {
         let member = self.state.lock().first();
-        let error = match question(&self.members[member]).await {
+        let error = match question(self.member(member)).await {
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
@@ -342,7 +377,7 @@ impl Inner {
         if !self.state.lock().is_trusted(other) {
             return Err(error);
         }
-        match question(&self.members[other]).await {
+        match question(self.member(other)).await {
             Ok(answer) => {
                 self.reads_by_other.fetch_add(1, Ordering::Relaxed);
                 Ok(answer)
@@ -359,7 +394,11 @@ impl Inner {
         let _guard = self.hold_settled(Extent::new(offset, length.into())).await?;
         let mut own = Some(buffer);
         // A member that fails keeps the buffer.
-        self.ask(|member| member.read(offset, own.take().unwrap_or_else(|| Buffer::unpooled(length)))).await
+        let read = |member: Device| {
+            let buffer = own.take().unwrap_or_else(|| Buffer::unpooled(length));
+            async move { member.read(offset, buffer).await }
+        };
+        self.ask(read).await
     }
 
     async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
@@ -367,7 +406,7 @@ impl Inner {
         if !self.state.lock().unsettled_in(extent).is_empty() {
             return Ok(vec![ExtentStatus { extent, state: ExtentState::Data }]);
         }
-        let pieces = self.ask(|member| member.extents(extent)).await?;
+        let pieces = self.ask(|member| async move { member.extents(extent).await }).await?;
         Ok(in_units(pieces, self.geometry.request_alignment.into(), self.geometry.size))
     }
 }
@@ -433,7 +472,7 @@ impl BlockDevice for ReplicaPair {
 
 impl std::fmt::Debug for ReplicaPair {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [first, second] = &self.inner.members;
+        let [first, second] = &*self.inner.members.read();
         write!(out, "ReplicaPair({} and {})", first.name(), second.name())
     }
 }

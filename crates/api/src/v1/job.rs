@@ -79,7 +79,7 @@ pub enum Schedule {
 impl Schedule {
     /// Whether it is what a move has if nothing is said.
     #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks like this")]
-    fn is_default(&self) -> bool {
+    pub(super) fn is_default(&self) -> bool {
         *self == Self::default()
     }
 }

@@ -12,7 +12,7 @@ pub enum LayerKind {
     Overlay,
     /// Limits what clients may ask for.
     Throttle,
-    /// Has a surrogate serve what is popular while the volume is moved; it holds what was written since.
+    /// Has a surrogate serve what is popular; it holds what was written since.
     Redirect,
     /// Keeps blocks on the host's flash.
     Cache,
@@ -64,7 +64,7 @@ pub struct Layer {
     pub cached: Option<CacheUse>,
 }
 
-/// Asks for a layer (`POST /v1/volumes/NAME/layers`). Another throttle is changed to this; a cache is there once.
+/// Asks for a layer (`POST /v1/volumes/NAME/layers`). Another throttle is changed to this; a cache or a surrogate is there once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum LayerRequest {
@@ -95,6 +95,20 @@ pub enum LayerRequest {
         /// Reads that follow each other for more than so many bytes are not cached; 0 caches all; 4 MiB if nothing is said.
         #[serde(default)]
         sequential_bytes: Option<u64>,
+    },
+    /// Has a surrogate serve what is popular, and take what the guest writes, also while the volume does not move.
+    Surrogate {
+        /// The surrogate.
+        surrogate: String,
+        /// From which request on a chunk is popular; 1, at the first, if nothing is said.
+        #[serde(default)]
+        popular_threshold: Option<u16>,
+        /// Serve the guest also of a disk without a head.
+        #[serde(default)]
+        surrogate_on_flash: bool,
+        /// A surrogate with one store may hold the only copy of what the guest has written.
+        #[serde(default)]
+        sole_copy: bool,
     },
 }
 

@@ -28,7 +28,7 @@ pub use pool::{PoolStore, StoreRequest};
 pub use report::{
     Estimate, Iteration, PathRate, Rates, ReadCache, Report, ScheduleReport, StreamReport, Switchover, Verification,
 };
-pub use surrogate::{Redirection, Surrogate, SurrogatePartition, SurrogateRequest};
+pub use surrogate::{Redirection, Surrogate, SurrogatePartition, SurrogateRepairRequest, SurrogateRequest};
 pub use vm::{
     DiskHandling, FoundVm, MemoryEngine, Vm, VmAddRequest, VmChange, VmDisk, VmDiskChoice, VmFacts, VmMemory, VmMove,
     VmMovePhase, VmMoveRequest, VmPlan, VmPreparation, VmState,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StoreRequest {
-    /// `file:PATH[,cache=auto|direct|page]`: a file or a block device.
+    /// `file:PATH[,cache=auto|direct|page]`: a file or a block device. Of a surrogate also the export of an NBD server.
     pub place: String,
     /// Of a file that is to be made: how large.
     pub size_bytes: Option<u64>,

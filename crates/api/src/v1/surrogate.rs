@@ -50,6 +50,20 @@ pub struct SurrogatePartition {
     pub layer: String,
     /// What that has done and holds, while the volume is up and has it.
     pub redirection: Option<Redirection>,
+    /// The store (0 or 1) that lacks something of it, and is not used for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lost_store: Option<u64>,
+    /// While that is repaired: how many bytes are still to be copied to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rebuild_left_bytes: Option<u64>,
+}
+
+/// Asks for the lost store of a surrogate to be repaired (`POST /v1/surrogates/NAME/repair`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct SurrogateRepairRequest {
+    /// Another store in its place; nothing if the same one is well again.
+    pub store: Option<StoreRequest>,
 }
 
 /// What a volume's redirection to a surrogate has done, and what it holds. Requests are counted once for each chunk that they touch.

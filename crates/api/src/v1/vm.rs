@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{CacheDeparture, CacheTransferRequest, Error, Job, JobState, Monitor, Rates, Strategy, Verify};
+use super::{CacheDeparture, CacheTransferRequest, Error, Job, JobState, Monitor, Rates, Schedule, Strategy, Verify};
 
 /// Asks for a running machine to be known (`POST /v1/vms`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,6 +194,27 @@ pub struct VmMoveRequest {
     /// How the copy of a disk and what the guest writes meanwhile come together.
     #[serde(default)]
     pub strategy: Strategy,
+    /// In which order the chunks of a disk are copied. With `mirror-paper` and `snapshot` only `sequential`.
+    #[serde(default, skip_serializing_if = "Schedule::is_default")]
+    pub schedule: Schedule,
+    /// Of the schedule `follow`: how many guest requests are served before one run is copied, 1 to 4; 2 if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub follow_ratio: Option<u8>,
+    /// How many bytes of memory keep chunks of each disk that is copied, as of a move of one volume; none if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_cache: Option<u64>,
+    /// The surrogate that serves the popular data of each disk that is copied, and takes what the guest writes to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub surrogate: Option<String>,
+    /// Of a move with a surrogate: from which request on a chunk is popular; 1, at the first, if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub popular_threshold: Option<u16>,
+    /// The surrogate serves the guest also of a disk without a head, where it is not used otherwise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub surrogate_on_flash: bool,
+    /// A surrogate with one store may hold the only copy of what the guest has written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sole_copy: bool,
     /// The copies of disks yield to guest requests that take longer than this, in milliseconds; 40 if nothing is said.
     #[serde(default)]
     pub guest_latency_ms: Option<u64>,

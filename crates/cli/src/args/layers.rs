@@ -9,7 +9,8 @@ use crate::rate::{Rate, Size};
 pub(crate) enum LayerCommand {
     /// Add a layer; a throttle that is there is changed
     #[command(after_help = "Examples:\n  transhume volume layer add web1 throttle --iops 500 --bandwidth 50MiB/s\n  \
-        transhume volume layer add web1 cache --cache ssd --size 10GiB --mode write-back")]
+        transhume volume layer add web1 cache --cache ssd --size 10GiB --mode write-back\n  \
+        transhume volume layer add web1 surrogate --surrogate fast --popular-threshold 2")]
     Add(LayerAddArgs),
     /// Change a volume's cache while the guest works
     #[command(after_help = "Examples:\n  transhume volume layer set web1 cache --mode write-through\n  \
@@ -19,7 +20,7 @@ pub(crate) enum LayerCommand {
     /// List the layers of a volume, the lowest first
     #[command(after_help = "Example: transhume volume layer ls web1")]
     Ls(NameArgs),
-    /// Take a layer out; what only a cache has goes to the volume's backend first
+    /// Take a layer out; what only a cache or a surrogate has goes to the volume's backend first
     #[command(
         after_help = "Examples:\n  transhume volume layer rm web1 throttle\n  transhume volume layer rm web1 cache"
     )]
@@ -57,6 +58,18 @@ pub(crate) struct LayerAddArgs {
     /// Of a cache: do not cache reads that follow each other for more than this; `none` caches all [default: 4MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) sequential: Option<u64>,
+    /// Of a surrogate: which one of the host
+    #[arg(long, value_name = "NAME")]
+    pub(crate) surrogate: Option<String>,
+    /// Of a surrogate: a chunk is popular from so many requests on [default: 1]
+    #[arg(long, value_name = "N", requires = "surrogate")]
+    pub(crate) popular_threshold: Option<u16>,
+    /// Of a surrogate: also for a disk without a head, such as flash, where there is little to gain
+    #[arg(long, requires = "surrogate")]
+    pub(crate) surrogate_on_flash: bool,
+    /// Of a surrogate of one store: that may hold the only copy of what the guest writes
+    #[arg(long, requires = "surrogate")]
+    pub(crate) sole_copy: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -65,6 +78,8 @@ pub(crate) enum LayerKindArg {
     Throttle,
     /// Keeps blocks on the host's flash
     Cache,
+    /// Serves what is popular, and takes what the guest writes, before the volume is moved
+    Surrogate,
 }
 
 #[derive(Debug, Args)]
@@ -90,7 +105,7 @@ pub(crate) struct LayerRemoveArgs {
     /// Do not wait for the end
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Of a cache whose flash is lost: give up what only it has. The guest must be stopped: its disk is older afterwards, in parts
+    /// Of a cache or a surrogate whose stores are lost: give up what only it has. The guest must be stopped: its disk is older afterwards, in parts
     #[arg(long)]
     pub(crate) discard_dirty: bool,
 }

@@ -3,7 +3,7 @@
 use api::v1::{CacheTransfer, DiskHandling, MemoryEngine, VmDiskChoice};
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::{StrategyArg, VerifyArg};
+use super::{HeadArgs, StrategyArg, VerifyArg};
 use crate::rate::Rate;
 use crate::span::Span;
 
@@ -151,6 +151,8 @@ pub(crate) struct HowArgs {
     /// How the copy of a disk and what the guest writes meanwhile come together
     #[arg(long, value_enum, default_value = "mirror")]
     pub(crate) strategy: StrategyArg,
+    #[command(flatten)]
+    pub(crate) head: HeadArgs,
     /// How many connections carry the memory [default: 1 before QEMU 8.1, then one a processor, 4 at most]
     #[arg(long, value_name = "N")]
     pub(crate) channels: Option<u8>,

@@ -124,7 +124,7 @@ mod tests {
     use backends::BackendSpec;
 
     fn document() -> CacheDocument {
-        let store = StoreDocument { spec: BackendSpec::file("/fast/c.img"), made: None };
+        let store = StoreDocument { place: BackendSpec::file("/fast/c.img").into(), made: None };
         let mut new = CacheDocument::new("ssd".to_owned(), vec![store], CacheSettings { policy: CachePolicy::Lru });
         new.bytes = 100 << 10;
         new

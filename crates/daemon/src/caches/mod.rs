@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 pub(crate) use self::document::CacheSettings;
 use self::document::{CachePlace, PARTITION_ALIGNMENT};
-use crate::pools::{DocumentOf, Pool, PoolKind, Pools};
+use crate::pools::{DocumentOf, NewStore, Pool, PoolKind, Pools};
 use crate::problem::{Result, invalid, of_backend, of_state};
 use crate::state_dir::Layout;
 
@@ -50,8 +50,12 @@ impl Caches {
     pub(crate) async fn create(&self, request: CacheRequest) -> Result<v1::Cache> {
         let CacheRequest { name, store, policy } = request;
         let settings = CacheSettings { policy: policy.map_or(Ok(CachePolicy::default()), of_api_policy)? };
-        let stores = [store];
-        let made = self.make(name, &stores, settings, |document| {
+        if nbd::NbdUri::is_meant(&store.place) {
+            let message = format!("{} is an export, and a cache is on this host's own flash", store.place);
+            return Err(invalid(message, "write file:PATH,size=40GiB"));
+        }
+        let stores = vec![NewStore::local(&store, "cache")?];
+        let made = self.make(name, stores, settings, |document| {
             document.bytes -= document.bytes % PARTITION_ALIGNMENT;
             if document.bytes == 0 {
                 return Err(Error::new(ErrorCode::NoSpace, "the store of the cache is empty")

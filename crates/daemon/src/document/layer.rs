@@ -26,7 +26,7 @@ pub enum LayerKind {
     Overlay(OverlayLayer),
     /// Limits what clients may ask for. It holds nothing and stands before the meter.
     Throttle(ThrottleLayer),
-    /// Has a surrogate serve what is popular while the volume is moved. It holds what was written since, directly over the backend.
+    /// Has a surrogate serve what is popular. It holds what was written since, directly over the backend.
     Redirect(RedirectLayer),
     /// Keeps blocks on the host's flash, directly over the backend. In write-back it holds what the backend gets later.
     Cache(CacheLayer),
@@ -64,6 +64,9 @@ pub struct RedirectLayer {
     pub surrogate: String,
     /// From which request on a chunk is popular.
     pub threshold: u16,
+    /// Whether it was there before a move, and is there after one that is undone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stays: bool,
 }
 
 /// A volume's cache.

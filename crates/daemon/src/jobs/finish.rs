@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::{JobHandle, convert, record_of};
 use crate::audit::{Peer, unix_ms};
 use crate::daemon::Daemon;
-use crate::document::{Committed, JobDocument, LayerDocument, VolumeDocument};
+use crate::document::{Committed, JobDocument, LayerDocument, RedirectLayer, VolumeDocument};
 use crate::location::Location;
 use crate::open_backend::OpenBackend;
 use crate::problem::{of_backend, of_migration};
@@ -50,6 +50,9 @@ pub(crate) async fn finish(
         redirection,
         ..convert::to_api_report(report, sessions)
     };
+    if !matches!(ending, Ending::Switched(_)) {
+        volume.reach_source_directly();
+    }
     match ending {
         Ending::Switched(report) => {
             job.finishing();
@@ -176,10 +179,9 @@ fn incomplete_source(committed: &Committed) -> Option<String> {
         return Some(format!("the old source lacks what only the cache {cache} had of what the guest has written"));
     }
     committed.layers.iter().find_map(LayerDocument::redirect).map(|redirect| {
-        let surrogate = &redirect.surrogate;
-        format!(
-            "the old source lacks what the guest has written since the move began: the surrogate {surrogate} had that"
-        )
+        let RedirectLayer { surrogate, stays, .. } = redirect;
+        let since = if *stays { "the surrogate was added" } else { "the move began" };
+        format!("the old source lacks what the guest has written since {since}: the surrogate {surrogate} had that")
     })
 }
 

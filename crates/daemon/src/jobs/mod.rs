@@ -19,6 +19,7 @@ mod plan;
 mod rate_history;
 mod run;
 mod start;
+mod surrogate;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -8,6 +8,7 @@ use block::Bytes;
 use migrate::{JobRecord, MoveOptions, Phase, Strategy};
 use nbd::NbdUri;
 
+use super::surrogate::refuse_standing_surrogate;
 use super::{JobHandle, to_options};
 use crate::adopt::cache_of;
 use crate::audit::{Peer, unix_ms};
@@ -19,7 +20,6 @@ use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::remote::of_wire;
 use crate::stack::{layers_elsewhere, make_layer_files, refuse_draining, remove_layer_files, target_layers};
-use crate::surrogates::Surrogate;
 use crate::volume::Volume;
 
 /// What a move to another host has on its way: what is read, what is sent, what is received, what is written.
@@ -206,10 +206,11 @@ impl Daemon {
             return Err(Error::new(ErrorCode::InUse, message).with_hint(hint));
         }
         refuse_cache(&document, request, strategy)?;
-        if !document.layers.iter().any(|layer| layer.may_hold() && layer.cache().is_none()) {
+        refuse_draining(&document)?;
+        refuse_standing_surrogate(&document, request, strategy)?;
+        if !document.has_overlays() {
             return Ok(());
         }
-        refuse_draining(&document)?;
         let refusal = match destination(volume, &request.to)? {
             _ if strategy == Strategy::Snapshot => "a snapshot move has overlays of its own: leave --strategy out",
             Destination::Local(spec) if self.backends.free_space(spec.path()).is_ok_and(|space| space.is_none()) => {
@@ -220,62 +221,6 @@ impl Daemon {
         };
         let message = format!("{name} has snapshots, which would not come along");
         Err(invalid(message, format!("{refusal}, or remove them: `transhume volume snapshot ls {name}`")))
-    }
-
-    /// Refuses a surrogate that cannot serve the guest of a move.
-    pub(super) fn check_surrogate(&self, volume: &Volume, request: &MoveRequest, strategy: Strategy) -> Result<()> {
-        let Some(name) = &request.surrogate else {
-            return match request.popular_threshold {
-                None if !request.sole_copy && !request.surrogate_on_flash => Ok(()),
-                _ => Err(invalid(
-                    "a threshold, --sole-copy and --surrogate-on-flash are of a surrogate",
-                    "name one with --surrogate",
-                )),
-            };
-        };
-        let surrogate = self.surrogates.get(name)?;
-        let document = volume.document();
-        let refuse = |why: &str, hint: &str| Err(invalid(format!("{name} cannot serve {}: {why}", volume.name), hint));
-        if matches!(strategy, Strategy::Snapshot | Strategy::MirrorPaper) {
-            return refuse("the strategy takes the guest's writes itself", "use mirror, auto, dbt or incremental-dbt");
-        }
-        if document.cache_layer().is_some() {
-            return refuse("it has a cache, which is in the same place", "move without a surrogate");
-        }
-        if document.has_holding_layers() {
-            return refuse("it has snapshots", "remove them first, or move without a surrogate");
-        }
-        if document.room_to_grow().is_some() {
-            return refuse("it is a container that grows", "a surrogate needs an image in the format raw");
-        }
-        if document.read_only || request.shared {
-            return refuse("nothing is copied that the guest could be in the way of", "move without a surrogate");
-        }
-        if document.backend.local_path().is_none() {
-            return refuse("it is no file or block device of this host", "surrogates are beside the source");
-        }
-        if surrogate.is_sole() && !request.sole_copy {
-            let hint = "make the surrogate with two stores on different devices, or say --sole-copy: a store that fails takes \
-                        with it what the guest has written since the move began";
-            return refuse("it has one store, which would hold the only copy of what the guest writes", hint);
-        }
-        self.refuse_same_disk(&surrogate, &document.backend)
-    }
-
-    /// Refuses a surrogate on the head that the volume's source is read by.
-    fn refuse_same_disk(&self, surrogate: &Surrogate, source: &Location) -> Result<()> {
-        let disk = source.local_path().and_then(|path| self.backends.disk_of(path));
-        let Some(disk) = disk.filter(|disk| disk.is_rotational) else { return Ok(()) };
-        for spec in surrogate.specs() {
-            if self.backends.disk_of(spec.path()).as_ref() == Some(&disk) {
-                let message = format!("{spec} is on {}, the disk that holds the volume", disk.name);
-                return Err(invalid(
-                    message,
-                    "a surrogate is to spare that disk's head: put its stores on another device",
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// Puts a move that is ready durably on record.

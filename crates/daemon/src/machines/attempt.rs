@@ -409,7 +409,7 @@ impl MachineMove {
     /// Has the layers of the disks say in their files what they hold: another host knows nothing of what this one remembers.
     async fn flush_layers(&self, daemon: &Daemon) -> Result<()> {
         let volumes = self.disks.iter().map(|disk| &disk.volume);
-        let tops = volumes.filter(|volume| volume.document().has_holding_layers()).filter_map(|volume| volume.slot());
+        let tops = volumes.filter(|volume| volume.document().has_overlays()).filter_map(|volume| volume.slot());
         let tops: Vec<_> = tops.map(|slot| slot.device()).collect();
         let flushed = env::timeout(&*daemon.env, HOLD_LIMIT, try_join_all(tops.iter().map(Device::flush))).await;
         let failed = |why: &str| {

@@ -7,7 +7,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode, Job, Strategy};
+use api::v1::{Error, ErrorCode, Job, Schedule, Strategy, VmMoveRequest};
 use futures::future::{Either, select};
 use vm::machine::TargetDomain;
 
@@ -60,7 +60,7 @@ impl MachineMove {
 
     /// Waits until the copies of all disks are about to be complete; for ever if their order is another one.
     async fn nearly_copied(&self, daemon: &Daemon) {
-        if !matches!(self.request.strategy, Strategy::Mirror | Strategy::Dbt | Strategy::Snapshot) {
+        if !copies_beginning_first(&self.request) {
             return std::future::pending().await;
         }
         while !self.disks.iter().all(|disk| is_nearly_copied(&disk.job.show())) {
@@ -79,6 +79,12 @@ impl MachineMove {
     }
 }
 
+/// Whether the beginning of each disk is copied before its other half.
+const fn copies_beginning_first(request: &VmMoveRequest) -> bool {
+    matches!(request.schedule, Schedule::Sequential)
+        && matches!(request.strategy, Strategy::Mirror | Strategy::Dbt | Strategy::Snapshot)
+}
+
 fn is_nearly_copied(job: &Job) -> bool {
     // One that stays where it is has been there all along.
     if job.request.shared {
@@ -87,4 +93,20 @@ fn is_nearly_copied(job: &Job) -> bool {
     job.progress.as_ref().is_some_and(|progress| {
         progress.percent >= PERCENT_MIN && progress.eta_seconds.is_some_and(|left| left <= SECONDS_LEFT_MAX)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_is_started_early_only_where_the_beginning_of_its_disks_is_copied() {
+        let plain = VmMoveRequest::default();
+        assert!(copies_beginning_first(&plain));
+        assert!(copies_beginning_first(&VmMoveRequest { read_cache: Some(1 << 24), ..plain.clone() }));
+        for schedule in [Schedule::Follow, Schedule::ColdFirst] {
+            assert!(!copies_beginning_first(&VmMoveRequest { schedule, ..plain.clone() }), "{schedule}");
+        }
+        assert!(!copies_beginning_first(&VmMoveRequest { strategy: Strategy::Auto, ..plain }));
+    }
 }

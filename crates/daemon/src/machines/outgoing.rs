@@ -1,6 +1,6 @@
 //! Machines that go to other hosts: what is looked at before, and the beginning of the move.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,6 +103,7 @@ impl Daemon {
             downtime_ms: None,
         };
         plan.refusals.extend(self.refuse_disks(&disks).err());
+        plan.refusals.extend(self.refuse_surrogate(&disks, &handled, &request).err());
         plan.refusals.extend(refuse_options(&document, &request).err());
         plan.refusals.extend(self.check_hook().err());
         let facts = arrival.facts.clone();
@@ -128,12 +129,9 @@ impl Daemon {
         let mut disk_seconds = 0.0;
         // Nothing is copied of those that stay where they are, and their host was asked about them.
         for disk in disks.iter().filter(|disk| disk.handling != Some(DiskHandling::Shared)) {
-            let planned = match &disk.volume {
-                Some(volume) => self.plan_disk(volume, &request).await?,
-                None => None,
-            };
+            let (planned, refusal) = self.plan_disk(disk, &request).await?;
             disk_seconds += self.disk_seconds(disk, planned.as_ref(), &request, disk_rate);
-            plan.refusals.extend(planned.and_then(|planned| planned.refusal));
+            plan.refusals.extend(refusal);
         }
         let known = MemoryKnown::new(&facts, seen, memory_rate, downtime_limit(&request));
         (plan.memory_resident_bytes, plan.dirty_bytes_per_second) = (seen.resident_bytes, seen.dirty_bytes_per_second);
@@ -150,11 +148,22 @@ impl Daemon {
         Ok(plan)
     }
 
-    /// The plan of a disk's move. None if the volume is gone: after an earlier move its disks are given back to QEMU.
-    async fn plan_disk(self: &Arc<Self>, volume: &str, request: &VmMoveRequest) -> Result<Option<Plan>> {
-        match self.plan(volume, PlanRequest { request: disk_request(request, false) }).await {
-            Err(error) if error.code == ErrorCode::NotFound => Ok(None),
-            planned => planned.map(Some),
+    /// The plan of a disk's move, and what stands against that. There is none of a disk that is no volume yet, or whose volume is
+    /// gone: after an earlier move its disks are given back to QEMU.
+    async fn plan_disk(
+        self: &Arc<Self>,
+        disk: &VmDisk,
+        request: &VmMoveRequest,
+    ) -> Result<(Option<Plan>, Option<Error>)> {
+        let request = disk_request(request, false);
+        let Some(volume) = &disk.volume else { return Ok((None, self.check_unadopted(disk, &request).err())) };
+        match self.plan(volume, PlanRequest { request }).await {
+            Err(error) if error.code == ErrorCode::NotFound => Ok((None, None)),
+            Err(error) => Err(error),
+            Ok(planned) => {
+                let refusal = planned.refusal.clone();
+                Ok((Some(planned), refusal))
+            }
         }
     }
 
@@ -241,12 +250,15 @@ impl Daemon {
     async fn make_departure(self: &Arc<Self>, machine: &Machine, request: &VmMoveRequest) -> Result<Departure> {
         let document = machine.document();
         refuse_options(&document, request)?;
+        // Before disks are adopted for it.
+        self.refuse_surrogate(&[], &[], request)?;
         let host = HostName::new(&request.to)?;
         let hypervisor = self.hypervisors.reach(&document.monitor).await?;
         Box::pin(self.adopt_rest(&machine.name, &document, &*hypervisor)).await?;
         let disks = self.disks_of(&document, &*hypervisor).await?;
         self.refuse_disks(&disks)?;
         let handled = self.handle_disks(&host, &disks, request).await?;
+        self.refuse_surrogate(&disks, &handled, request)?;
         let mut volumes: Vec<_> = disks
             .iter()
             .filter_map(|disk| disk.volume.as_ref())
@@ -312,6 +324,19 @@ impl Daemon {
             refuse_draining(&self.volume(name)?.document())?;
         }
         Ok(())
+    }
+
+    /// Refuses a surrogate without room for each disk that is copied and that it helps.
+    fn refuse_surrogate(&self, disks: &[VmDisk], handled: &[Handling], request: &VmMoveRequest) -> Result<()> {
+        let Some(name) = &request.surrogate else { return Ok(()) };
+        let surrogate = self.surrogates.get(name)?;
+        let needs_part = |(disk, handling): &(&VmDisk, &Handling)| {
+            let helps = self.surrogate_helps(Path::new(&disk.file), request.surrogate_on_flash);
+            let has_one = disk.volume.as_ref().and_then(|name| self.volume(name).ok());
+            let has_one = has_one.is_some_and(|volume| volume.document().redirect_layer().is_some());
+            handling.kind() == DiskHandling::Copied && helps && !has_one
+        };
+        surrogate.check_room(disks.iter().zip(handled).filter(needs_part).count())
     }
 
     /// What the target is told of a machine.
@@ -505,6 +530,20 @@ fn refuse_options(document: &MachineDocument, request: &VmMoveRequest) -> Result
 
 /// The move of a disk that goes with its machine.
 fn disk_request(request: &VmMoveRequest, shared: bool) -> MoveRequest {
+    // Of a disk of which nothing is copied no head is to be spared.
+    let head = match shared {
+        true => MoveRequest::default(),
+        false => MoveRequest {
+            schedule: request.schedule,
+            follow_ratio: request.follow_ratio,
+            read_cache: request.read_cache,
+            surrogate: request.surrogate.clone(),
+            popular_threshold: request.popular_threshold,
+            surrogate_on_flash: request.surrogate_on_flash,
+            sole_copy: request.sole_copy,
+            ..MoveRequest::default()
+        },
+    };
     MoveRequest {
         to: request.to.clone(),
         shared,
@@ -519,7 +558,7 @@ fn disk_request(request: &VmMoveRequest, shared: bool) -> MoveRequest {
         delete_source: request.delete_source && !shared,
         // Where the machine is started next is no question of one disk.
         no_persist: true,
-        ..MoveRequest::default()
+        ..head
     }
 }
 

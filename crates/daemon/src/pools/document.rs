@@ -6,11 +6,12 @@
 use std::path::Path;
 
 use api::v1::{self, Error, ErrorCode};
-use backends::{BackendSpec, PreparedTarget};
+use backends::PreparedTarget;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::PoolKind;
+use crate::location::Location;
 use crate::problem::{Result, of_state};
 use crate::state_dir::Layout;
 
@@ -44,8 +45,9 @@ pub(crate) type DocumentOf<K> = PoolDocument<<K as PoolKind>::Settings, <K as Po
 /// A store of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoreDocument {
-    /// What to open.
-    pub(crate) spec: BackendSpec,
+    /// What to open: a file or block device of this host, or an export of an NBD server.
+    #[serde(rename = "spec")]
+    pub(crate) place: Location,
     /// Of a file that was made for it: how to take it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) made: Option<PreparedTarget>,
@@ -89,7 +91,8 @@ impl<S, P> PoolDocument<S, P> {
 
     /// How the API shows its stores.
     pub(crate) fn show_stores(&self) -> Vec<v1::PoolStore> {
-        let shown = |store: &StoreDocument| v1::PoolStore { place: store.spec.to_string(), made: store.made.is_some() };
+        let shown =
+            |store: &StoreDocument| v1::PoolStore { place: store.place.to_string(), made: store.made.is_some() };
         self.stores.iter().map(shown).collect()
     }
 }

@@ -10,16 +10,19 @@
 //! lie in the stores, and what is in them, is the business of the kind.
 
 mod document;
+mod export;
 mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, StoreRequest};
 use backends::{BackendSpec, TargetRequest};
 use block::Bytes;
 use env::EnvRef;
+use nbd::NbdUri;
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -27,7 +30,8 @@ use uuid::Uuid;
 
 pub(crate) use self::document::{DocumentOf, Partition, PoolDocument, StoreDocument};
 pub(crate) use self::pool::Pool;
-use crate::open_backend::CLIENT_SECTOR;
+use crate::location::Location;
+use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::platform::Backends;
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::state_dir::{Layout, check_name};
@@ -55,53 +59,93 @@ pub(crate) struct PoolContext {
     pub(crate) layout: Layout,
     pub(crate) backends: Arc<dyn Backends>,
     pub(crate) env: EnvRef,
+    /// How long a request waits for the server of a store that is away.
+    reconnect_limit: Duration,
     /// The stores that there are, and of what kind of pool each is.
-    claimed: Arc<Mutex<BTreeMap<PathBuf, &'static str>>>,
+    claimed: Arc<Mutex<Vec<(Location, &'static str)>>>,
+}
+
+/// A store that is to be part of a new pool.
+pub(crate) struct NewStore {
+    /// Where it is.
+    pub(crate) place: Location,
+    /// Of a file that is to be made: how large.
+    pub(crate) size_bytes: Option<u64>,
+}
+
+impl NewStore {
+    /// The store of a pool of `kind` on a file or block device of this host.
+    ///
+    /// # Errors
+    /// It is none.
+    pub(crate) fn local(store: &StoreRequest, kind: &str) -> Result<Self> {
+        let spec = store.place.parse::<BackendSpec>().map_err(|error| {
+            invalid(format!("\"{}\" is no place for a {kind}: {error}", store.place), "write file:PATH,size=40GiB")
+        })?;
+        Ok(Self { place: Location::Local(spec), size_bytes: store.size_bytes })
+    }
 }
 
 impl PoolContext {
     /// Where there are no pools yet.
-    pub(crate) fn new(layout: Layout, backends: Arc<dyn Backends>, env: EnvRef) -> Self {
-        Self { layout, backends, env, claimed: Arc::default() }
+    pub(crate) fn new(layout: Layout, backends: Arc<dyn Backends>, env: EnvRef, reconnect_limit: Duration) -> Self {
+        Self { layout, backends, env, reconnect_limit, claimed: Arc::default() }
     }
 
-    /// Claims the stores at `paths` for a new pool of `kind`.
-    fn claim(&self, paths: &[PathBuf], kind: &'static str) -> Result<()> {
+    /// Claims `stores` for a new pool of `kind`.
+    fn claim(&self, stores: &[Location], kind: &'static str) -> Result<()> {
         let mut claimed = self.claimed.lock();
-        let mut new = BTreeSet::new();
-        for path in paths {
-            let of = claimed.get(path).copied().or_else(|| (!new.insert(path)).then_some(kind));
-            if let Some(of) = of {
-                let message = format!("{} is a store of a {of} already", path.display());
+        let known = claimed.len();
+        for store in stores {
+            if let Some((_, of)) = claimed.iter().find(|(other, _)| is_same_store(other, store)) {
+                let shown = store.local_path().map_or_else(|| store.to_string(), |path| path.display().to_string());
+                let message = format!("{shown} is a store of a {of} already");
+                claimed.truncate(known);
                 return Err(
                     Error::new(ErrorCode::AlreadyExists, message).with_hint("give every store a file of its own")
                 );
             }
+            claimed.push((store.clone(), kind));
         }
-        claimed.extend(paths.iter().map(|path| (path.clone(), kind)));
         Ok(())
     }
 
-    fn disclaim<'a>(&self, paths: impl Iterator<Item = &'a Path>) {
-        let mut claimed = self.claimed.lock();
-        paths.for_each(|path| _ = claimed.remove(path));
+    fn disclaim(&self, stores: &[Location]) {
+        self.claimed.lock().retain(|(claimed, _)| !stores.iter().any(|store| is_same_store(claimed, store)));
     }
 
     /// Opens nothing, but makes the file of a store that is to be made.
-    async fn make_store(&self, spec: BackendSpec, size_bytes: Option<u64>) -> Result<StoreDocument> {
-        let Some(bytes) = size_bytes else { return Ok(StoreDocument { spec, made: None }) };
+    async fn make_store(&self, store: NewStore) -> Result<StoreDocument> {
+        let (spec, bytes) = match (store.place, store.size_bytes) {
+            (Location::Local(spec), Some(bytes)) => (spec, bytes),
+            (place, None) => return Ok(StoreDocument { place, made: None }),
+            (place, Some(_)) => {
+                return Err(invalid(format!("{place} has its size"), "leave size= out: it is for files that are made"));
+            }
+        };
         let size = Bytes(bytes - bytes % u64::from(CLIENT_SECTOR));
         let request =
             TargetRequest { spec: &spec, source: None, size, guest_alignment: CLIENT_SECTOR, overwrite: false };
         let made = self.backends.prepare(&request, &*self.env).await;
         let made = made.map_err(|error| of_target(&error))?;
-        Ok(StoreDocument { spec, made: Some(made) })
+        Ok(StoreDocument { place: Location::Local(spec), made: Some(made) })
+    }
+
+    /// Opens and locks the store at `place`.
+    async fn open_store(&self, place: &Location) -> block::Result<OpenBackend> {
+        let Self { backends, env, reconnect_limit, .. } = self;
+        match place {
+            Location::Local(spec) => backends.open_backend(spec, &BackendOpenOptions::default(), &**env).await,
+            place => export::open(place, *reconnect_limit, env).unwrap_or_else(|| {
+                Err(block::Error::new(block::ErrorKind::Unsupported, format!("{place} is no store")))
+            }),
+        }
     }
 
     fn discard(&self, store: &StoreDocument) {
         let Some(made) = &store.made else { return };
         if let Err(error) = self.backends.discard(made) {
-            tracing::warn!(%error, store = %store.spec, "the file of a pool could not be removed");
+            tracing::warn!(%error, store = %store.place, "the file of a pool could not be removed");
         }
     }
 }
@@ -121,7 +165,7 @@ impl<K: PoolKind> Pools<K> {
         for found in document::load_all::<K>(&context.layout)? {
             match found {
                 Ok(document) => {
-                    let stores = document.stores.iter().map(|store| (store.spec.path().to_owned(), K::NAME));
+                    let stores = document.stores.iter().map(|store| (store.place.clone(), K::NAME));
                     context.claimed.lock().extend(stores);
                     let name = document.name.clone();
                     known.insert(name, Arc::new(Pool::new(document, context.clone())));
@@ -145,6 +189,13 @@ impl<K: PoolKind> Pools<K> {
         })
     }
 
+    /// Of what kind the pool is that the export at `uri` is a store of, if it is one. Pools of other kinds count, too.
+    pub(crate) fn kind_at(&self, uri: &NbdUri) -> Option<&'static str> {
+        let claimed = self.context.claimed.lock();
+        let is_there = |place: &Location| export_of(place).is_some_and(|export| export.is_same_export(uri));
+        claimed.iter().find(|(place, _)| is_there(place)).map(|(_, kind)| *kind)
+    }
+
     /// All of them, by name.
     pub(crate) fn list(&self) -> Vec<Arc<Pool<K>>> {
         self.known.lock().values().cloned().collect()
@@ -157,7 +208,7 @@ impl<K: PoolKind> Pools<K> {
     pub(crate) async fn make(
         &self,
         name: String,
-        stores: &[StoreRequest],
+        stores: Vec<NewStore>,
         settings: K::Settings,
         fit: impl FnOnce(&mut DocumentOf<K>) -> Result<()> + Send,
     ) -> Result<Arc<Pool<K>>> {
@@ -167,13 +218,12 @@ impl<K: PoolKind> Pools<K> {
             return Err(Error::new(ErrorCode::AlreadyExists, format!("there is a {} {name} already", K::NAME))
                 .with_hint("choose another name, or remove that one first"));
         }
-        let specs = stores.iter().map(|store| parse(store, K::NAME)).collect::<Result<Vec<_>>>()?;
-        let paths: Vec<PathBuf> = specs.iter().map(|spec| spec.path().to_owned()).collect();
-        self.context.claim(&paths, K::NAME)?;
+        let places: Vec<Location> = stores.iter().map(|store| store.place.clone()).collect();
+        self.context.claim(&places, K::NAME)?;
         let mut made = Vec::new();
         let outcome = async {
-            for (spec, store) in specs.into_iter().zip(stores) {
-                made.push(self.context.make_store(spec, store.size_bytes).await?);
+            for store in stores {
+                made.push(self.context.make_store(store).await?);
             }
             let document = PoolDocument::new(name.clone(), made.clone(), settings);
             let pool = Pool::<K>::new(document, self.context.clone());
@@ -190,10 +240,51 @@ impl<K: PoolKind> Pools<K> {
             Ok(pool) => _ = self.known.lock().insert(name, Arc::clone(pool)),
             Err(_) => {
                 made.iter().for_each(|store| self.context.discard(store));
-                self.context.disclaim(paths.iter().map(PathBuf::as_path));
+                self.context.disclaim(&places);
             }
         }
         outcome
+    }
+
+    /// Has store `number` of `pool` be `store` from now on. A file that was made for what it was is removed. `change` changes what else is on
+    /// record, or refuses. When this fails nothing was left behind.
+    ///
+    /// # Errors
+    /// The store cannot be used or is too small, or `change` refuses.
+    pub(crate) async fn replace_store(
+        &self,
+        pool: &Pool<K>,
+        (number, store): (usize, NewStore),
+        change: impl FnOnce(&mut DocumentOf<K>) -> Result<()> + Send,
+    ) -> Result<()> {
+        let _membership = self.membership.lock().await;
+        let place = store.place.clone();
+        self.context.claim(std::slice::from_ref(&place), K::NAME)?;
+        let mut made = None;
+        let replaced = async {
+            let store = self.context.make_store(store).await?;
+            made = Some(store.clone());
+            let opened = self.context.open_store(&store.place).await;
+            let opened = opened.map_err(|error| of_backend(&error, &format!("a store of the {}", K::NAME)))?;
+            let (has, needs) = (opened.device.size(), Bytes(pool.document().bytes));
+            if has < needs {
+                let message = format!("{place} has {has}, and the other store {needs}");
+                return Err(Error::new(ErrorCode::NoSpace, message).with_hint("give a store that is no smaller"));
+            }
+            pool.replace_store(number, (store, opened), change).await
+        };
+        let replaced = replaced.await;
+        match &replaced {
+            Ok(before) => {
+                self.context.disclaim(std::slice::from_ref(&before.place));
+                self.context.discard(before);
+            }
+            Err(_) => {
+                made.iter().for_each(|store| self.context.discard(store));
+                self.context.disclaim(std::slice::from_ref(&place));
+            }
+        }
+        replaced.map(drop)
     }
 
     /// Removes a pool that no volume has a part of, with the files that were made for it.
@@ -220,7 +311,7 @@ impl<K: PoolKind> Pools<K> {
         pool.close().await;
         let stores = pool.document().stores.clone();
         stores.iter().for_each(|store| self.context.discard(store));
-        self.context.disclaim(stores.iter().map(|store| store.spec.path()));
+        self.context.disclaim(&stores.into_iter().map(|store| store.place).collect::<Vec<_>>());
         Ok(pool)
     }
 
@@ -239,8 +330,16 @@ impl<K: PoolKind> Pools<K> {
     }
 }
 
-fn parse(store: &StoreRequest, kind: &str) -> Result<BackendSpec> {
-    store.place.parse::<BackendSpec>().map_err(|error| {
-        invalid(format!("\"{}\" is no place for a {kind}: {error}", store.place), "write file:PATH,size=40GiB")
-    })
+fn is_same_store(one: &Location, other: &Location) -> bool {
+    match (export_of(one), export_of(other)) {
+        (Some(one), Some(other)) => one.is_same_export(&other),
+        _ => one.local_path().is_some() && one.local_path() == other.local_path(),
+    }
+}
+
+fn export_of(place: &Location) -> Option<NbdUri> {
+    match place {
+        Location::Foreign(export) => export.uri().ok(),
+        Location::Local(_) | Location::Remote(_) => None,
+    }
 }

@@ -6,8 +6,9 @@ use block::{Bytes, Device};
 use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
-use super::document::{self, DocumentOf};
+use super::document::{self, DocumentOf, StoreDocument};
 use super::{PoolContext, PoolKind};
+use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::problem::Result;
 
@@ -77,7 +78,12 @@ impl<K: PoolKind> Pool<K> {
         let mut least = u64::MAX;
         for number in 0..self.stores() {
             let known = self.device(number).await?.size();
-            let spec = self.document().stores[number].spec.clone();
+            let place = self.document().stores[number].place.clone();
+            let Location::Local(spec) = place else {
+                // An export is as large as it was.
+                least = least.min(known.get());
+                continue;
+            };
             let now = self.context.backends.size(spec.path());
             let now = now.map_err(|error| block::Error::from_os(error, format!("looking at {spec}")))?;
             if now > known {
@@ -98,18 +104,38 @@ impl<K: PoolKind> Pool<K> {
         if let Some(store) = open.get(&number).and_then(|stores| stores.last()) {
             return Ok(store.device.clone());
         }
-        let spec = self.document().stores[number].spec.clone();
-        let store =
-            self.context.backends.open_backend(&spec, &BackendOpenOptions::default(), &*self.context.env).await?;
+        let place = self.document().stores[number].place.clone();
+        let store = self.context.open_store(&place).await?;
         let device = store.device.clone();
         open.insert(number, vec![store]);
         Ok(device)
     }
 
+    /// Has store `number` be `store` from now on, which is opened by now, and gives what it was. `change` changes what else is on
+    /// record, or refuses.
+    pub(super) async fn replace_store(
+        &self,
+        number: usize,
+        (store, open_backend): (StoreDocument, OpenBackend),
+        change: impl FnOnce(&mut DocumentOf<K>) -> Result<()> + Send,
+    ) -> Result<StoreDocument> {
+        let mut open = self.open.lock().await;
+        let mut before = None;
+        self.update(|document| {
+            change(document)?;
+            before = Some(std::mem::replace(&mut document.stores[number], store));
+            Ok(())
+        })?;
+        // Whoever has lost it asks it nothing more.
+        open.insert(number, vec![open_backend]);
+        Ok(before.expect("the change was made"))
+    }
+
     /// Has the file of store `number`, which the daemon has made, `bytes` of room.
     pub(crate) fn grow(&self, number: usize, bytes: Bytes) -> std::io::Result<()> {
-        let path = self.document().stores[number].spec.path().to_owned();
-        self.context.layout.files().reserve(&path, bytes.get())
+        let place = self.document().stores[number].place.clone();
+        let path = place.local_path().ok_or(std::io::ErrorKind::Unsupported)?;
+        self.context.layout.files().reserve(path, bytes.get())
     }
 
     /// Lets its stores go.

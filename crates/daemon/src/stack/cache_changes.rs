@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use super::Stack;
 use super::cache::{FoundCache, StackedCache, state_of};
+use super::redirect_changes::refuse_redirected;
 use super::snapshots::hold_clients;
 use crate::caches::{of_api_mode, of_api_policy};
 use crate::daemon::Daemon;
@@ -96,7 +97,7 @@ fn check_cacheable(volume: &Volume, document: &VolumeDocument) -> Result<()> {
         return Err(Error::new(ErrorCode::WrongState, format!("{name} is on its way from or to its VM"))
             .with_hint("wait until its adoption or release is over"));
     }
-    super::refuse_draining(document)
+    refuse_redirected(document)
 }
 
 /// Refuses what the guest could not do any more with a cache in its path: it has been told what requests it may ask.
@@ -276,7 +277,7 @@ impl Daemon {
 
     /// Takes a cache out with all that only it has, which is lost. No client is connected: it would find older bytes than it has
     /// written.
-    pub(crate) async fn discard_cache(&self, name: &str, layer: &str) -> Result<v1::Volume> {
+    pub(super) async fn discard_cache(&self, name: &str, layer: &str) -> Result<v1::Volume> {
         const HINT: &str = "stop the guest first: it would find older bytes than it has written";
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
@@ -342,8 +343,9 @@ fn find_cache<'a>(document: &'a VolumeDocument, layer: &str) -> Result<(&'a Laye
     let name = &document.name;
     let found = document.cache_layer().filter(|(found, _)| layer == "cache" || found.id.to_string() == layer);
     found.ok_or_else(|| {
-        Error::new(ErrorCode::NotFound, format!("{name} has no cache {layer}"))
-            .with_hint(format!("`transhume volume layer ls {name}` lists its layers; only a cache can do this"))
+        Error::new(ErrorCode::NotFound, format!("{name} has no cache {layer}")).with_hint(format!(
+            "`transhume volume layer ls {name}` lists its layers; this is for caches and surrogates"
+        ))
     })
 }
 

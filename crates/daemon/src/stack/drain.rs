@@ -1,5 +1,5 @@
 //! Layers that hold bytes are emptied into what lies below, while the guest works: the overlay of a snapshot that is removed, a cache
-//! that is, and the part of a surrogate whose move is not to be.
+//! that is, and the part of a surrogate that is, or whose move is not to be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,7 +71,7 @@ async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: uuid::Uuid) -> Re
         return Ok(());
     }
     if layer.redirect().is_some() {
-        return super::redirect::drain(daemon, volume, id).await;
+        return super::redirect_changes::drain(daemon, volume, id).await;
     }
     if layer.cache().is_some() {
         return super::cache_changes::drain(daemon, volume, id).await;

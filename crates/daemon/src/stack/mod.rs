@@ -14,7 +14,7 @@
 //!
 //! A layer is on record before the first byte that the backend lacks, and off it after the last one is durable below.
 //!
-//! A cache, or a surrogate while the volume is moved, lies directly over the backend, below joint 0. A migration reads by it what it
+//! A cache, or a surrogate, lies directly over the backend, below joint 0. A migration reads by it what it
 //! alone has; it stays behind at the commit.
 
 mod cache;
@@ -23,6 +23,8 @@ mod carried;
 mod drain;
 mod files;
 mod redirect;
+mod redirect_changes;
+mod repair;
 mod snapshots;
 mod throttle;
 
@@ -41,6 +43,7 @@ pub(crate) use files::{
     free_number, layers_elsewhere, make_layer_files, open_layer_files, remove_layer_files, target_layers,
 };
 pub(crate) use redirect::{StackedRedirect, reopen_redirect};
+pub(crate) use redirect_changes::cannot_serve;
 pub(crate) use snapshots::{SNAPSHOTS_MAX, refuse_draining};
 
 use crate::document::{LayerDocument, LayerState};

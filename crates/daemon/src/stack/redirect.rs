@@ -1,50 +1,41 @@
-//! A surrogate in a volume's stack, for as long as the volume is moved.
-//!
-//! ```text
-//!   a move with a surrogate begins:  partition taken ──▶ layer on record ──▶ clients held, redirection in, clients go on
-//!   the commit:     the layer is off the volume's record with it ──▶ the move is over ──▶ partition given back
-//!   anything else:  the job is off the record, the layer drains ──▶ empty and flushed ──▶ clients held, redirection out
-//!                   ──▶ layer off the record ──▶ partition given back
-//! ```
+//! A surrogate in a volume's stack: for as long as the volume is moved, or from when somebody adds it.
 //!
 //! The layer is on record as one that may hold bytes from before the guest's first write to it. An empty one on record that never came
-//! into the path is opened and drained by the next start like any other.
+//! into the path is opened like any other. How it comes and goes is in `redirect_changes`.
 
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode};
 use block::{ChunkSize, Device};
-use filters::{AccessCounts, Redirect, RedirectHeader, RedirectStatus};
+use filters::{AccessCounts, Redirect, RedirectHeader, RedirectStatus, ReplicaPair};
 use uuid::Uuid;
 
 use super::Stack;
-use super::snapshots::hold_clients;
 use crate::daemon::Daemon;
-use crate::document::{JobDocument, LayerDocument, LayerKind, LayerState, RedirectLayer, random_uuid};
+use crate::document::{LayerDocument, LayerState, RedirectLayer};
 use crate::overlays::OverlayContext;
 use crate::problem::{Result, of_backend};
-use crate::surrogates::Surrogate;
+use crate::surrogates::{Surrogate, SurrogatePart};
 use crate::volume::Volume;
-
-/// A chunk is popular from this request on if nothing is said.
-const THRESHOLD_DEFAULT: u16 = 1;
-/// A guest of a volume that is drained gets half of the time, but waits no longer than this for its turn.
-const YIELD_MAX: Duration = Duration::from_millis(5);
 
 /// A redirection in its place, directly over the backend.
 #[derive(Clone)]
 pub(crate) struct StackedRedirect {
     /// What the record calls it.
     pub(super) id: Uuid,
-    redirect: Redirect,
+    pub(super) redirect: Redirect,
+    /// Held while something goes back to the backend. True once what it holds is given up: nothing goes back then.
+    pub(super) is_discarded: Arc<tokio::sync::Mutex<bool>>,
+    /// What holds its part, if that is in two stores.
+    pub(super) pair: Option<ReplicaPair>,
     /// The same as the guest sees it.
     pub(crate) device: Device,
 }
 
 impl StackedRedirect {
     /// Opens the redirection of `layer` over `base`.
-    async fn open(
+    pub(super) async fn open(
         base: Device,
         layer: &LayerDocument,
         redirect: &RedirectLayer,
@@ -52,24 +43,28 @@ impl StackedRedirect {
     ) -> Result<Self> {
         let surrogate = context.surrogates.get(&redirect.surrogate)?;
         let opened = async {
-            let partition = surrogate.partition(layer.id).await?;
+            let SurrogatePart { device: partition, pair } = surrogate.partition(layer.id).await?;
             let header = Redirect::inspect(&partition).await?;
             if header.id != *layer.id.as_bytes() {
                 let context = format!("{} holds another volume's data", partition.name());
                 return Err(block::Error::new(block::ErrorKind::Invalid, context));
             }
             let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
-            Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await
+            let opened = Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await?;
+            Ok((opened, pair))
         };
-        let opened = opened.await.map_err(|error| {
+        let (opened, pair) = opened.await.map_err(|error| {
             Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
-                .with_hint("the surrogate holds what the guest has written last: put its stores back as they were")
+                .with_hint(
+                    "the surrogate holds what the guest has written last: put its stores back as they were; if they are lost \
+                     for good, `transhume volume layer rm VOLUME surrogate --discard-dirty`",
+                )
         })?;
         if layer.state == LayerState::Draining {
             opened.begin_drain().await;
         }
         let device = Device::new(&format!("surrogate {}", redirect.surrogate), opened.clone());
-        Ok(Self { id: layer.id, redirect: opened, device })
+        Ok(Self { id: layer.id, redirect: opened, is_discarded: Arc::default(), pair, device })
     }
 
     /// The redirection itself.
@@ -143,6 +138,13 @@ impl Stack {
 }
 
 impl Volume {
+    /// The move that has put something between its surrogate and its source is over, and has closed that.
+    pub(crate) fn reach_source_directly(&self) {
+        if let Some(redirect) = self.with_stack(|stack| stack.redirect().map(StackedRedirect::redirect)).flatten() {
+            redirect.reach_source_directly();
+        }
+    }
+
     /// What its redirection to a surrogate has done and holds, if it has one.
     pub(crate) fn redirection(&self) -> Option<v1::Redirection> {
         self.with_stack(|stack| stack.redirect().map(StackedRedirect::show)).flatten()
@@ -150,52 +152,20 @@ impl Volume {
 }
 
 impl Daemon {
-    /// Has the surrogate that was asked for serve the guest of a volume whose move begins, unless it does.
-    ///
-    /// # Errors
-    /// It has no room, or its stores cannot be used. The guest goes on as before.
-    pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
-        let Some(name) = &job.request.surrogate else { return Ok(()) };
-        let is_redirected = volume.document().layers.iter().any(|layer| layer.redirect().is_some());
-        if is_redirected || !spares_head(&job.request, &self.medium_of(volume)) {
-            return Ok(());
-        }
-        let surrogate = self.surrogates.get(name)?;
-        let threshold = job.request.popular_threshold.unwrap_or(THRESHOLD_DEFAULT);
-        let redirect = RedirectLayer { surrogate: name.clone(), threshold };
-        let id = random_uuid(&*self.env);
-        let layer = LayerDocument { id, kind: LayerKind::Redirect(redirect.clone()), state: LayerState::MayHold };
-        surrogate.take(id, &volume.name)?;
-        let made = async {
-            let partition = surrogate.partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
-            let base = volume.with_backend(|open_backend| open_backend.device.clone());
-            let base = base.ok_or_else(|| Error::new(ErrorCode::WrongState, format!("{} is down", volume.name)))?;
-            make_header(&base, &partition, (id, surrogate.chunk_bytes())).await?;
-            let stacked = StackedRedirect::open(base.clone(), &layer, &redirect, &self.overlay_context()).await?;
-            let (needed, taken) = (stacked.device.geometry().request_alignment, base.geometry().request_alignment);
-            if needed > taken {
-                let message =
-                    format!("the surrogate {name} takes requests of {needed} bytes, and the guest's are of {taken}");
-                return Err(
-                    Error::new(ErrorCode::BackendUnusable, message).with_hint("make its stores with cache=page")
-                );
-            }
-            Ok(stacked)
-        };
-        match made.await {
-            Ok(stacked) => self.insert_redirect(volume, layer, stacked).await,
-            Err(error) => {
-                self.surrogates.give_back(id);
-                Err(error)
-            }
-        }
-    }
-
     /// What the volume lies on now.
     pub(crate) fn medium_of(&self, volume: &Volume) -> migrate::Medium {
-        let path = volume.with_backend(|backend| backend.place.local_path().map(std::path::Path::to_owned)).flatten();
-        let is_rotational = path.and_then(|path| self.backends.disk_of(&path)).map(|disk| disk.is_rotational);
+        let path = volume.with_backend(|backend| backend.place.local_path().map(Path::to_owned)).flatten();
+        self.medium_at(path.as_deref())
+    }
+
+    fn medium_at(&self, path: Option<&Path>) -> migrate::Medium {
+        let is_rotational = path.and_then(|path| self.backends.disk_of(path)).map(|disk| disk.is_rotational);
         migrate::Medium { is_rotational, ..migrate::Medium::default() }
+    }
+
+    /// Whether a surrogate would spare the disk that holds `image` anything, or shall be used all the same.
+    pub(crate) fn surrogate_helps(&self, image: &Path, on_flash: bool) -> bool {
+        spares_head(on_flash, &self.medium_at(Some(image)))
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
@@ -203,6 +173,11 @@ impl Daemon {
         let mut shown = surrogate.show();
         for partition in &mut shown.partitions {
             let volume = self.volume_if_any(&partition.volume).ok().flatten();
+            let stacked =
+                volume.as_ref().and_then(|volume| volume.with_stack(|stack| stack.redirect().cloned()).flatten());
+            let status = stacked.and_then(|stacked| stacked.pair).map(|pair| pair.status());
+            let rebuilt = status.filter(|status| status.rebuilt.is_some());
+            partition.rebuild_left_bytes = rebuilt.map(|status| status.unsettled_bytes);
             partition.redirection = volume.and_then(|volume| volume.redirection());
         }
         shown
@@ -212,45 +187,15 @@ impl Daemon {
     pub(crate) fn shown_surrogates(&self) -> Vec<v1::Surrogate> {
         self.surrogates.list().iter().map(|surrogate| self.show_surrogate(surrogate)).collect()
     }
-
-    /// Puts an empty redirection on record and into the guest's path.
-    async fn insert_redirect(&self, volume: &Volume, layer: LayerDocument, stacked: StackedRedirect) -> Result<()> {
-        let slot = volume.require_up()?;
-        let (id, new_volume_id) = (layer.id, random_uuid(&*self.env));
-        let stored = volume.journal.update(|document| {
-            document.id.get_or_insert(new_volume_id);
-            document.layers.insert(0, layer);
-        });
-        // Whether it is on record then the next start finds out; nothing is in it.
-        stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-        match hold_clients(self, &slot).await {
-            Ok(quiesced) => {
-                // The guest has written past it since it was opened.
-                stacked.redirect.note_source_written();
-                volume.relayer(&quiesced, |stack| {
-                    assert!(
-                        stack.overlays.is_empty() && stack.copy.is_none(),
-                        "a surrogate is directly over the backend"
-                    );
-                    stack.redirect = Some(stacked);
-                });
-                Ok(())
-            }
-            Err(error) => {
-                strike(self, volume, id).await?;
-                Err(error)
-            }
-        }
-    }
 }
 
 /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
-fn spares_head(request: &v1::MoveRequest, medium: &migrate::Medium) -> bool {
-    request.surrogate_on_flash || medium.is_rotational != Some(false)
+pub(super) fn spares_head(on_flash: bool, medium: &migrate::Medium) -> bool {
+    on_flash || medium.is_rotational != Some(false)
 }
 
 /// Makes the redirection `id` of what `base` holds in `partition`.
-async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid, u64)) -> Result<()> {
+pub(super) async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid, u64)) -> Result<()> {
     let largest = base.geometry().transfer_bytes_max.min(partition.geometry().transfer_bytes_max);
     // No larger than a request may be.
     let chunk_bytes = chunk_bytes.min(largest.checked_ilog2().map_or(0, |log2| 1 << log2));
@@ -263,51 +208,6 @@ async fn make_header(base: &Device, partition: &Device, (id, chunk_bytes): (Uuid
     Redirect::create(partition, &header).await.map_err(|error| of_backend(&error, "the surrogate"))
 }
 
-/// Moves what redirection `id` holds into the backend, and takes it out. Every step can be done again.
-pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) -> Result<()> {
-    let found = volume.with_stack(|stack| stack.redirect().filter(|stacked| stacked.id == id).cloned()).flatten();
-    let failed = |error: block::Error| of_backend(&error, "emptying the surrogate's part");
-    if let Some(stacked) = found {
-        let redirect = &stacked.redirect;
-        redirect.begin_drain().await;
-        {
-            let _operation = volume.operation.lock().await;
-            // Writes that began before have ended then: it only gets emptier.
-            drop(hold_clients(daemon, &volume.require_up()?).await?);
-        }
-        while !redirect.is_empty() {
-            let mut from = 0;
-            let mut began = daemon.env.now();
-            while let Some((next, _)) = redirect.drain_next(from).await.map_err(failed)? {
-                if volume.slot().is_none() {
-                    // The volume was taken down: the next start goes on.
-                    return Ok(());
-                }
-                from = next;
-                daemon.env.sleep(daemon.env.now().since(began).min(YIELD_MAX)).await;
-                began = daemon.env.now();
-            }
-        }
-        // From here on no crash brings anything back into it.
-        stacked.device.flush().await.map_err(failed)?;
-        let _operation = volume.operation.lock().await;
-        let quiesced = hold_clients(daemon, &volume.require_up()?).await?;
-        volume.relayer(&quiesced, |stack| {
-            assert!(redirect.is_empty(), "a redirection that holds something is not taken out");
-            stack.redirect = None;
-        });
-    }
-    strike(daemon, volume, id).await
-}
-
-/// Takes the layer, which is out of the guest's path, off the record, and gives its part back.
-async fn strike(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
-    let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != id));
-    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
-    daemon.surrogates.give_back(id);
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -315,10 +215,8 @@ mod tests {
     #[test]
     fn a_disk_without_a_head_has_a_surrogate_only_if_that_is_wanted() {
         let on = |is_rotational| migrate::Medium { is_rotational, ..migrate::Medium::default() };
-        let asked = v1::MoveRequest::default();
-        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(&asked, &on(is_rotational)));
+        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(false, &on(is_rotational)));
         assert_eq!(used, [true, false, true]);
-        let insisted = v1::MoveRequest { surrogate_on_flash: true, ..asked };
-        assert!(spares_head(&insisted, &on(Some(false))));
+        assert!(spares_head(true, &on(Some(false))));
     }
 }

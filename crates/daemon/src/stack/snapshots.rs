@@ -18,6 +18,7 @@ use block::{Device, Quiesced, Slot};
 use filters::Overlay;
 
 use super::files::{free_number, make_layer_files, remove_layer_files};
+use super::redirect_changes::refuse_redirected;
 use super::{NextBase, NextOverlay, Stack};
 use crate::audit::unix_ms;
 use crate::daemon::Daemon;
@@ -79,13 +80,14 @@ pub(super) fn check_changeable(volume: &Volume, document: &VolumeDocument) -> Re
         let message = format!("{name} is a container that grows, and a snapshot has a fixed size");
         return Err(invalid(message, "snapshots need an image in the format raw"));
     }
-    refuse_draining(document)
+    refuse_redirected(document)
 }
 
 /// Refuses what cannot be done while a layer is being emptied: a snapshot, a cache, or the part of a surrogate.
 pub(crate) fn refuse_draining(document: &VolumeDocument) -> Result<()> {
     let name = &document.name;
-    if let Some(redirect) = document.layers.iter().find_map(LayerDocument::redirect) {
+    let redirect = document.redirect_layer().filter(|(layer, _)| layer.state == LayerState::Draining);
+    if let Some((_, redirect)) = redirect {
         let message = format!("what {name} has written to the surrogate {} goes back", redirect.surrogate);
         return Err(Error::new(ErrorCode::Busy, message)
             .with_hint(format!("wait for it: `transhume volume show {name}` says how much is left")));

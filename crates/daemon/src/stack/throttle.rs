@@ -7,6 +7,7 @@ use api::v1::{self, Error, ErrorCode, LayerRequest};
 use filters::RateLimits;
 
 use super::cache_changes::Asked;
+use super::redirect_changes::AskedRedirect;
 use super::{StackedCache, StackedRedirect};
 use crate::daemon::Daemon;
 use crate::document::{LayerDocument, LayerKind, LayerState, ThrottleLayer, random_uuid};
@@ -79,6 +80,18 @@ impl Volume {
     }
 }
 
+/// Whether `layer` names this one, by its identity or by its kind.
+fn is_meant(found: &LayerDocument, layer: &str) -> bool {
+    let kind = match &found.kind {
+        LayerKind::Throttle(_) => "throttle",
+        LayerKind::Cache(_) => "cache",
+        LayerKind::Redirect(_) => "surrogate",
+        // There may be many.
+        LayerKind::Overlay(_) => return found.id.to_string() == layer,
+    };
+    kind == layer || found.id.to_string() == layer
+}
+
 const fn show_state(state: LayerState) -> v1::LayerState {
     match state {
         LayerState::Clean => v1::LayerState::Clean,
@@ -97,6 +110,11 @@ impl Daemon {
             LayerRequest::Cache { cache, size_bytes, mode, policy, block_bytes, sequential_bytes } => {
                 let asked = Asked { cache, size_bytes, mode, policy, block_bytes, sequential_bytes };
                 Box::pin(self.add_cache(name, asked)).await
+            }
+            LayerRequest::Surrogate { surrogate, popular_threshold, surrogate_on_flash, sole_copy } => {
+                let asked =
+                    AskedRedirect { surrogate, threshold: popular_threshold, on_flash: surrogate_on_flash, sole_copy };
+                Box::pin(self.add_redirect(name, asked)).await
             }
         }
     }
@@ -134,18 +152,27 @@ impl Daemon {
         Ok(volume.show())
     }
 
-    /// Takes a layer out; `layer` is its identity or its kind. A cache that holds something is emptied first, which goes on after this
+    /// Takes a layer out with all that only it holds, which is lost; `layer` is its identity or its kind.
+    pub(crate) async fn discard_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
+        let volume = self.volume(name)?;
+        {
+            let _operation = volume.operation.lock().await;
+            let document = volume.document();
+            if let Some((found, _)) = document.redirect_layer().filter(|(found, _)| is_meant(found, layer)) {
+                Box::pin(self.discard_redirect(&volume, found.id)).await?;
+                return Ok(volume.show());
+            }
+        }
+        Box::pin(self.discard_cache(name, layer)).await
+    }
+
+    /// Takes a layer out; `layer` is its identity or its kind. A cache or a surrogate that holds something is emptied first, which goes on after this
     /// has returned.
     pub(crate) async fn remove_layer(self: &Arc<Self>, name: &str, layer: &str) -> Result<v1::Volume> {
         let volume = self.volume(name)?;
         let _operation = volume.operation.lock().await;
         let document = volume.document();
-        let is_meant = |found: &LayerDocument| {
-            found.id.to_string() == layer
-                || (found.throttle().is_some() && layer == "throttle")
-                || (found.cache().is_some() && layer == "cache")
-        };
-        let Some(found) = document.layers.iter().find(|found| is_meant(found)) else {
+        let Some(found) = document.layers.iter().find(|found| is_meant(found, layer)) else {
             return Err(Error::new(ErrorCode::NotFound, format!("{name} has no layer {layer}"))
                 .with_hint(format!("`transhume volume layer ls {name}` lists them")));
         };
@@ -156,10 +183,8 @@ impl Daemon {
             ));
         }
         if let Some(redirect) = found.redirect() {
-            return Err(invalid(
-                format!("layer {layer} is the surrogate {} of a move", redirect.surrogate),
-                format!("it goes when the move ends: `transhume cancel {name}`"),
-            ));
+            Box::pin(self.remove_redirect(&volume, (found, redirect))).await?;
+            return Ok(volume.show());
         }
         if found.cache().is_some() {
             Box::pin(self.remove_cache(&volume, found)).await?;

@@ -13,7 +13,8 @@ use block::Bytes;
 
 pub(crate) use self::document::SurrogateSettings;
 use self::document::{SurrogateDocument, SurrogatePlace};
-use crate::pools::{DocumentOf, Pool, PoolKind, Pools};
+pub(crate) use self::store::SurrogatePart;
+use crate::pools::{DocumentOf, NewStore, Pool, PoolKind, Pools};
 use crate::problem::{Result, invalid};
 use crate::state_dir::Layout;
 
@@ -50,12 +51,12 @@ impl PoolKind for SurrogateKind {
 }
 
 impl Surrogates {
-    /// Makes a surrogate. When this fails nothing was left behind.
+    /// Makes the surrogate that was asked for on `stores`. When this fails nothing was left behind.
     ///
     /// # Errors
     /// There is one of that name, the request makes no sense, or a store cannot be used.
-    pub(crate) async fn create(&self, request: SurrogateRequest) -> Result<v1::Surrogate> {
-        let SurrogateRequest { name, stores, partition_bytes, chunk_bytes } = request;
+    pub(crate) async fn create(&self, request: SurrogateRequest, stores: Vec<NewStore>) -> Result<v1::Surrogate> {
+        let SurrogateRequest { name, stores: _, partition_bytes, chunk_bytes } = request;
         let chunk_bytes = chunk_bytes.unwrap_or(CHUNK_BYTES_MAX);
         if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
             let message = format!("{chunk_bytes} bytes cannot be the unit of a surrogate");
@@ -65,7 +66,7 @@ impl Surrogates {
             return Err(invalid("a surrogate has one store or two", "give --store once, or twice for two devices"));
         }
         let settings = SurrogateSettings { partition_bytes: 1, chunk_bytes };
-        let made = self.make(name, &stores, settings, |document| divide(document, partition_bytes)).await?;
+        let made = self.make(name, stores, settings, |document| divide(document, partition_bytes)).await?;
         Ok(made.show())
     }
 

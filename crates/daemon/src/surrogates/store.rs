@@ -28,9 +28,9 @@ impl Surrogate {
         self.document().settings.chunk_bytes
     }
 
-    /// Where its stores are.
+    /// Where those of its stores are that lie on this host.
     pub(crate) fn specs(&self) -> Vec<BackendSpec> {
-        self.document().stores.iter().map(|store| store.spec.clone()).collect()
+        self.document().stores.iter().filter_map(|store| store.place.local().cloned()).collect()
     }
 
     /// Gives a partition to `layer` of `volume`. Done means durable.
@@ -41,11 +41,35 @@ impl Surrogate {
         self.update(|document| document.take(layer, volume))
     }
 
+    /// What volume `layer`'s part lacks in store `number`, if that is on record as lost for it: a place for it there.
+    pub(crate) async fn lost_part(&self, layer: Uuid) -> block::Result<Option<Device>> {
+        let found = {
+            let document = self.document();
+            document.find(layer).and_then(|partition| Some((partition.place.lost?, document.extent_of(partition))))
+        };
+        let Some((number, extent)) = found else { return Ok(None) };
+        let name = format!("store {number} of {}'s part for {layer}", self.name());
+        Ok(Some(Device::new(&name, Region::new(self.device(number).await?, extent)?)))
+    }
+
+    /// Which of its two stores is lost for some volume.
+    ///
+    /// # Errors
+    /// It has one store, or none is lost, or both are.
+    pub(crate) fn lost_store(&self) -> Result<usize> {
+        self.document().lost_store()
+    }
+
+    /// Refuses what would need parts for so many more volumes, if there are fewer or it is being drained.
+    pub(crate) fn check_room(&self, volumes: usize) -> Result<()> {
+        self.document().check_room(volumes)
+    }
+
     /// The partition of `layer` as one device.
     ///
     /// # Errors
     /// It has none, or a store cannot be opened.
-    pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<Device> {
+    pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
         let found = {
             let document = self.document();
             document.find(layer).map(|partition| (document.extent_of(partition), partition.place.lost))
@@ -73,12 +97,20 @@ impl Surrogate {
                 if let (Ok(header), None) = (Redirect::inspect(&device).await, lost) {
                     pair.copy_to_second(&[header.maps()]).await?;
                 }
-                Ok(device)
+                Ok(SurrogatePart { device, pair: Some(pair) })
             }
-            (Some(only), None) => Ok(only),
+            (Some(only), None) => Ok(SurrogatePart { device: only, pair: None }),
             (None, _) => Err(Error::new(ErrorKind::Internal, "a surrogate without stores")),
         }
     }
+}
+
+/// A volume's part of a surrogate.
+pub(crate) struct SurrogatePart {
+    /// What holds it.
+    pub(crate) device: Device,
+    /// The same, if it is in two stores.
+    pub(crate) pair: Option<ReplicaPair>,
 }
 
 /// What stands for the part of a store that is lost.
@@ -106,6 +138,17 @@ impl MemberLoss for LostMember {
             let gone =
                 || api::v1::Error::new(ErrorCode::Internal, "a part of a surrogate that was given back is written to");
             of_it.ok_or_else(gone)?.lost = Some(member);
+            Ok(())
+        });
+        block::ready(noted.map_err(|error| Error::new(ErrorKind::Io, error.message)))
+    }
+
+    fn note_whole(&self, member: usize) -> IoFuture<'_, ()> {
+        let noted = self.surrogate.update(|document| {
+            let of_it = document.find_mut(self.layer).map(|partition| &mut partition.place);
+            if let Some(place) = of_it.filter(|place| place.lost == Some(member)) {
+                place.lost = None;
+            }
             Ok(())
         });
         block::ready(noted.map_err(|error| Error::new(ErrorKind::Io, error.message)))

@@ -33,6 +33,12 @@ impl Redirect {
         *self.inner.copy_source.write() = Some(copy);
         self.inner.base.reach_by(guest);
     }
+
+    /// Reaches the source itself again. What was put in between passes everything through by now, and keeps nothing.
+    pub fn reach_source_directly(&self) {
+        *self.inner.copy_source.write() = None;
+        self.inner.base.reach_by(self.inner.source.clone());
+    }
 }
 
 impl Inner {

@@ -13,9 +13,11 @@ pub(super) struct State {
     pub(super) lost: Option<(usize, Option<Arc<Error>>)>,
     /// The member that lacks something, which is not on record yet, and what it has failed with.
     pub(super) suspect: Option<(usize, Arc<Error>)>,
+    /// The member that is made like the other one. It is on record as lost, and has nothing that is unsettled.
+    pub(super) rebuilt: Option<usize>,
     /// Where the members may differ although none is lost. They do not overlap.
     unsettled: Vec<Extent>,
-    /// How many flushes have failed on both.
+    /// How many flushes have failed on both, and how often a member was replaced.
     failed_flushes: u64,
 }
 
@@ -25,12 +27,12 @@ impl State {
             Some(member) => Some((member, None)),
             None => None,
         };
-        Self { lost, suspect: None, unsettled: Vec::new(), failed_flushes: 0 }
+        Self { lost, suspect: None, rebuilt: None, unsettled: Vec::new(), failed_flushes: 0 }
     }
 
     /// The member that reads come from.
     pub(super) fn first(&self) -> usize {
-        usize::from(self.is_lost(0))
+        usize::from(self.is_lost(0) || self.rebuilt == Some(0))
     }
 
     pub(super) fn is_lost(&self, member: usize) -> bool {
@@ -39,7 +41,8 @@ impl State {
 
     /// Whether `member` may have everything.
     pub(super) fn is_trusted(&self, member: usize) -> bool {
-        !self.is_lost(member) && self.suspect.as_ref().is_none_or(|(suspect, _)| *suspect != member)
+        let is_whole = !self.is_lost(member) && self.rebuilt != Some(member);
+        is_whole && self.suspect.as_ref().is_none_or(|(suspect, _)| *suspect != member)
     }
 
     /// `member` has failed what the other one has done. Gives the error back if the other one is lost, or is about to be: then
@@ -52,6 +55,24 @@ impl State {
             self.suspect = Some((member, Arc::new(error)));
         }
         Ok(())
+    }
+
+    /// The lost member is another device from now on, which has nothing of `whole`. Gives which one it is; none if there is none.
+    pub(super) fn begin_rebuild(&mut self, whole: Extent) -> Option<usize> {
+        let (member, _) = self.lost.take()?;
+        self.rebuilt = Some(member);
+        // Who writes to the other one alone, because this one was lost, settles nothing.
+        self.failed_flushes += 1;
+        self.unsettle(whole);
+        Some(member)
+    }
+
+    /// The member that was to be made like the other one has failed. It is on record as lost.
+    pub(super) fn abandon_rebuild(&mut self, error: Error) {
+        if let Some(member) = self.rebuilt.take() {
+            self.lost = Some((member, Some(Arc::new(error))));
+            self.unsettled.clear();
+        }
     }
 
     /// That a member is suspect is on record: it is lost.

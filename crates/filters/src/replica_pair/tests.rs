@@ -48,8 +48,27 @@ impl MemberLoss for Notes {
             if self.fails.load(Ordering::Relaxed) {
                 return Err(Error::new(ErrorKind::NoSpace, "the record is full"));
             }
-            self.noted.lock().push(member);
+            let mut noted = self.noted.lock();
+            // After one that was to be whole it may be there still.
+            if !noted.contains(&member) {
+                noted.push(member);
+            }
             Ok(())
+        })
+    }
+
+    fn note_whole(&self, member: usize) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            let _permit = self.permits.acquire().await.expect("it is never closed");
+            tokio::task::yield_now().await;
+            let fails = self.fails.load(Ordering::Relaxed);
+            let mut asked = self.asked.lock();
+            *asked += 1;
+            // Whoever is told that it has failed does not know whether it has.
+            if !fails || asked.is_multiple_of(2) {
+                self.noted.lock().retain(|lost| *lost != member);
+            }
+            if fails { Err(Error::new(ErrorKind::NoSpace, "the record is full")) } else { Ok(()) }
         })
     }
 }
@@ -427,4 +446,72 @@ async fn a_pair_takes_what_both_take_and_what_is_no_pair_is_refused() {
         let refused = ReplicaPair::new(members.map(Device::clone), lost, notes()).expect_err("it is no pair");
         assert_eq!(refused.kind(), ErrorKind::Invalid);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_member_comes_back_as_another_device_and_is_trusted_once_it_has_everything() {
+    for lost in [0, 1] {
+        let scene = Scene::new();
+        scene.write(0, 1).await.expect("both are well");
+        scene.fail(lost, FaultVerb::Write);
+        scene.write(8192, 2).await.expect("one is left");
+        assert_eq!(scene.noted(), vec![lost]);
+        let new = Device::new("new", MemDevice::new(SIZE));
+        let small = Device::new("small", MemDevice::new(Bytes(4096)));
+        scene.pair.rebuild(small, || true).await.expect_err("it is too small");
+        let unwanted = scene.pair.rebuild(new.clone(), || false).await.expect_err("it is not wanted");
+        assert_eq!((unwanted.kind(), scene.pair.status().lost), (ErrorKind::Cancelled, Some(lost)));
+        // Whatever the other one cannot give is an error, and is not made up.
+        scene.fail(1 - lost, FaultVerb::Read);
+        scene.pair.rebuild(new.clone(), || true).await.expect_err("nobody has what it lacks");
+        scene.read(0).await.expect_err("nobody has it");
+        scene.faults[1 - lost].clear();
+        scene.pair.rebuild(new.clone(), || true).await.expect("the other one has everything");
+        assert_eq!((scene.noted(), scene.pair.status().lost, scene.pair.status().rebuilt), (vec![], None, None));
+        for (at, byte) in [(0, 1), (8192, 2), (16_384, 0)] {
+            assert_eq!(read(&new, at).await.expect("it is memory"), byte, "{lost}");
+        }
+        scene.pair.rebuild(new.clone(), || true).await.expect_err("none is lost");
+        scene.fail(1 - lost, FaultVerb::Any);
+        scene.write(0, 3).await.expect("the new one takes it");
+        assert_eq!((scene.read(0).await.expect("it has it"), scene.noted()), (3, vec![1 - lost]));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_is_not_read_before_it_has_everything_and_one_that_fails_then_is_lost_as_before() {
+    let scene = Scene::new();
+    scene.fail(0, FaultVerb::Write);
+    scene.write(0, 1).await.expect("one is left");
+    let failing = Fault::new(Device::new("new", MemDevice::new(SIZE)), PausedEnv::shared(3));
+    let rule = FaultRule {
+        verb: FaultVerb::Flush,
+        extent: None,
+        when: FaultWhen::Always,
+        action: FaultAction::Fail(ErrorKind::Io),
+    };
+    failing.add(rule);
+    scene.pair.rebuild(Device::new("new", failing.clone()), || true).await.expect_err("nothing of it is durable");
+    assert_eq!((scene.pair.status().lost, scene.noted()), (Some(0), vec![0]));
+    failing.clear();
+    scene.notes.fails.store(true, Ordering::Relaxed);
+    scene.pair.rebuild(Device::new("new", failing.clone()), || true).await.expect_err("it is not on record");
+    // Whether it is nobody knows, so nothing is answered before it is on record as lost.
+    scene.write(0, 2).await.expect_err("that fails, too");
+    scene.notes.fails.store(false, Ordering::Relaxed);
+    scene.write(0, 3).await.expect("it is lost, on record");
+    assert_eq!(
+        (scene.pair.status().lost, scene.noted().last(), scene.read(0).await.expect("one is left")),
+        (Some(0), Some(&0), 3)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_is_expelled_is_lost_on_record() {
+    let scene = Scene::new();
+    scene.pair.expel(1).await.expect("both are well");
+    assert_eq!((scene.pair.status().lost, scene.noted()), (Some(1), vec![1]));
+    scene.pair.expel(1).await.expect("it is lost already");
+    scene.pair.expel(0).await.expect_err("it alone is left");
+    assert_eq!(scene.noted(), vec![1]);
 }

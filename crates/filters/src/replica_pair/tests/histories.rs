@@ -97,6 +97,9 @@ struct Seen {
     failed_notes: u64,
     reads_by_other: u64,
     crashes_with_both: u64,
+    rebuilds: u64,
+    rebuilds_failed: u64,
+    crashes_in_rebuilds: u64,
 }
 
 struct History {
@@ -185,8 +188,10 @@ impl History {
         mutations.collect()
     }
 
-    /// Mutations that may overlap, beside reads, for at most so many turns.
-    async fn batch(&mut self, limit: u64) {
+    /// Mutations that may overlap, beside reads and perhaps a rebuild of the lost member, for at most so many turns.
+    async fn batch(&mut self, limit: u64, seen: &mut Seen) {
+        let rebuilds = self.pair.status().lost.filter(|_| self.random.one_in(2));
+        let (pair, flaky) = (self.pair.clone(), self.flaky.clone());
         let mutations = self.mutations();
         let delays: Vec<u64> = (0..12).map(|_| self.random.below(30)).collect();
         let device = self.device();
@@ -210,10 +215,23 @@ impl History {
                 assert!(is_right, "{what}: sector {number} was seen with {tag}");
             }
         }));
+        let mut rebuilt = None;
+        let rebuild = async {
+            let Some(member) = rebuilds else { return };
+            // It has what it had when it was lost.
+            let device = Device::from_arc("rebuilt", Arc::clone(&flaky[member]) as _);
+            rebuilt = Some(pair.rebuild(device, || true).await.is_ok());
+        };
         let work = async {
-            futures::join!(writes, reads);
+            futures::join!(writes, reads, rebuild);
         };
         select(pin!(work), pin!(yield_times(limit))).await;
+        match (rebuilds, rebuilt) {
+            (_, Some(true)) => seen.rebuilds += 1,
+            (_, Some(false)) => seen.rebuilds_failed += 1,
+            (Some(_), None) => seen.crashes_in_rebuilds += 1,
+            (None, None) => {}
+        }
         let answers = answers.into_inner();
         for number in 0..self.sectors.len() {
             let of_it: Vec<_> = mutations
@@ -277,7 +295,8 @@ impl History {
         self.set_failures(seed, true);
         let dies = self.random.one_in(4);
         let limit = if dies { self.random.below(60) } else { u64::MAX };
-        self.batch(limit).await;
+        let had_both = self.notes.noted.lock().is_empty();
+        self.batch(limit, seen).await;
         if !dies && self.random.one_in(2) {
             self.flush().await;
         }
@@ -297,7 +316,9 @@ impl History {
         } else {
             self.check(false).await;
         }
-        assert!(self.notes.noted.lock().len() <= 1, "{}: only one can be lost", self.what);
+        let lost = self.notes.noted.lock().len();
+        assert!(lost <= 1, "{}: only one can be lost", self.what);
+        seen.losses += u64::from(had_both && lost == 1);
     }
 }
 
@@ -313,17 +334,19 @@ async fn an_answered_write_is_never_lost_while_a_member_is_left_and_reads_never_
         history.what = format!("seed {seed}, the end");
         history.set_failures(seed, false);
         history.check(true).await;
-        seen.losses += history.notes.noted.lock().len() as u64;
         seen.reads_by_other += history.pair.status().reads_by_other;
-        if history.pair.status().lost.is_none() {
+        let status = history.pair.status();
+        if status.lost.is_none() && status.rebuilt.is_none() {
             let [one, other] =
                 [0, 1].map(|at| history.flaky[at].disk.read(Bytes::ZERO, Buffer::unpooled(SIZE.as_usize())));
             let (one, other) = (one.await.expect("it is well"), other.await.expect("it is well"));
             assert!(one[..] == other[..], "seed {seed}: both are well and differ");
         }
     }
-    let Seen { losses, unsettled, failed_notes, reads_by_other, crashes_with_both } = seen;
-    let least = [losses, unsettled, failed_notes, reads_by_other, crashes_with_both].into_iter().min();
+    let Seen { losses, unsettled, failed_notes, reads_by_other, crashes_with_both, .. } = seen;
+    let rebuilds = [seen.rebuilds, seen.rebuilds_failed, seen.crashes_in_rebuilds];
+    let others = [losses, unsettled, failed_notes, reads_by_other, crashes_with_both];
+    let least = rebuilds.into_iter().chain(others).min();
     assert!(least > Some(10), "what was to be tested hardly happened: {seen:?}");
 }
 
