@@ -188,6 +188,12 @@ impl Cache {
         inner.find(block).is_some_and(|found| inner.all_sectors(block) & !found.valid == 0)
     }
 
+    /// Whether the guest has changed `block` since the transfer began: it is not taken any more.
+    #[must_use]
+    pub fn has_changed(&self, block: u64) -> bool {
+        self.inner.transfer.has_changed(block..block + 1)
+    }
+
     /// Which bytes of the volume `block` is.
     #[must_use]
     pub fn extent_of(&self, block: u64) -> Extent {

@@ -461,7 +461,8 @@ impl Arriving {
     /// Waits until the cache has room for nothing more, or has everything.
     async fn full(&self) {
         self.listed().await;
-        let has_all = || self.list.lock().blocks.iter().all(|block| self.cache.has(*block));
+        let is_done = |block: &u64| self.cache.has(*block) || self.cache.has_changed(*block);
+        let has_all = || self.list.lock().blocks.iter().all(is_done);
         while self.cache.status().places_free > 0 && !has_all() {
             self.env.sleep(LOOK_INTERVAL * 10).await;
         }

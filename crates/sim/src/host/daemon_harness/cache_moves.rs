@@ -26,9 +26,17 @@ const CUT_AFTER: Duration = Duration::from_millis(8);
 /// How long a guest is held for all of its cache.
 const HELD_MAX: Duration = Duration::from_millis(30);
 
-/// What of a transfer's end is asked by those who keep its connection.
-#[derive(Default)]
-struct Ended(AtomicBool);
+/// Whether a transfer has ended, for those who keep its connection.
+type Ended = Arc<AtomicBool>;
+
+/// Says that it has, however it has.
+struct SaysEnd(Ended);
+
+impl Drop for SaysEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
 
 impl Host {
     /// Moves the cache below `slot` from one partition to the other until the process ends.
@@ -65,8 +73,8 @@ impl Host {
         let target = self.make_other_cache(process, base, setup).await?;
         let departure = CacheDeparture::new(Arc::clone(&env), source.clone(), options.clone());
         let arrival = CacheArrival::new(Arc::clone(&env), target.clone(), options.clone());
-        let ended = Arc::new(Ended::default());
-        self.keep_connected(&env, (&departure, &arrival), &ended);
+        let ended = SaysEnd(Ended::default());
+        self.keep_connected(&env, (&departure, &arrival), &ended.0);
         let (warming, warmed) = (arrival.clone(), base.clone());
         env.spawn(Box::pin(async move { warming.warm_before(warmed).await }));
         env.sleep(rng.up_to(HOLDS_AFTER)).await;
@@ -81,7 +89,7 @@ impl Host {
         if !source.holds_nothing() || rng.chance(0.2) {
             // It is undone, or somebody has changed the mode meanwhile.
             drop(held);
-            ended.0.store(true, Ordering::SeqCst);
+            drop(ended);
             target.close().await;
             self.shared.world.occur(Occurrence::Told("a cache stays"));
             return source.set_mode(mode).await;
@@ -108,13 +116,13 @@ impl Host {
             arrival.over().await;
             self.note_transfer(options.way, &arrival.status());
         }
-        ended.0.store(true, Ordering::SeqCst);
+        drop(ended);
         self.believe_cache(&target);
         target.set_mode(mode).await
     }
 
     /// Joins both ends again and again until it has ended. Sometimes what joins them is cut.
-    fn keep_connected(&self, env: &EnvRef, (departure, arrival): (&CacheDeparture, &CacheArrival), ended: &Arc<Ended>) {
+    fn keep_connected(&self, env: &EnvRef, (departure, arrival): (&CacheDeparture, &CacheArrival), ended: &Ended) {
         let rng = &self.shared.rng;
         let latency = rng.pick(&[Duration::from_micros(20), Duration::from_micros(300)]);
         let figures = LinkFigures { latency, window: rng.pick(&[16 << 10, 1 << 20]), ..LinkFigures::GIGABIT };
@@ -122,11 +130,11 @@ impl Host {
         let (joined, departure, arrival, over) = (link.clone(), departure.clone(), arrival.clone(), Arc::clone(ended));
         let joining = Arc::clone(env);
         env.spawn(Box::pin(async move {
-            while !over.0.load(Ordering::SeqCst) && !departure.is_enough() {
+            while !over.load(Ordering::SeqCst) && !departure.is_enough() {
                 let (near, far) = joined.connect();
                 let working = futures::future::join(departure.run(Box::new(near)), arrival.run(Box::new(far)));
                 let watching = async {
-                    while !over.0.load(Ordering::SeqCst) {
+                    while !over.load(Ordering::SeqCst) {
                         joining.sleep(Duration::from_millis(1)).await;
                     }
                 };
@@ -137,7 +145,7 @@ impl Host {
         if rng.chance(0.4) {
             let (host, cutting, over) = (self.clone(), Arc::clone(env), Arc::clone(ended));
             env.spawn(Box::pin(async move {
-                while !over.0.load(Ordering::SeqCst) {
+                while !over.load(Ordering::SeqCst) {
                     cutting.sleep(host.shared.rng.up_to(CUT_AFTER)).await;
                     link.cut();
                 }
