@@ -85,10 +85,11 @@ pub use hypervisor::{
 };
 pub use jobs::{GroupRecord, GroupState};
 pub use location::{JobTarget, Location, RemoteVolume};
-pub use machines::{ArrivingCache, IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
+pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
+pub use stack::ArrivingCache;
 pub use workers::Worker;
 
 /// What [`Hypervisor`] speaks of.

@@ -23,13 +23,12 @@ use crate::gauge::Gauge;
 use crate::jobs::{JobHandle, Planned};
 use crate::journal::VolumeJournal;
 use crate::listeners::certificates_of;
-use crate::machines::VolumeArrival;
 use crate::open_backend::{BackendOpenOptions, OpenBackend, QemuRule};
 use crate::overlays::{OverlayContext, SharedSnapshots};
 use crate::problem::Result;
 use crate::reject_all::reject_all;
 use crate::remote::{ArrivingExport, FencedLane, Incoming, RemoteVolumeDevice, handed_over, size_on_record};
-use crate::stack::{Stack, StackedCache};
+use crate::stack::{Stack, StackedCache, VolumeArrival};
 
 /// A volume.
 pub(crate) struct Volume {

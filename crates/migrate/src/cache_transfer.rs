@@ -37,7 +37,9 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 pub use source::CacheDeparture;
 pub use target::CacheArrival;
@@ -184,6 +186,37 @@ pub struct CacheTransferStatus {
     pub is_sealed: bool,
     /// Whether it is over.
     pub is_over: bool,
+}
+
+/// What others wait for a change of. Those who wait are woken in the order in which they came.
+struct Watched<T> {
+    value: Mutex<T>,
+    changed: Notify,
+}
+
+impl<T: Copy> Watched<T> {
+    fn new(value: T) -> Self {
+        Self { value: Mutex::new(value), changed: Notify::new() }
+    }
+
+    fn get(&self) -> T {
+        *self.value.lock()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut T)) {
+        change(&mut self.value.lock());
+        self.changed.notify_waiters();
+    }
+
+    async fn until(&self, is_so: impl Fn(&T) -> bool) {
+        loop {
+            let changed = self.changed.notified();
+            if is_so(&self.get()) {
+                return;
+            }
+            changed.await;
+        }
+    }
 }
 
 /// A bit for each block of a volume.

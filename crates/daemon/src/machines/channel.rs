@@ -28,7 +28,6 @@ use std::net::IpAddr;
 
 use api::v1::{Error, VmChange};
 use memory::Region;
-use migrate::CacheTransferOptions;
 use migrate::stream::{BoxTransport, LinkCounters};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -36,8 +35,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use uuid::Uuid;
 use vm::machine::{DomainDefinition, MachineDescription, MachineFacts, TargetDomain};
 
-use crate::document::CacheLayer;
 use crate::location::Location;
+use crate::stack::ArrivingCache;
 
 /// The longest message: a command line has its place in it.
 const MESSAGE_BYTES_MAX: u32 = 1 << 20;
@@ -193,15 +192,6 @@ pub(super) struct ArrivingDisk {
     /// Its cache, if it is to have one there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cache: Option<ArrivingCache>,
-}
-
-/// The cache of a disk that stays where both hosts reach it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ArrivingCache {
-    /// How it is set, with the cache of the target that it goes to.
-    pub(crate) layer: CacheLayer,
-    /// How it goes.
-    pub(crate) options: CacheTransferOptions,
 }
 
 /// A disk that may lie where both hosts reach it.

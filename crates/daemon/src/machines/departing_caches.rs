@@ -22,11 +22,12 @@ use migrate::{CacheDeparture, CacheTransferOptions, CacheWay, WarmStart};
 use uuid::Uuid;
 
 use super::attempt::{HOLD_LIMIT, MachineMove};
-use super::channel::{ArrivingCache, Ask};
+use super::channel::Ask;
 use super::outgoing::call;
 use crate::daemon::Daemon;
 use crate::document::{CacheLayer, CacheTrust, VolumeDocument};
 use crate::problem::{Result, invalid, of_backend};
+use crate::stack::{ArrivingCache, to_api_way};
 use crate::volume::Volume;
 
 /// How long the switchover waits for the most asked for blocks if nothing is said.
@@ -78,18 +79,6 @@ fn options_of(request: &CacheTransferRequest) -> Result<CacheTransferOptions> {
         time_ms_max: request.time_ms.unwrap_or(defaults.time_ms_max),
         ..defaults
     })
-}
-
-/// What the API calls a way.
-pub(crate) const fn to_api_way(way: CacheWay) -> v1::CacheTransfer {
-    match way {
-        CacheWay::None => v1::CacheTransfer::None,
-        CacheWay::Cachemior => v1::CacheTransfer::Cachemior,
-        CacheWay::Firepan => v1::CacheTransfer::Firepan,
-        CacheWay::FirepanIf => v1::CacheTransfer::FirepanIf,
-        CacheWay::RemoteRead => v1::CacheTransfer::RemoteRead,
-        CacheWay::Hybrid => v1::CacheTransfer::Hybrid,
-    }
 }
 
 /// The cache that a shared disk has, if that is its one layer, and goes with it.

@@ -11,9 +11,9 @@ use uuid::Uuid;
 use vm::QemuProcess;
 use vm::machine::MachineDescription;
 
-use super::channel::ArrivingCache;
 use crate::location::Location;
 use crate::problem::{Result, of_state};
+use crate::stack::ArrivingCache;
 use crate::state_dir::Layout;
 
 /// The layout of this document.

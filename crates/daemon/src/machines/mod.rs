@@ -87,9 +87,7 @@ use crate::workers::Worker;
 use forecast::{PlannedMove, Shown};
 use hooks::HookTurns;
 
-pub(crate) use arriving_caches::VolumeArrival;
 pub(crate) use attempt::MachineMove;
-pub use channel::ArrivingCache;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
 pub(crate) use restart::recover;
 

@@ -12,7 +12,7 @@ use api::v1::{DiskHandling, Error, ErrorCode, VmDisk, VmMoveRequest};
 use block::Bytes;
 use nbd::NbdUri;
 
-use super::channel::{Answer, ArrivingCache, Ask, SharedDisk};
+use super::channel::{Answer, Ask, SharedDisk};
 use super::departing_caches::lone_cache;
 use super::document::{MachineDisk, MachineDocument};
 use crate::daemon::Daemon;
@@ -22,6 +22,7 @@ use crate::hosts::HostName;
 use crate::location::{Location, parse_backend};
 use crate::platform::Backends;
 use crate::problem::{Result, invalid};
+use crate::stack::ArrivingCache;
 
 /// How one disk goes, and why.
 pub(super) struct Handling {

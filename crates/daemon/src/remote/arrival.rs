@@ -18,9 +18,8 @@ use crate::daemon::Daemon;
 use crate::document::{DOCUMENT_VERSION, IncomingDocument, IncomingStage, LayerDocument, VolumeDocument, random_uuid};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location};
-use crate::machines::ArrivingCache;
 use crate::problem::{Result, invalid, of_backend, of_target};
-use crate::stack::{SNAPSHOTS_MAX, free_number, layers_of, make_layer_files};
+use crate::stack::{ArrivingCache, SNAPSHOTS_MAX, free_number, layers_of, make_layer_files};
 use crate::state_dir::check_name;
 use crate::volume::Volume;
 

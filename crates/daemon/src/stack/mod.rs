@@ -18,6 +18,7 @@
 //! alone has; it stays behind at the commit.
 
 mod cache;
+mod cache_arrival;
 mod cache_changes;
 mod carried;
 mod drain;
@@ -37,6 +38,8 @@ use migrate::stream::protocol::PART_ALIGNMENT;
 use uuid::Uuid;
 
 pub(crate) use cache::{StackedCache, open_cache};
+pub use cache_arrival::ArrivingCache;
+pub(crate) use cache_arrival::{VolumeArrival, to_api_way};
 pub(crate) use carried::{carried, layers_of};
 pub(crate) use drain::resume_drains;
 pub(crate) use files::{

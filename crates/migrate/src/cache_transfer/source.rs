@@ -12,10 +12,9 @@ use futures::future::{Either, select};
 use parking_lot::Mutex;
 use tokio::io::BufReader;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::watch;
 
 use super::wire::{Frame, Kind, NAMED_MAX, receive, send_all};
-use super::{Blocks, CacheTransferOptions};
+use super::{Blocks, CacheTransferOptions, Watched};
 use crate::stream::BoxTransport;
 
 /// How often the target is told of changes while it asks for nothing.
@@ -44,7 +43,7 @@ struct Departing {
     /// Held while something is sent whose order counts.
     link: Mutex<Option<UnboundedSender<Frame>>>,
     may_copy: AtomicBool,
-    state: watch::Sender<State>,
+    state: Watched<State>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -74,7 +73,7 @@ impl CacheDeparture {
             sent: Mutex::new(Blocks::new(blocks)),
             link: Mutex::new(None),
             may_copy: AtomicBool::new(may_copy),
-            state: watch::Sender::new(State::default()),
+            state: Watched::new(State::default()),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -123,7 +122,7 @@ impl CacheDeparture {
     #[must_use]
     pub fn share_there(&self) -> f64 {
         let inner = &self.inner;
-        let state = *inner.state.borrow();
+        let state = inner.state.get();
         if let Some(share) = state.share_held {
             return share;
         }
@@ -143,7 +142,7 @@ impl CacheDeparture {
     /// How many blocks the target has of those in the list.
     #[must_use]
     pub fn progress(&self) -> (u64, u64) {
-        (self.inner.sent.lock().count, self.inner.state.borrow().listed)
+        (self.inner.sent.lock().count, self.inner.state.get().listed)
     }
 
     /// Waits until all of the list is at the target.
@@ -159,12 +158,11 @@ impl CacheDeparture {
     /// Whether the target wants nothing more.
     #[must_use]
     pub fn is_enough(&self) -> bool {
-        self.inner.state.borrow().is_enough
+        self.inner.state.get().is_enough
     }
 
-    async fn until(&self, is_so: impl FnMut(&State) -> bool) {
-        // The sender lives as long as this.
-        let _ = self.inner.state.subscribe().wait_for(is_so).await;
+    async fn until(&self, is_so: impl Fn(&State) -> bool) {
+        self.inner.state.until(is_so).await;
     }
 
     /// The guest is held, and is never let go here unless nobody takes the volume at the target: has the target drop what was changed, and
@@ -174,8 +172,8 @@ impl CacheDeparture {
     /// It is not connected or does not answer. It believes nothing then.
     pub async fn seal(&self) -> Result<()> {
         let inner = &self.inner;
-        let (number, share) = (inner.state.borrow().sealed + 1, self.share_there());
-        inner.state.send_modify(|state| state.share_held = Some(share));
+        let (number, share) = (inner.state.get().sealed + 1, self.share_there());
+        inner.state.change(|state| state.share_held = Some(share));
         let link = inner.link.lock().clone();
         let lost = || Error::new(ErrorKind::Disconnected, "the target of a cache is not connected");
         let link = link.ok_or_else(lost)?;
@@ -183,7 +181,7 @@ impl CacheDeparture {
         let sealed = self.until(|state| state.sealed == number || !state.is_linked);
         let answered = env::timeout(&*inner.env, SEAL_LIMIT, sealed).await;
         match answered {
-            Some(()) if inner.state.borrow().sealed == number => Ok(()),
+            Some(()) if inner.state.get().sealed == number => Ok(()),
             _ => Err(lost()),
         }
     }
@@ -196,7 +194,7 @@ impl Drop for Linked<'_> {
     fn drop(&mut self) {
         *self.0.link.lock() = None;
         // Before the seal the target drops all that it has.
-        self.0.state.send_modify(|state| (state.is_linked, state.is_whole) = (false, false));
+        self.0.state.change(|state| (state.is_linked, state.is_whole) = (false, false));
     }
 }
 
@@ -219,8 +217,7 @@ impl Departing {
             let _ = link.send(Frame::new(Kind::Copy, 0));
         }
         *now = Some(link.clone());
-        self.state
-            .send_modify(|state| (state.is_linked, state.listed, state.is_whole) = (true, list.len() as u64, false));
+        self.state.change(|state| (state.is_linked, state.listed, state.is_whole) = (true, list.len() as u64, false));
     }
 
     async fn answer(
@@ -236,10 +233,10 @@ impl Departing {
                     let reading = async move { inner.send_block(frame.number, &link).await };
                     self.env.spawn(Box::pin(reading));
                 }
-                Kind::Sealed => self.state.send_modify(|state| state.sealed = frame.number),
-                Kind::Whole => self.state.send_modify(|state| state.is_whole = true),
+                Kind::Sealed => self.state.change(|state| state.sealed = frame.number),
+                Kind::Whole => self.state.change(|state| state.is_whole = true),
                 Kind::Enough => {
-                    self.state.send_modify(|state| state.is_enough = true);
+                    self.state.change(|state| state.is_enough = true);
                     return Ok(());
                 }
                 _ => {

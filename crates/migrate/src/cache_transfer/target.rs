@@ -19,11 +19,11 @@ use futures::future::{Either, join_all, select};
 use parking_lot::Mutex;
 use tokio::io::BufReader;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, oneshot};
 
 use super::window::Window;
 use super::wire::{Frame, Kind, receive, send_all};
-use super::{Blocks, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart};
+use super::{Blocks, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart, Watched};
 use crate::stream::BoxTransport;
 
 /// How long the source may be gone, with the guest here, before the transfer is over.
@@ -50,7 +50,7 @@ struct Arriving {
     link: Mutex<Option<UnboundedSender<Frame>>>,
     /// The guest's reads that wait for a block.
     awaited: Mutex<BTreeMap<u64, Vec<oneshot::Sender<Buffer>>>>,
-    state: watch::Sender<State>,
+    state: Watched<State>,
     /// Told when the copier may have something to do.
     wake: Notify,
     from_source: AtomicU64,
@@ -114,7 +114,7 @@ impl CacheArrival {
             list: Mutex::new(list),
             link: Mutex::new(None),
             awaited: Mutex::default(),
-            state: watch::Sender::new(State::default()),
+            state: Watched::new(State::default()),
             wake: Notify::new(),
             from_source: AtomicU64::new(0),
             from_storage: AtomicU64::new(0),
@@ -154,13 +154,13 @@ impl CacheArrival {
     /// Whether every change at the source was told: what has come is what the volume has. Otherwise nothing of it may be used.
     #[must_use]
     pub fn is_sealed(&self) -> bool {
-        self.inner.state.borrow().is_sealed
+        self.inner.state.get().is_sealed
     }
 
     /// The volume is held here, and its guest goes through the cache from now on, over `base`. The rest of the transfer is done aside.
     pub fn guest_is_here(&self, base: Device) {
         let inner = &self.inner;
-        assert!(inner.state.borrow().is_sealed, "the guest goes through a cache of which every change was told");
+        assert!(inner.state.get().is_sealed, "the guest goes through a cache of which every change was told");
         if inner.options.way.reads_remotely() {
             inner.cache.reach_other_by(Some(Arc::new(Remote(Arc::clone(inner)))));
         }
@@ -189,7 +189,7 @@ impl CacheArrival {
     pub fn status(&self) -> CacheTransferStatus {
         let inner = &self.inner;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let state = *inner.state.borrow();
+        let state = inner.state.get();
         let transfer = inner.cache.transfer_status();
         CacheTransferStatus {
             listed: inner.list.lock().blocks.len() as u64,
@@ -243,14 +243,13 @@ impl List {
 
 impl Arriving {
     fn change(&self, change: impl FnOnce(&mut State)) {
-        self.state.send_modify(change);
+        self.state.change(change);
         self.wake.notify_waiters();
         self.wake.notify_one();
     }
 
-    async fn until(&self, is_so: impl FnMut(&State) -> bool) {
-        // The sender lives as long as this.
-        let _ = self.state.subscribe().wait_for(is_so).await;
+    async fn until(&self, is_so: impl Fn(&State) -> bool) {
+        self.state.until(is_so).await;
     }
 
     fn send(&self, frame: Frame) {
@@ -261,7 +260,7 @@ impl Arriving {
 
     /// A new connection: what has come is dropped unless every change was told.
     async fn begin_again(&self) -> block::Result<()> {
-        if self.state.borrow().is_sealed {
+        if self.state.get().is_sealed {
             return Ok(());
         }
         self.drop_all().await?;
@@ -284,7 +283,7 @@ impl Arriving {
     /// Does what the source says, in its order.
     async fn hear(self: &Arc<Self>, mut reader: impl tokio::io::AsyncRead + Unpin) -> std::io::Result<()> {
         // After the seal the list is the one that there is.
-        let mut lists_anew = !self.state.borrow().is_sealed;
+        let mut lists_anew = !self.state.get().is_sealed;
         loop {
             let frame = receive(&mut reader).await?;
             match frame.kind {
@@ -347,7 +346,7 @@ impl Arriving {
         }
         let asked = self.list.lock().asked.get(&block).copied();
         let Some(asked) = asked else { return };
-        self.state.send_modify(|state| state.taking += 1);
+        self.state.change(|state| state.taking += 1);
         let inner = Arc::clone(self);
         self.env.spawn(Box::pin(async move {
             let taken = inner.cache.take(block, bytes.freeze()).await;
@@ -370,7 +369,7 @@ impl Arriving {
 
     /// Whether blocks are copied now.
     fn copies_now(&self) -> bool {
-        let state = self.state.borrow();
+        let state = self.state.get();
         match state.guest_is_here {
             true => self.options.way.copies_after(),
             false => self.options.way.copies() && state.may_copy && !state.is_sealed,
@@ -381,7 +380,7 @@ impl Arriving {
     async fn copy(&self) {
         loop {
             let woken = self.wake.notified();
-            if self.state.borrow().is_over {
+            if self.state.get().is_over {
                 self.send(Frame::new(Kind::Enough, 0));
                 return;
             }
@@ -413,9 +412,9 @@ impl Arriving {
 
     /// Says so when everything has come.
     fn see_whole(&self) {
-        let is_whole = self.list.lock().is_through() && self.state.borrow().taking == 0;
-        if is_whole != self.state.borrow().is_whole {
-            self.state.send_modify(|state| state.is_whole = is_whole);
+        let is_whole = self.list.lock().is_through() && self.state.get().taking == 0;
+        if is_whole != self.state.get().is_whole {
+            self.state.change(|state| state.is_whole = is_whole);
             if is_whole {
                 self.send(Frame::new(Kind::Whole, 0));
             }
@@ -496,7 +495,7 @@ impl Arriving {
         }
         let yields = self.options.way == CacheWay::Hybrid;
         let lanes = if yields { WARM_IN_FLIGHT.min(self.options.in_flight) } else { self.options.in_flight };
-        let goes_on = || goes_on(&self.state.borrow());
+        let goes_on = || goes_on(&self.state.get());
         let one_lane = async || {
             while goes_on() {
                 if yields && self.cache.serves_base() {
@@ -507,7 +506,7 @@ impl Arriving {
                 match next {
                     Some(block) => self.warm_one(base, block).await,
                     // Of the source's cache some may still come, or be asked for in vain.
-                    None if yields && !self.state.borrow().is_gone => {
+                    None if yields && !self.state.get().is_gone => {
                         self.wake.notify_one();
                         self.env.sleep(YIELD_SPAN * 5).await;
                     }
@@ -558,7 +557,7 @@ struct Remote(Arc<Arriving>);
 
 impl OtherCache for Remote {
     fn may_have(&self, block: u64) -> bool {
-        self.0.state.borrow().is_linked && self.0.list.lock().known.contains(block)
+        self.0.state.get().is_linked && self.0.list.lock().known.contains(block)
     }
 
     fn read(&self, block: u64) -> IoFuture<'_, Option<Buffer>> {
