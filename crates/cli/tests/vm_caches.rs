@@ -200,6 +200,13 @@ fn a_cache_that_writes_back_does_so_again_at_its_new_host_and_through_a_death_of
     place.verify();
     let cached = place.cached(Side::B);
     assert!(number(&cached, "hits") > 0, "it is warm: {cached}");
+    // An empty one does, too.
+    place.go(Side::B, Side::A, &["--cache-transfer", "none"]);
+    place.wait_until("it writes back here", |place| {
+        let cached = place.cached(Side::A);
+        cached["mode"] == "write-back" && number(&cached, "dirty_bytes") > 0
+    });
+    place.verify();
     assert!(place.folder.path().join("shared/disk0.raw").exists());
 }
 

@@ -105,7 +105,11 @@ impl Seat {
         let between = if scenario.setup.has_machine { 2 * between } else { between };
         // Write-back, who changes the cache, and what is admitted.
         let cached = if scenario.setup.cache.is_some() { 2 + 64 } else { 0 };
-        let tasks_max = scenario.volume_count() * (64 + between + cached + 4 * scenario.load.outstanding as usize);
+        // Of a cache that moves: what is asked for, sent, taken and warmed, 32 at a time, and the blocks of what the guest misses.
+        let moves = scenario.setup.cache.is_some_and(|cache| cache.moves);
+        let moving = if moves { 4 * 32 + 8 * scenario.load.outstanding as usize } else { 0 };
+        let each = 64 + between + cached + moving + 4 * scenario.load.outstanding as usize;
+        let tasks_max = scenario.volume_count() * each;
         let options = scenario.options_of(number).clone();
         let setup = Setup {
             corrupts: scenario.corrupts(),

@@ -195,6 +195,10 @@ impl Daemon {
         if has_cache {
             // Before the guest comes to it.
             self.finish_cache_arrival(volume, base);
+        } else if let Some(incoming) = &document.incoming
+            && let Some((_, _, Some(asked))) = self.shared_place_of(&incoming.host, &volume.name)
+        {
+            self.begin_empty_cache(volume, &asked);
         }
         if let Some(guest) = volume.with_stack(|stack| stack.guest()) {
             // What its machine's QEMU was connected to stands in the way no more.

@@ -160,6 +160,16 @@ impl Daemon {
         }));
     }
 
+    /// A cache that begins empty works as its volume's did at the other host.
+    pub(crate) fn begin_empty_cache(&self, volume: &Arc<Volume>, asked: &ArrivingCache) {
+        let (volume, mode) = (Arc::clone(volume), asked.layer.mode);
+        self.env.spawn(Box::pin(async move {
+            if let Err(error) = believe_cache(&volume, mode).await {
+                tracing::error!(volume = volume.name, %error, "a cache does not write back at its new host");
+            }
+        }));
+    }
+
     /// The volume does not come, nor does its cache.
     pub(crate) async fn drop_arriving_cache(&self, volume: &Volume, layers: &[LayerDocument]) {
         let coming = volume.cache_arrival.lock().take();
@@ -170,7 +180,7 @@ impl Daemon {
     }
 }
 
-/// All of a cache has come: it is believed from here on, and writes back if it is to.
+/// All of a cache has come, or nothing does: it is believed from here on, and writes back if it is to.
 async fn believe_cache(volume: &Volume, mode: CacheMode) -> Result<()> {
     let _operation = volume.operation.lock().await;
     let document = volume.document();
@@ -185,7 +195,7 @@ async fn believe_cache(volume: &Volume, mode: CacheMode) -> Result<()> {
     let stored = volume.journal.update(|document| {
         document.change_cache(layer.id, |layer, state| {
             // A flash that fails has that on record after this, or is seen here.
-            is_believed = layer.trust == CacheTrust::Dirty && !cache.status().has_failed;
+            is_believed = layer.trust != CacheTrust::Gone && !cache.status().has_failed;
             if is_believed {
                 layer.trust = CacheTrust::Whole;
             }
@@ -200,6 +210,6 @@ async fn believe_cache(volume: &Volume, mode: CacheMode) -> Result<()> {
         let changed = cache.set_mode(CacheMode::WriteBack).await;
         changed.map_err(|error| of_backend(&error, "the cache"))?;
     }
-    tracing::info!(volume = volume.name, "the cache of a volume has come");
+    tracing::info!(volume = volume.name, "the cache of a volume is as it was at the other host");
     Ok(())
 }

@@ -69,6 +69,8 @@ impl Cache {
         inner.is_closed.store(true, Ordering::SeqCst);
         inner.wake.notify_one();
         inner.admissions.ended().await;
+        // Of a transfer something may still be dropped or taken.
+        inner.changes_end().await;
         drop(inner.cleaner.lock().await);
     }
 

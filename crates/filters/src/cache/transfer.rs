@@ -147,14 +147,14 @@ impl Cache {
         *self.inner.transfer.other.lock() = other;
     }
 
-    /// Takes a block that has come from the other host. It goes before any other block does, and no other goes for it.
+    /// Takes a block that has come from the other host. It goes before any other block does, and no other goes for it. Whoever calls it waits
+    /// for its end.
     ///
     /// # Errors
     /// What the partition says.
     pub async fn take(&self, block: u64, bytes: Data) -> Result<Admission> {
         self.inner.check_block(block, &bytes)?;
-        let inner = Arc::clone(&self.inner);
-        self.to_its_end(async move { inner.take(block, bytes).await }).await
+        self.inner.take(block, bytes).await
     }
 
     /// Drops a block: the guest has changed it at the other host. Nobody uses the cache yet.
@@ -293,6 +293,10 @@ impl Inner {
 
     /// Drops `block`, which the caller has. What is dirty stays: that is newer than anything else.
     async fn drop_held(&self, block: u64) -> Result<()> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            // Its partition may be another's by now.
+            return Ok(());
+        }
         let Some(found) = self.find(block) else { return Ok(()) };
         let dropped = match self.drops(&found) {
             true => self.forget(found.place).await,

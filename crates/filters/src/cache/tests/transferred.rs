@@ -222,6 +222,21 @@ async fn a_guest_never_reads_older_bytes_while_a_cache_comes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cache_that_was_closed_leaves_its_partition_alone() {
+    let (from, to) = two(CacheMode::WriteThrough, [0, 1]).await;
+    to.cache.begin_transfer(true, 100);
+    bring(&from, &to, 0).await;
+    write(&to.guest, 0, &[9; 512]).await;
+    to.cache.close().await;
+    let size = to.partition.size();
+    let before = to.partition.read(Bytes::ZERO, Buffer::unpooled(size.as_usize())).await.expect("it answers");
+    assert_eq!(bring(&from, &to, 1).await, Some(Admission::Full));
+    to.cache.end_transfer().await.expect("nothing is asked of it");
+    let after = to.partition.read(Bytes::ZERO, Buffer::unpooled(size.as_usize())).await.expect("it answers");
+    assert!(before[..] == after[..], "it was written to");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_block_of_another_length_is_refused() {
     let (_, to) = two(CacheMode::WriteBack, []).await;
     to.cache.begin_transfer(false, 1);
