@@ -378,7 +378,8 @@ pub(super) const REQUIREMENTS: &[Requirement] = &[
             Fault("read-error"),
             Fault("write-error"),
         ],
-    ),
+    )
+    .because("the mistakes of a transfer are proved by cache-moves, and those of flash that fails by cache-failing"),
     requirement("dbt", &[SWITCHED, Comes(LastCopy)]),
     requirement("dbt-downtime", &[SWITCHED, Comes(LastCopy)])
         .because("a hold that is not bounded is proved by dbt-slows-down, on a target that makes it long"),
