@@ -7,7 +7,6 @@ SEEDS ?= 0..500
 FRESH ?= 100
 CYCLES ?= 200
 MINUTES ?= 5
-SCALE ?= 4
 MIB ?= 1024
 RUNS ?= 5
 FUZZ := memory/messages memory/receiver nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
@@ -126,8 +125,8 @@ bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's o
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 # Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.
-paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx, -pmigrate, -waio, -iofollow; SCALE=4, TRACES=directory)
-	@$(CARGO) xtask paper $* --scale $(SCALE) $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES))
+paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx, -pmigrate, -waio, -iofollow, -firepan; SCALE=16, TRACES=directory)
+	@$(CARGO) xtask paper $* $(if $(SCALE),--scale $(SCALE)) $(if $(ONLY),--only $(ONLY)) $(if $(TRACES),--traces $(TRACES))
 
 paper-esx-real: setup ## Make the evaluation's moves on real files, by the daemon and QEMU (MIB=1024, RUNS=5: half an hour)
 	@$(CARGO) xtask paper-esx-real --mib $(MIB) --runs $(RUNS)

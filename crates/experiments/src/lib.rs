@@ -6,6 +6,7 @@
 
 pub mod esx;
 pub mod figure;
+pub mod firepan;
 mod interference;
 pub mod iofollow;
 mod journal;

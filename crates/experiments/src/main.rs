@@ -41,12 +41,12 @@ enum Chore {
 /// Which paper, how large, what of it, and where to.
 #[derive(clap::Args)]
 struct PaperArguments {
-    /// Which: esx, pmigrate, waio or iofollow.
+    /// Which: esx, pmigrate, waio, iofollow or firepan.
     #[arg(value_parser = parse_paper)]
     name: &'static str,
-    /// Sizes, caches and limits of time are so many times smaller than the paper's.
-    #[arg(long, default_value_t = 4)]
-    scale: u64,
+    /// Sizes, caches and limits of time are so many times smaller than the paper's; 4 unless said otherwise, and 64 for firepan.
+    #[arg(long)]
+    scale: Option<u64>,
     /// Repeat these figures and tables only, such as figure-4,table-1.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
@@ -156,13 +156,13 @@ fn paper(name: &str) -> &'static Paper {
 /// Carries out a paper's evaluation; fails if something did not hold that nothing explains.
 fn repeat(arguments: &PaperArguments) -> Result<ExitCode> {
     let PaperArguments { name, scale, only, seed, jobs, traces, out } = arguments;
+    let scale = scale.unwrap_or(paper(name).scale);
     let chosen = if only.is_empty() { String::new() } else { format!(" --only {}", only.join(",")) };
     let with_traces = if traces.is_some() { " --traces DIRECTORY" } else { "" };
     let command = format!("cargo xtask paper {name} --scale {scale} --seed {seed}{chosen}{with_traces}");
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let jobs = jobs.unwrap_or(cores).max(1);
-    let options =
-        EvaluationOptions { scale: *scale, only: only.clone(), seed: *seed, jobs, traces: traces.clone(), command };
+    let options = EvaluationOptions { scale, only: only.clone(), seed: *seed, jobs, traces: traces.clone(), command };
     let evaluation = (paper(name).evaluate)(&options, &|line| eprintln!("{line}"))?;
     let name = format!("paper-{name}");
     let out = out.clone().unwrap_or_else(|| Path::new("target").join(&name));

@@ -4,6 +4,7 @@ use block::Result;
 
 use crate::esx;
 use crate::figure::Evaluation;
+use crate::firepan;
 use crate::iofollow;
 use crate::pmigrate;
 use crate::runs::{EvaluationOptions, Progress};
@@ -15,6 +16,8 @@ pub struct Paper {
     pub name: &'static str,
     /// What is repeated.
     pub about: &'static str,
+    /// Sizes are so many times smaller unless it is said otherwise.
+    pub scale: u64,
     /// The names of its figures.
     pub figures: fn() -> Vec<&'static str>,
     /// Carries out its evaluation.
@@ -28,6 +31,7 @@ pub const PAPERS: &[Paper] = &[
     Paper {
         name: "esx",
         about: "the evaluation of live storage migration in VMware ESX",
+        scale: 4,
         figures: esx::figure_names,
         evaluate: esx::evaluate,
         evaluate_real: Some(esx::evaluate_real),
@@ -35,6 +39,7 @@ pub const PAPERS: &[Paper] = &[
     Paper {
         name: "pmigrate",
         about: "the evaluation of parallel live migration of virtual machines",
+        scale: 4,
         figures: pmigrate::figure_names,
         evaluate: pmigrate::evaluate,
         evaluate_real: None,
@@ -42,6 +47,7 @@ pub const PAPERS: &[Paper] = &[
     Paper {
         name: "waio",
         about: "the evaluation of outsourcing popular data (dissertation, chapter 3)",
+        scale: 4,
         figures: waio::figure_names,
         evaluate: waio::evaluate,
         evaluate_real: None,
@@ -49,8 +55,17 @@ pub const PAPERS: &[Paper] = &[
     Paper {
         name: "iofollow",
         about: "the evaluation of a copy that follows the guest (dissertation, chapter 5), and of both together",
+        scale: 4,
         figures: iofollow::figure_names,
         evaluate: iofollow::evaluate,
+        evaluate_real: None,
+    },
+    Paper {
+        name: "firepan",
+        about: "the evaluation of a flash cache that moves with its VM",
+        scale: firepan::SCALE,
+        figures: firepan::figure_names,
+        evaluate: firepan::evaluate,
         evaluate_real: None,
     },
 ];

@@ -154,7 +154,16 @@ impl Cache {
     /// What the partition says.
     pub async fn take(&self, block: u64, bytes: Data) -> Result<Admission> {
         self.inner.check_block(block, &bytes)?;
-        self.inner.take(block, bytes).await
+        self.inner.take(block, bytes, false).await
+    }
+
+    /// The same of a block that the guest has asked for since the list was made: another goes for it, and it does not go first.
+    ///
+    /// # Errors
+    /// What the partition says.
+    pub async fn take_used(&self, block: u64, bytes: Data) -> Result<Admission> {
+        self.inner.check_block(block, &bytes)?;
+        self.inner.take(block, bytes, true).await
     }
 
     /// Drops a block: the guest has changed it at the other host. Nobody uses the cache yet.
@@ -267,7 +276,7 @@ impl Cache {
 }
 
 impl Inner {
-    async fn take(&self, block: u64, bytes: Data) -> Result<Admission> {
+    async fn take(&self, block: u64, bytes: Data, is_used: bool) -> Result<Admission> {
         let extent = self.extent_of(block);
         let _guard = self.blocks.exclusive(extent).await;
         let transfer = &self.transfer;
@@ -282,7 +291,11 @@ impl Inner {
             return Ok(Admission::Outdated);
         }
         let stamp = self.write_stamps.get(block);
-        let admission = self.admit_last(block, &Mutation::data(extent.offset, bytes), stamp).await?;
+        let data = Mutation::data(extent.offset, bytes);
+        let admission = match is_used {
+            true => self.admit_part(block, &data, stamp).await?,
+            false => self.admit_last(block, &data, stamp).await?,
+        };
         let counter = match admission {
             Admission::Admitted => &transfer.taken,
             _ => &transfer.present,
@@ -367,7 +380,7 @@ impl Inner {
             self.transfer.read_from_other.fetch_add(1, Ordering::Relaxed);
             let inner = Arc::clone(self);
             self.env.spawn(Box::pin(async move {
-                if let Err(error) = inner.take(block, bytes.freeze()).await {
+                if let Err(error) = inner.take(block, bytes.freeze(), true).await {
                     tracing::debug!(error = error.chain(), "what was read at the other host is not cached");
                 }
             }));

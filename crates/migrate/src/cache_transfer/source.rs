@@ -25,6 +25,12 @@ const CHANGED_MAX: usize = 1 << 20;
 const HITS_MIN: usize = 64;
 /// More requests at a time are no target of ours.
 const ASKED_MAX: usize = 4096;
+/// What the cache has taken since the list was made is listed so often at most, one time after the other, and then after so many times of
+/// telling changes: a second.
+const MORE_LISTS_MAX: u32 = 16;
+const MORE_LISTS_TICKS: u32 = 50;
+/// And only if it is more than such a part of the list.
+const MORE_PART: u64 = 200;
 /// How long the target may take to do what it was told before the seal.
 const SEAL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -50,6 +56,8 @@ struct Departing {
 struct State {
     is_linked: bool,
     listed: u64,
+    /// How often more was listed, one time after the other.
+    lists_more: u32,
     /// The number of the last seal that the target has answered.
     sealed: u64,
     is_whole: bool,
@@ -90,10 +98,16 @@ impl CacheDeparture {
         let _linked = Linked(inner);
         let answering = inner.answer(BufReader::new(reader), link.clone());
         let telling = async {
-            loop {
+            for tick in 1_u32.. {
                 inner.env.sleep(TELL_INTERVAL).await;
                 let _ = inner.tell_changes(&link);
+                if tick % MORE_LISTS_TICKS == 0 && inner.state.get().is_whole {
+                    inner.state.change(|state| state.lists_more = 0);
+                    let is_whole = !inner.lists_more(&link);
+                    inner.state.change(|state| state.is_whole = is_whole);
+                }
             }
+            std::future::pending().await
         };
         let sending = send_all(frames, writer);
         let (sending, telling) = (pin!(sending), pin!(telling));
@@ -132,7 +146,10 @@ impl CacheDeparture {
         if state.is_whole {
             return 1.0;
         }
-        let (hits, sent) = (inner.cache.last_hits(), inner.sent.lock());
+        let mut hits = inner.cache.last_hits();
+        // What was written since it was hit would be a hit on neither host.
+        hits.retain(|block| inner.cache.has(*block));
+        let sent = inner.sent.lock();
         if hits.len() < HITS_MIN {
             return if state.listed == 0 { 1.0 } else { sent.count as f64 / state.listed as f64 };
         }
@@ -234,6 +251,7 @@ impl Departing {
                     self.env.spawn(Box::pin(reading));
                 }
                 Kind::Sealed => self.state.change(|state| state.sealed = frame.number),
+                Kind::Whole if self.lists_more(&link) => {}
                 Kind::Whole => self.state.change(|state| state.is_whole = true),
                 Kind::Enough => {
                     self.state.change(|state| state.is_enough = true);
@@ -245,6 +263,28 @@ impl Departing {
                 }
             }
         }
+    }
+
+    /// The target has all of the list, and the guest has gone on meanwhile: lists what the cache has taken since, unless that is little.
+    fn lists_more(&self, link: &UnboundedSender<Frame>) -> bool {
+        if self.options.way != super::CacheWay::Hybrid || self.state.get().sealed > 0 {
+            return false;
+        }
+        let mut more = self.cache.hottest(usize::MAX);
+        {
+            let sent = self.sent.lock();
+            more.retain(|block| !sent.contains(*block));
+        }
+        let State { lists_more, listed, .. } = self.state.get();
+        if lists_more >= MORE_LISTS_MAX || more.len() as u64 <= listed / MORE_PART {
+            return false;
+        }
+        self.state.change(|state| state.lists_more += 1);
+        for blocks in more.chunks(NAMED_MAX) {
+            let _ = link.send(Frame::naming(Kind::List, blocks));
+        }
+        let _ = link.send(Frame::new(Kind::ListEnd, more.len() as u64));
+        true
     }
 
     async fn send_block(&self, block: u64, link: &UnboundedSender<Frame>) {

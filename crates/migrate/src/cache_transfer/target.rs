@@ -65,7 +65,7 @@ struct List {
     is_complete: bool,
     /// Blocks that the source has, or had.
     known: Blocks,
-    /// Blocks of them that the guest has changed at the source since the list was made.
+    /// Blocks of them that the guest has changed or asked for at the source since the list was made.
     changed: Blocks,
     /// Of these and of what was asked for in vain, those that are to come once more.
     again: BTreeSet<u64>,
@@ -283,16 +283,16 @@ impl Arriving {
     /// Does what the source says, in its order.
     async fn hear(self: &Arc<Self>, mut reader: impl tokio::io::AsyncRead + Unpin) -> std::io::Result<()> {
         // After the seal the list is the one that there is.
-        let mut lists_anew = !self.state.get().is_sealed;
+        let lists_anew = !self.state.get().is_sealed;
         loop {
             let frame = receive(&mut reader).await?;
             match frame.kind {
                 Kind::List if lists_anew => self.list.lock().add(&frame.named()),
                 Kind::List => {}
                 Kind::ListEnd => {
-                    lists_anew = false;
                     self.list.lock().is_complete = true;
-                    self.change(|_| ());
+                    // More may be listed when all of this has come: that is said once more, then.
+                    self.change(|state| state.is_whole &= !lists_anew);
                 }
                 Kind::Block => self.take_aside(frame),
                 Kind::Absent => {
@@ -344,12 +344,18 @@ impl Arriving {
         for waiting in awaited {
             let _ = waiting.send(copy_of(&bytes));
         }
-        let asked = self.list.lock().asked.get(&block).copied();
+        let (asked, is_used) = {
+            let list = self.list.lock();
+            (list.asked.get(&block).copied(), list.changed.contains(block))
+        };
         let Some(asked) = asked else { return };
         self.state.change(|state| state.taking += 1);
         let inner = Arc::clone(self);
         self.env.spawn(Box::pin(async move {
-            let taken = inner.cache.take(block, bytes.freeze()).await;
+            let taken = match is_used {
+                true => inner.cache.take_used(block, bytes.freeze()).await,
+                false => inner.cache.take(block, bytes.freeze()).await,
+            };
             match taken {
                 Ok(Admission::Admitted) => inner.from_source.fetch_add(1, Ordering::Relaxed),
                 Ok(_) => inner.refused.fetch_add(1, Ordering::Relaxed),
@@ -542,6 +548,10 @@ impl Arriving {
 impl List {
     fn add(&mut self, blocks: &[u64]) {
         blocks.iter().for_each(|block| self.known.set(*block, true));
+        if self.is_complete {
+            // It has all of the list: these are more.
+            blocks.iter().for_each(|block| self.changed.set(*block, true));
+        }
         self.blocks.extend_from_slice(blocks);
     }
 }

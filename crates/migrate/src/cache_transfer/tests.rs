@@ -174,6 +174,26 @@ async fn the_hottest_come_first_and_the_share_of_hits_is_foreseen() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_source_takes_after_the_list_was_made_comes_as_well() {
+    let two = Two::new(6).await;
+    two.warm_source(0..20).await;
+    let (departure, arrival) = two.both(&by(CacheWay::Hybrid));
+    let joined = two.connect(&departure, &arrival);
+    departure.whole().await;
+    two.warm_source(20..40).await;
+    two.rest(3000).await;
+    assert!((20..40).all(|block| two.target.has(block)), "{:?}", arrival.status());
+    two.warm_source(40..60).await;
+    departure.seal().await.expect("it answers");
+    arrival.guest_is_here(two.base.clone());
+    arrival.over().await;
+    for block in 0..60 {
+        two.check(&two.guest_here, block, "after the move").await;
+    }
+    joined.await.expect("it ends");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_target_that_was_not_sealed_drops_what_it_has_of_an_earlier_connection() {
     let two = Two::new(3).await;
     two.warm_source(0..20).await;
