@@ -9,7 +9,7 @@ use sim::model::Verb;
 use sim::rng::Rng;
 use sim::workload::{Workload, Zoned};
 use sim::world::{Invariant, World};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use super::devices::BLOCK_BYTES;
 
@@ -37,7 +37,8 @@ struct Shared {
     rng: Rng,
     load: Mutex<Zoned>,
     /// Its volume; none while it is held.
-    device: watch::Sender<Option<Device>>,
+    device: Mutex<Option<Device>>,
+    let_run: Notify,
     known: Mutex<Vec<Known>>,
     in_flight: AtomicU64,
     drained: Notify,
@@ -53,7 +54,8 @@ impl Guest {
             world: world.clone(),
             rng: world.rng("guest"),
             load: Mutex::new(Zoned::firepan(file_bytes)),
-            device: watch::Sender::new(None),
+            device: Mutex::new(None),
+            let_run: Notify::new(),
             known: Mutex::new(vec![Known::default(); blocks as usize]),
             in_flight: AtomicU64::new(0),
             drained: Notify::new(),
@@ -69,12 +71,13 @@ impl Guest {
 
     /// Lets it run on `device`.
     pub(super) fn run_on(&self, device: Device) {
-        self.shared.device.send_replace(Some(device));
+        *self.shared.device.lock() = Some(device);
+        self.shared.let_run.notify_waiters();
     }
 
     /// Holds it, and waits for what is under way.
     pub(super) async fn hold(&self) {
-        self.shared.device.send_replace(None);
+        *self.shared.device.lock() = None;
         loop {
             let drained = self.shared.drained.notified();
             if self.shared.in_flight.load(Ordering::SeqCst) == 0 {
@@ -92,11 +95,12 @@ impl Guest {
 
 impl Shared {
     async fn work(&self) {
-        let mut device = self.device.subscribe();
         loop {
-            let running = match device.wait_for(Option::is_some).await {
-                Ok(device) => device.clone().expect("that was waited for"),
-                Err(_) => return,
+            let let_run = self.let_run.notified();
+            let running = self.device.lock().clone();
+            let Some(running) = running else {
+                let_run.await;
+                continue;
             };
             self.in_flight.fetch_add(1, Ordering::SeqCst);
             if let Err(error) = self.ask(&running).await {

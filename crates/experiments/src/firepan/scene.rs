@@ -354,16 +354,6 @@ impl Stage {
             let limit = (MOVE as u64 + WAIT_SECONDS_OF_GB * self.scene.cache_gb) as f64;
             while departure.share_there() < SHARE_ENOUGH && self.seconds() < limit {
                 self.world.sleep(Duration::from_millis(100)).await;
-                if std::env::var("FP_DEBUG").is_ok() && (self.seconds() * 10.0).round() as u64 % 20 == 0 {
-                    eprintln!(
-                        "{} {:.1} {:.3} {:?} {:?}",
-                        self.scene,
-                        self.seconds(),
-                        departure.share_there(),
-                        departure.progress(),
-                        arrival.status()
-                    );
-                }
             }
         }
         (moments.held, moments.share_at_hold) = (self.seconds(), departure.share_there());
