@@ -94,7 +94,8 @@ pub struct CacheTransferRequest {
     pub transfer: CacheTransfer,
     /// The cache of the other host that they go to; the one of the same name if nothing is said.
     pub at: Option<String>,
-    /// How long the switchover may wait for the most asked for blocks (`hybrid`), in milliseconds; 60,000 if nothing is said.
+    /// How long the switchover may wait for the most asked for blocks (`hybrid`), in milliseconds; 3,000 for each GB
+    /// that is cached if nothing is said, 5,000 to 60,000.
     pub wait_ms: Option<u64>,
     /// When the warmer begins (`cachemior`).
     pub warm_start: CacheWarmStart,

@@ -30,8 +30,6 @@ use crate::problem::{Result, invalid, of_backend};
 use crate::stack::{ArrivingCache, to_api_way};
 use crate::volume::Volume;
 
-/// How long the switchover waits for the most asked for blocks if nothing is said.
-const WAIT_MS: u64 = 60_000;
 /// With so great a share of its hits the guest may go.
 const SHARE_MIN: f64 = 0.95;
 /// How often it is looked whether it has that.
@@ -231,8 +229,12 @@ impl MachineMove {
             let is_warm = || departing.departure.as_ref().is_none_or(|departure| departure.share_there() >= SHARE_MIN);
             departing.options.way == CacheWay::Hybrid && !is_warm()
         };
-        let (began, limit) = (daemon.env.now(), Duration::from_millis(self.request.caches.wait_ms.unwrap_or(WAIT_MS)));
-        while self.caches.iter().any(waits) && daemon.env.now().since(began) < limit {
+        // Without a limit that was asked for it is that of what there is to copy, which is known once the target is connected.
+        let asked = self.request.caches.wait_ms.map(Duration::from_millis);
+        let departures = || self.caches.iter().filter_map(|departing| departing.departure.as_ref());
+        let limit = || asked.or_else(|| departures().map(CacheDeparture::wait_max).max()).unwrap_or_default();
+        let began = daemon.env.now();
+        while self.caches.iter().any(waits) && daemon.env.now().since(began) < limit() {
             daemon.env.sleep(LOOK).await;
         }
         if self.caches.iter().any(|departing| departing.options.way == CacheWay::Hybrid) {

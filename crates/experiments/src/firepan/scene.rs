@@ -27,8 +27,6 @@ pub(super) const END: usize = 3600;
 pub(super) const PAUSE: u64 = 3;
 /// The switchover of [`CacheWay::Hybrid`] waits for this share of the hits.
 pub(super) const SHARE_ENOUGH: f64 = 0.95;
-/// And no longer than so many seconds for each GB of the cache: what the paper's copy takes.
-pub(super) const WAIT_SECONDS_OF_GB: u64 = 3;
 /// The VMs beside the one that moves, on either host.
 pub(super) const NEIGHBOURS: u32 = 3;
 
@@ -351,8 +349,9 @@ impl Stage {
         let warmer = self.storage_of(1, if apart { Class::WarmerApart } else { Class::Warmer });
         let mut moments = Moments::default();
         if way == Way::Hybrid {
-            let limit = (MOVE as u64 + WAIT_SECONDS_OF_GB * self.scene.cache_gb) as f64;
-            while departure.share_there() < SHARE_ENOUGH && self.seconds() < limit {
+            // The engine's own limit, of a cache that has so many times fewer blocks.
+            let limit = || MOVE as f64 + departure.wait_max_of(scale).as_secs_f64();
+            while departure.share_there() < SHARE_ENOUGH && self.seconds() < limit() {
                 self.world.sleep(Duration::from_millis(100)).await;
             }
         }

@@ -7,7 +7,7 @@ use block::{Bytes, Error, ErrorKind, RangeGuard, Result};
 
 use super::entry::CacheEntry;
 use super::options::CachePolicy;
-use super::policy::{Policy, policy_of};
+use super::policy::{Order, Policy, policy_of};
 use super::streams::Streams;
 use super::table::Table;
 use crate::store::{PlaceAllocator, StateMap};
@@ -187,9 +187,9 @@ impl Index {
         before.places().for_each(|place| self.table.insert(states.get(place.into()).block(), place));
     }
 
-    /// At most `max` blocks, those first that would go last.
-    pub(super) fn hottest(&self, states: &States, max: usize) -> Vec<u64> {
-        self.policy.hottest(max).into_iter().map(|place| states.get(place.into()).block()).collect()
+    /// The places that hold a block, as they stand.
+    pub(super) fn order(&self) -> Order {
+        self.policy.order()
     }
 
     /// What it takes in memory, in bytes.

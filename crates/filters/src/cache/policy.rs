@@ -1,9 +1,11 @@
 //! Which block goes when a place is needed: plain structures, without locks and without time.
 
 mod lists;
+mod order;
 mod s3_fifo;
 
 use lists::{Links, List};
+pub(super) use order::Order;
 use s3_fifo::S3Fifo;
 
 use super::options::CachePolicy;
@@ -33,8 +35,14 @@ pub(super) trait Policy: Send {
     /// The first place in its order whose block may go. Of those that may not, each is put last, so that the next search finds others.
     fn choose(&mut self, random: u64, may_go: &mut dyn FnMut(u32) -> bool) -> Option<u32>;
 
+    /// The places that hold a block, as they stand.
+    fn order(&self) -> Order;
+
     /// At most `max` places that hold a block, those first whose blocks would go last.
-    fn hottest(&self, max: usize) -> Vec<u32>;
+    #[cfg(test)]
+    fn hottest(&self, max: usize) -> Vec<u32> {
+        self.order().hottest(max)
+    }
 
     /// How much memory it takes, in bytes.
     fn memory_bytes(&self) -> usize;
@@ -101,8 +109,8 @@ impl Policy for Queue {
         None
     }
 
-    fn hottest(&self, max: usize) -> Vec<u32> {
-        self.list.iter(&self.links).take(max).collect()
+    fn order(&self) -> Order {
+        Order::Lists { firsts: vec![self.list.first()], behind: self.links.behind(), uses: Vec::new() }
     }
 
     fn memory_bytes(&self) -> usize {
@@ -155,8 +163,8 @@ impl Policy for Random {
             .find(|place| self.holds(*place) && may_go(*place))
     }
 
-    fn hottest(&self, max: usize) -> Vec<u32> {
-        (0..self.places as u32).filter(|place| self.holds(*place)).take(max).collect()
+    fn order(&self) -> Order {
+        Order::Bits(self.holds.clone())
     }
 
     fn memory_bytes(&self) -> usize {

@@ -7,7 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use block::{Buffer, Data, Error, ErrorKind, Extent, Result};
 use parking_lot::Mutex;
 
+use super::entry::CacheEntry;
+use super::index::used_places;
 use super::{Admission, AdmitToken, Cache, Inner, Invalidations};
+
+/// So many places are looked at with one hold of the record.
+const LOOK_STEP: u64 = 4096;
 
 /// Who hears which blocks the guest changes.
 #[derive(Default)]
@@ -61,10 +66,40 @@ impl Watch {
 }
 
 impl Cache {
-    /// The numbers of at most `max` cached blocks, those first that are worth most to the policy.
+    /// The numbers of at most `max` cached blocks, those first that are worth most to the policy. What changes meanwhile may be missing, or
+    /// there twice.
     #[must_use]
     pub fn hottest(&self, max: usize) -> Vec<u64> {
-        self.inner.record.with(|states, index| index.hottest(states, max))
+        let record = &self.inner.record;
+        let order = record.with(|_, index| index.order());
+        let places = order.hottest(max);
+        drop(order);
+        let mut blocks = Vec::with_capacity(places.len());
+        for places in places.chunks(LOOK_STEP as usize) {
+            record.look(|states| {
+                let entries = places.iter().map(|place| states.get(u64::from(*place)));
+                blocks.extend(entries.filter(|entry| !entry.is_free()).map(CacheEntry::block));
+            });
+        }
+        blocks
+    }
+
+    /// The numbers of all cached blocks in any order. What changes meanwhile may be missing, or there twice.
+    #[must_use]
+    pub fn cached(&self) -> Vec<u64> {
+        let (record, mut next, mut blocks) = (&self.inner.record, 0, Vec::new());
+        loop {
+            let goes_on = record.look(|states| {
+                let end = next + LOOK_STEP;
+                let places = used_places(states, next).take_while(|place| *place < end);
+                blocks.extend(places.map(|place| states.get(place).block()));
+                next = end;
+                end < states.len()
+            });
+            if !goes_on {
+                return blocks;
+            }
+        }
     }
 
     /// The bytes of a block that is cached whole, dirty or not. Nothing is counted.

@@ -31,6 +31,12 @@ const MORE_LISTS_MAX: u32 = 16;
 const MORE_LISTS_TICKS: u32 = 50;
 /// And only if it is more than such a part of the list.
 const MORE_PART: u64 = 200;
+/// What the paper's copy of a GB takes: 10 GB in 30 s (section 4.2).
+const COPY_OF_GB: Duration = Duration::from_secs(3);
+const GB: u64 = 1_000_000_000;
+/// The switchover waits so long for little, and no longer for much.
+const WAIT_LEAST: Duration = Duration::from_secs(5);
+const WAIT_MOST: Duration = Duration::from_secs(60);
 /// How long the target may take to do what it was told before the seal.
 const SEAL_LIMIT: Duration = Duration::from_secs(5);
 
@@ -162,6 +168,21 @@ impl CacheDeparture {
         (self.inner.sent.lock().count, self.inner.state.get().listed)
     }
 
+    /// How long the switchover of [`Hybrid`](super::CacheWay::Hybrid) waits at most if nothing is said: as long as the paper copies what the
+    /// list has, 5 to 60 s.
+    #[must_use]
+    pub fn wait_max(&self) -> Duration {
+        self.wait_max_of(1)
+    }
+
+    /// The same if each block stands for `scale` of them, as in a simulation of fewer.
+    #[must_use]
+    pub fn wait_max_of(&self, scale: u64) -> Duration {
+        let block_bytes = self.inner.cache.header().block.bytes();
+        let bytes = self.inner.state.get().listed.saturating_mul(block_bytes).saturating_mul(scale);
+        COPY_OF_GB.mul_f64(bytes as f64 / GB as f64).clamp(WAIT_LEAST, WAIT_MOST)
+    }
+
     /// Waits until all of the list is at the target.
     pub async fn whole(&self) {
         self.until(|state| state.is_whole).await;
@@ -218,14 +239,18 @@ impl Drop for Linked<'_> {
 impl Departing {
     /// Sends what a target needs first. What it had of an earlier connection it drops.
     fn connect(&self, link: &UnboundedSender<Frame>) {
-        let mut now = self.link.lock();
-        // What was changed before the list is made is not in it as it was.
-        drop(self.cache.invalidations());
-        self.sent.lock().clear();
+        {
+            let mut now = self.link.lock();
+            *now = None;
+            // What was changed before the list is made is not in it as it was. Without a connection the rest is told later.
+            drop(self.cache.invalidations());
+            self.sent.lock().clear();
+        }
         let list = match self.options.way {
             super::CacheWay::None => Vec::new(),
             _ => self.cache.hottest(usize::MAX),
         };
+        let mut now = self.link.lock();
         for blocks in list.chunks(NAMED_MAX) {
             let _ = link.send(Frame::naming(Kind::List, blocks));
         }
@@ -270,7 +295,7 @@ impl Departing {
         if self.options.way != super::CacheWay::Hybrid || self.state.get().sealed > 0 {
             return false;
         }
-        let mut more = self.cache.hottest(usize::MAX);
+        let mut more = self.cache.cached();
         {
             let sent = self.sent.lock();
             more.retain(|block| !sent.contains(*block));

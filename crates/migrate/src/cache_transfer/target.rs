@@ -274,7 +274,7 @@ impl Arriving {
     }
 
     async fn drop_all(&self) -> block::Result<()> {
-        for block in self.cache.hottest(usize::MAX) {
+        for block in self.cache.cached() {
             self.cache.invalidate(block).await?;
         }
         Ok(())

@@ -16,6 +16,11 @@ impl Links {
     pub(super) fn memory_bytes(&self) -> usize {
         self.0.capacity() * size_of::<[u32; 2]>()
     }
+
+    /// The place behind each one; `u32::MAX` behind the last of a list.
+    pub(super) fn behind(&self) -> Vec<u32> {
+        self.0.iter().map(|[_, behind]| *behind).collect()
+    }
 }
 
 /// A list of places.
@@ -34,6 +39,11 @@ impl Default for List {
 impl List {
     pub(super) const fn len(&self) -> usize {
         self.length
+    }
+
+    /// The first one; `u32::MAX` if there is none.
+    pub(super) const fn first(&self) -> u32 {
+        self.first
     }
 
     pub(super) fn last(&self) -> Option<u32> {
@@ -79,15 +89,11 @@ impl List {
             self.push_front(links, place);
         }
     }
-
-    pub(super) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
-        let behind = |place: u32| (place != NONE).then_some(place);
-        std::iter::successors(behind(self.first), move |place| behind(links.0[*place as usize][1]))
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::order::Order;
     use super::*;
 
     #[test]
@@ -116,7 +122,8 @@ mod tests {
                     plain.insert(0, place);
                 }
             }
-            assert_eq!(list.iter(&links).collect::<Vec<_>>(), plain);
+            let order = Order::Lists { firsts: vec![list.first()], behind: links.behind(), uses: Vec::new() };
+            assert_eq!(order.hottest(usize::MAX), plain);
             assert_eq!((list.last(), list.len()), (plain.last().copied(), plain.len()));
         }
     }

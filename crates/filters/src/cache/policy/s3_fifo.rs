@@ -11,6 +11,7 @@
 //! is long, and what another block overwrites.
 
 use super::lists::{Links, List};
+use super::order::Order;
 use super::{LOOKS_MAX, Policy, set_length};
 
 /// How often a block was asked for is counted up to this.
@@ -122,14 +123,9 @@ impl Policy for S3Fifo {
         None
     }
 
-    fn hottest(&self, max: usize) -> Vec<u32> {
-        let mut hottest = Vec::with_capacity(max.min(self.states.len()));
-        for uses in (0..=USES_MAX).rev() {
-            let left = max - hottest.len();
-            let in_order = self.main.iter(&self.links).chain(self.small.iter(&self.links));
-            hottest.extend(in_order.filter(|place| self.uses(*place) == uses).take(left));
-        }
-        hottest
+    fn order(&self) -> Order {
+        let uses = self.states.iter().map(|state| state & USES_MAX).collect();
+        Order::Lists { firsts: vec![self.main.first(), self.small.first()], behind: self.links.behind(), uses }
     }
 
     fn memory_bytes(&self) -> usize {
