@@ -23,6 +23,7 @@ use backends::{
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
 use futures::future::BoxFuture;
+use migrate::DiskPiece;
 use migrate::stream::{BoxTransport, Dialer, LinkCounters, StreamPath};
 use nbd::NbdUri;
 use nbd::server::Export;
@@ -100,6 +101,11 @@ pub trait Backends: OverlayBackends {
 
     /// The disk that `path`, or the directory that it is to be in, lies on; none if nobody knows.
     fn disk_of(&self, _path: &Path) -> Option<Disk> {
+        None
+    }
+
+    /// Where the bytes of the file or block device `path` lie, in bytes of what it lies on; none if nobody knows.
+    fn pieces_of(&self, _path: &Path) -> Option<Vec<DiskPiece>> {
         None
     }
 
@@ -411,6 +417,10 @@ impl Backends for RealBackends {
 
     fn disk_of(&self, path: &Path) -> Option<Disk> {
         crate::disk::disk_of(path)
+    }
+
+    fn pieces_of(&self, path: &Path) -> Option<Vec<DiskPiece>> {
+        crate::disk::pieces_of(path)
     }
 
     fn prepare<'a>(

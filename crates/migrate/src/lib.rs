@@ -54,5 +54,5 @@ pub use reduce::skip::SkipReason;
 pub use report::{
     Estimate, Failure, Iteration, Outcome, Progress, ReadCacheReport, Report, ScheduleReport, Switchover, Verification,
 };
-pub use schedule::{HeadPosition, Medium};
+pub use schedule::{DiskPiece, HeadPosition, Medium};
 pub use strategy::snapshot::{SnapshotStore, Snapshots};

@@ -42,7 +42,7 @@ use crate::{MoveOptions, ScheduleKind, ScheduleReport};
 use ascending::Ascending;
 use cold_first::ColdFirst;
 use follow::Follow;
-pub use head::{HeadPosition, Medium};
+pub use head::{DiskPiece, HeadPosition, Medium};
 pub(crate) use heard_disk::HeardDisk;
 use hot_last::HotLast;
 pub(crate) use in_memory::InMemoryFirst;

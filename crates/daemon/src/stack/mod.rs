@@ -23,6 +23,7 @@ mod cache_changes;
 mod carried;
 mod drain;
 mod files;
+mod medium;
 mod redirect;
 mod redirect_changes;
 mod repair;

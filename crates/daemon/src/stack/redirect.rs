@@ -152,17 +152,6 @@ impl Volume {
 }
 
 impl Daemon {
-    /// What the volume lies on now.
-    pub(crate) fn medium_of(&self, volume: &Volume) -> migrate::Medium {
-        let path = volume.with_backend(|backend| backend.place.local_path().map(Path::to_owned)).flatten();
-        self.medium_at(path.as_deref())
-    }
-
-    fn medium_at(&self, path: Option<&Path>) -> migrate::Medium {
-        let is_rotational = path.and_then(|path| self.backends.disk_of(path)).map(|disk| disk.is_rotational);
-        migrate::Medium { is_rotational, ..migrate::Medium::default() }
-    }
-
     /// Whether a surrogate would spare the disk that holds `image` anything, or shall be used all the same.
     pub(crate) fn surrogate_helps(&self, image: &Path, on_flash: bool) -> bool {
         spares_head(on_flash, &self.medium_at(Some(image)))

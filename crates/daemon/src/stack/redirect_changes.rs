@@ -156,9 +156,11 @@ impl Daemon {
             let why = "it has one store, which would hold the only copy of what the guest writes";
             return Err(cannot_serve(surrogate, name, why, hint));
         }
-        let disk = image.and_then(|image| self.backends.disk_of(image)).filter(|disk| disk.is_rotational);
+        let disk = image.and_then(|image| self.backends.disk_of(image)).filter(|disk| disk.is_rotational == Some(true));
         let Some(disk) = disk else { return Ok(()) };
-        let is_there = |spec: &backends::BackendSpec| self.backends.disk_of(spec.path()).as_ref() == Some(&disk);
+        let is_there = |spec: &backends::BackendSpec| {
+            self.backends.disk_of(spec.path()).is_some_and(|other| other.name == disk.name)
+        };
         match surrogate.specs().into_iter().find(is_there) {
             Some(spec) => Err(invalid(
                 format!("{spec} is on {}, the disk that holds the volume", disk.name),
