@@ -5,9 +5,10 @@ use api::v1::{Error, ErrorCode, Result, StoreRequest};
 use crate::path::absolute_backend;
 use crate::rate::Size;
 
-/// `file:PATH[,size=SIZE][,cache=...]`, or the address of an export, in which commas are letters as others.
+/// `file:PATH[,size=SIZE][,cache=...]`, `HOST:VOLUME`, or the address of an export, in which commas are letters as others.
 pub(crate) fn store_request(text: &str) -> Result<StoreRequest> {
-    if text.starts_with("nbd") {
+    let is_host = !text.starts_with("file:") && text.contains(':') && !text.contains('/');
+    if text.starts_with("nbd") || is_host {
         return Ok(StoreRequest { place: text.to_owned(), size_bytes: None });
     }
     let (mut place, mut size_bytes) = (String::new(), None);
@@ -62,5 +63,6 @@ mod tests {
         assert!(store_request("file:/a,size=much").is_err());
         let export = "nbd+unix:///a,size=1?socket=/b,c";
         assert_eq!(read(export), of(export, None));
+        assert_eq!(read("host2:fast"), of("host2:fast", None));
     }
 }

@@ -28,7 +28,7 @@ use crate::hypervisor::{Hypervisors, Monitors};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location, parse_backend};
-use crate::machines::Machines;
+use crate::machines::{HostStores, Machines};
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Hosts, Network, Platform, WorkerSpawner};
@@ -98,6 +98,10 @@ pub(crate) struct Daemon {
     pub(crate) caches: Arc<Caches>,
     /// Parts of caches, by their layers, that are being copied to other hosts: they are given back afterwards.
     pub(crate) lent_parts: parking_lot::Mutex<BTreeSet<Uuid>>,
+    /// Volumes of other hosts that are stores here, and those of this host that are stores there.
+    pub(crate) host_stores: HostStores,
+    /// The heads of rotating disks by the kernel's names of these.
+    pub(crate) heads: parking_lot::Mutex<BTreeMap<String, migrate::HeadPosition>>,
     /// Hosts that are being told of volumes which will not arrive there.
     pub(crate) notifiers: parking_lot::Mutex<BTreeSet<String>>,
     /// How many moves may be late and do not give way.
@@ -156,6 +160,8 @@ impl Daemon {
             hurrying: parking_lot::Mutex::default(),
             foreign: parking_lot::Mutex::default(),
             lent_parts: parking_lot::Mutex::default(),
+            heads: parking_lot::Mutex::default(),
+            host_stores: HostStores::default(),
             notifiers: parking_lot::Mutex::default(),
             aborted_jobs: AbortedJobs::default(),
             groups: parking_lot::Mutex::default(),

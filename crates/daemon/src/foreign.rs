@@ -5,6 +5,7 @@
 //! the journal. From then on only the operator's word guarantees that nobody else writes to it. `nbd::NbdBackend` says
 //! what becomes of requests when the server is lost.
 
+use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use crate::location::Location;
 use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::pools::NewStore;
 use crate::problem::{Result, invalid, of_backend};
+use crate::state_dir::check_name;
 use crate::volume::Volume;
 
 /// Looking whether an export is empty takes this long at most.
@@ -40,6 +42,42 @@ pub struct ForeignExport {
     /// Whether all of it was known to read as zeroes when it became a target.
     #[serde(default)]
     pub reads_zero: bool,
+    /// The volume of another host that it is, if its address is that of a socket of ours which leads there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_volume: Option<HostVolume>,
+}
+
+/// A volume of another host that is used from here, where it stays that host's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct HostVolume {
+    /// The host, as this daemon's trust store calls it.
+    pub host: String,
+    /// What the volume is called there.
+    pub volume: String,
+}
+
+impl fmt::Display for HostVolume {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.host, self.volume)
+    }
+}
+
+impl fmt::Display for ForeignExport {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host_volume {
+            Some(volume) => volume.fmt(out),
+            None => out.write_str(&self.nbd),
+        }
+    }
+}
+
+impl HostVolume {
+    /// What `HOST:VOLUME` means, if `text` is that.
+    fn meant_by(text: &str) -> Option<Self> {
+        let (host, volume) = text.split_once(':')?;
+        let is_meant = host != "file" && [host, volume].iter().all(|name| check_name(name).is_ok());
+        is_meant.then(|| Self { host: host.to_owned(), volume: volume.to_owned() })
+    }
 }
 
 impl ForeignExport {
@@ -160,15 +198,22 @@ impl Daemon {
 
     /// What a store of a surrogate is to be.
     pub(crate) async fn new_store(&self, store: &StoreRequest) -> Result<NewStore> {
-        match NbdUri::is_meant(&store.place) {
-            true => Ok(NewStore { place: self.store_at(store).await?.into(), size_bytes: store.size_bytes }),
-            false => NewStore::local(store, "surrogate"),
+        let size_bytes = store.size_bytes;
+        if NbdUri::is_meant(&store.place) {
+            return Ok(NewStore { place: self.store_at(&store.place).await?.into(), size_bytes });
         }
+        let Some(volume) = HostVolume::meant_by(&store.place) else { return NewStore::local(store, "surrogate") };
+        let uri = self.reach_host_store(&volume).await?;
+        let export = self
+            .store_at(&uri)
+            .await
+            .map_err(|error| Error { message: error.message.replace(&uri, &volume.to_string()), ..error })?;
+        Ok(NewStore { place: ForeignExport { host_volume: Some(volume), ..export }.into(), size_bytes })
     }
 
     /// The export that a store is to be, if it suits that.
-    async fn store_at(&self, store: &StoreRequest) -> Result<ForeignExport> {
-        let uri = parse_uri(&store.place)?;
+    async fn store_at(&self, address: &str) -> Result<ForeignExport> {
+        let uri = parse_uri(address)?;
         if let Some(own) = self.own_export(&uri) {
             return Err(Error::new(ErrorCode::TargetSame, format!("{uri} is the export of {own} here"))
                 .with_hint("name a file of this host, or an export of another server"));
@@ -265,6 +310,7 @@ impl Inspected {
             preferred_bytes: self.geometry.preferred_bytes,
             transfer_bytes_max: largest - largest % alignment,
             reads_zero,
+            host_volume: None,
         }
     }
 }

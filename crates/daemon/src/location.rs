@@ -119,7 +119,7 @@ impl fmt::Display for Location {
         match self {
             Self::Local(spec) => spec.fmt(out),
             Self::Remote(remote) => remote.fmt(out),
-            Self::Foreign(export) => out.write_str(&export.nbd),
+            Self::Foreign(export) => export.fmt(out),
         }
     }
 }
@@ -195,7 +195,7 @@ impl fmt::Display for JobTarget {
         match self {
             Self::Local(target) => target.spec.fmt(out),
             Self::Remote(remote) => remote.fmt(out),
-            Self::Foreign(export) => out.write_str(&export.nbd),
+            Self::Foreign(export) => export.fmt(out),
         }
     }
 }
@@ -297,6 +297,7 @@ mod tests {
             preferred_bytes: 4096,
             transfer_bytes_max: 1 << 20,
             reads_zero: true,
+            host_volume: None,
         };
         for place in [file, Location::Remote(remote()), Location::Foreign(foreign)] {
             let text = serde_json::to_string(&place).expect("a text");

@@ -103,6 +103,7 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     let mut daemon = Daemon::new(Platform::real(env, listeners, hosts)?, config, state, socket_dir)?;
     (daemon.host_network, daemon.host_problem) = (host_network, problem);
     let daemon = Arc::new(daemon);
+    daemon.reach_host_stores().await;
     recover::recover(&daemon).await?;
     if daemon.host_network.is_some()
         && let Err(error) = std::fs::create_dir_all(&daemon.socket_dir)

@@ -89,6 +89,11 @@ impl Layout {
         self.root.join("caches")
     }
 
+    /// The sockets by which volumes of other hosts are used here.
+    pub(crate) fn host_stores(&self) -> PathBuf {
+        self.root.join("host-stores")
+    }
+
     /// What is on record of the machine `name`.
     pub(crate) fn machine(&self, name: &str) -> PathBuf {
         self.machines().join(format!("{name}.json"))

@@ -38,7 +38,8 @@ pub(crate) struct SurrogateCreateArgs {
     /// What to call it
     pub(crate) name: String,
     /// Where it is: file:PATH[,size=SIZE][,cache=auto|direct|page]. With a size the file is made, without one it is there, or is a
-    /// block device. Not on a rotating disk that a volume's source is on. Or the export of an NBD server, as `move --to` takes it
+    /// block device. Not on a rotating disk that a volume's source is on. Or a volume of another host, HOST:VOLUME, or the
+    /// export of an NBD server, as `move --to` takes it
     #[arg(long, value_name = "STORE", required = true)]
     pub(crate) store: Vec<String>,
     /// How much of it a volume gets [default: an eighth]

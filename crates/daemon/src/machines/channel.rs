@@ -14,6 +14,7 @@
 //!     │ control, then libvirt's own bytes ══════════════════▶ │ ═══▶ libvirt, of a domain of libvirt
 //!     │ usage: addresses, every second meanwhile ───────────▶ │ what their interfaces have carried
 //!     │ cache, then the transfer's own bytes ═══════════════▶ │ the cache of a disk that stays where it is
+//!     │ export, then NBD's own bytes, of no machine ════════▶ │ the server of a volume
 //!     │ loaded ─────────────────────────────────────────────▶ │ QEMU has all of it
 //!     │          (the commit of the disks' group)             │
 //!     │ run ────────────────────────────────────────────────▶ │ all disks are held here: the guest runs
@@ -21,7 +22,7 @@
 //! ```
 //!
 //! A message is its length (u32, little-endian, at most [`MESSAGE_BYTES_MAX`]) and JSON. Each question has one answer. The
-//! connections of `memory`, `control`, `pages` and `cache` carry nothing but those bytes after that.
+//! connections of `memory`, `control`, `pages`, `cache` and `export` carry nothing but those bytes after that.
 
 use std::io::{Error as OsError, ErrorKind as OsErrorKind};
 use std::net::IpAddr;
@@ -89,6 +90,11 @@ pub(super) enum Ask {
         /// The move.
         id: Uuid,
         /// The disk.
+        volume: String,
+    },
+    /// What follows is a connection to the NBD server of a volume of the target, which this host uses as a store.
+    Export {
+        /// The volume.
         volume: String,
     },
     /// What follows is one of the connections of QEMU's migration.

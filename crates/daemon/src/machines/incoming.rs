@@ -64,6 +64,7 @@ pub(crate) async fn serve(
             }
             Ask::Control { id } => return carry(&daemon, transport, (&peer.0, id), Lane::Control).await,
             Ask::Cache { id, volume } => return daemon.take_cache(transport, (&peer.0, id), &volume).await,
+            Ask::Export { volume } => return daemon.lend_volume(transport, &peer.0, &volume).await,
             Ask::Pages { id } => {
                 opened(id);
                 return super::parallel::take_pages(&daemon, transport, (&peer.0, id)).await;
@@ -130,7 +131,12 @@ impl Daemon {
             Ask::Usage { addresses } => Ok(self.answer_usage(&addresses)),
             Ask::Abandon { id } => self.abandon_arrival(host, id).await,
             Ask::TakesMemory { id, regions } => self.memory_places(id, &regions).map(|_| Answer::Done),
-            Ask::Memory { .. } | Ask::Control { .. } | Ask::Pages { .. } | Ask::Cache { .. } | Ask::Probe { .. } => {
+            Ask::Memory { .. }
+            | Ask::Control { .. }
+            | Ask::Pages { .. }
+            | Ask::Cache { .. }
+            | Ask::Export { .. }
+            | Ask::Probe { .. } => {
                 unreachable!("it is no question")
             }
         }

@@ -54,6 +54,7 @@ mod ending;
 mod forecast;
 mod found;
 mod hooks;
+mod host_stores;
 mod incoming;
 mod memory;
 mod memory_rates;
@@ -89,6 +90,7 @@ use hooks::HookTurns;
 
 pub(crate) use attempt::MachineMove;
 pub use document::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocument, OutgoingMachine};
+pub(crate) use host_stores::HostStores;
 pub(crate) use restart::recover;
 
 /// All machines.

@@ -1,5 +1,6 @@
 //! What a volume has of a surrogate: a slot of its store, or of both of its stores as one device.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::v1::{self, ErrorCode};
@@ -9,6 +10,8 @@ use filters::{MemberLoss, Redirect, Region, ReplicaPair};
 use uuid::Uuid;
 
 use super::Surrogate;
+use crate::foreign::HostVolume;
+use crate::location::Location;
 use crate::problem::Result;
 use crate::reject_all::reject_all;
 
@@ -31,6 +34,15 @@ impl Surrogate {
     /// Where those of its stores are that lie on this host.
     pub(crate) fn specs(&self) -> Vec<BackendSpec> {
         self.document().stores.iter().filter_map(|store| store.place.local().cloned()).collect()
+    }
+
+    /// Those of its stores that are volumes of other hosts, and the sockets by which they are reached.
+    pub(crate) fn host_stores(&self) -> Vec<(HostVolume, PathBuf)> {
+        let of = |place: &Location| match place {
+            Location::Foreign(export) => Some((export.host_volume.clone()?, export.uri().ok()?.socket()?.to_owned())),
+            Location::Local(_) | Location::Remote(_) => None,
+        };
+        self.document().stores.iter().filter_map(|store| of(&store.place)).collect()
     }
 
     /// Gives a partition to `layer` of `volume`. Done means durable.
