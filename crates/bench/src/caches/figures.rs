@@ -21,14 +21,14 @@ pub(super) struct Moments {
 }
 
 /// The figures of one move.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Figures {
     /// Requests a second before the move.
     pub(super) plateau: f64,
     /// The share of the reads that hit before.
     pub(super) hit_rate: f64,
     /// Requests a second over the spans after the switchover, of the plateau.
-    pub(super) kept: [f64; 4],
+    pub(super) kept: Vec<f64>,
     /// Seconds from the switchover until the load has recovered; all that was measured if it has not.
     pub(super) recovery: f64,
     /// Seconds from the order until the guest stops.
@@ -40,18 +40,18 @@ pub(super) struct Figures {
     /// Seconds of the load at its plateau that were lost before the guest stopped.
     pub(super) lost_before: f64,
     /// The same over the spans after the switchover.
-    pub(super) lost: [f64; 4],
+    pub(super) lost: Vec<f64>,
     /// Seconds from the switchover until the transfer is over.
     pub(super) transfer: f64,
     /// MB/s that were read of storage and flash over the spans after the switchover.
-    pub(super) read: [f64; 4],
+    pub(super) read: Vec<f64>,
     /// The same before the move.
     pub(super) read_before: f64,
 }
 
 impl Figures {
     /// Of one move; the spans are in seconds.
-    pub(super) fn of(seen: &MoveSeen, spans: [f64; 4]) -> Self {
+    pub(super) fn of(seen: &MoveSeen, spans: &[f64]) -> Self {
         let Moments { ordered, stopped, ran } = seen.moments;
         let [before, after] = &seen.answered;
         let [source, target] = &seen.watched;
@@ -64,15 +64,15 @@ impl Figures {
         Self {
             plateau,
             hit_rate: super::moved::hit_rate(source, from, ordered).unwrap_or(f64::NAN),
-            kept: spans.map(|span| requests(after, ran, ran + span * 1e3) / span / plateau),
+            kept: spans.iter().map(|span| requests(after, ran, ran + span * 1e3) / span / plateau).collect(),
             recovery: recovery(after, ran, plateau),
             before_stop: (stopped - ordered) / 1e3,
             wait: waited / 1e3,
             stopped: (ran - stopped) / 1e3,
             lost_before: lost(before, ordered, stopped),
-            lost: spans.map(|span| lost(after, ran, ran + span * 1e3)),
+            lost: spans.iter().map(|span| lost(after, ran, ran + span * 1e3)).collect(),
             transfer: over.map_or(f64::NAN, |seen| ((seen.unix_ms - ran) / 1e3).max(0.0)),
-            read: spans.map(|span| read(target, ran, ran + span * 1e3)),
+            read: spans.iter().map(|span| read(target, ran, ran + span * 1e3)).collect(),
             read_before: read(source, from, ordered),
         }
     }

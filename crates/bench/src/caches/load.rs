@@ -14,7 +14,7 @@ use crate::server::path_word;
 /// How many files the load has, each with a job of its own.
 pub(super) const AREAS: u64 = 4;
 /// What one job has in flight.
-const DEPTH: u32 = 32;
+pub(super) const DEPTH: u32 = 32;
 /// How long the intervals are over which fio counts.
 pub(super) const INTERVAL_MS: u64 = 250;
 /// How long it may take to end once it was told to.

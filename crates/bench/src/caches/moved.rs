@@ -1,6 +1,6 @@
 //! One move of the VM and its cache under the load, and what became of the load.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -9,6 +9,7 @@ use transhume_guest::{Qmp, Side, TwoHosts};
 
 use super::figures::Moments;
 use super::load::{AREAS, Answered, Load};
+use super::path::HostPath;
 use super::store::Store;
 use super::watch::{Seen, Watch, cached};
 use super::{CACHE, CachesBench, GUEST_MIB, VOLUME};
@@ -72,16 +73,28 @@ pub(super) const fn other(side: Side) -> Side {
 
 impl Stage<'_> {
     /// Where a host serves the volume: any client may connect, because no QEMU was made to give it up there.
-    fn export(&self, side: Side) -> anyhow::Result<String> {
+    fn socket(&self, side: Side) -> anyhow::Result<PathBuf> {
         let api = self.place.hosts.daemon(side).api();
-        let socket = api.parent().context("the API is in a folder")?.join(format!("{VOLUME}.sock"));
-        Ok(format!("nbd+unix:///{VOLUME}?socket={}", socket.display()))
+        Ok(api.parent().context("the API is in a folder")?.join(format!("{VOLUME}.sock")))
     }
 
-    fn load(&self, side: Side) -> anyhow::Result<Load> {
+    fn export(&self, side: Side) -> anyhow::Result<String> {
+        Ok(format!("nbd+unix:///{VOLUME}?socket={}", self.socket(side)?.display()))
+    }
+
+    /// A host's path to the volume, if those are limited.
+    fn path(&self, side: Side) -> anyhow::Result<Option<HostPath>> {
+        let Some(reads) = self.bench.path_iops else { return Ok(None) };
+        let name = format!("{}-{}", self.count, side.name());
+        HostPath::start(self.socket(side)?, reads, self.place.folder(), &name).map(Some)
+    }
+
+    /// The load at one host, by its path if that is limited.
+    fn load(&self, side: Side, path: Option<&HostPath>) -> anyhow::Result<Load> {
         let areas = (GUEST_MIB, self.bench.mib / AREAS);
-        let name = format!("load-{}-{}", self.count, side.name());
-        Load::start(&self.export(side)?, areas, self.place.folder(), &name)
+        let name = format!("load-{}-{}-{}", self.count, side.name(), if path.is_some() { "path" } else { "export" });
+        let uri = path.map_or_else(|| self.export(side), |path| Ok(path.uri(VOLUME)))?;
+        Load::start(&uri, areas, self.place.folder(), &name)
     }
 
     /// Gives the volume a cache where it is, if it came without one.
@@ -126,9 +139,15 @@ impl Stage<'_> {
     fn measure(&self, way: &str, watch: &Watch) -> anyhow::Result<(Moments, [Vec<Answered>; 2], Value)> {
         let (from, to) = (self.at, other(self.at));
         self.store.limit(None)?;
-        let load = self.load(from)?;
+        let mut load = self.load(from, None)?;
         self.warm(watch)?;
         self.store.limit(Some(self.bench.store_iops))?;
+        let [path, path_there] = [self.path(from)?, self.path(to)?];
+        if path.is_some() {
+            load.stop()?;
+            load.finish()?;
+            load = self.load(from, path.as_ref())?;
+        }
         std::thread::sleep(SETTLE + PLATEAU);
         let mut source = Qmp::connect(&self.place.folder_at(from)?.join("qmp2.sock"), PATIENCE)?;
         let ordered = now_unix_ms();
@@ -145,7 +164,7 @@ impl Stage<'_> {
             // The load is the guest's: it stands still with it.
             load.stop()?;
             let ran = unix_ms(&target.wait_for_event("RESUME", PATIENCE)?)?;
-            let there = self.load(to)?;
+            let there = self.load(to, path_there.as_ref())?;
             let before = load.finish()?;
             let shown = moving.join().expect("it does not panic")?;
             let end = Duration::from_secs(self.bench.after_seconds()).as_secs_f64() * 1e3 + ran;

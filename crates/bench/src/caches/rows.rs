@@ -12,14 +12,14 @@ const LOST_SPAN: usize = 1;
 /// A figure: what it is, its unit, and how it follows from a move.
 type Asked = (String, &'static str, Box<dyn Fn(&Figures) -> f64>);
 
-fn asked(spans: [f64; 4]) -> Vec<Asked> {
+fn asked(spans: &[f64]) -> Vec<Asked> {
     let one = |what: &str, unit, figure: fn(&Figures) -> f64| -> Asked { (what.to_owned(), unit, Box::new(figure)) };
     // The same figure over each of the spans.
-    let each = |what: &str, unit: &'static str, figure: fn(&Figures) -> [f64; 4]| -> Vec<Asked> {
+    let each = |what: &str, unit: &'static str, figure: fn(&Figures) -> &[f64]| -> Vec<Asked> {
         let of = |(index, span): (usize, f64)| -> Asked {
             (format!("{what} over {span:.0} s"), unit, Box::new(move |figures| figure(figures)[index]))
         };
-        spans.into_iter().enumerate().map(of).collect()
+        spans.iter().copied().enumerate().map(of).collect()
     };
     let mut asked = vec![
         one("requests a second before the move", "IOPS", |figures| figures.plateau),
@@ -30,10 +30,10 @@ fn asked(spans: [f64; 4]) -> Vec<Asked> {
         one("after the switchover: until the transfer is over", "s", |figures| figures.transfer),
         one("until 0.95 of the requests before", "s", |figures| figures.recovery),
     ];
-    asked.extend(each("requests, of those before,", "share", |figures| figures.kept));
-    asked.extend(each("seconds of the load that are lost", "s", |figures| figures.lost));
+    asked.extend(each("requests, of those before,", "share", |figures| &figures.kept));
+    asked.extend(each("seconds of the load that are lost", "s", |figures| &figures.lost));
     asked.push(one("the same, from the order until the guest stops", "s", |figures| figures.lost_before));
-    asked.extend(each("read of storage and flash", "MB/s", |figures| figures.read));
+    asked.extend(each("read of storage and flash", "MB/s", |figures| &figures.read));
     asked.push(one("the same before the move", "MB/s", |figures| figures.read_before));
     asked
 }
@@ -45,7 +45,7 @@ fn samples(measured: &[(String, Figures)], way: &str, figure: impl Fn(&Figures) 
 }
 
 /// What hybrid loses of what firepan-if loses, run by run.
-fn parts(spans: [f64; 4], measured: &[(String, Figures)]) -> Option<Row> {
+fn parts(spans: &[f64], measured: &[(String, Figures)]) -> Option<Row> {
     let has = |way: &str| measured.iter().any(|(of, _)| of == way);
     let lost = |way: &str| samples(measured, way, |figures| figures.lost[LOST_SPAN]);
     (has("hybrid") && has("firepan-if")).then(|| {
@@ -56,7 +56,7 @@ fn parts(spans: [f64; 4], measured: &[(String, Figures)]) -> Option<Row> {
 }
 
 /// All rows, for the JSON.
-pub(super) fn rows(ways: &[String], spans: [f64; 4], measured: &[(String, Figures)]) -> Vec<Row> {
+pub(super) fn rows(ways: &[String], spans: &[f64], measured: &[(String, Figures)]) -> Vec<Row> {
     let mut rows = Vec::new();
     for way in ways {
         for (what, unit, figure) in asked(spans) {
@@ -72,7 +72,7 @@ pub(super) fn rows(ways: &[String], spans: [f64; 4], measured: &[(String, Figure
 }
 
 /// A table in Markdown with a column for each way, and what hybrid loses.
-pub(super) fn page(ways: &[String], spans: [f64; 4], measured: &[(String, Figures)]) -> String {
+pub(super) fn page(ways: &[String], spans: &[f64], measured: &[(String, Figures)]) -> String {
     let mut page = format!("| median (spread) | {} |\n|---|{}\n", ways.join(" | "), "---|".repeat(ways.len()));
     for (what, unit, figure) in asked(spans) {
         let cells: Vec<String> = ways.iter().map(|way| cell(&samples(measured, way, &figure))).collect();

@@ -1,4 +1,5 @@
-//! The storage that both hosts reach: nbdkit in the network behind both, over a file in memory, as fast as it is told to be.
+//! The storage that both hosts reach: nbdkit in the network behind both, over a file in memory. What it answers goes through one bucket of the
+//! kernel (`tbf`), for both hosts: nbdkit's own filter wakes every request that waits whenever one may go, which took most of a core here.
 
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -15,12 +16,13 @@ use crate::vm::place::Place;
 const ADDRESS: &str = "10.88.0.1";
 const HOST_ADDRESSES: [(Side, &str); 2] = [(Side::A, "10.88.0.2/24"), (Side::B, "10.88.0.3/24")];
 const PORT: u16 = 10899;
-/// What a request reads or writes, in bits.
-const REQUEST_BITS: u64 = 4096 * 8;
-/// As fast as the machine.
-const UNLIMITED: u64 = 1 << 40;
-/// For how long of idling it may catch up, in seconds.
-const BURST_SECONDS: &str = "0.1";
+/// What the answer to a read of 4 KiB takes on the wire, in bits: three packets.
+const ANSWER_BITS: u64 = (4096 + 28 + 3 * 66) * 8;
+/// For how long of idling it may catch up, and what may wait, in bytes: the answers to all that both hosts ask at a time.
+const BURST_BYTES: u64 = 256 << 10;
+const WAITING_BYTES: u64 = 32 << 20;
+/// The store's interface in its network.
+const INTERFACE: &str = "br0";
 /// How long it may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
@@ -33,30 +35,30 @@ pub(super) fn uri() -> String {
 pub(super) struct Store {
     server: Child,
     file: PathBuf,
-    rate: PathBuf,
+    namespace: String,
 }
 
 impl Store {
     /// A store of `bytes` in the network of the place's guest, which both hosts are made to reach.
     pub(super) fn start(place: &Place, bytes: u64) -> anyhow::Result<Self> {
         for (side, address) in HOST_ADDRESSES {
-            let words = ["addr", "add", address, "dev", "br0"];
+            let words = ["addr", "add", address, "dev", INTERFACE];
             let status = place.hosts.command(side, "ip").args(words).status().context("starting ip")?;
             ensure!(status.success(), "a host has no address in the network of the store");
         }
-        let (file, rate) = (place.folder().join("store.raw"), place.folder().join("store.rate"));
+        let file = place.folder().join("store.raw");
         std::fs::File::create(&file).and_then(|made| made.set_len(bytes)).context("making the store's file")?;
         let log = std::fs::File::create(place.folder().join("store.log")).context("making the store's log")?;
         let server = place
             .network
             .command("nbdkit")
-            .args(["--foreground", "--ipaddr", ADDRESS, "--port", &PORT.to_string(), "--filter=rate", "file"])
-            .args([path_word(&file), format!("rate={UNLIMITED}"), format!("rate-file={}", path_word(&rate))])
-            .arg(format!("burstiness={BURST_SECONDS}"))
+            .args(["--foreground", "--ipaddr", ADDRESS, "--port", &PORT.to_string(), "file"])
+            .arg(&file)
             .stderr(log)
             .spawn()
             .context("starting nbdkit")?;
-        let mut store = Self { server, file, rate };
+        let namespace = place.network.namespace().to_owned();
+        let mut store = Self { server, file, namespace };
         store.wait_for(&place.hosts)?;
         Ok(store)
     }
@@ -76,13 +78,23 @@ impl Store {
         }
     }
 
-    /// Answers at most so many reads of 4 KiB a second from now on, and as many writes; `None` as many as the machine can.
+    /// Answers at most so many reads of 4 KiB a second from now on, to both hosts together; `None` as many as the machine can.
     pub(super) fn limit(&self, reads_per_second: Option<u64>) -> anyhow::Result<()> {
-        let bits = reads_per_second.map_or(UNLIMITED, |reads| reads * REQUEST_BITS);
-        // It may be read at any moment.
-        let new = self.rate.with_extension("new");
-        std::fs::write(&new, format!("{bits}\n")).context("writing the store's rate")?;
-        std::fs::rename(&new, &self.rate).context("setting the store's rate")
+        let namespace = &self.namespace;
+        let (change, bucket) = match reads_per_second {
+            None => ("del", String::new()),
+            Some(reads) => {
+                let bits = reads * ANSWER_BITS;
+                ("replace", format!(" tbf rate {bits}bit burst {BURST_BYTES} limit {WAITING_BYTES}"))
+            }
+        };
+        let words = format!("-n {namespace} qdisc {change} dev {INTERFACE} root{bucket}");
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        match output_of(Path::new("tc"), &words) {
+            // There is none to remove.
+            Err(_) if reads_per_second.is_none() => Ok(()),
+            outcome => outcome.map(drop),
+        }
     }
 
     /// Fails unless `export` reads as the store's file from beginning to end.
