@@ -124,7 +124,7 @@ bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and p
 bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's own (needs root; ONLY=idle, RUNS=5)
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
-bench-caches: setup ## Move a VM with its flash cache by every way, under the Firepan paper's load (needs root; RUNS=5: an hour; ONLY=none,hybrid)
+bench-caches: setup ## Move a VM with its flash cache by every way, under the Firepan paper's load (needs root; RUNS=2: forty minutes; ONLY=none,hybrid)
 	@$(CARGO) xtask bench-caches --runs $(RUNS) $(if $(ONLY),--ways $(ONLY))
 
 # Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use transhume_guest::{Qmp, Side, TwoHosts};
 
@@ -24,8 +24,8 @@ const WARM_LIMIT: Duration = Duration::from_secs(240);
 const SETTLE: Duration = Duration::from_secs(5);
 /// The load before the move, with which it is compared.
 pub(super) const PLATEAU: Duration = Duration::from_secs(20);
-/// How long the part of the source may take to be given back.
-const END_LIMIT: Duration = Duration::from_secs(120);
+/// How long the part of the source may take to be given back: a transfer ends by time after ten minutes.
+const END_LIMIT: Duration = Duration::from_secs(660);
 const POLL: Duration = Duration::from_millis(20);
 
 /// The VM, its store, and where it is now.
@@ -205,7 +205,10 @@ impl Stage<'_> {
             Ok(shown["partitions"].as_array().map_or(0, Vec::len))
         };
         while parts(from)? > 0 {
-            ensure!(Instant::now() < end, "the part of the source is not given back\n{}", self.place.logs());
+            if Instant::now() > end {
+                let cached = cached(self.place.hosts.daemon(self.at));
+                bail!("the part of the source is not given back: {cached}\n{}", self.place.logs());
+            }
             std::thread::sleep(POLL);
         }
         let folder = self.place.folder_at(self.at)?;

@@ -86,5 +86,8 @@ pub(super) fn page(ways: &[String], spans: &[f64], measured: &[(String, Figures)
 
 fn cell(samples: &Samples) -> String {
     let short = crate::figures::short;
+    if samples.median().is_nan() {
+        return "not seen".to_owned();
+    }
     format!("{} ({} .. {})", short(samples.median()), short(samples.least()), short(samples.most()))
 }
