@@ -11,7 +11,7 @@ MIB ?= 1024
 RUNS ?= 5
 FUZZ := memory/messages memory/receiver nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm paper-esx-real deny docs clean
+.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm bench-caches paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -123,6 +123,9 @@ bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and p
 
 bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's own (needs root; ONLY=idle, RUNS=5)
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
+
+bench-caches: setup ## Move a VM with its flash cache by every way, under the Firepan paper's load (needs root; RUNS=2: forty minutes; ONLY=none,hybrid)
+	@$(CARGO) xtask bench-caches --runs $(RUNS) $(if $(ONLY),--ways $(ONLY))
 
 # Any paper of crates/experiments. It fails if a result did not hold that no experiment of the same run explains.
 paper-%: ## Repeat a paper's evaluation in the simulator: HTML with plots, and JSON (paper-esx, -pmigrate, -waio, -iofollow, -firepan; SCALE=16, TRACES=directory)

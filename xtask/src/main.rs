@@ -61,6 +61,9 @@ enum Chore {
     /// Measure moves of whole VMs between two hosts against QEMU's own migration (needs root); prints a table and writes
     /// JSON.
     BenchVm(programs::Arguments),
+    /// Move a VM with its flash cache by every way, under the load of the Firepan paper (needs root); prints a table and writes
+    /// JSON.
+    BenchCaches(programs::Arguments),
     /// Record state directories, API answers and wire transcripts of a version, which later programs must read.
     RecordFixtures(programs::Arguments),
     /// Run a command, and keep what came of it in docs/runs, for the table in docs/reliability.md.
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Chore::BenchRangeLock(arguments) => run_chore(BENCH, "bench-range-lock", &arguments),
         Chore::BenchWire(arguments) => run_chore(BENCH, "bench-wire", &arguments),
         Chore::BenchVm(arguments) => run_chore(BENCH, "bench-vm", &arguments),
+        Chore::BenchCaches(arguments) => run_chore(BENCH, "bench-caches", &arguments),
         Chore::RecordFixtures(arguments) => run_chore(BENCH, "record-fixtures", &arguments),
         Chore::Record(arguments) => runs::record(&arguments),
         Chore::Runs(arguments) => runs::run(&arguments),

@@ -1,6 +1,7 @@
 //! `transhume-bench`: what `cargo xtask` runs to measure, to show and to record the real programs. It is a program of its own,
 //! so that no other chore of the repository waits for it to build.
 
+mod caches;
 mod demo;
 mod demo_vm;
 mod figures;
@@ -46,6 +47,9 @@ enum Chore {
     /// Measure moves of whole VMs between two hosts against QEMU's own migration (needs root); prints a table and writes
     /// JSON.
     BenchVm(vm::Arguments),
+    /// Move a VM with its flash cache by every way, under the load of the Firepan paper (needs root); prints a table and writes
+    /// JSON.
+    BenchCaches(caches::Arguments),
     /// Record state directories, API answers and wire transcripts of a version, which later programs must read.
     RecordFixtures(fixtures::Arguments),
     /// One plain TCP stream, as `bench-wire` starts it on both hosts.
@@ -62,6 +66,7 @@ fn main() -> ExitCode {
         Chore::BenchRangeLock(arguments) => range_lock::run(&arguments),
         Chore::BenchWire(arguments) => wire::run(arguments),
         Chore::BenchVm(arguments) => vm::run(arguments),
+        Chore::BenchCaches(arguments) => caches::run(arguments),
         Chore::RecordFixtures(arguments) => fixtures::run(&arguments),
         Chore::TcpStream(arguments) => wire::tcp::run(&arguments),
     };
