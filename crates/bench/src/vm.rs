@@ -2,6 +2,7 @@
 //! two hosts are network namespaces of this machine. See docs/benchmarks.md.
 
 mod felt;
+mod guests;
 mod memory;
 pub(crate) mod moment;
 pub(crate) mod ours;
@@ -17,7 +18,7 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, cache, total, forecast, converge, memory, links. May be given again, or with commas.
+    /// Only these groups: idle, shared, cache, total, forecast, converge, memory, links, guests. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
@@ -48,7 +49,7 @@ pub(crate) struct Arguments {
     /// Encrypt what goes between the daemons, and between the peers' QEMUs.
     #[arg(long)]
     tls: bool,
-    /// How fast each link of `converge` is, in Mbit/s.
+    /// How fast each link of `converge`, and the only one of `guests`, is, in Mbit/s.
     #[arg(long, default_value_t = 1000)]
     link_mbit: u64,
     /// How much memory the guest of `converge` rewrites, in MiB/s.
@@ -97,6 +98,7 @@ const GROUPS: &Groups<VmBench> = &[
     ("converge", rows::converge),
     ("memory", memory::memory),
     ("links", memory::links),
+    ("guests", guests::guests),
 ];
 
 /// Measures, prints a table and writes JSON.
