@@ -55,6 +55,9 @@ pub(crate) struct Arguments {
     /// How much memory the guest of `converge` rewrites, in MiB/s.
     #[arg(long, default_value_t = 150)]
     rewrite_mib: u32,
+    /// Only guests of `guests` that run these. May be given again, or with commas.
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    guest_programs: Vec<guests::Program>,
     /// A folder in memory (tmpfs), for the disks.
     #[arg(long, default_value = "/dev/shm")]
     memory_folder: PathBuf,
@@ -85,6 +88,7 @@ struct VmBench {
     is_encrypted: bool,
     link_bits_per_second: u64,
     rewrite_mib: u32,
+    guest_programs: Vec<guests::Program>,
     memory: tempfile::TempDir,
     programs: PathBuf,
 }
@@ -116,6 +120,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         is_encrypted: arguments.tls,
         link_bits_per_second: arguments.link_mbit.max(1) * 1_000_000,
         rewrite_mib: arguments.rewrite_mib,
+        guest_programs: arguments.guest_programs,
         memory: private_folder(&arguments.memory_folder)?,
         programs: match arguments.programs {
             Some(programs) => programs,

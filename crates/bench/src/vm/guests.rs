@@ -9,7 +9,7 @@ mod programs;
 mod system;
 
 use measure::{Mover, Seen};
-use programs::Program;
+pub(super) use programs::Program;
 use system::System;
 
 use super::VmBench;
@@ -54,7 +54,8 @@ impl Series {
 pub(super) fn guests(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let system = System::create(bench.memory.path())?;
     let mut rows = Vec::new();
-    for program in Program::ALL {
+    let wanted = |program: &Program| bench.guest_programs.is_empty() || bench.guest_programs.contains(program);
+    for program in Program::ALL.into_iter().filter(wanted) {
         let series = in_turns(bench, &system, program)?;
         let measured = rows_of(bench, program, &series);
         measured.iter().for_each(Row::print);

@@ -10,8 +10,8 @@ use super::memcached;
 use crate::vm::place::{PATIENCE, Place};
 
 /// What one guest runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Program {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Program {
     /// Nothing.
     Idle,
     /// A cache that a client outside fills, reads and writes.
@@ -54,6 +54,7 @@ const PGBENCH: &str = "as_postgres 'pg_ctl -D /data/postgres/files -w -t 120 -l 
                        grep -E 'PANIC|FATAL|ERROR' /disk/data/postgres/log | \
                        grep -v -E 'terminating connection|is starting up' | sed 's/^/@complaint /'\n";
 /// The bytes that its processes write are told twice a second: what dbench itself tells is a mean since its start.
+/// Without a semaphore its clients do not begin at the same moment, which is no error.
 const DBENCH: &str = "chroot /disk /usr/bin/dbench -c /usr/share/dbench/client.txt -D /data/dbench -t 60 2 \
                       >/tmp/dbench.log 2>&1 &\n\
                       dbench=$!\n\
@@ -72,7 +73,7 @@ const DBENCH: &str = "chroot /disk /usr/bin/dbench -c /usr/share/dbench/client.t
                       done\n\
                       wait $dbench\n\
                       status=$?\n\
-                      grep -i -E 'failed|error' /tmp/dbench.log | sed 's/^/@complaint /'\n\
+                      grep -i -E 'failed|error' /tmp/dbench.log | grep -v 'barrier semaphore' | sed 's/^/@complaint /'\n\
                       grep Throughput /tmp/dbench.log\n\
                       echo \"@ended $status\"\n\
                       wait_for_end\n";
