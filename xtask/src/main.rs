@@ -1,5 +1,6 @@
 //! Checks and chores of the repository: `cargo xtask COMMAND`.
 
+mod guest_programs;
 mod modules;
 mod mutations;
 mod programs;

@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
+use crate::guest_programs;
+
 /// A package and a file that shows that it is installed; `*` stands for anything in the last component.
 const PACKAGES: &[(&str, &str)] = &[
     ("qemu-system-x86", "/usr/bin/qemu-system-x86_64"),
@@ -45,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let missing: Vec<&str> =
         PACKAGES.iter().filter(|(_, witness)| !exists(witness)).map(|(package, _)| *package).collect();
     if missing.is_empty() {
-        return Ok(());
+        return guest_programs(arguments);
     }
     let command = format!("apt-get install -y --no-install-recommends {}", missing.join(" "));
     if arguments.check || !is_root() {
@@ -54,7 +56,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     eprintln!("installing: {}", missing.join(", "));
     apt(&["update"])?;
     let install = ["install", "-y", "--no-install-recommends"];
-    apt(&[&install[..], &missing[..]].concat())
+    apt(&[&install[..], &missing[..]].concat())?;
+    guest_programs(arguments)
+}
+
+/// Unpacks the programs of guests if they are not there, or says that they are not.
+fn guest_programs(arguments: &Arguments) -> anyhow::Result<()> {
+    if guest_programs::are_there()? {
+        return Ok(());
+    }
+    if arguments.check {
+        bail!("the guests' programs are not unpacked: run `make setup`");
+    }
+    eprintln!("unpacking the guests' programs");
+    if is_root() {
+        apt(&["update"])?;
+    }
+    guest_programs::unpack()
 }
 
 fn apt(words: &[&str]) -> anyhow::Result<()> {

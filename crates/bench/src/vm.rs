@@ -2,6 +2,7 @@
 //! two hosts are network namespaces of this machine. See docs/benchmarks.md.
 
 mod felt;
+mod guests;
 mod memory;
 pub(crate) mod moment;
 pub(crate) mod ours;
@@ -17,7 +18,7 @@ use transhume_guest::programs::private_folder;
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: idle, shared, cache, total, forecast, converge, memory, links. May be given again, or with commas.
+    /// Only these groups: idle, shared, cache, total, forecast, converge, memory, links, guests. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts. `converge` is measured twice at most.
@@ -48,12 +49,15 @@ pub(crate) struct Arguments {
     /// Encrypt what goes between the daemons, and between the peers' QEMUs.
     #[arg(long)]
     tls: bool,
-    /// How fast each link of `converge` is, in Mbit/s.
+    /// How fast each link of `converge`, and the only one of `guests`, is, in Mbit/s.
     #[arg(long, default_value_t = 1000)]
     link_mbit: u64,
     /// How much memory the guest of `converge` rewrites, in MiB/s.
     #[arg(long, default_value_t = 150)]
     rewrite_mib: u32,
+    /// Only guests of `guests` that run these. May be given again, or with commas.
+    #[arg(long, value_name = "PROGRAM", value_delimiter = ',')]
+    guest_programs: Vec<guests::Program>,
     /// A folder in memory (tmpfs), for the disks.
     #[arg(long, default_value = "/dev/shm")]
     memory_folder: PathBuf,
@@ -84,6 +88,7 @@ struct VmBench {
     is_encrypted: bool,
     link_bits_per_second: u64,
     rewrite_mib: u32,
+    guest_programs: Vec<guests::Program>,
     memory: tempfile::TempDir,
     programs: PathBuf,
 }
@@ -97,6 +102,7 @@ const GROUPS: &Groups<VmBench> = &[
     ("converge", rows::converge),
     ("memory", memory::memory),
     ("links", memory::links),
+    ("guests", guests::guests),
 ];
 
 /// Measures, prints a table and writes JSON.
@@ -114,6 +120,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         is_encrypted: arguments.tls,
         link_bits_per_second: arguments.link_mbit.max(1) * 1_000_000,
         rewrite_mib: arguments.rewrite_mib,
+        guest_programs: arguments.guest_programs,
         memory: private_folder(&arguments.memory_folder)?,
         programs: match arguments.programs {
             Some(programs) => programs,

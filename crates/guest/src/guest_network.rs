@@ -7,10 +7,13 @@
 //!                                        10.88.0.1
 //! ```
 
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
 
+use crate::network_client::{connect, within};
 use crate::two_hosts::ip;
 use crate::{Side, TwoHosts};
 
@@ -76,6 +79,14 @@ impl GuestNetwork {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "ip", "netns", "exec", &self.client, program]).stdin(Stdio::null());
         command
+    }
+
+    /// Connects the client to a guest's port, and waits until somebody listens there.
+    ///
+    /// # Errors
+    /// Nobody does within `limit`, or the client's network cannot be entered.
+    pub fn connect(&self, guest: SocketAddr, limit: Duration) -> anyhow::Result<TcpStream> {
+        within(&self.client, move || connect(guest, limit))
     }
 
     /// Behind which host the switch believes a MAC to be; `None` before it has heard of it.

@@ -202,7 +202,7 @@ impl Shared {
 }
 
 /// Does something in a namespace, by a thread that enters it. Sockets stay where they were made.
-fn within<T: Send + 'static>(
+pub(crate) fn within<T: Send + 'static>(
     namespace: &str,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
@@ -214,7 +214,7 @@ fn within<T: Send + 'static>(
     worker.join().map_err(|_| anyhow!("a thread of the client panicked"))?
 }
 
-fn connect(address: SocketAddr, limit: Duration) -> anyhow::Result<TcpStream> {
+pub(crate) fn connect(address: SocketAddr, limit: Duration) -> anyhow::Result<TcpStream> {
     let end = Instant::now() + limit;
     loop {
         match TcpStream::connect_timeout(&address, ATTEMPT) {

@@ -87,8 +87,19 @@ pub fn guarded(program: &Path) -> Command {
 /// # Errors
 /// It is gone.
 pub fn cpu_of(pid: u32) -> anyhow::Result<Duration> {
-    let text =
-        std::fs::read_to_string(format!("/proc/{pid}/stat")).with_context(|| format!("process {pid} is gone"))?;
+    cpu_in(&format!("/proc/{pid}/stat"))
+}
+
+/// The same of one of its threads alone.
+///
+/// # Errors
+/// The process or the thread is gone.
+pub fn cpu_of_thread(pid: u32, thread: u32) -> anyhow::Result<Duration> {
+    cpu_in(&format!("/proc/{pid}/task/{thread}/stat"))
+}
+
+fn cpu_in(path: &str) -> anyhow::Result<Duration> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("{path}: the process is gone"))?;
     // The name of the program may hold anything, so fields are counted from behind it.
     let fields = text.rsplit(')').next().unwrap_or_default();
     let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum::<u64>();

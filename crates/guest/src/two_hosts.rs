@@ -156,6 +156,21 @@ impl TwoHosts {
         Ok(())
     }
 
+    /// How many bytes a host has sent to the other one over all links, with everything that goes around what is said.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub fn sent_bytes(&self, side: Side) -> anyhow::Result<u64> {
+        let mut sum = 0;
+        for link in 0..self.links {
+            let file = format!("/sys/class/net/{}/statistics/tx_bytes", device(link));
+            let output = self.command(side, "cat").arg(&file).output().context("starting ip: run `make setup`")?;
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            sum += text.trim().parse::<u64>().with_context(|| format!("{file} holds {text:?}"))?;
+        }
+        Ok(sum)
+    }
+
     /// Starts both daemons.
     ///
     /// # Errors

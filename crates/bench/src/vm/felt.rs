@@ -51,6 +51,8 @@ pub(super) struct Ended {
     pub(super) stopped_ms: f64,
     /// From when the memory begins to be copied to QEMU's STOP.
     pub(super) memory_seconds: f64,
+    /// How often the memory was gone through, as the mover counts.
+    pub(super) rounds: u64,
     /// How far its forecast was off, if it had one.
     pub(super) forecast: Option<Judged>,
     /// What must live as long as the guest.

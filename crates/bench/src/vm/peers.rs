@@ -23,6 +23,12 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(20);
 /// The QEMU that has the guest now. Dropping it kills that.
 pub(super) struct Peer(Child);
 
+impl Peer {
+    pub(super) fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         // It may have ended by itself.
@@ -140,7 +146,10 @@ impl Pair {
         let stopped = unix_ms(&self.source.wait_for_event("STOP", PATIENCE)?)?;
         let seconds = (now_unix_ms() - began_unix_ms) / 1e3;
         let memory_seconds = (stopped - self.began_unix_ms) / 1e3;
-        Ok(Ended { seconds, stopped_ms: ran - stopped, memory_seconds, forecast: None, keeps: Some(self.peer) })
+        let told = self.source.execute("query-migrate", json!({}))?;
+        let rounds = told["ram"]["dirty-sync-count"].as_u64().unwrap_or_default();
+        let stopped_ms = ran - stopped;
+        Ok(Ended { seconds, stopped_ms, memory_seconds, rounds, forecast: None, keeps: Some(self.peer) })
     }
 }
 

@@ -60,10 +60,20 @@ impl Place {
 
     /// The same, where the parallel engine can copy the memory if the guest `is_tracked`.
     pub(crate) fn with_memory(
+        places: (&Path, &Path),
+        hosts: TwoHostsSpec<'_>,
+        guest: (GuestSpec, bool),
+        disk_bytes: u64,
+    ) -> anyhow::Result<Self> {
+        Self::with_disk(places, hosts, guest, |disk| create_filled(disk, disk_bytes))
+    }
+
+    /// The same, where the disk is what `make_disk` puts into a file of the name that it is given.
+    pub(crate) fn with_disk(
         (programs, parent): (&Path, &Path),
         hosts: TwoHostsSpec<'_>,
         (guest, is_tracked): (GuestSpec, bool),
-        disk_bytes: u64,
+        make_disk: impl FnOnce(&Path) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         // Sockets of QEMU are below it, and their paths are short.
         let folder = tempfile::Builder::new().prefix("vm").tempdir_in(parent).context("creating a folder")?;
@@ -72,8 +82,8 @@ impl Place {
         hosts.pair()?;
         let network = GuestNetwork::new(&hosts, [TAP])?;
         let disk = folder.path().join("disk.raw");
-        create_filled(&disk, disk_bytes)?;
-        let moved_bytes = disk_bytes + guest.memory_bytes();
+        make_disk(&disk)?;
+        let moved_bytes = std::fs::metadata(&disk).context("asking for the disk's size")?.len() + guest.memory_bytes();
         let guest = guest.disk(Disk::raw(&disk, NODE)).network(Network::default()).workload_socket();
         let [memory, socket] = [MEMORY_FILE, "memory.sock"].map(|name| folder.path().join(name));
         let guest = if is_tracked { guest.tracked_memory(&memory, &preload_library(programs), &socket) } else { guest };
