@@ -9,7 +9,7 @@
 //! A further kind of place is a further variant here: the compiler then visits everybody who must know what it means.
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::v1::Error;
 use backends::{BackendSpec, CacheMode, PreparedTarget, TargetOrigin};
@@ -18,7 +18,7 @@ use migrate::stream::protocol::{PART_ALIGNMENT, SessionLayers};
 use nbd::NbdUri;
 use serde::{Deserialize, Serialize};
 
-use crate::foreign::{ForeignExport, held_by_server, parse_uri};
+use crate::foreign::{ForeignExport, HostVolume, held_by_server, parse_uri};
 use crate::problem::{Result, invalid};
 use crate::state_dir::check_name;
 
@@ -103,6 +103,12 @@ impl Location {
     #[must_use]
     pub fn local_path(&self) -> Option<&Path> {
         self.local().map(BackendSpec::path)
+    }
+
+    /// The volume of another host that is used from here, and the socket of this daemon that leads there, if it is one.
+    pub(crate) fn host_volume(&self) -> Option<(HostVolume, PathBuf)> {
+        let Self::Foreign(export) = self else { return None };
+        Some((export.host_volume.clone()?, export.uri().ok()?.socket()?.to_owned()))
     }
 
     /// Whether a program that knows only files can make anything of it.

@@ -23,6 +23,7 @@ use crate::daemon::Daemon;
 use crate::document::random_uuid;
 use crate::foreign::HostVolume;
 use crate::hosts::HostName;
+use crate::location::Location;
 use crate::platform::Hosts;
 use crate::problem::{Result, of_state};
 use crate::sockets::listen_unix;
@@ -73,9 +74,8 @@ impl Daemon {
         let folder = self.layout.host_stores();
         // What is left there of stores that are none any more.
         let _ = std::fs::remove_dir_all(&folder);
-        let surrogates = self.surrogates.list();
-        let stores = surrogates.iter().flat_map(|surrogate| surrogate.host_stores());
-        for (volume, socket) in stores.collect::<Vec<_>>() {
+        let places = self.surrogates.list().iter().flat_map(|surrogate| surrogate.places()).collect::<Vec<_>>();
+        for (volume, socket) in places.iter().filter_map(Location::host_volume) {
             if let Err(error) = self.listen_for(&volume, &socket).await {
                 tracing::error!(%error, store = %volume, "a store at another host cannot be used");
             }

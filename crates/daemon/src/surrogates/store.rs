@@ -1,6 +1,5 @@
 //! What a volume has of a surrogate: a slot of its store, or of both of its stores as one device.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::v1::{self, ErrorCode};
@@ -10,7 +9,6 @@ use filters::{MemberLoss, Redirect, Region, ReplicaPair};
 use uuid::Uuid;
 
 use super::Surrogate;
-use crate::foreign::HostVolume;
 use crate::location::Location;
 use crate::problem::Result;
 use crate::reject_all::reject_all;
@@ -36,13 +34,9 @@ impl Surrogate {
         self.document().stores.iter().filter_map(|store| store.place.local().cloned()).collect()
     }
 
-    /// Those of its stores that are volumes of other hosts, and the sockets by which they are reached.
-    pub(crate) fn host_stores(&self) -> Vec<(HostVolume, PathBuf)> {
-        let of = |place: &Location| match place {
-            Location::Foreign(export) => Some((export.host_volume.clone()?, export.uri().ok()?.socket()?.to_owned())),
-            Location::Local(_) | Location::Remote(_) => None,
-        };
-        self.document().stores.iter().filter_map(|store| of(&store.place)).collect()
+    /// Where its stores are.
+    pub(crate) fn places(&self) -> Vec<Location> {
+        self.document().stores.iter().map(|store| store.place.clone()).collect()
     }
 
     /// Gives a partition to `layer` of `volume`. Done means durable.
