@@ -463,7 +463,7 @@ fn owners(record: &Record<SurrogateEntry>, header: &RedirectHeader, name: &str) 
     Ok((owned, stale, next.max(1)))
 }
 
-/// What the redirection takes: what both take.
+/// What the redirection takes: requests as large as the base does, because the partition is asked for a chunk at most.
 fn geometry_over(base: &Device, partition: &Device, header: &RedirectHeader) -> Result<Geometry> {
     if base.size() != header.volume {
         let (is, should) = (base.size().0, header.volume.0);
@@ -478,7 +478,7 @@ fn geometry_over(base: &Device, partition: &Device, header: &RedirectHeader) -> 
             format!("a redirection needs requests of {least} bytes; {} or its source takes none", partition.name());
         return Err(Error::new(ErrorKind::Invalid, context));
     }
-    Ok(geometry)
+    Ok(Geometry { transfer_bytes_max: base.geometry().transfer_bytes_max, ..geometry })
 }
 
 fn check_partition(partition: &Device, header: &RedirectHeader) -> Result<()> {
