@@ -11,6 +11,7 @@ mod machine;
 mod memory;
 mod mirror;
 mod nbd;
+mod seek;
 mod stall;
 mod together;
 
@@ -24,7 +25,7 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large. May be given again, or with commas.
+    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large, seek, seek-rate. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -45,6 +46,9 @@ pub(crate) struct Arguments {
     /// A folder on the machine's disk; `target/` unless said otherwise.
     #[arg(long)]
     disk_folder: Option<PathBuf>,
+    /// The programs in this folder (with their examples), instead of building them.
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// Where the JSON goes.
     #[arg(long, default_value = "bench-results")]
     results: PathBuf,
@@ -69,6 +73,8 @@ struct Bench {
     disk: tempfile::TempDir,
     /// The release builds.
     programs: PathBuf,
+    /// Whether they were given, and their examples with them.
+    is_built: bool,
 }
 
 const GROUPS: &Groups<Bench> = &[
@@ -86,12 +92,18 @@ const GROUPS: &Groups<Bench> = &[
     ("adopt", adopt::run),
     ("memory", memory::run),
     ("large", large::run),
+    ("seek", seek::run),
+    ("seek-rate", seek::run_at_rate),
 ];
 
 /// Measures, prints a table and writes JSON.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     groups::check(GROUPS, &arguments.only)?;
-    let programs = build_programs()?;
+    let is_built = arguments.programs.is_some();
+    let programs = match arguments.programs {
+        Some(programs) => programs,
+        None => build_programs()?,
+    };
     let disk_folder = arguments.disk_folder.unwrap_or_else(|| programs.clone());
     let bench = Bench {
         runs: arguments.runs.max(1),
@@ -101,6 +113,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         memory: private_folder(&arguments.memory_folder)?,
         disk: private_folder(&disk_folder)?,
         programs,
+        is_built,
     };
     let measured = groups::measure(GROUPS, &arguments.only, &bench);
     let table = measured.table();

@@ -13,6 +13,7 @@ mod page;
 mod paper_esx_real;
 mod range_lock;
 mod reserve;
+mod seek_path;
 mod server;
 mod vm;
 mod wire;

@@ -17,6 +17,7 @@ mod options;
 mod pattern;
 #[path = "../load/report.rs"]
 mod report;
+mod zones;
 
 use std::io::{self, Read, Write};
 use std::num::NonZeroU64;
@@ -28,6 +29,7 @@ use options::Options;
 use pattern::BLOCK_BYTES;
 use report::Meter;
 use rustix::event::{PollFd, PollFlags, poll};
+use zones::Zones;
 
 const TOLD_MAX: u64 = 20;
 /// What a volume's size is a multiple of, if its end is to be used.
@@ -80,6 +82,8 @@ struct Load {
     rate_sent: u64,
     marked: Duration,
     slots: usize,
+    /// Where requests go, if not everywhere.
+    zones: Option<Zones>,
     /// How long the last slot is: shorter than the others if the volume ends within it.
     last_bytes: u32,
     writes: u64,
@@ -115,13 +119,16 @@ fn run(options: Options) -> io::Result<()> {
     let depth = if options.rate > 0 { IN_FLIGHT_MAX } else { options.depth };
     let per_connection = depth.div_ceil(connections.len().max(1));
     let cookies = (0..per_connection as u64).rev();
+    let mut random = Random(options.seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let zones = (options.zones > 0 && region >= zones::ZONE_BYTES).then(|| Zones::lay(&options, region, &mut random));
     let mut load = Load {
         in_flight: vec![vec![None; per_connection]; connections.len()],
         free: cookies.flat_map(|cookie| (0..connections.len()).map(move |index| (index, cookie))).collect(),
         contents: if options.is_verifying { vec![Content::FIRST; slots] } else { Vec::new() },
         is_busy: if options.is_verifying { vec![false; slots] } else { Vec::new() },
         meter: Meter::new(),
-        random: Random(options.seed.max(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        random,
+        zones,
         started: Instant::now(),
         rate_from: Duration::ZERO,
         rate_sent: 0,
@@ -277,6 +284,9 @@ impl Load {
             .map(|_| {
                 if has_short_end && self.random.below(SHORT_END_ONE_IN) == 0 {
                     return self.slots - 1;
+                }
+                if let Some(zones) = &self.zones {
+                    return zones.draw(&mut self.random);
                 }
                 let is_hot = hot > 0 && self.random.below(2) == 0;
                 self.random.below(if is_hot { hot } else { self.slots as u64 }) as usize

@@ -15,6 +15,10 @@ pub(crate) struct Options {
     pub(crate) flush_every: u64,
     /// Half of the requests go to the first so many slots; 0 for all to all.
     pub(crate) hot_slots: u64,
+    /// Requests go to so many zones of 1 MiB only, which lie at random; 0 for all to all.
+    pub(crate) zones: usize,
+    /// Zipf's exponent over these zones, in hundredths.
+    pub(crate) zipf_percent: u32,
     /// How many of a hundred writes write zeroes, half of them as holes.
     pub(crate) zero_percent: u32,
     /// How many of a hundred writes are discards.
@@ -42,6 +46,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
         region_bytes: 0,
         flush_every: 0,
         hot_slots: 0,
+        zones: 0,
+        zipf_percent: 0,
         zero_percent: 0,
         discard_percent: 0,
         forced_percent: 0,
@@ -66,6 +72,8 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
             "region_bytes" => options.region_bytes = number()?,
             "flush_every" => options.flush_every = number()?,
             "hot_slots" => options.hot_slots = number()?,
+            "zones" => options.zones = small()? as usize,
+            "zipf_percent" => options.zipf_percent = small()?,
             "zero_percent" => options.zero_percent = small()?,
             "discard_percent" => options.discard_percent = small()?,
             "forced_percent" => options.forced_percent = small()?,
@@ -77,6 +85,9 @@ pub(crate) fn parse(words: impl Iterator<Item = String>) -> Result<Options, Stri
     }
     if options.io_bytes == 0 || !(options.io_bytes as usize).is_multiple_of(crate::pattern::BLOCK_BYTES) {
         return Err("io_bytes is a multiple of 4096".into());
+    }
+    if options.zones > 0 && !crate::zones::ZONE_BYTES.is_multiple_of(u64::from(options.io_bytes)) {
+        return Err("a zone of 1 MiB is not a multiple of io_bytes".into());
     }
     Ok(options)
 }
