@@ -78,14 +78,22 @@ impl Inner {
                 guard = Some(self.blocks.shared(extent).await);
             }
             let is_counted = is_guest && repetition == 0;
-            let (plan, is_long) = self.record.with(|states, index| {
+            let (plan, is_long, stamp) = self.record.with(|states, index| {
                 let is_long = is_counted && index.streams.is_long(extent);
-                (self.plan(states, index, extent, is_counted), is_long)
+                let stamp = (guard.is_none() && self.may_hold_more(index)).then(|| self.changes_of(extent));
+                (self.plan(states, index, extent, is_counted), is_long, stamp)
             });
+            let is_in_place = matches!(plan, Plan::Place(_));
             let outcome = match plan {
                 Plan::Place(place) => self.read_in_place(extent, buffer, place).await?,
                 Plan::Base => Outcome::Read(self.read_base(extent, buffer, is_guest, is_long).await?),
                 Plan::Both(pieces) => self.read_pieces(extent, buffer, pieces, is_guest, is_long).await?,
+            };
+            // What was dirtied meanwhile may have been discarded at the base, and still be what others read in its place.
+            let has_changed = !is_in_place && stamp.is_some_and(|stamp| stamp != self.changes_of(extent));
+            let outcome = match outcome {
+                Outcome::Read(read) if has_changed => Outcome::Again(read),
+                outcome => outcome,
             };
             match outcome {
                 Outcome::Read(read) => {
@@ -96,6 +104,16 @@ impl Inner {
             }
         }
         unreachable!("a read that holds its blocks is not repeated forever")
+    }
+
+    /// Whether the place of a block may have what the base lacks before a read is over.
+    fn may_hold_more(&self, index: &Index) -> bool {
+        index.dirty_sectors > 0 || self.takes_dirty()
+    }
+
+    /// A number that is another one once a change of `extent` has begun or ended.
+    fn changes_of(&self, extent: Extent) -> u64 {
+        self.write_stamps.sum(self.block.indices_of(extent))
     }
 
     /// Finds where the bytes of `extent` are.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// So many of them, at most: a number that stands for several things costs a repetition now and then.
-const STAMPS_MAX: usize = 4096;
+const STAMPS_MAX: usize = 1 << 16;
 
 /// A number for each of many things, some of which share one.
 pub(super) struct Stamps(Vec<AtomicU32>);
@@ -21,6 +21,12 @@ impl Stamps {
 
     pub(super) fn get(&self, thing: u64) -> u32 {
         self.of(thing).load(Ordering::SeqCst)
+    }
+
+    /// A number that grows when one of `things` changes.
+    pub(super) fn sum(&self, things: std::ops::Range<u64>) -> u64 {
+        let count = (things.end - things.start).min(self.0.len() as u64);
+        (things.start..things.start + count).map(|thing| u64::from(self.get(thing))).sum()
     }
 
     /// `thing` changes.

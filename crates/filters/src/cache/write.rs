@@ -258,10 +258,12 @@ impl Inner {
             if left == 0 && !updates && self.drops(&found) {
                 return self.forget(found.place).await;
             }
-            match left == found.entry.valid() {
-                true => Ok(()),
-                false => self.set(found.place, CacheEntry::new(found.entry.block(), left, found.entry.dirty())).await,
+            if left == found.entry.valid() {
+                return Ok(());
             }
+            let set = self.set(found.place, CacheEntry::new(found.entry.block(), left, found.entry.dirty())).await;
+            self.place_stamps.raise(found.place.into());
+            set
         });
         if let Err(error) = try_all(join_all(each).await) {
             self.fail(&error);
@@ -327,7 +329,10 @@ impl Inner {
         let now = self.record.look(|states| states.get(found.place.into()));
         let left = CacheEntry::new(block, now.valid() & !cleared, now.dirty() & !cleared);
         self.record.with(|_, index| index.written.remove(&found.place));
-        self.set(found.place, left).await.inspect_err(|error| {
+        let set = self.set(found.place, left).await;
+        // Whoever still reads these sectors in their place might read what the next write puts there, before that is where others look.
+        self.place_stamps.raise(found.place.into());
+        set.inspect_err(|error| {
             self.fail(error);
             self.doubt(block);
         })
