@@ -3,6 +3,7 @@
 mod failing;
 mod lived;
 mod moved;
+mod overlapping;
 mod reads;
 mod transferred;
 mod writes;

@@ -1,0 +1,122 @@
+//! Reads that overlap with changes: what one has seen, no later one may miss.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use block::{BlockDevice, ExtentStatus, Geometry, IoFuture};
+
+use super::*;
+
+/// A device that holds its reads back, and writes before a byte, as long as it is told to.
+struct Gate {
+    inner: Device,
+    holds_reads: AtomicBool,
+    /// Writes before this byte are held.
+    holds_writes_before: AtomicU64,
+}
+
+impl Gate {
+    fn over(inner: Device) -> (Device, Arc<Self>) {
+        let gate =
+            Arc::new(Self { inner, holds_reads: AtomicBool::new(false), holds_writes_before: AtomicU64::new(0) });
+        (Device::from_arc("gate", Arc::clone(&gate) as _), gate)
+    }
+
+    fn hold_reads(&self, holds: bool) {
+        self.holds_reads.store(holds, Ordering::SeqCst);
+    }
+
+    fn hold_writes_before(&self, end: u64) {
+        self.holds_writes_before.store(end, Ordering::SeqCst);
+    }
+}
+
+impl BlockDevice for Gate {
+    fn geometry(&self) -> Geometry {
+        self.inner.geometry()
+    }
+
+    fn read(&self, offset: Bytes, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async move {
+            while self.holds_reads.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            self.inner.read(offset, buffer).await
+        })
+    }
+
+    fn write(&self, mutation: Mutation) -> IoFuture<'_, ()> {
+        Box::pin(async move {
+            while mutation.extent().offset.get() < self.holds_writes_before.load(Ordering::SeqCst) {
+                tokio::task::yield_now().await;
+            }
+            self.inner.write(mutation).await
+        })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.inner.flush())
+    }
+
+    fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {
+        Box::pin(self.inner.extents(extent))
+    }
+}
+
+const PLACES: u64 = 9;
+
+/// A write-back cache whose base and partition have gates, and where the data of the partition begins.
+async fn gated() -> (Stand, [Arc<Gate>; 2], u64) {
+    let header = header_of(SIZE, BLOCK, PLACES);
+    let (base, base_gate) = Gate::over(memory(SIZE));
+    let (partition, partition_gate) = Gate::over(memory(header.partition_bytes()));
+    let stand = Stand::over(base, partition, options(CacheMode::WriteBack), PLACES).await;
+    (stand, [base_gate, partition_gate], header.partition_bytes().get() - PLACES * BLOCK)
+}
+
+fn reading(stand: &Stand) -> tokio::task::JoinHandle<u8> {
+    let guest = stand.guest.clone();
+    tokio::spawn(async move { byte_at(&guest, 0, SECTOR).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_in_a_place_that_was_cleared_does_not_see_the_next_write_before_others_do() {
+    let (stand, [_, partition], data_start) = gated().await;
+    write(&stand.guest, 0, &[1; SECTOR as usize]).await;
+    partition.hold_reads(true);
+    let first = reading(&stand);
+    yield_often().await;
+    zero(&stand.guest, 0, SECTOR).await;
+    // The bytes of the next write come into the place, and it is not on record yet that they are valid.
+    partition.hold_writes_before(data_start);
+    let guest = stand.guest.clone();
+    let writing = tokio::spawn(async move { write(&guest, 0, &[2; SECTOR as usize]).await });
+    yield_often().await;
+    partition.hold_reads(false);
+    let (first, second) = (first.await.expect("it ends"), byte_at(&stand.guest, 0, SECTOR).await);
+    assert_eq!((first, second), (0, 0), "the first saw what the second did not");
+    partition.hold_writes_before(0);
+    writing.await.expect("it ends");
+    assert_eq!(byte_at(&stand.guest, 0, SECTOR).await, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_of_the_base_does_not_see_a_discard_while_others_see_what_it_discards() {
+    let (stand, [base, partition], data_start) = gated().await;
+    write(&stand.base, 0, &[9; SECTOR as usize]).await;
+    base.hold_reads(true);
+    let first = reading(&stand);
+    yield_often().await;
+    write(&stand.guest, 0, &[1; SECTOR as usize]).await;
+    // The base has zeroes, and what is dirty in the place is valid still.
+    partition.hold_writes_before(data_start);
+    let guest = stand.guest.clone();
+    let zeroing = tokio::spawn(async move { zero(&guest, 0, SECTOR).await });
+    yield_often().await;
+    base.hold_reads(false);
+    let (first, second) = (first.await.expect("it ends"), byte_at(&stand.guest, 0, SECTOR).await);
+    assert_eq!((first, second), (1, 1), "the first saw what the second did not");
+    partition.hold_writes_before(0);
+    zeroing.await.expect("it ends");
+    assert_eq!(byte_at(&stand.guest, 0, SECTOR).await, 0);
+}
