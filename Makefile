@@ -122,6 +122,7 @@ bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and p
 	@$(CARGO) xtask bench-wire $(if $(ONLY),--only $(ONLY))
 
 bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's own (needs root; ONLY=idle, RUNS=5)
+	@$(CARGO) xtask setup --guest-programs
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 bench-caches: setup ## Move a VM with its flash cache by every way, under the Firepan paper's load (needs root; RUNS=2: forty minutes; ONLY=none,hybrid)

@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// Only say what is missing; exit with 1 if anything is.
     #[arg(long)]
     check: bool,
+    /// Unpack the programs, too, that the guests of `bench-vm --only guests` run.
+    #[arg(long)]
+    guest_programs: bool,
 }
 
 /// Installs what is missing, or says what is.
@@ -62,11 +65,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// Unpacks the programs of guests if they are not there, or says that they are not.
 fn guest_programs(arguments: &Arguments) -> anyhow::Result<()> {
-    if guest_programs::are_there()? {
+    if !arguments.guest_programs || guest_programs::are_there()? {
         return Ok(());
     }
     if arguments.check {
-        bail!("the guests' programs are not unpacked: run `make setup`");
+        bail!("the guests' programs are not unpacked: run `cargo xtask setup --guest-programs`");
     }
     eprintln!("unpacking the guests' programs");
     if is_root() {

@@ -32,7 +32,7 @@ impl System {
     /// Makes it in `folder`, as root.
     pub(super) fn create(folder: &Path) -> anyhow::Result<Self> {
         let programs = target_folder()?.join(PROGRAMS);
-        ensure!(programs.exists(), "{} is missing: run `make setup`", programs.display());
+        ensure!(programs.exists(), "{} is missing: run `cargo xtask setup --guest-programs`", programs.display());
         let root = folder.join("system");
         run(Command::new("cp").arg("--archive").arg(&programs).arg(&root))?;
         furnish(&root)?;
