@@ -148,7 +148,7 @@ pub(crate) async fn start_migration(
         target: target.ground()?,
         copy_face: redirect.as_ref().map(|redirect| redirect.copy("the volume without its popularity")).or(cache_face),
         redirect,
-        medium: daemon.medium_of(volume),
+        medium: daemon.medium_of(volume, job.request.schedule == api::v1::Schedule::Follow),
         // What an earlier process wrote there may be lost although it reads as it was written.
         target_is_fresh: job.record.sessions == 1 && job.target.reads_zero(),
         phase: job.record.phase,

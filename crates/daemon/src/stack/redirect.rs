@@ -154,7 +154,7 @@ impl Volume {
 impl Daemon {
     /// Whether a surrogate would spare the disk that holds `image` anything, or shall be used all the same.
     pub(crate) fn surrogate_helps(&self, image: &Path, on_flash: bool) -> bool {
-        spares_head(on_flash, &self.medium_at(Some(image)))
+        spares_head(on_flash, self.is_rotational_at(image))
     }
 
     /// How the API shows a surrogate: with what the volumes do with their parts of it.
@@ -179,8 +179,8 @@ impl Daemon {
 }
 
 /// Whether a surrogate spares the volume's disk anything: its head. Where the kernel knows of no disk, it may.
-pub(super) fn spares_head(on_flash: bool, medium: &migrate::Medium) -> bool {
-    on_flash || medium.is_rotational != Some(false)
+pub(super) fn spares_head(on_flash: bool, is_rotational: Option<bool>) -> bool {
+    on_flash || is_rotational != Some(false)
 }
 
 /// Makes the redirection `id` of what `base` holds in `partition`.
@@ -203,9 +203,8 @@ mod tests {
 
     #[test]
     fn a_disk_without_a_head_has_a_surrogate_only_if_that_is_wanted() {
-        let on = |is_rotational| migrate::Medium { is_rotational, ..migrate::Medium::default() };
-        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(false, &on(is_rotational)));
+        let used = [Some(true), Some(false), None].map(|is_rotational| spares_head(false, is_rotational));
         assert_eq!(used, [true, false, true]);
-        assert!(spares_head(true, &on(Some(false))));
+        assert!(spares_head(true, Some(false)));
     }
 }

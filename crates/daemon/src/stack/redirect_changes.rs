@@ -82,7 +82,7 @@ impl Daemon {
     pub(crate) async fn begin_redirect(&self, volume: &Volume, job: &JobDocument) -> Result<()> {
         let Some(surrogate) = job.request.surrogate.clone() else { return Ok(()) };
         let is_redirected = volume.document().redirect_layer().is_some();
-        if is_redirected || !spares_head(job.request.surrogate_on_flash, &self.medium_of(volume)) {
+        if is_redirected || !spares_head(job.request.surrogate_on_flash, self.is_rotational(volume)) {
             return Ok(());
         }
         let threshold = job.request.popular_threshold.unwrap_or(THRESHOLD_DEFAULT);
@@ -113,7 +113,7 @@ impl Daemon {
             return refuse("it is on its way from or to its VM", "wait until its adoption or release is over");
         }
         self.check_surrogate_stores(&surrogate, (name, document.backend.local_path()), asked.sole_copy)?;
-        if !spares_head(asked.on_flash, &self.medium_of(&volume)) {
+        if !spares_head(asked.on_flash, self.is_rotational(&volume)) {
             return refuse("its disk has no head that could be spared", "leave it out, or say --surrogate-on-flash");
         }
         let threshold = asked.threshold.unwrap_or(THRESHOLD_DEFAULT);
