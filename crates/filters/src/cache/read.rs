@@ -80,17 +80,18 @@ impl Inner {
             let is_counted = is_guest && repetition == 0;
             let (plan, is_long, stamp) = self.record.with(|states, index| {
                 let is_long = is_counted && index.streams.is_long(extent);
-                let stamp = (guard.is_none() && self.may_hold_more(index)).then(|| self.changes_of(extent));
-                (self.plan(states, index, extent, is_counted), is_long, stamp)
+                let plan = self.plan(states, index, extent, is_counted);
+                let may_be_overtaken = !matches!(plan, Plan::Place(_)) && guard.is_none() && self.may_hold_more(index);
+                (plan, is_long, may_be_overtaken.then(|| self.changes_of(extent)))
             });
-            let is_in_place = matches!(plan, Plan::Place(_));
             let outcome = match plan {
                 Plan::Place(place) => self.read_in_place(extent, buffer, place).await?,
                 Plan::Base => Outcome::Read(self.read_base(extent, buffer, is_guest, is_long).await?),
                 Plan::Both(pieces) => self.read_pieces(extent, buffer, pieces, is_guest, is_long).await?,
             };
-            // What was dirtied meanwhile may have been discarded at the base, and still be what others read in its place.
-            let has_changed = !is_in_place && stamp.is_some_and(|stamp| stamp != self.changes_of(extent));
+            // What was dirtied meanwhile may have been discarded at the base, and still be what others read in its place. A discard waits
+            // until the write before it has ended, so that has raised the number.
+            let has_changed = stamp.is_some_and(|stamp| stamp != self.changes_of(extent));
             let outcome = match outcome {
                 Outcome::Read(read) if has_changed => Outcome::Again(read),
                 outcome => outcome,
