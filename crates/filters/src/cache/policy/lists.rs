@@ -2,7 +2,8 @@
 
 use super::set_length;
 
-const NONE: u32 = u32::MAX;
+/// No place.
+pub(super) const NONE: u32 = u32::MAX;
 
 /// The neighbours of each place in its list: the one before and the one behind.
 #[derive(Default)]

@@ -1,7 +1,7 @@
 //! The places of a policy as they stood at one moment. A copy is made of them under the cache's lock, which takes some milliseconds for
 //! millions of places. To go along a list takes a hundred times as long, and is done without it.
 
-const NONE: u32 = u32::MAX;
+use super::lists::NONE;
 
 /// Which places hold a block, and which of their blocks would go last.
 pub(in crate::cache) enum Order {
