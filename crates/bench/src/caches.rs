@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use serde_json::{Value, json};
-use transhume_guest::programs::{build_programs, private_folder};
+use transhume_guest::programs::{given_or_built, private_folder};
 use transhume_guest::{GuestSpec, Load, TwoHostsSpec};
 
 use crate::figures::Row;
@@ -125,10 +125,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         mib: arguments.mib.max(64),
         store_iops,
         path_iops: Some(path_iops).filter(|reads| *reads > 0),
-        programs: match arguments.programs {
-            Some(programs) => programs,
-            None => build_programs()?,
-        },
+        programs: given_or_built(arguments.programs)?,
     };
     let mut stage = moved::set_up(&bench, memory.path())?;
     let mut measured: Vec<(String, Figures)> = Vec::new();

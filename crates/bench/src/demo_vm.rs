@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::bail;
-use transhume_guest::programs::{build_programs, private_folder};
+use transhume_guest::programs::{given_or_built, private_folder};
 use transhume_guest::{Acceleration, ClientSpec, GuestSpec, Load, MemoryLoad, TwoHostsSpec};
 
 use crate::vm::ours::Ordered;
@@ -47,10 +47,7 @@ const DISK_RATE: u32 = 200;
 
 /// Sets the scene, moves the guest, and prints the report.
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
-    let programs = match arguments.programs {
-        Some(folder) => folder,
-        None => build_programs()?,
-    };
+    let programs = given_or_built(arguments.programs)?;
     let begun = Instant::now();
     let memory_mib = arguments.memory_mib.max(160);
     let acceleration = Acceleration::probe();

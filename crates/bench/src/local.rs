@@ -17,7 +17,7 @@ mod together;
 
 use std::path::PathBuf;
 
-use transhume_guest::programs::{build_programs, private_folder};
+use transhume_guest::programs::{given_or_built, private_folder};
 
 use crate::groups::{self, Groups};
 use crate::page::{today, write_between};
@@ -100,10 +100,7 @@ const GROUPS: &Groups<Bench> = &[
 pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
     groups::check(GROUPS, &arguments.only)?;
     let is_built = arguments.programs.is_some();
-    let programs = match arguments.programs {
-        Some(programs) => programs,
-        None => build_programs()?,
-    };
+    let programs = given_or_built(arguments.programs)?;
     let disk_folder = arguments.disk_folder.unwrap_or_else(|| programs.clone());
     let bench = Bench {
         runs: arguments.runs.max(1),

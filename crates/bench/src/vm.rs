@@ -13,7 +13,7 @@ mod rows;
 use std::path::PathBuf;
 
 use crate::groups::{self, Groups};
-use transhume_guest::programs::private_folder;
+use transhume_guest::programs::{given_or_built, private_folder};
 
 /// Arguments of `cargo xtask bench-vm`.
 #[derive(clap::Args)]
@@ -122,10 +122,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         rewrite_mib: arguments.rewrite_mib,
         guest_programs: arguments.guest_programs,
         memory: private_folder(&arguments.memory_folder)?,
-        programs: match arguments.programs {
-            Some(programs) => programs,
-            None => transhume_guest::programs::build_programs()?,
-        },
+        programs: given_or_built(arguments.programs)?,
     };
     let measured = groups::measure(GROUPS, &arguments.only, &bench);
     let page = measured.table();

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use transhume_guest::TwoHostsSpec;
 
 use crate::groups::{self, Groups};
-use transhume_guest::programs::private_folder;
+use transhume_guest::programs::{given_or_built, private_folder};
 
 /// Arguments of `cargo xtask bench-wire`.
 #[derive(clap::Args)]
@@ -74,10 +74,7 @@ pub(crate) fn run(arguments: Arguments) -> anyhow::Result<()> {
         runs: arguments.runs.max(1),
         bytes: arguments.mib.max(1) << 20,
         memory: private_folder(&arguments.memory_folder)?,
-        programs: match arguments.programs {
-            Some(programs) => programs,
-            None => transhume_guest::programs::build_programs()?,
-        },
+        programs: given_or_built(arguments.programs)?,
     };
     let measured = groups::measure(GROUPS, &arguments.only, &bench);
     let page = measured.table();

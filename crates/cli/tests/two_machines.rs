@@ -34,10 +34,6 @@ fn volume(side: Side) -> String {
     format!("disk-of-{}", side.name())
 }
 
-fn other(side: Side) -> Side {
-    if side == Side::A { Side::B } else { Side::A }
-}
-
 /// The guest reads its whole disk, and everything is as it was written.
 fn verify(guest: &mut Guest) {
     guest.send("verify").expect("sent");
@@ -57,7 +53,8 @@ fn two_machines_change_disks_over_links_that_are_cut_and_daemons_that_die_and_re
     let mut guests = Side::BOTH.map(|side| machine(&hosts, folder.path(), side));
 
     let jobs = Side::BOTH.map(|side| {
-        let words = ["move", &volume(side), "--to", other(side).name(), "--no-persist", "--verify", "full", "--detach"];
+        let words =
+            ["move", &volume(side), "--to", side.other().name(), "--no-persist", "--verify", "full", "--detach"];
         let job = hosts.daemon(side).json(&words).expect("begun");
         job["id"].as_u64().expect("a number")
     });
@@ -79,7 +76,7 @@ fn two_machines_change_disks_over_links_that_are_cut_and_daemons_that_die_and_re
     }
     guests.iter_mut().for_each(verify);
     for (side, mut guest) in Side::BOTH.into_iter().zip(guests) {
-        let there = hosts.daemon(other(side)).json(&["volume", "show", &volume(side)]).expect("it is there");
+        let there = hosts.daemon(side.other()).json(&["volume", "show", &volume(side)]).expect("it is there");
         assert_eq!(there["state"], "serving", "{there}");
         let load_result = guest.finish(HANG).expect("the load ends");
         assert!(load_result.is_right(), "{load_result:?}");

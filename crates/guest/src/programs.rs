@@ -13,6 +13,14 @@ pub fn build_programs() -> anyhow::Result<PathBuf> {
     build("release")
 }
 
+/// The folder that was given, or that of the programs as they are installed, which are built.
+///
+/// # Errors
+/// They cannot be built.
+pub fn given_or_built(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    given.map_or_else(build_programs, Ok)
+}
+
 /// The same with every assertion in them, as tests use them.
 ///
 /// # Errors

@@ -41,6 +41,15 @@ impl Side {
         }
     }
 
+    /// The other one.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::A => Self::B,
+            Self::B => Self::A,
+        }
+    }
+
     const fn number(self) -> usize {
         match self {
             Self::A => 0,

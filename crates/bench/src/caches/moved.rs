@@ -64,13 +64,6 @@ impl MoveSeen {
     }
 }
 
-pub(super) const fn other(side: Side) -> Side {
-    match side {
-        Side::A => Side::B,
-        Side::B => Side::A,
-    }
-}
-
 impl Stage<'_> {
     /// Where a host serves the volume: any client may connect, because no QEMU was made to give it up there.
     fn socket(&self, side: Side) -> anyhow::Result<PathBuf> {
@@ -113,7 +106,7 @@ impl Stage<'_> {
         self.count += 1;
         self.ensure_cache()?;
         let watch = Watch::default();
-        let (from, to) = (self.at, other(self.at));
+        let (from, to) = (self.at, self.at.other());
         let measured = std::thread::scope(|scope| {
             let hosts = &self.place.hosts;
             let watchers = Side::BOTH.map(|side| {
@@ -137,7 +130,7 @@ impl Stage<'_> {
     }
 
     fn measure(&self, way: &str, watch: &Watch) -> anyhow::Result<(Moments, [Vec<Answered>; 2], Value)> {
-        let (from, to) = (self.at, other(self.at));
+        let (from, to) = (self.at, self.at.other());
         self.store.limit(None)?;
         let mut load = self.load(from, None)?;
         self.warm(watch)?;
@@ -230,7 +223,7 @@ pub(super) fn hit_rate(seen: &[Seen], from: f64, to: f64) -> Option<f64> {
 
 /// Orders the move of the VM from one host to the other, and waits for it. What is only read when it is asked for comes for so many seconds.
 fn order(hosts: &TwoHosts, from: Side, way: &str, seconds: u64) -> anyhow::Result<Value> {
-    let (to, time) = (other(from), format!("{seconds}s"));
+    let (to, time) = (from.other(), format!("{seconds}s"));
     let words =
         ["vm", "move", NAME, "--to", to.name(), "--verify", "off", "--cache-transfer", way, "--cache-at", CACHE];
     let limit = if way == "remote-read" { vec!["--cache-time", &time] } else { Vec::new() };

@@ -52,13 +52,6 @@ pub(super) struct Act {
     pub(super) has_crashed: bool,
 }
 
-pub(super) const fn other(side: Side) -> Side {
-    match side {
-        Side::A => Side::B,
-        Side::B => Side::A,
-    }
-}
-
 impl Act {
     pub(super) fn set(
         programs: &Path,
@@ -138,7 +131,7 @@ impl Act {
     pub(super) const fn side(&self, end: End) -> Side {
         match end {
             End::Source => self.at,
-            End::Target => other(self.at),
+            End::Target => self.at.other(),
         }
     }
 
@@ -149,7 +142,7 @@ impl Act {
 
     /// One move, after which its disks stay volumes if it `keeps` them, and what must hold after it. Gives how it ended.
     pub(super) fn cycle(&mut self, blows: &[Timed], keeps: bool) -> anyhow::Result<String> {
-        let (from, to) = (self.at, other(self.at));
+        let (from, to) = (self.at, self.at.other());
         self.watcher.note(&format!("move from {} to {}", from.name(), to.name()));
         let channels = self.channels.to_string();
         let own = ["--memory", &self.memory, "--channels", &channels];

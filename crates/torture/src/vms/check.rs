@@ -8,12 +8,12 @@ use anyhow::{Context, ensure};
 use serde_json::Value;
 use transhume_guest::pattern::{self, BLOCK_BYTES, Fault};
 
-use super::act::{Act, VM, other};
+use super::act::{Act, VM};
 
 impl Act {
     /// What is not as it must be yet. `at` is where the VM should be.
     pub(super) fn unsettled(&mut self) -> anyhow::Result<Option<String>> {
-        let (here, there) = (self.at, other(self.at));
+        let (here, there) = (self.at, self.at.other());
         let shown = self.daemon(here).json(&["vm", "show", VM])?;
         let qemus = self.watcher.qemus();
         let wrong = |what: String| Ok(Some(what));

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use transhume_guest::{Qmp, Side};
 
-use super::act::{Act, VM, other};
+use super::act::{Act, VM};
 use super::plan::{Blow, End, Stage};
 use super::watch::Seen;
 
@@ -34,7 +34,7 @@ impl Act {
     }
 
     fn target_qemu(&self) -> Option<Seen> {
-        self.watcher.qemu_in(&self.folder_at(other(self.at)))
+        self.watcher.qemu_in(&self.folder_at(self.at.other()))
     }
 
     /// Waits until the move is so far, for a while.
@@ -97,7 +97,7 @@ impl Act {
                 }
                 Ok(())
             })?,
-            Blow::Fill => crate::testbed::fill(&self.hosts.incoming(other(self.at)).join(FILLER))?,
+            Blow::Fill => crate::testbed::fill(&self.hosts.incoming(self.at.other()).join(FILLER))?,
             Blow::Cancel => {
                 let asked = self.daemon(self.at).ask(&["vm", "cancel", VM])?;
                 if let Err((code, said)) = asked {
