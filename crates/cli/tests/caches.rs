@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use support::cached::{cached, layer, number, wait_until};
 use support::load::Load;
 use support::pair::{self, Pair, is_over};
 use support::{HANG, Mount, World, has_copied, same, signal, target, tool, wait};
@@ -31,36 +32,8 @@ fn add_cache(world: &World, mode: &str) -> Value {
     world.json(&["volume", "layer", "add", "x", "cache", "--cache", "ssd", "--size", "8MiB", "--mode", mode])
 }
 
-/// What the volume's cache has done; null if it has none.
-fn cached(world: &World) -> Value {
-    layer(world)["cached"].clone()
-}
-
-fn layer(world: &World) -> Value {
-    let layers = world.json(&["volume", "layer", "ls", "x"]);
-    let layers = layers.as_array().expect("a list").clone();
-    layers.into_iter().find(|layer| layer["kind"] == "cache").unwrap_or_default()
-}
-
-fn number(of: &Value, name: &str) -> u64 {
-    of[name].as_u64().unwrap_or_else(|| panic!("{name} is no number in {of}"))
-}
-
 fn parts(world: &World) -> usize {
     world.json(&["cache", "show", "ssd"])["partitions"].as_array().expect("a list").len()
-}
-
-/// Waits until what the cache has done is so.
-fn wait_until(world: &World, what: &str, is_so: impl Fn(&Value) -> bool) {
-    let start = Instant::now();
-    loop {
-        let cached = cached(world);
-        if is_so(&cached) {
-            return;
-        }
-        assert!(start.elapsed() < HANG, "{what}: {cached}\n{}", world.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// What a client reads from beginning to end.

@@ -3,37 +3,20 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
+use support::cached::{cached, number, wait_until};
 use support::load::Load;
 use support::server::{Server, empty, text};
-use support::{HANG, World, same};
+use support::{World, same};
 
 const BYTES: u64 = 24 << 20;
 
-/// What the volume's cache has done; null if it has none.
-fn cached(world: &World) -> Value {
-    let layers = world.json(&["volume", "layer", "ls", "x"]);
-    let layers = layers.as_array().cloned().unwrap_or_default();
-    layers.into_iter().find(|layer| layer["kind"] == "cache").unwrap_or_default()["cached"].clone()
-}
-
-fn number(of: &Value, name: &str) -> u64 {
-    of[name].as_u64().unwrap_or_else(|| panic!("{name} is no number in {of}"))
-}
-
 /// Waits until each of these counters is more than nothing.
 fn wait_until_counted(world: &World, counters: &[&str]) {
-    let start = Instant::now();
-    loop {
-        let cached = cached(world);
-        if counters.iter().all(|counter| number(&cached, counter) > 0) {
-            return;
-        }
-        assert!(start.elapsed() < HANG, "one of {counters:?} stays zero: {cached}\n{}", world.log());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let are_counted = |cached: &Value| counters.iter().all(|counter| number(cached, counter) > 0);
+    wait_until(world, &format!("one of {counters:?} stays zero"), are_counted);
 }
 
 /// A guest works through a cache of this mode over nbdkit, while the daemon and nbdkit are killed; `counters` are what must happen.

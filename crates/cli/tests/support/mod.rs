@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "every test file uses a part of this")]
 
+pub(crate) mod cached;
 pub(crate) mod fuse;
 pub(crate) mod left_behind;
 pub(crate) mod load;
