@@ -121,8 +121,9 @@ bench-range-lock: ## Measure the range lock beside simpler locks at 1, 2, 4 and 
 bench-wire: setup ## Measure moves between two hosts against nbdcopy, QEMU and plain TCP (needs root; ONLY=links; twenty minutes)
 	@$(CARGO) xtask bench-wire $(if $(ONLY),--only $(ONLY))
 
+GUEST_PROGRAMS = @$(CARGO) xtask setup --guest-programs
 bench-vm: setup ## Measure moves of whole VMs between two hosts against QEMU's own (needs root; ONLY=idle, RUNS=5)
-	@$(CARGO) xtask setup --guest-programs
+	$(if $(ONLY),$(if $(findstring guests,$(ONLY)),$(GUEST_PROGRAMS)),$(GUEST_PROGRAMS))
 	@$(CARGO) xtask bench-vm --runs $(RUNS) $(if $(ONLY),--only $(ONLY))
 
 bench-caches: setup ## Move a VM with its flash cache by every way, under the Firepan paper's load (needs root; RUNS=2: forty minutes; ONLY=none,hybrid)
