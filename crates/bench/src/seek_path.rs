@@ -29,7 +29,7 @@ pub(crate) struct SeekPath {
     // Dropped in this order.
     _mounted: FileSystem,
     _loop_device: LoopDevice,
-    _fuse: Fuse,
+    _fuse: FuseMount,
     _nbdfuse: Process,
     _disk: Process,
     statistics: PathBuf,
@@ -71,7 +71,7 @@ impl SeekPath {
         let log = folder.join("nbdfuse.log");
         let mut nbdfuse = start_at_once("nbdfuse", words, &log)?;
         nbdfuse.wait_for(&through, &log)?;
-        let fuse = Fuse(fuse);
+        let fuse = FuseMount(fuse);
         let loop_device = LoopDevice::attach(&through, true)?;
         let mounted = FileSystem::mount(&loop_device, mount)?;
         let image = mounted.0.join("volume.raw");
@@ -190,9 +190,9 @@ impl Drop for FileSystem {
 }
 
 /// Where nbdfuse is mounted.
-struct Fuse(PathBuf);
+struct FuseMount(PathBuf);
 
-impl Drop for Fuse {
+impl Drop for FuseMount {
     fn drop(&mut self) {
         // The loop device lets its file go a moment after it is detached.
         unmount(&["--lazy", &path_word(&self.0)]);

@@ -13,10 +13,8 @@ pub(super) use programs::Program;
 use system::System;
 
 use super::VmBench;
+use super::rows::measured_again;
 use crate::figures::{Goal, Row, Samples};
-
-/// So many moves of QEMU's may be measured again in all, because QEMU 7.2 can kill emulated guests by its own migration.
-const PEER_LOSSES_MAX: usize = 2;
 
 /// What was seen of several moves by one mover.
 #[derive(Default)]
@@ -74,14 +72,10 @@ fn in_turns(bench: &VmBench, system: &System, program: Program) -> anyhow::Resul
         for turn in 0..movers.len() {
             let number = (run + turn) % movers.len();
             let mover = movers[number];
-            let seen = loop {
-                match measure::play(bench, system, program, mover) {
-                    Err(error) if mover != Mover::Parallel && losses < PEER_LOSSES_MAX => {
-                        losses += 1;
-                        eprintln!("    {}: measured again, {error:#}", mover.name());
-                    }
-                    ended => break ended?,
-                }
+            let play = || measure::play(bench, system, program, mover);
+            let seen = match mover {
+                Mover::Parallel => play()?,
+                Mover::Qemu(_) => measured_again(&mover.name(), &mut losses, play)?,
             };
             eprintln!("    {program:?}, {}: {seen}", mover.name());
             series[number].push(&seen);

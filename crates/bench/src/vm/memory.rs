@@ -117,7 +117,8 @@ impl Scene {
     }
 }
 
-fn parallel(bench: &VmBench, limit_ms: u64) -> Vec<String> {
+/// How `transhume` moves a guest by the engine of `crates/memory`.
+pub(super) fn parallel(bench: &VmBench, limit_ms: u64) -> Vec<String> {
     let mut options = ours::options(&bench.strategy, bench.channels, limit_ms);
     options.extend(["--memory", "parallel"].map(str::to_owned));
     options

@@ -105,6 +105,23 @@ pub(super) fn load(rate: u32) -> Load {
 /// So many moves of a series may be repeated because the peer's own migration has killed its guest, as QEMU 7.2 does with emulated ones.
 const PEER_LOSSES_MAX: usize = 2;
 
+/// What a peer's move came to. One that has killed its guest is said and made again, as long as there were not too many.
+pub(super) fn measured_again<T>(
+    name: &str,
+    losses: &mut usize,
+    theirs: impl Fn() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    loop {
+        match theirs() {
+            Err(error) if *losses < PEER_LOSSES_MAX => {
+                *losses += 1;
+                eprintln!("    {name}: measured again, {error:#}");
+            }
+            ended => return ended,
+        }
+    }
+}
+
 /// Ours and a peer's moves in pairs, each first in every other pair. A guest that dies of the peer's migration is said and costs the
 /// series nothing; one that dies of ours ends it.
 pub(super) fn in_turns(
@@ -114,15 +131,7 @@ pub(super) fn in_turns(
 ) -> anyhow::Result<[Series; 2]> {
     let [mut own, mut other] = [(); 2].map(|()| Series::default());
     let mut losses = 0;
-    let mut theirs = || loop {
-        match theirs() {
-            Err(error) if losses < PEER_LOSSES_MAX => {
-                losses += 1;
-                eprintln!("    QEMU: measured again, {error:#}");
-            }
-            ended => return ended,
-        }
-    };
+    let mut theirs = || measured_again("QEMU", &mut losses, &theirs);
     for run in 0..runs {
         if run % 2 == 0 {
             own.push(&ours()?);

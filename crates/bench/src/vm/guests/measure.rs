@@ -13,7 +13,8 @@ use super::programs::Program;
 use super::system::{self, System};
 use crate::vm::VmBench;
 use crate::vm::felt::{Ended, ms};
-use crate::vm::ours::{self, transhume};
+use crate::vm::memory::parallel;
+use crate::vm::ours::transhume;
 use crate::vm::peers::{How, recipe, shared_disk};
 use crate::vm::place::{Place, RUNS_VMS};
 
@@ -76,11 +77,7 @@ impl Mover {
     fn carry_out(self, bench: &VmBench, program: Program, place: &mut Place) -> anyhow::Result<Ended> {
         let limit_ms = bench.downtime_limit_ms;
         match self {
-            Self::Parallel => {
-                let mut options = ours::options(&bench.strategy, bench.channels, limit_ms);
-                options.extend(["--memory", "parallel"].map(str::to_owned));
-                transhume(place, &options)
-            }
+            Self::Parallel => transhume(place, &parallel(bench, limit_ms)),
             Self::Qemu(channels) => {
                 let how = How { channels, downtime_limit_ms: limit_ms, is_encrypted: bench.is_encrypted };
                 if program.moves_disk() { recipe(place, how) } else { shared_disk(place, how) }

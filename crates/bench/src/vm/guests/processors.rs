@@ -52,8 +52,8 @@ impl Watch {
         Ok(Self { daemons, is_stopping, source })
     }
 
-    /// What was used since: by the daemons, by the source's QEMU but for the threads that run the guest and its devices, and by the
-    /// target's QEMU, which is `pid` and has its sockets in `folder`, but for the one that runs the guest.
+    /// What the daemons and both QEMUs have used since, without what runs the guest. At the source that is two threads, the processor's and
+    /// the devices'. At the target it is the processor's alone. The target's QEMU is `pid`, and its sockets are in `folder`.
     pub(super) fn finish(self, pid: u32, folder: &Path) -> anyhow::Result<Duration> {
         self.is_stopping.store(true, Ordering::Release);
         let mut used = cpu_of(pid)?.saturating_sub(cpu_of_thread(pid, processor_of(folder)?)?);
