@@ -107,24 +107,18 @@ impl Cache {
     /// # Errors
     /// What the partition says, of what only the cache has; otherwise there are none.
     pub async fn peek(&self, block: u64) -> Result<Option<Buffer>> {
+        self.peek_then(block, |bytes| bytes).await
+    }
+
+    /// Hands `then` what [`peek`](Self::peek) gives while no write to the block is under way and none begins. What the guest has changed
+    /// in the block is therefore named by [`invalidations`](Self::invalidations) already, or after `then` has returned.
+    pub async fn peek_then<T>(&self, block: u64, then: impl FnOnce(Result<Option<Buffer>>) -> T) -> T {
         let inner = &self.inner;
         if block >= inner.block.count(inner.volume) {
-            return Ok(None);
+            return then(Ok(None));
         }
-        let extent = inner.extent_of(block);
-        // No write is under way, and none begins: what is read is one version of the block.
-        let _guard = inner.blocks.exclusive(extent).await;
-        let all = inner.all_sectors(block);
-        let usable = |valid: u8, dirty: u8| if inner.failure.has_failed() { dirty } else { valid };
-        let found = inner.find(block).filter(|found| all & !usable(found.valid, found.entry.dirty()) == 0);
-        let Some(found) = found else { return Ok(None) };
-        match inner.read_place(found.place, extent, Buffer::unpooled(extent.length.as_usize())).await {
-            Ok(bytes) => Ok(Some(bytes)),
-            Err(error) => {
-                inner.fail(&error);
-                if found.entry.dirty() == 0 { Ok(None) } else { Err(inner.lost(extent, error)) }
-            }
-        }
+        let _guard = inner.blocks.exclusive(inner.extent_of(block)).await;
+        then(inner.read_whole(block).await)
     }
 
     /// Taken before the bytes of `block` are read anywhere, for [`admit`](Self::admit).
@@ -175,5 +169,20 @@ impl Inner {
         }
         let context = format!("the cached volume has no block {block} of {} bytes", bytes.len());
         Err(Error::new(ErrorKind::Invalid, context))
+    }
+
+    /// The bytes of a block that is cached whole, dirty or not. Who asks holds the block's lock.
+    async fn read_whole(&self, block: u64) -> Result<Option<Buffer>> {
+        let (extent, all) = (self.extent_of(block), self.all_sectors(block));
+        let usable = |valid: u8, dirty: u8| if self.failure.has_failed() { dirty } else { valid };
+        let found = self.find(block).filter(|found| all & !usable(found.valid, found.entry.dirty()) == 0);
+        let Some(found) = found else { return Ok(None) };
+        match self.read_place(found.place, extent, Buffer::unpooled(extent.length.as_usize())).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) => {
+                self.fail(&error);
+                if found.entry.dirty() == 0 { Ok(None) } else { Err(self.lost(extent, error)) }
+            }
+        }
     }
 }

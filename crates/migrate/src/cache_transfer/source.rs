@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use block::{Error, ErrorKind, Result};
+use block::{Buffer, Error, ErrorKind, Result};
 use env::EnvRef;
 use filters::Cache;
 use futures::future::{Either, select};
@@ -312,29 +312,25 @@ impl Departing {
         true
     }
 
+    /// Sends a block while no write to it begins: one that came between would be told of first, and its target would have what is older.
     async fn send_block(&self, block: u64, link: &UnboundedSender<Frame>) {
-        // Of before it is read: whoever writes to it until it is sent has it not sent.
-        let token = self.cache.token(block);
-        let read = match self.cache.peek(block).await {
-            Ok(read) => read,
-            Err(error) => {
+        let send = |read: Result<Option<Buffer>>| {
+            let bytes = read.unwrap_or_else(|error| {
                 tracing::debug!(block, error = error.chain(), "a block of a cache cannot be sent");
                 None
+            });
+            let now = self.link.lock();
+            if !now.as_ref().is_some_and(|now| now.same_channel(link)) {
+                // What is told here would be lost to the next connection.
+                return;
             }
+            // First what was changed before it was read: the target drops that, and then has this.
+            self.tell_changes_in_order(link);
+            self.sent.lock().set(block, bytes.is_some());
+            let frame = bytes.map_or_else(|| Frame::new(Kind::Absent, block), |bytes| Frame::block(block, &bytes));
+            let _ = link.send(frame);
         };
-        let now = self.link.lock();
-        if !now.as_ref().is_some_and(|now| now.same_channel(link)) {
-            // What is told here would be lost to the next connection.
-            return;
-        }
-        // First what was changed before it was read: the target drops that, and then has this.
-        self.tell_changes_in_order(link);
-        let is_unchanged = self.cache.token(block) == token;
-        let bytes = read.filter(|_| is_unchanged);
-        let mut sent = self.sent.lock();
-        sent.set(block, bytes.is_some());
-        let frame = bytes.map_or_else(|| Frame::new(Kind::Absent, block), |bytes| Frame::block(block, &bytes));
-        let _ = link.send(frame);
+        self.cache.peek_then(block, send).await;
     }
 
     /// Tells the target what the guest has changed. None if it is not connected any more.
