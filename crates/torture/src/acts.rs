@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// Only this client: load, fio or guest.
     #[arg(long, value_parser = parse_kind)]
     client: Option<ClientKind>,
+    /// A cache in the path of every volume that can have one, instead of one in three.
+    #[arg(long)]
+    cache: bool,
     /// The programs in this folder (transhumed, transhume, nbd-load), instead of building them.
     #[arg(long, value_name = "FOLDER")]
     programs: Option<PathBuf>,
@@ -85,7 +88,7 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
         if tally.cycles >= cycles || is_time_over {
             break;
         }
-        let limits = Limits { cycles: arguments.act_cycles.min(cycles - tally.cycles), end };
+        let limits = Limits { cycles: arguments.act_cycles.min(cycles - tally.cycles), end, cache: arguments.cache };
         let parent = arguments.folder.as_deref().unwrap_or(&programs);
         let before = tally.cycles;
         match act(seed, &programs, parent, arguments.client, &limits, &mut tally) {
@@ -93,7 +96,11 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
             Err(error) => {
                 let client =
                     arguments.client.map_or(String::new(), |kind| format!(" --client {kind:?}").to_lowercase());
-                eprintln!("\nagain: cargo xtask torture --seed {seed} --cycles {}{client}", tally.cycles - before);
+                let cache = if arguments.cache { " --cache" } else { "" };
+                eprintln!(
+                    "\nagain: cargo xtask torture --seed {seed} --cycles {}{client}{cache}",
+                    tally.cycles - before
+                );
                 return Err(error);
             }
         }
@@ -102,10 +109,12 @@ pub(crate) fn play_all(arguments: &Arguments) -> anyhow::Result<()> {
     tally.fulfilled(&places)
 }
 
-/// When to stop.
+/// When to stop, and what else a person has asked for.
 struct Limits {
     cycles: u32,
     end: Option<Instant>,
+    /// Every volume has a cache that can have one.
+    cache: bool,
 }
 
 /// One act, in a folder that is removed unless something is wrong. Gives the places that there were.
@@ -167,6 +176,9 @@ fn play(
             let roomy: Vec<Place> = testbed.places().into_iter().filter(|place| place.has_room()).collect();
             plans.push(rng.plan_beside(&roomy));
         }
+        if limits.cache {
+            plans.iter_mut().for_each(Plan::take_cache);
+        }
         tally.cycles += 1;
         for (party, plan) in parties.iter().zip(&plans) {
             announce(number, party, plan, tally);
@@ -195,6 +207,9 @@ fn announce(number: u32, party: &Party, plan: &Plan, tally: &mut Tally) {
     );
     *tally.strategies.entry(strategy).or_default() += 1;
     tally.note_size(party.bytes);
+    if !cache.is_empty() {
+        tally.note("kills of a daemon with a cache", plan.faults.iter().map(|(_, fault)| fault.kills()).sum());
+    }
     for fault in faults {
         *tally.faults.entry(fault.split('(').next().unwrap_or_default().to_owned()).or_default() += 1;
     }

@@ -127,6 +127,12 @@ impl Plan {
         self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper")
     }
 
+    /// Has a cache instead of what it would have in its place.
+    pub(crate) fn take_cache(&mut self) {
+        self.surrogate = false;
+        self.cache = self.cache.or(Some("write-back"));
+    }
+
     /// What a cache does with the guest's writes while the volume moves from `source`, if there is one. It lies where a surrogate does.
     pub(crate) fn cache_from(&self, source: Place) -> Option<&'static str> {
         let takes_one = !self.surrogate && !matches!(self.strategy_from(source), "snapshot" | "mirror-paper");
@@ -290,6 +296,15 @@ impl Rng {
 }
 
 impl InjectedFault {
+    /// How often the daemon is killed by it.
+    pub(crate) const fn kills(self) -> u64 {
+        match self {
+            Self::Kill => 1,
+            Self::KillAgain(_) => 2,
+            _ => 0,
+        }
+    }
+
     /// Whether it strikes one volume or its client alone.
     const fn is_of_volume(self) -> bool {
         matches!(
