@@ -33,7 +33,7 @@ pub struct ProcessMemory {
     regions: Vec<Region>,
     files: Vec<File>,
     tracking: Tracking,
-    pagemap: Mutex<Pagemap>,
+    pagemap: Pagemap,
 }
 
 impl ProcessMemory {
@@ -61,7 +61,7 @@ impl ProcessMemory {
             regions.push(Region { name, bytes, page_bytes });
             files.push(file);
         }
-        let this = Self { regions, files, tracking, pagemap: Mutex::new(Pagemap::open(pid)?) };
+        let this = Self { regions, files, tracking, pagemap: Pagemap::open(pid)? };
         // A kernel that cannot do it says so before anything is copied.
         this.take_dirty(&mut DirtyMap::new(&this.regions))?;
         Ok(this)
@@ -74,18 +74,21 @@ impl GuestMemory for ProcessMemory {
     }
 
     fn take_dirty(&self, into: &mut DirtyMap) -> Result<()> {
-        let mut pagemap = self.pagemap.lock();
+        let into = Mutex::new(into);
         for (region, mappings) in self.tracking.mappings().iter().enumerate() {
             for mapping in mappings {
-                pagemap.take_written(mapping.start..mapping.end, |written| {
-                    let at = written.start - mapping.start + mapping.offset;
-                    let count = (written.end - written.start) / PAGE_BYTES;
-                    into.insert(PageRun { region, page: at / PAGE_BYTES, count });
+                self.pagemap.take_written(mapping.start..mapping.end, |written| {
+                    let mut into = into.lock();
+                    for written in written {
+                        let at = written.start - mapping.start + mapping.offset;
+                        let count = (written.end - written.start) / PAGE_BYTES;
+                        into.insert(PageRun { region, page: at / PAGE_BYTES, count });
+                    }
                 })?;
             }
         }
         // Afterwards: what was so then was so during the scan.
-        pagemap.check()?;
+        self.pagemap.check()?;
         match self.tracking.is_held() {
             true => Ok(()),
             false => Err(Error::new(ErrorKind::NotTracked, "what is written to the memory is not tracked any more")),

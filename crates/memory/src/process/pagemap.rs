@@ -16,13 +16,19 @@ const CHECK_WPASYNC: u64 = 1 << 1;
 const IS_WRITTEN: u64 = 1 << 1;
 /// So many ranges are told with one call.
 const RANGES: usize = 1024;
+/// A thread scans at least so much memory: its start costs as much as a scan of a few hundred megabytes.
+const BYTES_EACH_MIN: u64 = 4 << 30;
+/// Parts end where a page of any size ends, up to 1 GiB.
+const CUT: u64 = 1 << 30;
+/// So many threads scan at most: each reads page tables as fast as the memory gives them.
+const THREADS_MAX: u64 = 8;
 
 /// `struct page_region`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Found {
-    start: u64,
-    end: u64,
+pub(super) struct Found {
+    pub(super) start: u64,
+    pub(super) end: u64,
     categories: u64,
 }
 
@@ -48,7 +54,7 @@ pub(super) struct Pagemap {
     file: File,
     /// How large the memory of the process is, in pages: the first number.
     sizes: File,
-    found: Vec<Found>,
+    threads: u64,
 }
 
 impl Pagemap {
@@ -57,7 +63,8 @@ impl Pagemap {
         let file = File::open(&path).map_err(|error| Error::system(format!("opening {path}"), error))?;
         let path = format!("/proc/{pid}/statm");
         let sizes = File::open(&path).map_err(|error| Error::system(format!("opening {path}"), error))?;
-        Ok(Self { file, sizes, found: vec![Found::default(); RANGES] })
+        let threads = std::thread::available_parallelism().map_or(1, |count| count.get() as u64).min(THREADS_MAX);
+        Ok(Self { file, sizes, threads })
     }
 
     /// Fails if the process has no memory any more: a scan of nothing finds nothing.
@@ -70,8 +77,26 @@ impl Pagemap {
         Ok(())
     }
 
-    /// Tells what of `range` was written since it was told last, and protects it again, both in one step for each page.
-    pub(super) fn take_written(&mut self, range: Range<u64>, mut tell: impl FnMut(Range<u64>)) -> Result<()> {
+    /// Tells what of `range` was written since it was told last, and protects it again, both in one step for each page. Several threads
+    /// scan a large one, as consumers send it (PMigrate, section 3.1); `tell` hears of some ranges at once, in no order.
+    pub(super) fn take_written(&self, range: Range<u64>, tell: impl Fn(&[Found]) + Sync) -> Result<()> {
+        let parts = parts_of(range, self.threads);
+        if let [part] = &parts[..] {
+            return self.take_part(part.clone(), &tell);
+        }
+        let tell = &tell;
+        std::thread::scope(|scope| {
+            let scans: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || self.take_part(part, tell))).collect();
+            let ended = |result: std::thread::Result<Result<()>>| {
+                result.unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a scan of pages has panicked")))
+            };
+            // All of them: what one has told is protected again, and nobody would hear of it otherwise.
+            scans.into_iter().map(|scan| ended(scan.join())).fold(Ok(()), |all, one| all.and(one))
+        })
+    }
+
+    fn take_part(&self, range: Range<u64>, tell: &impl Fn(&[Found])) -> Result<()> {
+        let mut found = vec![Found::default(); RANGES];
         let mut at = range.start;
         while at < range.end {
             let mut scan = Scan {
@@ -80,8 +105,8 @@ impl Pagemap {
                 start: at,
                 end: range.end,
                 walk_end: 0,
-                vec: self.found.as_mut_ptr() as u64,
-                vec_len: self.found.len() as u64,
+                vec: found.as_mut_ptr() as u64,
+                vec_len: found.len() as u64,
                 max_pages: 0,
                 category_inverted: 0,
                 category_mask: IS_WRITTEN,
@@ -94,7 +119,7 @@ impl Pagemap {
             let Ok(count) = usize::try_from(count) else {
                 return Err(failed(std::io::Error::last_os_error()));
             };
-            self.found.iter().take(count).for_each(|found| tell(found.start..found.end));
+            tell(found.get(..count).unwrap_or_default());
             if scan.walk_end <= at {
                 return Err(Error::new(ErrorKind::System, "the kernel does not go on with a scan of pages"));
             }
@@ -102,6 +127,17 @@ impl Pagemap {
         }
         Ok(())
     }
+}
+
+/// Parts of `range` for at most so many threads, cut where a page of any size begins.
+fn parts_of(range: Range<u64>, threads: u64) -> Vec<Range<u64>> {
+    let count = ((range.end - range.start) / BYTES_EACH_MIN).clamp(1, threads.max(1));
+    if count == 1 {
+        return vec![range];
+    }
+    let each = (range.end - range.start).div_ceil(count).next_multiple_of(CUT);
+    let begin = |part: u64| (range.start / CUT * CUT + part * each).clamp(range.start, range.end);
+    (0..=count).map(|part| begin(part)..begin(part + 1)).filter(|part| !part.is_empty()).collect()
 }
 
 fn failed(error: std::io::Error) -> Error {
@@ -112,4 +148,25 @@ fn failed(error: std::io::Error) -> Error {
         _ => (ErrorKind::System, "the scan for written pages has failed"),
     };
     Error::new(kind, context).with_source(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_of_much_memory_is_cut_where_pages_begin_and_misses_none() {
+        for (range, threads, count) in [
+            (0x7000_0000_0000..0x7000_0000_0000 + (64 << 30), 2, 2),
+            (0x1000..0x1000 + (64 << 30), 4, 5),
+            (0x1000..0x1000 + BYTES_EACH_MIN, 8, 1),
+            (0x1000..0x2000, 8, 1),
+            (0x7fff_ffff_f000..0x7fff_ffff_f000 + (9 << 30), 0, 1),
+        ] {
+            let parts = parts_of(range.clone(), threads);
+            assert_eq!((parts[0].start, parts[parts.len() - 1].end), (range.start, range.end));
+            assert!(parts.windows(2).all(|two| two[0].end == two[1].start && two[0].end % CUT == 0), "{parts:x?}");
+            assert!(parts.len() <= count, "{parts:x?}");
+        }
+    }
 }
