@@ -113,6 +113,7 @@ fn request(how: &HowArgs) -> VmMoveRequest {
         downtime_limit_ms: how.downtime_limit.map(|span| span.0),
         auto_converge: how.auto_converge,
         memory: how.memory.into(),
+        memory_cpu_percent: how.memory_cpu,
         postcopy: how.postcopy,
         deadline_ms: how.deadline.map(|span| span.0),
         delete_source: false,

@@ -134,8 +134,9 @@ fn a_vm_moves_there_and_back_by_the_parallel_engine_and_misses_nothing() {
     let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b", "--show-command"]);
     assert_eq!((&plan["refusals"], &plan["memory_engine"]), (&Value::Array(Vec::new()), &"parallel".into()), "{plan}");
     assert!(plan["changes"].to_string().contains("mem-path"), "{plan}");
-    for (way, streams) in [((Side::A, Side::B), "2"), ((Side::B, Side::A), "1")] {
-        let moved = place.follow_move(way, &["--memory", "parallel", "--channels", streams]);
+    for (way, streams, share) in [((Side::A, Side::B), "2", "100"), ((Side::B, Side::A), "1", "50")] {
+        let how = ["--memory", "parallel", "--channels", streams, "--memory-cpu", share];
+        let moved = place.follow_move(way, &how);
         println!("{streams} streams: {} ms of downtime, {}", moved["downtime_ms"], moved["memory"]);
         // When each step was made.
         let log = place.hosts.daemon(way.0).log();
@@ -160,6 +161,9 @@ fn a_vm_whose_memory_is_its_own_goes_by_qemu_and_is_told_why() {
     let only = ["vm", "move", "web1", "--to", "b", "--memory", "parallel"];
     let refused = format!("{:#}", place.hosts.daemon(Side::A).json(&only).expect_err("it cannot"));
     assert!(refused.contains("is in no file"), "{refused}");
+    let limited = ["vm", "move", "web1", "--to", "b", "--memory", "qemu", "--memory-cpu", "50"];
+    let refused = format!("{:#}", place.hosts.daemon(Side::A).json(&limited).expect_err("QEMU has no such limit"));
+    assert!(refused.contains("limits no processors"), "{refused}");
     let moved = place.follow_move((Side::A, Side::B), &[]);
     println!("by QEMU: {} ms of downtime", moved["downtime_ms"]);
     assert_eq!(moved["memory_engine"], "qemu", "{moved}");

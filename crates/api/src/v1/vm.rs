@@ -230,6 +230,9 @@ pub struct VmMoveRequest {
     /// What copies the memory.
     #[serde(default)]
     pub memory: MemoryEngine,
+    /// Of the parallel engine: for how much of the time its streams may use a processor, in percent, 1 to 100; 100 if nothing is said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_cpu_percent: Option<u8>,
     /// Let the guest run at the target before all of its memory is there, if one pass over the memory leaves more than fits into
     /// the downtime limit. The memory goes over one connection then.
     #[serde(default)]

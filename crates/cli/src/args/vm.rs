@@ -169,6 +169,9 @@ pub(crate) struct HowArgs {
     /// `auto` takes it where it can
     #[arg(long, value_enum, default_value = "auto", value_name = "ENGINE")]
     pub(crate) memory: MemoryArg,
+    /// The streams of the `parallel` engine may use a processor for so much of the time, in percent [default: 100]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub(crate) memory_cpu: Option<u8>,
     /// Run the guest at HOST before all of its memory is there, if one pass over the memory leaves more than fits into the downtime limit.
     /// A host or link that is lost after that stops the guest until it is back; a lost source QEMU loses the guest's memory
     #[arg(long)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{
-    AdoptRequest, DiskHandling, Error, ErrorCode, Monitor, MoveRequest, Plan, PlanRequest, Resolution, ResolveRequest,
-    Strategy, Vm, VmDisk, VmMove, VmMoveRequest, VmPlan,
+    AdoptRequest, DiskHandling, Error, ErrorCode, MemoryEngine, Monitor, MoveRequest, Plan, PlanRequest, Resolution,
+    ResolveRequest, Strategy, Vm, VmDisk, VmMove, VmMoveRequest, VmPlan,
 };
 use migrate::MoveOptions;
 use migrate::stream::BoxTransport;
@@ -516,6 +516,14 @@ fn refuse_options(document: &MachineDocument, request: &VmMoveRequest) -> Result
     if is_many && matches!(document.monitor, Monitor::Libvirt(_)) {
         return Err(Error::new(ErrorCode::VmRefused, "the memory of a libvirt domain goes over one connection")
             .with_hint("leave --channels out"));
+    }
+    if request.memory_cpu_percent.is_some_and(|percent| !(1..=100).contains(&percent)) {
+        return Err(Error::new(ErrorCode::Invalid, "the memory's share of the processors is 1 to 100 percent")
+            .with_hint("leave --memory-cpu out for all of it"));
+    }
+    if request.memory_cpu_percent.is_some() && request.memory == MemoryEngine::Qemu {
+        return Err(Error::new(ErrorCode::VmRefused, "QEMU limits no processors while it sends memory")
+            .with_hint("leave --memory-cpu out, or have `--memory parallel` copy it"));
     }
     if request.postcopy && is_many {
         return Err(Error::new(ErrorCode::VmRefused, "memory that follows the guest goes over one connection")

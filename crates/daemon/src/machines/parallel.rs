@@ -249,6 +249,7 @@ impl MachineMove {
         let rules = StopRules { downtime_limit, sent_factor_max: SENT_FACTOR_MAX, ..StopRules::default() };
         let options = PrecopyOptions { rules, compression, ..PrecopyOptions::default() };
         let pace = Arc::new(RateLimit::new(EnvRef::clone(&daemon.env), self.request.bandwidth));
+        pace.set_cpu_share(f64::from(self.request.memory_cpu_percent.unwrap_or(100)) / 100.0);
         let session = *self.id.as_bytes();
         let begun = Precopy::new(EnvRef::clone(&daemon.env), memory, options, (session, pace));
         let mut precopy = begun.map_err(|error| of_memory(&error))?;
