@@ -25,7 +25,7 @@ use crate::page::{today, write_between};
 /// Arguments of `cargo xtask bench-local`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large, seek, seek-rate. May be given again, or with commas.
+    /// Only these groups: machine, nbd, idle, surrogate, cache, isolation, mirror-memory, mirror-disk, stall, together, layers, adopt, memory, large, seek, seek-search, seek-rate. May be given again, or with commas.
     #[arg(long, value_name = "GROUP", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each figure is measured; its median is what counts.
@@ -93,6 +93,7 @@ const GROUPS: &Groups<Bench> = &[
     ("memory", memory::run),
     ("large", large::run),
     ("seek", seek::run),
+    ("seek-search", seek::run_search),
     ("seek-rate", seek::run_at_rate),
 ];
 

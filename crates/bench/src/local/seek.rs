@@ -20,8 +20,17 @@ use crate::server::{Endpoint, Transhumed, VOLUME, path_word};
 const DISK: Disk = Disk { image_bytes: 256 << 20, shrink: 60, speed: 1 };
 const WARM_UP: Duration = Duration::from_secs(3);
 const MARK_EVERY: Duration = Duration::from_millis(100);
-/// How the guest asks: like Financial2 of the SPC, which reads 82 %, over a quarter of the volume.
-const GUEST: [&str; 4] = ["io_bytes=4096", "read_percent=82", "zones=64", "zipf_percent=85"];
+/// How a guest asks.
+struct Guest {
+    name: &'static str,
+    words: &'static [&'static str],
+}
+
+/// Like Financial2 of the SPC, which reads 82 %, over a quarter of the volume.
+const TRANSACTIONS: Guest =
+    Guest { name: "guest", words: &["io_bytes=4096", "read_percent=82", "zones=64", "zipf_percent=85"] };
+/// Like WebSearch1 of the SPC, which reads all over the volume, and writes nothing.
+const SEARCH: Guest = Guest { name: "search", words: &["io_bytes=16384", "read_percent=100"] };
 /// As many requests outstanding as the answers allow: who is answered sooner asks more.
 const DEPTHS: [Offer; 2] = [Offer::Depth(1), Offer::Depth(4)];
 /// So many a second, whoever answers: about half of what the disk does alone.
@@ -69,15 +78,20 @@ impl Figures {
 
 /// A guest with a fixed number of requests outstanding.
 pub(crate) fn run(bench: &Bench) -> anyhow::Result<Vec<Row>> {
-    run_under(bench, &DEPTHS)
+    run_under(bench, &TRANSACTIONS, &DEPTHS)
+}
+
+/// The same, and it reads all over the volume.
+pub(crate) fn run_search(bench: &Bench) -> anyhow::Result<Vec<Row>> {
+    run_under(bench, &SEARCH, &DEPTHS)
 }
 
 /// A guest that asks at a fixed rate.
 pub(crate) fn run_at_rate(bench: &Bench) -> anyhow::Result<Vec<Row>> {
-    run_under(bench, &RATE)
+    run_under(bench, &TRANSACTIONS, &RATE)
 }
 
-fn run_under(bench: &Bench, offers: &[Offer]) -> anyhow::Result<Vec<Row>> {
+fn run_under(bench: &Bench, guest: &Guest, offers: &[Offer]) -> anyhow::Result<Vec<Row>> {
     let folder = private_folder(bench.memory.path())?;
     let path = SeekPath::create(&seek_disk(bench)?, folder.path(), &DISK)?;
     let mut rows = Vec::new();
@@ -85,12 +99,12 @@ fn run_under(bench: &Bench, offers: &[Offer]) -> anyhow::Result<Vec<Row>> {
         let mut plain = Figures::default();
         let mut sparing: [Figures; 3] = Default::default();
         for _ in 0..bench.runs {
-            measure(bench, &path, &PLAIN, *offer, &mut plain)?;
+            measure(bench, &path, &PLAIN, (guest, *offer), &mut plain)?;
             for (mover, figures) in SPARING.iter().zip(&mut sparing) {
-                measure(bench, &path, mover, *offer, figures)?;
+                measure(bench, &path, mover, (guest, *offer), figures)?;
             }
         }
-        rows.extend(rows_of(*offer, &path, &plain, &sparing));
+        rows.extend(rows_of((guest, *offer), &path, &plain, &sparing));
     }
     let (mean, most) = path.lateness()?;
     let [mut late, mut latest] = [(); 2].map(|()| Samples::default());
@@ -112,8 +126,8 @@ fn seek_disk(bench: &Bench) -> anyhow::Result<PathBuf> {
     Ok(target_folder()?.join("debug/examples/seek_disk"))
 }
 
-fn rows_of(offer: Offer, path: &SeekPath, plain: &Figures, sparing: &[Figures; 3]) -> Vec<Row> {
-    let disk = format!("seek disk, ext4, {} extents, {}", path.pieces, told(offer));
+fn rows_of(load: (&Guest, Offer), path: &SeekPath, plain: &Figures, sparing: &[Figures; 3]) -> Vec<Row> {
+    let disk = format!("seek disk, ext4, {} extents, {}", path.pieces, told(load));
     let mut rows = vec![
         Row::new(format!("{disk}, dbt: migration"), "MB/s", plain.megabytes_a_second.clone(), Goal::None),
         Row::new(format!("{disk}, dbt: guest's mean"), "ms", plain.during_ms.clone(), Goal::None)
@@ -141,7 +155,13 @@ fn rows_of(offer: Offer, path: &SeekPath, plain: &Figures, sparing: &[Figures; 3
 }
 
 /// One move to a file in memory while the guest works; afterwards the volume is the same file again.
-fn measure(bench: &Bench, path: &SeekPath, mover: &Mover, offer: Offer, figures: &mut Figures) -> anyhow::Result<()> {
+fn measure(
+    bench: &Bench,
+    path: &SeekPath,
+    mover: &Mover,
+    (guest, offer): (&Guest, Offer),
+    figures: &mut Figures,
+) -> anyhow::Result<()> {
     let folder = private_folder(bench.memory.path())?;
     let daemon = Transhumed::start(&bench.programs, folder.path())?;
     let mut words = vec!["--strategy", "dbt", "--verify", "off"];
@@ -154,21 +174,21 @@ fn measure(bench: &Bench, path: &SeekPath, mover: &Mover, offer: Offer, figures:
     words.extend(mover.words);
     let endpoint = Endpoint { socket: folder.path().join("nbd.sock"), export: VOLUME };
     daemon.attach(VOLUME, &path.image, &endpoint.socket, ",cache=direct")?;
-    let mut load = NbdLoad::start_with(&bench.programs, &endpoint, offer, &GUEST)?;
+    let mut load = NbdLoad::start_with(&bench.programs, &endpoint, offer, guest.words)?;
     std::thread::sleep(Duration::from_secs(1));
     load.mark()?;
     std::thread::sleep(WARM_UP);
     let before = load.mark()?;
     let target = folder.path().join("target.raw");
     let (report, during) = move_under(&daemon, &mut load, &target, &words)
-        .with_context(|| format!("moving by {}, {}", mover.name, told(offer)))?;
+        .with_context(|| format!("moving by {}, {}", mover.name, told((guest, offer))))?;
     drop(load);
     drop(daemon);
     let number = |name: &str| report[name].as_f64().with_context(|| format!("a report has {name}"));
     let (seconds, before) = (number("seconds")?, Answers::of(&[before]));
     eprintln!(
         "  {}, {}: {seconds:.1} s for {:.0} MB, guest {:.2} ms before, {:.2} ms meanwhile",
-        told(offer),
+        told((guest, offer)),
         mover.name,
         number("bytes_copied")? / 1e6,
         before.mean_ms,
@@ -178,10 +198,10 @@ fn measure(bench: &Bench, path: &SeekPath, mover: &Mover, offer: Offer, figures:
     take_back(path)
 }
 
-fn told(offer: Offer) -> String {
+fn told((guest, offer): (&Guest, Offer)) -> String {
     match offer {
-        Offer::Depth(depth) => format!("guest depth {depth}"),
-        Offer::Rate(rate) => format!("guest {rate} a second"),
+        Offer::Depth(depth) => format!("{} depth {depth}", guest.name),
+        Offer::Rate(rate) => format!("{} {rate} a second", guest.name),
     }
 }
 

@@ -182,7 +182,7 @@ pub(crate) struct HowArgs {
     /// The cache of HOST that it goes to [default: the one of the same name]
     #[arg(long, value_name = "CACHE")]
     pub(crate) cache_at: Option<String>,
-    /// How long the memory may wait until the guest would hit at HOST as often as here, with `hybrid` [default: 3s a GB that is cached]
+    /// How long the memory may wait until the guest would hit at HOST as often as here, with `hybrid` [default: 2.5s a GB that is cached]
     #[arg(long, value_name = "TIME")]
     pub(crate) cache_wait: Option<Span>,
     /// Begin to warm beside the memory, with `cachemior`: only of volumes on NBD exports
