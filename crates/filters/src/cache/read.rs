@@ -70,7 +70,7 @@ impl Inner {
             return self.read_withheld(extent, buffer).await;
         }
         if self.transfer.is_settling() {
-            self.settle_all(extent).await?;
+            self.settle_all(extent).await;
         }
         let mut guard = None;
         for repetition in 0.. {

@@ -323,24 +323,29 @@ impl Inner {
         Ok(())
     }
 
-    /// Drops what the guest has changed of `extent` while the cache was withheld from it.
-    pub(super) async fn settle_all(&self, extent: Extent) -> Result<()> {
+    /// Drops what the guest has changed of `extent` while the cache was withheld from it. Where that fails the flash has failed: nothing
+    /// clean of it is read then, and whoever changes the base waits until that is on record.
+    pub(super) async fn settle_all(&self, extent: Extent) {
         let blocks = self.block.indices_of(extent);
         if !self.transfer.has_changed(blocks.clone()) {
-            return Ok(());
+            return;
         }
         for block in blocks {
-            if self.transfer.has_changed(block..block + 1) {
-                self.settle_block(block).await?;
+            if self.transfer.has_changed(block..block + 1)
+                && let Err(error) = self.settle_block(block).await
+            {
+                assert!(self.failure.has_failed(), "a block that is old stays where it is read");
+                tracing::debug!(block, error = error.chain(), "an old block of a cache is not dropped");
             }
         }
-        Ok(())
     }
 
     async fn settle_block(&self, block: u64) -> Result<()> {
         let _guard = self.blocks.exclusive(self.extent_of(block)).await;
         if self.transfer.has_changed(block..block + 1) {
-            self.drop_held(block).await?;
+            let dropped = self.drop_held(block).await;
+            // What a flash that has failed still has of it the next process must not believe.
+            self.revoke(block..block + 1).await.map_err(|error| dropped.err().unwrap_or(error))?;
             // Only now: until the block is dropped the table alone says that it is old.
             self.transfer.changed.lock().as_mut().into_iter().for_each(|changed| changed.remove(block));
         }

@@ -61,7 +61,7 @@ impl Inner {
             return written;
         }
         if self.transfer.is_settling() {
-            self.settle_all(extent).await?;
+            self.settle_all(extent).await;
         }
         self.change(mutation, extent).await
     }

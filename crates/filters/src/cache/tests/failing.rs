@@ -70,6 +70,32 @@ async fn a_cache_that_holds_nothing_goes_on_without_its_flash_and_is_never_belie
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_came_from_another_host_and_cannot_be_dropped_is_read_by_nobody_and_believed_by_no_other_process() {
+    for asks in [true, false] {
+        let losses = Arc::new(Losses::default());
+        let flash = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
+        let fault = Fault::new(flash, env::testing::PausedEnv::shared(3));
+        let withheld = CacheOptions { loss: Some(Arc::clone(&losses) as _), ..options(CacheMode::WriteThrough) };
+        let stand = Stand::over(memory(SIZE), Device::new("flash", fault.clone()), withheld, 8).await;
+        stand.cache.begin_transfer(true, 100);
+        stand.cache.take(0, Data::copy_of(&[5; BLOCK as usize])).await.expect("it takes it");
+        // The guest changes it past the cache, and the flash fails before it is dropped.
+        write(&stand.guest, 0, &[7; BLOCK as usize]).await;
+        let action = FaultAction::Fail(ErrorKind::Io);
+        fault.add(FaultRule { verb: FaultVerb::Write, extent: None, when: FaultWhen::Always, action });
+        stand.cache.attach().await;
+        if asks {
+            assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 7, "the guest does not notice");
+        }
+        stand.cache.end_transfer().await.expect("the failure is on record");
+        assert_eq!((losses.noted.load(Ordering::SeqCst), stand.cache.status().has_failed), (1, true));
+        fault.clear();
+        let again = CacheOptions { believes_clean: false, ..options(CacheMode::WriteThrough) };
+        assert_eq!(byte_at(&stand.again(BOOT, again).await.guest, 0, BLOCK).await, 7);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_write_waits_for_the_record_of_a_failure_and_fails_without_it() {
     let losses = Arc::new(Losses { refusals: AtomicU64::new(1), ..Losses::default() });
     let (stand, _fault) = failing(CacheMode::WriteThrough, FaultVerb::Any, &losses).await;
