@@ -30,6 +30,7 @@ use tokio::sync::{Notify, mpsc};
 
 use seen::Seen;
 
+use crate::link::Link;
 use crate::port::Port;
 use crate::process::Process;
 use crate::rng::Rng;
@@ -58,6 +59,8 @@ struct Shared {
     seats: Mutex<Vec<MachineSeat>>,
     /// Of one whose memory is copied from outside.
     memories: Mutex<outside::Memories>,
+    /// What is between the hosts.
+    link: Link,
 }
 
 /// A disk of the machine.
@@ -112,7 +115,7 @@ enum Stage {
 }
 
 impl SimMachine {
-    pub(crate) fn new(world: &World) -> Self {
+    pub(crate) fn new(world: &World, link: &Link) -> Self {
         let first = Instance {
             pid: 1,
             stage: Stage::Running,
@@ -130,6 +133,7 @@ impl SimMachine {
             changed: Notify::new(),
             seats: Mutex::default(),
             memories: Mutex::default(),
+            link: link.clone(),
         };
         Self { shared: Arc::new(shared) }
     }

@@ -4,10 +4,12 @@
 //! What a host does wrong: the source's QEMU writes to the memory once more while it saves its devices. Such a move must not be
 //! committed.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use ::memory::{EmulatedMemory, GuestMemory, Region, TargetMemory};
+use ::memory::{DirtyMap, EmulatedMemory, GuestMemory, Region, TargetMemory};
 use api::v1::{Error, ErrorCode};
 
 use super::{SimMachine, Stage};
@@ -20,6 +22,8 @@ const HOT_PAGES: u64 = 12;
 const REST_MAX: Duration = Duration::from_millis(3);
 /// Of so many migrations one has a QEMU that writes late.
 const WRITES_LATE: f64 = 0.1;
+/// And of so many one loses its connections while its memory is read.
+const CUT: f64 = 0.3;
 
 /// The memory of the QEMU on each host.
 pub(super) type Memories = [Option<Arc<EmulatedMemory>>; 2];
@@ -77,6 +81,15 @@ impl SimMachine {
         memory.map(|memory| memory as _).ok_or_else(|| Error::new(ErrorCode::VmRefused, "its memory is its own"))
     }
 
+    /// The same for whoever sends it: now and then all connections are lost while that reads it.
+    pub(super) fn open_memory_at(&self, host: usize) -> Result<Arc<dyn GuestMemory>, Error> {
+        let memory = self.memory_at(host)?;
+        let rng = &self.shared.rng;
+        // Of a page that is read nobody knows yet whether it arrives.
+        let left = if rng.chance(CUT) { rng.within(1..=2 * PAGES) } else { 0 };
+        Ok(Arc::new(CutWhileRead { memory, machine: self.clone(), left: AtomicU64::new(left) }))
+    }
+
     /// The daemon at `host` makes a memory for one that comes.
     pub(super) fn make_memory_at(&self, host: usize) -> Arc<dyn TargetMemory> {
         let memory = Arc::new(EmulatedMemory::new(regions()));
@@ -104,5 +117,38 @@ impl SimMachine {
             }
             None => self.shared.world.occur(Occurrence::Told("memory copied from outside")),
         }
+    }
+}
+
+/// A memory whose reader loses its connections after so many pages.
+struct CutWhileRead {
+    memory: Arc<dyn GuestMemory>,
+    machine: SimMachine,
+    left: AtomicU64,
+}
+
+impl GuestMemory for CutWhileRead {
+    fn regions(&self) -> &[Region] {
+        self.memory.regions()
+    }
+
+    fn take_dirty(&self, into: &mut DirtyMap) -> ::memory::Result<()> {
+        self.memory.take_dirty(into)
+    }
+
+    fn read(&self, region: usize, page: u64, into: &mut [u8]) -> ::memory::Result<()> {
+        let pages = into.len() as u64 / ::memory::PAGE_BYTES;
+        let before =
+            self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| Some(left.saturating_sub(pages)));
+        let shared = &self.machine.shared;
+        if before.is_ok_and(|left| 0 < left && left <= pages) && !shared.state.lock().is_calm {
+            shared.world.fault("memory-link-cut", format_args!("the connections are lost while the memory is read"));
+            shared.link.cut();
+        }
+        self.memory.read(region, page, into)
+    }
+
+    fn next_data(&self, region: usize, page: u64) -> ::memory::Result<Option<Range<u64>>> {
+        self.memory.next_data(region, page)
     }
 }

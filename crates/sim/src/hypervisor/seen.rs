@@ -237,7 +237,7 @@ impl Hypervisor for One {
         Box::pin(async {
             self.pause().await;
             self.alive()?;
-            self.machine.memory_at(self.who.0)
+            self.machine.open_memory_at(self.who.0)
         })
     }
 

@@ -12,6 +12,7 @@ use crate::guest::{Load, Pattern};
 use crate::host::CacheSetup;
 use crate::rng::Rng;
 use crate::scenario::Scenario;
+use crate::scenario_dsl::source;
 
 const MODES: &[&[CacheMode]] = &[
     &[CacheMode::WriteBack],
@@ -81,5 +82,7 @@ pub(super) fn moved_failing(rng: &Rng) -> Scenario {
 }
 
 fn moving(scenario: Scenario, rng: &Rng) -> Scenario {
-    scenario.cache_moves().within(Duration::from_millis(rng.pick(&[60, 200])))
+    let scenario = scenario.cache_moves().within(Duration::from_millis(rng.pick(&[60, 200])));
+    // So slow that a write is still under way when the other host is told of it.
+    scenario.and(source().slow(rng.pick(&[0.0, 0.002, 0.01])))
 }

@@ -77,11 +77,13 @@ struct Shared {
 impl PeerHost {
     pub(super) fn new(world: &World, setup: &Setup) -> Self {
         let volume = PeerVolume::new(world, 0);
+        let link = Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT);
+        let machine = setup.has_machine.then(|| SimMachine::new(world, &link));
         let shared = Shared {
             world: world.clone(),
             rng: world.rng("neighbour"),
             files: SimFiles::new(world, &volume.map),
-            link: Link::new(world, "between-hosts", LinkFigures::TEN_GIGABIT),
+            link,
             receptions: Mutex::default(),
             cuts: Mutex::new(0),
             troubles: Mutex::new(0),
@@ -89,7 +91,7 @@ impl PeerHost {
             lives: Mutex::new(0),
             boots: Mutex::new(128),
             fake_arbiter: setup.has_arbiter.then(|| FakeArbiter::new(world)),
-            machine: setup.has_machine.then(|| SimMachine::new(world)),
+            machine,
             outage: tokio::sync::Mutex::default(),
         };
         Self { shared: Arc::new(shared), volume: Arc::new(volume) }
