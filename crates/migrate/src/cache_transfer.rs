@@ -25,6 +25,7 @@
 //!
 //! A lost connection costs what has not come yet. Before the seal the target drops all and begins again; after it nothing of what has come is old.
 
+mod list;
 mod source;
 mod target;
 mod window;

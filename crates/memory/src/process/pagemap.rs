@@ -91,7 +91,8 @@ impl Pagemap {
                 result.unwrap_or_else(|_| Err(Error::new(ErrorKind::System, "a scan of pages has panicked")))
             };
             // All of them: what one has told is protected again, and nobody would hear of it otherwise.
-            scans.into_iter().map(|scan| ended(scan.join())).fold(Ok(()), |all, one| all.and(one))
+            let ends: Vec<_> = scans.into_iter().map(|scan| ended(scan.join())).collect();
+            ends.into_iter().collect()
         })
     }
 

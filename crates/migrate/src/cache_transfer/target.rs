@@ -6,14 +6,14 @@
 //!          changed at the source
 //! ```
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use block::{Buffer, Device, IoFuture};
-use env::{EnvRef, Moment};
+use env::EnvRef;
 use filters::{Admission, Cache, OtherCache};
 use futures::future::{Either, join_all, select};
 use parking_lot::Mutex;
@@ -21,9 +21,9 @@ use tokio::io::BufReader;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 
-use super::window::Window;
+use super::list::List;
 use super::wire::{Frame, Kind, receive, send_all};
-use super::{Blocks, CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart, Watched};
+use super::{CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart, Watched};
 use crate::stream::BoxTransport;
 
 /// How long the source may be gone, with the guest here, before the transfer is over.
@@ -58,22 +58,6 @@ struct Arriving {
     refused: AtomicU64,
 }
 
-/// What is to come.
-struct List {
-    blocks: Vec<u64>,
-    next: usize,
-    is_complete: bool,
-    /// Blocks that the source has, or had.
-    known: Blocks,
-    /// Blocks of them that the guest has changed or asked for at the source since the list was made.
-    changed: Blocks,
-    /// Of these and of what was asked for in vain, those that are to come once more.
-    again: BTreeSet<u64>,
-    /// When the copier has asked for a block that has not come.
-    asked: BTreeMap<u64, Moment>,
-    window: Window,
-}
-
 #[derive(Clone, Copy, Default)]
 struct State {
     is_linked: bool,
@@ -96,16 +80,7 @@ impl CacheArrival {
         let header = cache.header();
         let blocks = header.block.count(header.volume);
         cache.begin_transfer(options.way.withholds(), options.changed_max as usize);
-        let list = List {
-            blocks: Vec::new(),
-            next: 0,
-            is_complete: false,
-            known: Blocks::new(blocks),
-            changed: Blocks::new(blocks),
-            again: BTreeSet::new(),
-            asked: BTreeMap::new(),
-            window: Window::new(options.in_flight),
-        };
+        let list = List::new(blocks, options.in_flight);
         let inner = Arriving {
             env,
             cache,
@@ -213,31 +188,6 @@ impl Drop for Linked<'_> {
         self.0.awaited.lock().clear();
         self.0.list.lock().give_up_asked();
         self.0.change(|state| state.is_linked = false);
-    }
-}
-
-impl List {
-    /// The next block to come, of `blocks` there are; `with_changed` those at last that were changed at the source.
-    fn next(&mut self, blocks: u64, with_changed: bool) -> Option<u64> {
-        while let Some(block) = self.blocks.get(self.next).copied() {
-            self.next += 1;
-            if block < blocks && !self.asked.contains_key(&block) && (with_changed || !self.changed.contains(block)) {
-                return Some(block);
-            }
-        }
-        let next = self.again.iter().find(|block| with_changed && !self.asked.contains_key(block)).copied()?;
-        self.again.remove(&next);
-        Some(next)
-    }
-
-    fn is_through(&self) -> bool {
-        self.is_complete && self.next >= self.blocks.len() && self.again.is_empty() && self.asked.is_empty()
-    }
-
-    /// What was asked for over a connection that is gone does not come.
-    fn give_up_asked(&mut self) {
-        let asked = std::mem::take(&mut self.asked);
-        self.again.extend(asked.into_keys());
     }
 }
 
@@ -542,17 +492,6 @@ impl Arriving {
                 self.refused.fetch_add(1, Ordering::Relaxed)
             }
         };
-    }
-}
-
-impl List {
-    fn add(&mut self, blocks: &[u64]) {
-        blocks.iter().for_each(|block| self.known.set(*block, true));
-        if self.is_complete {
-            // It has all of the list: these are more.
-            blocks.iter().for_each(|block| self.changed.set(*block, true));
-        }
-        self.blocks.extend_from_slice(blocks);
     }
 }
 
