@@ -1,9 +1,11 @@
 //! A consumer's work on a task: reads the pages, classifies each, and makes a frame of them.
 
+use std::ops::Range;
+
 use crate::error::Result;
 use crate::guest_memory::GuestMemory;
 use crate::region::PAGE_BYTES;
-use crate::send::cutter::{TASK_PAGES, Task};
+use crate::send::cutter::{TASK_PAGES, Task, TaskRun};
 use crate::send::version_cache::{Known, VersionCache};
 use crate::wire::{
     Coding, ENTRY_BYTES, Entry, EntryKind, FrameHeader, FrameKind, HEADER_BYTES, checksum_of, write_entries,
@@ -43,43 +45,51 @@ pub(crate) struct Source<'a> {
 }
 
 /// The buffers of one consumer. They are as large as its largest task has needed.
+///
+/// A frame is made where its pages are read, without another copy of them: entries and header are put before the pages once it is known
+/// which of them are sent.
+///
+/// ```text
+///   frame:  | room | header, entries | body: pages that are sent | pages that were read |
+///                  begin             head                        end
+/// ```
 #[derive(Default)]
 pub(crate) struct Encoder {
+    /// Pages that are read aside, because differences of them go into the body.
     pages: Vec<u8>,
     difference: Vec<u8>,
     entries: Vec<Entry>,
-    body: Vec<u8>,
+    coded_entries: Vec<u8>,
+    plain: Vec<u8>,
     compressed: Vec<u8>,
-    frame: Vec<u8>,
+    head: usize,
+    end: usize,
+    /// Where the last frame is, and in which buffer.
+    frame: Range<usize>,
+    is_compressed: bool,
 }
 
-/// What a consumer's buffers take at most: pages, body, compressed body, frame.
-pub(crate) const ENCODER_BYTES: usize = 5 * (TASK_PAGES as usize + 1) * (PAGE + 16);
+/// What a consumer's buffers take at most: pages, frame, compressed frame.
+pub(crate) const ENCODER_BYTES: usize = 4 * (TASK_PAGES as usize + 1) * (PAGE + 16);
 
 impl Encoder {
     /// Makes a frame of `task`. Nothing of it need be sent if [`frame`](Self::frame) is empty afterwards.
     pub(crate) fn encode(&mut self, task: &Task, source: &Source<'_>, sequence: u64) -> Result<Encoded> {
         self.entries.clear();
-        self.body.clear();
-        self.frame.clear();
+        let entries_max: u64 = task.runs.iter().map(|run| if run.is_hole { 1 } else { run.count }).sum();
+        self.head = HEADER_BYTES + entries_max as usize * ENTRY_BYTES;
+        (self.end, self.frame, self.is_compressed) = (self.head, 0..0, false);
         let mut encoded = Encoded::default();
         for run in &task.runs {
             if run.is_hole {
                 source.versions.forget_run(task.region, run.page, run.count);
                 self.add(EntryKind::Zero, run.page, run.count);
                 encoded.zero += run.count;
-                continue;
+            } else if source.compresses {
+                self.encode_aside(task.region, run, source, &mut encoded)?;
+            } else {
+                self.encode_in_place(task.region, run, source, &mut encoded)?;
             }
-            let mut pages = std::mem::take(&mut self.pages);
-            pages.resize(run.count as usize * PAGE, 0);
-            let read = source.memory.read(task.region, run.page, &mut pages);
-            if read.is_ok() {
-                for (page, bytes) in (run.page..).zip(pages.chunks_exact(PAGE)) {
-                    self.classify((task.region, page), bytes, source, &mut encoded);
-                }
-            }
-            self.pages = pages;
-            read?;
         }
         if !self.entries.is_empty() {
             self.make_frame(task.region, source, sequence);
@@ -89,37 +99,100 @@ impl Encoder {
 
     /// The frame that was made last.
     pub(crate) fn frame(&self) -> &[u8] {
-        &self.frame
+        let buffer = if self.is_compressed { &self.compressed } else { &self.plain };
+        &buffer[self.frame.clone()]
     }
 
-    fn classify(&mut self, (region, page): (usize, u64), bytes: &[u8], source: &Source<'_>, encoded: &mut Encoded) {
+    fn encode_in_place(
+        &mut self,
+        region: usize,
+        run: &TaskRun,
+        source: &Source<'_>,
+        encoded: &mut Encoded,
+    ) -> Result<()> {
+        let mut plain = std::mem::take(&mut self.plain);
+        let first = self.end;
+        let last = first + run.count as usize * PAGE;
+        grow(&mut plain, last);
+        let read = source.memory.read(region, run.page, &mut plain[first..last]);
+        if read.is_ok() {
+            for (page, at) in (run.page..).zip((first..last).step_by(PAGE)) {
+                let bytes = at..at + PAGE;
+                if self.classify((region, page), &plain[bytes.clone()], source, encoded) == Some(EntryKind::Bytes) {
+                    if at != self.end {
+                        plain.copy_within(bytes, self.end);
+                    }
+                    self.end += PAGE;
+                }
+            }
+        }
+        self.plain = plain;
+        read
+    }
+
+    fn encode_aside(&mut self, region: usize, run: &TaskRun, source: &Source<'_>, encoded: &mut Encoded) -> Result<()> {
+        let mut pages = std::mem::take(&mut self.pages);
+        pages.resize(run.count as usize * PAGE, 0);
+        let read = source.memory.read(region, run.page, &mut pages);
+        if read.is_ok() {
+            for (page, bytes) in (run.page..).zip(pages.chunks_exact(PAGE)) {
+                match self.classify((region, page), bytes, source, encoded) {
+                    Some(EntryKind::Bytes) => self.put(bytes),
+                    Some(EntryKind::Delta) => {
+                        let difference = std::mem::take(&mut self.difference);
+                        self.put(&difference);
+                        self.put(&checksum_of(bytes).to_le_bytes());
+                        self.difference = difference;
+                    }
+                    Some(EntryKind::Zero) | None => {}
+                }
+            }
+        }
+        self.pages = pages;
+        read
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.end + bytes.len();
+        grow(&mut self.plain, end);
+        self.plain[self.end..end].copy_from_slice(bytes);
+        self.end = end;
+    }
+
+    /// Adds an entry for a page, unless the target has it as it is. Of a `Delta` the difference is in the buffer.
+    fn classify(
+        &mut self,
+        (region, page): (usize, u64),
+        bytes: &[u8],
+        source: &Source<'_>,
+        encoded: &mut Encoded,
+    ) -> Option<EntryKind> {
         if is_zero(bytes) {
             source.versions.forget(region, page);
             self.add(EntryKind::Zero, page, 1);
             encoded.zero += 1;
-            return;
+            return Some(EntryKind::Zero);
         }
         self.difference.resize(PAGE, 0);
         // In the first round nothing was sent before, and the cache takes whatever comes first.
         let is_first = source.round <= 1;
-        match source.versions.compare(region, page, bytes, &mut self.difference) {
+        let kind = match source.versions.compare(region, page, bytes, &mut self.difference) {
             Known::Same => {
                 encoded.unchanged += 1;
-                return;
+                return None;
             }
             Known::Differs if source.compresses => {
-                self.add(EntryKind::Delta, page, 1);
-                self.body.extend_from_slice(&self.difference);
-                self.body.extend_from_slice(&checksum_of(bytes).to_le_bytes());
                 encoded.delta += 1;
+                EntryKind::Delta
             }
             Known::Differs | Known::Nothing => {
-                self.add(EntryKind::Bytes, page, 1);
-                self.body.extend_from_slice(bytes);
                 encoded.data += 1;
+                EntryKind::Bytes
             }
-        }
+        };
+        self.add(kind, page, 1);
         source.versions.sent(region, page, bytes, is_first);
+        Some(kind)
     }
 
     /// Adds pages to the entry before, if they follow it and are of its kind.
@@ -138,55 +211,56 @@ impl Encoder {
     }
 
     fn make_frame(&mut self, region: usize, source: &Source<'_>, sequence: u64) {
-        self.frame.resize(HEADER_BYTES, 0);
-        write_entries(&self.entries, &mut self.frame);
-        let coding = if source.compresses && self.compress() { Coding::Lz4 } else { Coding::Plain };
-        match coding {
-            Coding::Lz4 => self.frame.extend_from_slice(&self.compressed),
-            Coding::Plain => self.frame.extend_from_slice(&self.body),
-        }
-        let payload = &self.frame[HEADER_BYTES..];
+        let body_bytes = self.end - self.head;
+        let compressed_bytes = if source.compresses { self.compress() } else { None };
+        self.is_compressed = compressed_bytes.is_some();
+        self.coded_entries.clear();
+        write_entries(&self.entries, &mut self.coded_entries);
+        let begin = self.head - self.coded_entries.len() - HEADER_BYTES;
+        self.frame = begin..self.head + compressed_bytes.unwrap_or(body_bytes);
+        let buffer = if self.is_compressed { &mut self.compressed } else { &mut self.plain };
+        grow(buffer, self.frame.end);
+        let frame = &mut buffer[self.frame.clone()];
+        let (header_place, payload) = frame.split_at_mut(HEADER_BYTES);
+        payload[..self.coded_entries.len()].copy_from_slice(&self.coded_entries);
         let header = FrameHeader {
             kind: FrameKind::Pages,
-            coding,
+            coding: if self.is_compressed { Coding::Lz4 } else { Coding::Plain },
             region: region as u16,
             sequence,
             round: source.round,
             entries: self.entries.len() as u32,
-            body_bytes: self.body.len() as u32,
+            body_bytes: body_bytes as u32,
             payload_bytes: payload.len() as u32,
             payload_sum: checksum_of(payload),
         };
-        debug_assert_eq!(
-            self.entries.len() * ENTRY_BYTES
-                + if coding == Coding::Lz4 { self.compressed.len() } else { self.body.len() },
-            payload.len()
-        );
-        self.frame[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        header_place.copy_from_slice(&header.to_bytes());
     }
 
-    /// Makes the body shorter, if a page of it says that this is worth it.
-    fn compress(&mut self) -> bool {
-        if self.body.is_empty() {
-            return false;
+    /// Makes the body shorter, if a page of it says that this is worth it. Gives how long it is then.
+    fn compress(&mut self) -> Option<usize> {
+        let body = &self.plain[self.head.min(self.plain.len())..self.end.min(self.plain.len())];
+        if body.is_empty() {
+            return None;
         }
-        let room = lz4_flex::block::get_maximum_output_size(self.body.len());
-        self.compressed.resize(room, 0);
-        let middle = self.body.len().saturating_sub(PAGE) / 2;
-        let sample = &self.body[middle..self.body.len().min(middle + PAGE)];
+        grow(&mut self.compressed, self.head + lz4_flex::block::get_maximum_output_size(body.len()));
+        let room = &mut self.compressed[self.head..];
+        let middle = body.len().saturating_sub(PAGE) / 2;
+        let sample = &body[middle..body.len().min(middle + PAGE)];
         let is_worth = |length: usize, of: usize| (length as f64) < of as f64 * WORTH;
-        let sampled = lz4_flex::block::compress_into(sample, &mut self.compressed).unwrap_or(sample.len());
+        let sampled = lz4_flex::block::compress_into(sample, room).unwrap_or(sample.len());
         let has_delta = self.entries.iter().any(|entry| entry.kind == EntryKind::Delta);
         if !has_delta && !is_worth(sampled, sample.len()) {
-            return false;
+            return None;
         }
-        match lz4_flex::block::compress_into(&self.body, &mut self.compressed) {
-            Ok(length) if is_worth(length, self.body.len()) => {
-                self.compressed.truncate(length);
-                true
-            }
-            _ => false,
-        }
+        lz4_flex::block::compress_into(body, room).ok().filter(|length| is_worth(*length, body.len()))
+    }
+}
+
+/// Makes a buffer at least so long. It never gets shorter, so that no byte of it is cleared twice.
+fn grow(buffer: &mut Vec<u8>, length: usize) {
+    if buffer.len() < length {
+        buffer.resize(length, 0);
     }
 }
 
@@ -200,7 +274,6 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::EmulatedMemory;
-    use crate::send::cutter::TaskRun;
     use crate::wire::parse_entries;
 
     fn parsed(frame: &[u8]) -> (FrameHeader, Vec<Entry>) {
@@ -256,6 +329,30 @@ mod tests {
     }
 
     #[test]
+    fn pages_that_are_read_in_place_close_up_over_those_that_are_left_out() {
+        let memory = EmulatedMemory::with_pages(8);
+        (0..8).for_each(|page| memory.store(0, page * PAGE_BYTES, &[page as u8; PAGE]));
+        let versions = VersionCache::new(1 << 20);
+        let mut encoder = Encoder::default();
+        let run = |page, count, is_hole| TaskRun { page, count, is_hole };
+        let task = Task { region: 0, runs: vec![run(0, 4, false), run(4, 1, true), run(5, 3, false)] };
+        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: false };
+        encoder.encode(&task, &source(1), 1).expect("read");
+        for (changed, sent) in [(vec![], vec![1_u8, 2, 3, 5, 6, 7]), (vec![2, 7], vec![2, 7]), (vec![6], vec![6])] {
+            changed.iter().for_each(|page| memory.store(0, page * PAGE_BYTES + 9, &[0xee]));
+            if changed.is_empty() {
+                versions.clear();
+            }
+            encoder.encode(&task, &source(2), 2).expect("read");
+            let (header, entries) = parsed(encoder.frame());
+            assert_eq!(header.body_bytes as usize, sent.len() * PAGE);
+            let body = &encoder.frame()[HEADER_BYTES + entries.len() * ENTRY_BYTES..];
+            let firsts: Vec<u8> = body.chunks_exact(PAGE).map(|page| page[0]).collect();
+            assert_eq!(firsts, sent);
+        }
+    }
+
+    #[test]
     fn a_consumers_buffers_stay_within_their_bound() {
         let memory = EmulatedMemory::with_pages(64);
         for page in 0..64 {
@@ -264,13 +361,13 @@ mod tests {
         let versions = VersionCache::new(1 << 20);
         let mut encoder = Encoder::default();
         let task = Task { region: 0, runs: vec![TaskRun { page: 0, count: 64, is_hole: false }] };
-        for round in 1..3 {
+        for (round, compresses) in [(1, true), (2, true), (3, false)] {
             memory.store(0, 8, &[round as u8; 8]);
             encoder
-                .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses: true }, 1)
+                .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses }, 1)
                 .expect("read");
         }
-        let taken = [&encoder.pages, &encoder.body, &encoder.compressed, &encoder.frame]
+        let taken = [&encoder.pages, &encoder.plain, &encoder.compressed, &encoder.coded_entries]
             .map(Vec::capacity)
             .iter()
             .sum::<usize>();
