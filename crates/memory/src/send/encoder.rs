@@ -12,6 +12,8 @@ use crate::wire::{
 };
 
 const PAGE: usize = PAGE_BYTES as usize;
+/// What stands behind a difference: the checksum of the page that comes of it.
+const SUM_BYTES: usize = size_of::<u64>();
 /// What does not get shorter than this part of itself is sent as it is.
 const WORTH: f64 = 0.9;
 
@@ -55,8 +57,6 @@ pub(crate) struct Source<'a> {
 /// ```
 #[derive(Default)]
 pub(crate) struct Encoder {
-    /// Pages that are read aside, because differences of them go into the body.
-    pages: Vec<u8>,
     difference: Vec<u8>,
     entries: Vec<Entry>,
     coded_entries: Vec<u8>,
@@ -69,7 +69,7 @@ pub(crate) struct Encoder {
     is_compressed: bool,
 }
 
-/// What a consumer's buffers take at most: pages, frame, compressed frame.
+/// What a consumer's buffers take at most: frame and compressed frame, each of which may have grown to twice what it needs.
 pub(crate) const ENCODER_BYTES: usize = 4 * (TASK_PAGES as usize + 1) * (PAGE + 16);
 
 impl Encoder {
@@ -85,10 +85,8 @@ impl Encoder {
                 source.versions.forget_run(task.region, run.page, run.count);
                 self.add(EntryKind::Zero, run.page, run.count);
                 encoded.zero += run.count;
-            } else if source.compresses {
-                self.encode_aside(task.region, run, source, &mut encoded)?;
             } else {
-                self.encode_in_place(task.region, run, source, &mut encoded)?;
+                self.encode_run(task.region, run, source, &mut encoded)?;
             }
         }
         if !self.entries.is_empty() {
@@ -103,60 +101,38 @@ impl Encoder {
         &buffer[self.frame.clone()]
     }
 
-    fn encode_in_place(
-        &mut self,
-        region: usize,
-        run: &TaskRun,
-        source: &Source<'_>,
-        encoded: &mut Encoded,
-    ) -> Result<()> {
+    /// Reads the pages of `run` behind the body, and closes it up over those that are not sent as they are.
+    fn encode_run(&mut self, region: usize, run: &TaskRun, source: &Source<'_>, encoded: &mut Encoded) -> Result<()> {
         let mut plain = std::mem::take(&mut self.plain);
-        let first = self.end;
+        // A difference is longer than its page by its sum: with so much room none reaches a page that is still to be looked at.
+        let room = if source.compresses { run.count as usize * SUM_BYTES } else { 0 };
+        let first = self.end + room;
         let last = first + run.count as usize * PAGE;
         grow(&mut plain, last);
         let read = source.memory.read(region, run.page, &mut plain[first..last]);
         if read.is_ok() {
             for (page, at) in (run.page..).zip((first..last).step_by(PAGE)) {
                 let bytes = at..at + PAGE;
-                if self.classify((region, page), &plain[bytes.clone()], source, encoded) == Some(EntryKind::Bytes) {
-                    if at != self.end {
-                        plain.copy_within(bytes, self.end);
+                match self.classify((region, page), &plain[bytes.clone()], source, encoded) {
+                    Some(EntryKind::Bytes) => {
+                        if at != self.end {
+                            plain.copy_within(bytes, self.end);
+                        }
+                        self.end += PAGE;
                     }
-                    self.end += PAGE;
-                }
-            }
-        }
-        self.plain = plain;
-        read
-    }
-
-    fn encode_aside(&mut self, region: usize, run: &TaskRun, source: &Source<'_>, encoded: &mut Encoded) -> Result<()> {
-        let mut pages = std::mem::take(&mut self.pages);
-        pages.resize(run.count as usize * PAGE, 0);
-        let read = source.memory.read(region, run.page, &mut pages);
-        if read.is_ok() {
-            for (page, bytes) in (run.page..).zip(pages.chunks_exact(PAGE)) {
-                match self.classify((region, page), bytes, source, encoded) {
-                    Some(EntryKind::Bytes) => self.put(bytes),
                     Some(EntryKind::Delta) => {
-                        let difference = std::mem::take(&mut self.difference);
-                        self.put(&difference);
-                        self.put(&checksum_of(bytes).to_le_bytes());
-                        self.difference = difference;
+                        let sum = checksum_of(&plain[bytes]).to_le_bytes();
+                        let (difference, behind) = plain[self.end..].split_at_mut(PAGE);
+                        difference.copy_from_slice(&self.difference);
+                        behind[..SUM_BYTES].copy_from_slice(&sum);
+                        self.end += PAGE + SUM_BYTES;
                     }
                     Some(EntryKind::Zero) | None => {}
                 }
             }
         }
-        self.pages = pages;
+        self.plain = plain;
         read
-    }
-
-    fn put(&mut self, bytes: &[u8]) {
-        let end = self.end + bytes.len();
-        grow(&mut self.plain, end);
-        self.plain[self.end..end].copy_from_slice(bytes);
-        self.end = end;
     }
 
     /// Adds an entry for a page, unless the target has it as it is. Of a `Delta` the difference is in the buffer.
@@ -239,7 +215,7 @@ impl Encoder {
 
     /// Makes the body shorter, if a page of it says that this is worth it. Gives how long it is then.
     fn compress(&mut self) -> Option<usize> {
-        let body = &self.plain[self.head.min(self.plain.len())..self.end.min(self.plain.len())];
+        let body = self.plain.get(self.head..self.end).unwrap_or_default();
         if body.is_empty() {
             return None;
         }
@@ -367,10 +343,8 @@ mod tests {
                 .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses }, 1)
                 .expect("read");
         }
-        let taken = [&encoder.pages, &encoder.plain, &encoder.compressed, &encoder.coded_entries]
-            .map(Vec::capacity)
-            .iter()
-            .sum::<usize>();
+        let taken =
+            [&encoder.plain, &encoder.compressed, &encoder.coded_entries].map(Vec::capacity).iter().sum::<usize>();
         assert!(taken <= ENCODER_BYTES, "{taken} of {ENCODER_BYTES}");
     }
 }
