@@ -102,16 +102,9 @@ impl Cache {
         }
     }
 
-    /// The bytes of a block that is cached whole, dirty or not. Nothing is counted.
-    ///
-    /// # Errors
-    /// What the partition says, of what only the cache has; otherwise there are none.
-    pub async fn peek(&self, block: u64) -> Result<Option<Buffer>> {
-        self.peek_then(block, |bytes| bytes).await
-    }
-
-    /// Hands `then` what [`peek`](Self::peek) gives while no write to the block is under way and none begins. What the guest has changed
-    /// in the block is therefore named by [`invalidations`](Self::invalidations) already, or after `then` has returned.
+    /// Hands `then` the bytes of a block that is cached whole, dirty or not, while no write to it is under way and none begins. What the
+    /// guest has changed in the block is therefore named by [`invalidations`](Self::invalidations) already, or after `then` has returned.
+    /// Nothing is counted. `then` has an error of what only the cache has, if the partition fails.
     pub async fn peek_then<T>(&self, block: u64, then: impl FnOnce(Result<Option<Buffer>>) -> T) -> T {
         let inner = &self.inner;
         if block >= inner.block.count(inner.volume) {

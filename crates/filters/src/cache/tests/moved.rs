@@ -19,15 +19,15 @@ async fn a_cache_is_copied_into_another_hottest_first() {
     let counts = from.counts();
     assert_eq!(from.cache.hottest(9), [6, 4, 3, 7, 1]);
     assert_eq!(from.cache.hottest(2), [6, 4]);
-    assert!(from.cache.peek(6).await.expect("it answers").is_none(), "it has one sector of it");
+    assert!(from.cache.peek_then(6, |read| read).await.expect("it answers").is_none(), "it has one sector of it");
     assert!(
-        from.cache.peek(0).await.expect("it answers").is_none()
-            && from.cache.peek(1 << 40).await.expect("none").is_none()
+        from.cache.peek_then(0, |read| read).await.expect("it answers").is_none()
+            && from.cache.peek_then(1 << 40, |read| read).await.expect("none").is_none()
     );
     let to = Stand::new(options(CacheMode::WriteThrough), 8).await;
     for block in [4, 3] {
         let token = to.cache.token(block);
-        let bytes = from.cache.peek(block).await.expect("it answers").expect("it is there");
+        let bytes = from.cache.peek_then(block, |read| read).await.expect("it answers").expect("it is there");
         assert_eq!(to.cache.admit(block, bytes.freeze(), token).await.expect("it takes it"), Admission::Admitted);
     }
     assert_eq!((byte_at(&to.guest, 4 * BLOCK, BLOCK).await, byte_at(&to.guest, 3 * BLOCK, BLOCK).await), (6, 5));

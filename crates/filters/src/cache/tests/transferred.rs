@@ -24,7 +24,7 @@ impl OtherCache for Other {
 
     fn read(&self, block: u64) -> IoFuture<'_, Option<Buffer>> {
         self.asked.lock().push(block);
-        Box::pin(self.cache.peek(block))
+        Box::pin(self.cache.peek_then(block, |read| read))
     }
 }
 
@@ -50,7 +50,7 @@ async fn two(mode: CacheMode, cached: impl IntoIterator<Item = u64>) -> (Stand, 
 
 /// Has one block come.
 async fn bring(from: &Stand, to: &Stand, block: u64) -> Option<Admission> {
-    let bytes = from.cache.peek(block).await.expect("it answers")?;
+    let bytes = from.cache.peek_then(block, |read| read).await.expect("it answers")?;
     Some(to.cache.take(block, bytes.freeze()).await.expect("it takes it"))
 }
 
