@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::machine::MachineDescription;
 use crate::options::{CommandLine, DiskOptions, Sources};
-use crate::plan::{AdoptedDisk, AdoptionRequest, Direction, Plan, arrived};
+use crate::plan::{AdoptedDisk, AdoptionRequest, Direction, Plan, Step, adoption_steps, arrived, describe};
 use crate::qmp::Qmp;
 
 /// Where a disk that has come is now, and what it was.
@@ -48,6 +48,30 @@ impl Plan {
         let image = adopted.image.clone();
         let (steps, undo) = (Vec::new(), Vec::new());
         Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running })
+    }
+
+    /// Plans that a disk waits for its export while that is away. libvirt before 10 cannot say so: the guest would see errors whenever
+    /// the daemon is started again. Nothing if the disk waits already.
+    ///
+    /// # Errors
+    /// `NotFound`; `Refused` if it is not on an export, or a node has the name of the new one; `OptionLoss`; what QMP says.
+    pub async fn await_export(qmp: &Qmp, sources: &Sources, request: &AdoptionRequest) -> Result<Option<Self>> {
+        let graph = Graph::read(qmp).await?;
+        let by_libvirt = sources.libvirt.as_ref().and_then(|domain| domain.alias_of(&request.node));
+        let disk = Disk::find(qmp, &graph, by_libvirt.unwrap_or(&request.node)).await?;
+        if disk.file.driver != "nbd" {
+            return Err(Error::refused(format!("{} is not reached through an export", request.node)));
+        }
+        let options = sources.command_line.as_ref().and_then(|line| DiskOptions::on_hasty_export(&disk, line));
+        let Some(options) = options else { return Ok(None) };
+        options.require_complete()?;
+        let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;
+        let (mut steps, mut undo) = adoption_steps(&adopted, request.reconnect_seconds);
+        // QEMU had no lock that this daemon would take over.
+        steps.retain(|step| *step != Step::TakeLocks);
+        undo.retain(|step| *step != Step::DropLocks);
+        let image = adopted.image.clone();
+        Ok(Some(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running }))
     }
 }
 

@@ -305,7 +305,7 @@ impl Plan {
     }
 }
 
-fn describe(
+pub(crate) fn describe(
     disk: &Disk,
     options: DiskOptions,
     request: &AdoptionRequest,
@@ -427,7 +427,7 @@ fn set_iothread(disk: &AdoptedDisk, node: &str, like: &str) -> Option<Step> {
     disk.iothread.clone().map(|iothread| Step::SetIothread { node: node.to_owned(), iothread, like: like.to_owned() })
 }
 
-fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32) -> (Vec<Step>, Vec<Step>) {
+pub(crate) fn adoption_steps(disk: &AdoptedDisk, reconnect_seconds: u32) -> (Vec<Step>, Vec<Step>) {
     let names = &disk.nodes;
     let server = json!({
         "server": { "type": "unix", "path": disk.export.socket },

@@ -29,7 +29,7 @@ use vm::machine::{
     DomainDefinition, FoundMachine, HostFacts, MachineDescription, MachineFacts, MemoryUse, MigrationOptions,
     MigrationStatus, TargetCommand, TargetDomain,
 };
-use vm::{LibvirtDomain, QemuProcess};
+use vm::{ExportAddress, LibvirtDomain, QemuProcess};
 
 use crate::clients::SocketOwner;
 use crate::problem::Result;
@@ -347,6 +347,15 @@ pub trait Hypervisor: Send + Sync {
     /// # Errors
     /// It does not.
     fn run(&self) -> BoxFuture<'_, Result<()>>;
+
+    /// Has each of these disks, by its name in the machine, wait for its export while that is away, if whoever started the machine could
+    /// not say so. The guest does not see a restart of the daemon then.
+    ///
+    /// # Errors
+    /// It does not answer, or refuses.
+    fn await_exports<'a>(&'a self, _disks: &'a [(String, ExportAddress)]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
 }
 
 /// Where the connections of a migration leave a hypervisor.

@@ -110,7 +110,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn exports_of(&self, disks: impl Iterator<Item = (String, String)>) -> Vec<(String, ExportAddress)> {
+    pub(super) fn exports_of(&self, disks: impl Iterator<Item = (String, String)>) -> Vec<(String, ExportAddress)> {
         disks
             .map(|(volume, node)| {
                 let socket = self.socket_dir.join(format!("{volume}.sock"));

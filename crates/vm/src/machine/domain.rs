@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::attributes;
-use crate::plan::ExportAddress;
+use crate::plan::{ExportAddress, RECONNECT_SECONDS};
 
 /// A domain, as libvirt describes it where it runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,12 +153,16 @@ fn on_export<'a>(events: Vec<Event<'a>>, export: &ExportAddress) -> Vec<Event<'a
     changed
 }
 
-fn source_of(export: &ExportAddress) -> [Event<'static>; 3] {
+/// An export as a disk's source. A libvirt that does not know of waiting for one passes over `reconnect`.
+fn source_of(export: &ExportAddress) -> [Event<'static>; 4] {
     let socket = export.socket.display().to_string();
     let source = BytesStart::new("source").with_attributes([("protocol", "nbd"), ("name", export.name.as_str())]);
     let host = BytesStart::new("host").with_attributes([("transport", "unix"), ("socket", socket.as_str())]);
+    let delay = RECONNECT_SECONDS.to_string();
+    let reconnect = BytesStart::new("reconnect").with_attributes([("delay", delay.as_str())]);
     let end = source.to_end().into_owned();
-    [Event::Start(source.into_owned()), Event::Empty(host.into_owned()), Event::End(end)]
+    let [host, reconnect] = [host, reconnect].map(|element| Event::Empty(element.into_owned()));
+    [Event::Start(source.into_owned()), host, reconnect, Event::End(end)]
 }
 
 /// `element` with one attribute set, and without those called `dropped`.
@@ -204,7 +208,8 @@ mod tests {
         for expected in [
             "<disk device=\"disk\" type=\"network\">",
             "<driver name=\"qemu\" cache=\"none\" discard=\"unmap\" type=\"raw\"/>",
-            "<source protocol=\"nbd\" name=\"web1-vda\"><host transport=\"unix\" socket=\"/run/th/web1-vda.sock\"/></source>",
+            "<source protocol=\"nbd\" name=\"web1-vda\"><host transport=\"unix\" socket=\"/run/th/web1-vda.sock\"/>\
+             <reconnect delay=\"900\"/></source>",
         ] {
             assert!(xml.contains(expected), "{expected} in {xml}");
         }

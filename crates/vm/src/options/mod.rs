@@ -118,6 +118,21 @@ impl DiskOptions {
         Self::reconcile(disk, (Map::new(), Map::new(), unknown), Origin::QmpOnly)
     }
 
+    /// The options of a disk that its QEMU was started with on an export, as its command line says; nothing if it says nothing of that
+    /// disk, or has it wait for an export that is away.
+    pub(crate) fn on_hasty_export(disk: &Disk, line: &CommandLine) -> Option<Self> {
+        let file = line.blockdev(&disk.file.name)?;
+        if file.contains_key("reconnect-delay") {
+            return None;
+        }
+        let (format, unknown) = match disk.form {
+            Form::Reopen => known::typed(&disk.format.driver, line.blockdev(&disk.format.name)?),
+            Form::Direct => (Map::new(), Vec::new()),
+            Form::Replace => return None,
+        };
+        Some(Self::reconcile(disk, (format, file.clone(), unknown), Origin::CommandLine))
+    }
+
     /// Fails if something would be lost.
     ///
     /// # Errors

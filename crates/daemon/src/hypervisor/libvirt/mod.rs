@@ -21,7 +21,10 @@ use tokio::net::UnixStream;
 use vm::machine::{
     self, DomainDefinition, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase, TargetDomain,
 };
-use vm::{LibvirtDomain, QemuProcess, Qmp, Sources, Virsh};
+use vm::{
+    AdoptionRequest, CommandLine, ExportAddress, LibvirtDomain, Plan, QemuProcess, Qmp, RECONNECT_SECONDS, Sources,
+    Surroundings, Virsh,
+};
 
 use super::{Convergence, Hypervisor, Monitors, OnStatus, Outlet};
 use crate::problem::{Result, of_vm};
@@ -428,5 +431,47 @@ impl Hypervisor for Domain {
             tokio::spawn(announce(Self::new(&self.name, &self.monitors, &self.env)));
             Ok(())
         })
+    }
+
+    fn await_exports<'a>(&'a self, disks: &'a [(String, ExportAddress)]) -> BoxFuture<'a, Result<()>> {
+        Box::pin(async move {
+            let (_, parsed) = self.look().await?;
+            let process = self.process();
+            let command_line = process.as_ref().and_then(|process| CommandLine::of_process(process.pid).ok().flatten());
+            let sources = Sources { libvirt: Some(parsed), command_line, process, ..Sources::default() };
+            let qmp = self.qmp().await?;
+            for (node, export) in disks {
+                let request = AdoptionRequest {
+                    node: node.clone(),
+                    volume: export.name.clone(),
+                    export: export.clone(),
+                    accept_option_loss: false,
+                    reconnect_seconds: RECONNECT_SECONDS,
+                };
+                let awaited = async {
+                    let Some(plan) = Plan::await_export(&qmp, &sources, &request).await? else { return Ok(()) };
+                    vm::adopt(&qmp, &plan, &mut InUse).await.map(drop)
+                };
+                awaited.await.map_err(|error| of_vm(&error))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// An export that its disk is on already, and that has the image's locks.
+struct InUse;
+
+impl Surroundings for InUse {
+    fn take_locks(&mut self) -> BoxFuture<'_, std::io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn drop_locks(&mut self) -> BoxFuture<'_, std::io::Result<()>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn is_export_connected(&mut self) -> bool {
+        true
     }
 }
