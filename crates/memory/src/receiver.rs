@@ -1,6 +1,6 @@
 //! The receiver's side: checks what comes, and writes it straight into the target's memory.
 //!
-//! A frame is acknowledged when it is written. A newer generation of streams waits until the frame that an older one is writing is
+//! A frame is acknowledged after it is written, at the latest with the mark at the end of its round. A newer generation of streams waits until the frame that an older one is writing is
 //! written, and the older ones write no more: what a cut connection still has on its way never lands after something newer.
 
 use std::sync::Arc;
@@ -18,6 +18,9 @@ use crate::wire::{
 };
 
 const PAGE: usize = PAGE_BYTES as usize;
+/// Of frames with pages, every so many is acknowledged, and with it those before: an answer to each would cost as much as a part of the
+/// copying. It is less than a sender has unconfirmed.
+const ACK_FRAMES: u64 = 8;
 /// What one stream takes of memory at most, in bytes.
 pub const RECEIVING_BYTES: usize = (FRAME_PAYLOAD_BYTES_MAX + BODY_BYTES_MAX) as usize + 16 * 1024;
 
@@ -145,9 +148,13 @@ impl Incoming {
                 Err(error) if error.kind() == ErrorKind::Protocol => return done,
                 Err(_) => AckStatus::TargetFailed,
             };
-            let ack = Ack { sequence: header.sequence, status };
-            transport.write_all(&ack.to_bytes()).await.map_err(Error::disconnected)?;
-            transport.flush().await.map_err(Error::disconnected)?;
+            let is_told =
+                header.kind != FrameKind::Pages || header.sequence.is_multiple_of(ACK_FRAMES) || done.is_err();
+            if is_told {
+                let ack = Ack { sequence: header.sequence, status };
+                transport.write_all(&ack.to_bytes()).await.map_err(Error::disconnected)?;
+                transport.flush().await.map_err(Error::disconnected)?;
+            }
             done?;
         }
     }

@@ -68,7 +68,7 @@ mod tending;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use api::v1::{Error, ErrorCode, Monitor, Vm, VmAddRequest, VmDisk, VmFacts, VmMove, VmState};
 use futures::future::BoxFuture;
@@ -130,6 +130,8 @@ pub(crate) struct Machine {
     begin: Mutex<Option<Begin>>,
     /// What takes its memory, of one that comes by the parallel engine.
     receiver: Mutex<Option<Arc<::memory::Receiver>>>,
+    /// How many streams of it have come: each gets the next worker.
+    streams_taken: AtomicUsize,
     /// The connection to its QEMU, of one that comes.
     hypervisor: Mutex<Option<Arc<dyn Hypervisor>>>,
     /// Whether the hook has heard that one that comes is about to run here.
@@ -160,6 +162,7 @@ impl Machine {
             planned: Mutex::default(),
             begin: Mutex::default(),
             receiver: Mutex::default(),
+            streams_taken: AtomicUsize::new(0),
             hypervisor: Mutex::default(),
             is_switching: AtomicBool::new(false),
             cut: tokio::sync::watch::Sender::new(0),

@@ -18,6 +18,7 @@
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, MemoryEngine, Monitor, VmChange, VmMemory, VmMoveRequest, VmPreparation};
@@ -214,16 +215,18 @@ pub(super) async fn take_pages(
 ) -> std::io::Result<()> {
     let taker = daemon.arriving_machine(host, id).and_then(|(machine, _)| {
         let receiver = machine.receiver.lock().clone();
-        receiver.ok_or_else(|| invalid(format!("the memory of {} comes otherwise", machine.name), "move it again"))
+        let turn = machine.streams_taken.fetch_add(1, Ordering::Relaxed);
+        receiver
+            .map(|receiver| (receiver, turn))
+            .ok_or_else(|| invalid(format!("the memory of {} comes otherwise", machine.name), "move it again"))
     });
-    let receiver = match taker {
-        Ok(receiver) => receiver,
+    let (receiver, turn) = match taker {
+        Ok(taken) => taken,
         Err(error) => return send(&mut transport, &Answer::Refused { error }).await,
     };
     send(&mut transport, &Answer::Done).await?;
     let workers = daemon.hosts.stream_workers();
-    let turn = daemon.env.random() as usize % workers.len().max(1);
-    let worker = workers.get(turn).unwrap_or(&daemon.env);
+    let worker = workers.get(turn % workers.len().max(1)).unwrap_or(&daemon.env);
     let served = env::spawn_with_result(&**worker, async move { receiver.serve(Box::new(transport)).await });
     // A worker that has ended has nothing to say.
     served.await.unwrap_or(Ok(())).map_err(std::io::Error::other)

@@ -16,6 +16,8 @@ const PAGE: usize = PAGE_BYTES as usize;
 const SUM_BYTES: usize = size_of::<u64>();
 /// What does not get shorter than this part of itself is sent as it is.
 const WORTH: f64 = 0.9;
+/// After samples that were not worth it, at most so many frames are sent without another sample.
+const UNSAMPLED_MAX: u32 = 31;
 
 /// Whether pages are made shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +69,9 @@ pub(crate) struct Encoder {
     /// Where the last frame is, and in which buffer.
     frame: Range<usize>,
     is_compressed: bool,
+    /// How many frames are sent without a sample after one that is not worth it, and how many are still to be.
+    unsampled: u32,
+    unsampled_left: u32,
 }
 
 /// What a consumer's buffers take at most: frame and compressed frame, each of which may have grown to twice what it needs.
@@ -219,16 +224,23 @@ impl Encoder {
         if body.is_empty() {
             return None;
         }
+        let has_delta = self.entries.iter().any(|entry| entry.kind == EntryKind::Delta);
+        if !has_delta && self.unsampled_left > 0 {
+            self.unsampled_left -= 1;
+            return None;
+        }
         grow(&mut self.compressed, self.head + lz4_flex::block::get_maximum_output_size(body.len()));
         let room = &mut self.compressed[self.head..];
         let middle = body.len().saturating_sub(PAGE) / 2;
         let sample = &body[middle..body.len().min(middle + PAGE)];
         let is_worth = |length: usize, of: usize| (length as f64) < of as f64 * WORTH;
         let sampled = lz4_flex::block::compress_into(sample, room).unwrap_or(sample.len());
-        let has_delta = self.entries.iter().any(|entry| entry.kind == EntryKind::Delta);
         if !has_delta && !is_worth(sampled, sample.len()) {
+            self.unsampled = (self.unsampled * 2 + 1).min(UNSAMPLED_MAX);
+            self.unsampled_left = self.unsampled;
             return None;
         }
+        self.unsampled = 0;
         lz4_flex::block::compress_into(body, room).ok().filter(|length| is_worth(*length, body.len()))
     }
 }
@@ -326,6 +338,33 @@ mod tests {
             let firsts: Vec<u8> = body.chunks_exact(PAGE).map(|page| page[0]).collect();
             assert_eq!(firsts, sent);
         }
+    }
+
+    #[test]
+    fn what_does_not_get_shorter_is_seldom_tried_and_what_does_is_found_again() {
+        let memory = EmulatedMemory::with_pages(1000);
+        let mut state = 1_u64;
+        for at in (0..1000 * PAGE_BYTES).step_by(8) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            // The second half gets shorter.
+            let word = if at < 500 * PAGE_BYTES { state ^ state >> 29 } else { at };
+            memory.store(0, at, &word.to_le_bytes());
+        }
+        let versions = VersionCache::new(0);
+        let mut encoder = Encoder::default();
+        let mut compressed = Vec::new();
+        for page in 0..1000 {
+            let task = Task { region: 0, runs: vec![TaskRun { page, count: 1, is_hole: false }] };
+            let source = Source { memory: &memory, versions: &versions, round: 1, compresses: true };
+            encoder.encode(&task, &source, page + 1).expect("read");
+            let header = FrameHeader::parse(encoder.frame().first_chunk().expect("a header")).expect("right");
+            if header.coding == Coding::Lz4 {
+                compressed.push(page);
+            }
+        }
+        let first = *compressed.first().expect("some get shorter");
+        assert!((500..=500 + u64::from(UNSAMPLED_MAX)).contains(&first), "{first}");
+        assert_eq!(compressed.len() as u64, 1000 - first, "each from then on");
     }
 
     #[test]

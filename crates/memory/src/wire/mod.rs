@@ -5,7 +5,7 @@
 //!     │ hello: magic, version, length, postcard, sum ─────▶ │ same version, same regions, a generation that is not older
 //!     │ ◀──────────────────── welcome: the same frame ───── │ taken, or why not
 //!     │ frame: header (64), entries (12 each), body ──────▶ │ checked, decoded, written
-//!     │ ◀──────────────────────────── ack: 24 bytes ─────── │ everything up to this number is written
+//!     │ ◀──────────────────────────── ack: 24 bytes ─────── │ everything up to this number is written; one for up to 8 frames
 //!     │ frame: barrier ───────────────────────────────────▶ │ the round is over, when it is acknowledged
 //!     │ frame: end ───────────────────────────────────────▶ │ nothing is missing, if every stream has said so
 //! ```
