@@ -18,7 +18,8 @@ pub(super) struct Felt {
     pub(super) seconds: f64,
     /// From QEMU's STOP at the source to its RESUME at the target.
     pub(super) stopped_ms: f64,
-    /// From when the memory begins to be copied to QEMU's STOP.
+    /// From when the memory begins to be copied until all of it is at the target, and the guest runs there. QEMU stops it with much
+    /// still to be copied.
     pub(super) memory_seconds: f64,
     /// How many requests the load was answered while the move went on, of what it was before.
     pub(super) kept: f64,
@@ -49,7 +50,8 @@ pub(super) struct Ended {
     pub(super) seconds: f64,
     /// From QEMU's STOP at the source to its RESUME at the target.
     pub(super) stopped_ms: f64,
-    /// From when the memory begins to be copied to QEMU's STOP.
+    /// From when the memory begins to be copied until all of it is at the target, and the guest runs there. QEMU stops it with much
+    /// still to be copied.
     pub(super) memory_seconds: f64,
     /// How often the memory was gone through, as the mover counts.
     pub(super) rounds: u64,

@@ -186,7 +186,7 @@ pub(super) fn transhume(place: &mut Place, options: &[String]) -> anyhow::Result
         eprintln!("STOP {:.3}, RESUME {:.3}\n{}", done.stopped_unix_ms, done.ran_unix_ms, place.logs());
     }
     let stopped_ms = done.ran_unix_ms - done.stopped_unix_ms;
-    let memory_seconds = (done.stopped_unix_ms - memory_began_unix_ms(place, done.stopped_unix_ms)?) / 1e3;
+    let memory_seconds = (done.ran_unix_ms - memory_began_unix_ms(place, done.stopped_unix_ms)?) / 1e3;
     let rounds = done.shown["memory"]["iterations"].as_u64().unwrap_or_default();
     Ok(Ended { seconds: done.seconds, stopped_ms, memory_seconds, rounds, forecast: judge(&done.shown), keeps: None })
 }

@@ -145,7 +145,7 @@ impl Pair {
         let ran = unix_ms(&self.target.wait_for_event("RESUME", PATIENCE)?)?;
         let stopped = unix_ms(&self.source.wait_for_event("STOP", PATIENCE)?)?;
         let seconds = (now_unix_ms() - began_unix_ms) / 1e3;
-        let memory_seconds = (stopped - self.began_unix_ms) / 1e3;
+        let memory_seconds = (ran - self.began_unix_ms) / 1e3;
         let told = self.source.execute("query-migrate", json!({}))?;
         let rounds = told["ram"]["dirty-sync-count"].as_u64().unwrap_or_default();
         let stopped_ms = ran - stopped;
