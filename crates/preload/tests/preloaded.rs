@@ -36,6 +36,16 @@ fn library() -> PathBuf {
     folders.find_map(|folder| Some(folder.join("libtranshume_preload.so")).filter(|path| path.exists())).expect("built")
 }
 
+/// Copies a program by another one. What another test starts meanwhile would have a file that is open for writing here open, too, and no
+/// program can be started from it then.
+fn copy(from: &Path, to: &Path) {
+    assert!(
+        Command::new("cp").args([from, to]).status().expect("cp runs").success(),
+        "{} is not copied",
+        from.display()
+    );
+}
+
 impl Preloaded {
     fn start(user: Option<u32>) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
@@ -45,9 +55,9 @@ impl Preloaded {
         file.set_len((PAGES * PAGE) as u64).expect("sized");
         std::fs::set_permissions(&ram, PermissionsExt::from_mode(0o666)).expect("set");
         let program = folder.path().join("child");
-        std::fs::copy(std::env::current_exe().expect("this program"), &program).expect("copied");
+        copy(&std::env::current_exe().expect("this program"), &program);
         let preload = folder.path().join("libtranshume_preload.so");
-        std::fs::copy(library(), &preload).expect("copied");
+        copy(&library(), &preload);
         let mut command = Command::new(program);
         command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(CHILD, &ram);
         command.env("LD_PRELOAD", &preload).env(VARIABLE, &socket).current_dir(folder.path());
