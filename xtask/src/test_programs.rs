@@ -16,8 +16,9 @@ use serde_json::Value;
 
 use crate::programs::{cargo_itself, target_folder};
 
-/// What shares a network with others by rates that it measures, and what libvirt migrates, in the time that it gives.
-const ALONE: [&str; 3] = ["beside_others", "vm_beside_others", "whole_domains"];
+/// What shares a network with others by rates that it measures, what libvirt migrates, in the time that it gives, and what has a limit for
+/// each request of the guest.
+const ALONE: [&str; 4] = ["beside_others", "silent_targets", "vm_beside_others", "whole_domains"];
 /// Where what each took last is kept, so that the longest begin first.
 const TIMES: &str = "test-times.json";
 
