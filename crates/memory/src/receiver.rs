@@ -1,7 +1,8 @@
 //! The receiver's side: checks what comes, and writes it straight into the target's memory.
 //!
-//! A frame is acknowledged after it is written, at the latest with the mark at the end of its round. A newer generation of streams waits until the frame that an older one is writing is
-//! written, and the older ones write no more: what a cut connection still has on its way never lands after something newer.
+//! A frame is acknowledged after it is written, at the latest with the mark at the end of its round. A newer generation of streams waits
+//! until the frame that an older one is writing is written, and the older ones write no more: what a cut connection still has on its way
+//! never lands after something newer.
 
 use std::sync::Arc;
 
@@ -13,14 +14,11 @@ use crate::guest_memory::TargetMemory;
 use crate::region::{PAGE_BYTES, Region};
 use crate::transport::{BoxTransport, receive_greeting};
 use crate::wire::{
-    Ack, AckStatus, BODY_BYTES_MAX, Coding, ENTRY_BYTES, Entry, EntryKind, FRAME_PAYLOAD_BYTES_MAX, FrameHeader,
-    FrameKind, HEADER_BYTES, Hello, Refusal, Welcome, checksum_of, parse_entries,
+    ACK_FRAMES, Ack, AckStatus, BODY_BYTES_MAX, Coding, ENTRY_BYTES, Entry, EntryKind, FRAME_PAYLOAD_BYTES_MAX,
+    FrameHeader, FrameKind, HEADER_BYTES, Hello, Refusal, Welcome, checksum_of, parse_entries,
 };
 
 const PAGE: usize = PAGE_BYTES as usize;
-/// Of frames with pages, every so many is acknowledged, and with it those before: an answer to each would cost as much as a part of the
-/// copying. It is less than a sender has unconfirmed.
-const ACK_FRAMES: u64 = 8;
 /// What one stream takes of memory at most, in bytes.
 pub const RECEIVING_BYTES: usize = (FRAME_PAYLOAD_BYTES_MAX + BODY_BYTES_MAX) as usize + 16 * 1024;
 

@@ -50,8 +50,8 @@ impl Plan {
         Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running })
     }
 
-    /// Plans that a disk waits for its export while that is away. libvirt before 10 cannot say so: the guest would see errors whenever
-    /// the daemon is started again. Nothing if the disk waits already.
+    /// Plans that a disk waits for its export while that is away. libvirt 9 cannot say so: the guest would see errors whenever the
+    /// daemon is started again. Nothing if the disk waits already.
     ///
     /// # Errors
     /// `NotFound`; `Refused` if it is not on an export, or a node has the name of the new one; `OptionLoss`; what QMP says.
@@ -62,7 +62,7 @@ impl Plan {
         if disk.file.driver != "nbd" {
             return Err(Error::refused(format!("{} is not reached through an export", request.node)));
         }
-        let options = sources.command_line.as_ref().and_then(|line| DiskOptions::on_hasty_export(&disk, line));
+        let options = sources.command_line.as_ref().and_then(|line| DiskOptions::of_unawaited_export(&disk, line));
         let Some(options) = options else { return Ok(None) };
         options.require_complete()?;
         let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;

@@ -110,7 +110,12 @@ impl Daemon {
         Ok(())
     }
 
-    pub(super) fn exports_of(&self, disks: impl Iterator<Item = (String, String)>) -> Vec<(String, ExportAddress)> {
+    /// The exports of a machine's disks, each with the disk's name in the machine.
+    pub(super) fn exports_of_machine(&self, machine: &Machine) -> Vec<(String, ExportAddress)> {
+        self.exports_of(machine.document().disks.into_iter().map(|disk| (disk.volume, disk.node)))
+    }
+
+    fn exports_of(&self, disks: impl Iterator<Item = (String, String)>) -> Vec<(String, ExportAddress)> {
         disks
             .map(|(volume, node)| {
                 let socket = self.socket_dir.join(format!("{volume}.sock"));
@@ -148,7 +153,7 @@ impl Daemon {
         for disk in &document.disks {
             self.serve_arriving((host, &disk.volume), &machine.name, owner).await?;
         }
-        let exports = self.exports_of(document.disks.iter().map(|disk| (disk.volume.clone(), disk.node.clone())));
+        let exports = self.exports_of_machine(machine);
         let (live, placed) = retarget_domain(&definition.live, &exports).map_err(|error| of_vm(&error))?;
         if placed != exports.len() {
             let message = format!("{placed} of {} disks are in the definition of {}", exports.len(), definition.name);

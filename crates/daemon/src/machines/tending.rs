@@ -67,8 +67,7 @@ impl Daemon {
         if incoming.runs {
             hypervisor.run().await?;
         }
-        let exports = machine.document().disks.into_iter().map(|disk| (disk.volume, disk.node));
-        if let Err(error) = hypervisor.await_exports(&self.exports_of(exports)).await {
+        if let Err(error) = hypervisor.await_exports(&self.exports_of_machine(machine)).await {
             tracing::warn!(vm = machine.name, %error, "a restart of this daemon would be errors of disks for the guest");
         }
         // QEMU has it mapped, and it goes with QEMU.

@@ -128,8 +128,8 @@ impl Source {
         Copied { iterations, downtime_bytes, downtime_seconds }
     }
 
-    /// Sends what is dirty of `first`, round and round from the place where it was left, and of the other region if none is left there,
-    /// until so many bytes are sent.
+    /// Sends what is dirty until so many bytes are sent: of `first`, and of the other region once none is left there. It goes round and
+    /// round in a region, from the place where it was left.
     async fn send_chunk(&self, pending: &mut DirtyMap, (first, places): (usize, &mut [u64; 2]), bytes_max: f64) -> u64 {
         let (mut bytes, mut read) = (0.0, 0);
         while bytes < bytes_max {

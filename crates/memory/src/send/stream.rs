@@ -19,10 +19,12 @@ use super::version_cache::VersionCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::guest_memory::GuestMemory;
 use crate::transport::{BoxTransport, receive_greeting};
-use crate::wire::{ACK_BYTES, Ack, AckStatus, FrameHeader, FrameKind, Hello, Refusal, Welcome};
+use crate::wire::{ACK_BYTES, ACK_FRAMES, Ack, AckStatus, FrameHeader, FrameKind, Hello, Refusal, Welcome};
 
 /// So many frames of a stream may be unconfirmed.
 const FRAMES_IN_FLIGHT: usize = 32;
+// Otherwise both ends would wait for each other.
+const _: () = assert!(FRAMES_IN_FLIGHT as u64 > ACK_FRAMES);
 /// What a consumer takes of memory at most, in bytes.
 pub const CONSUMER_BYTES: usize = ENCODER_BYTES + FRAMES_IN_FLIGHT * 8 * 1024;
 /// How much the newest frame counts in what is known of the network.

@@ -20,6 +20,10 @@ pub enum AckStatus {
     Superseded,
 }
 
+/// Of frames with pages, every so many is acknowledged, and with it those before: an answer to each would cost a part of the copying. A
+/// sender has more than these unconfirmed.
+pub const ACK_FRAMES: u64 = 8;
+
 /// An acknowledgement of all frames up to `sequence`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {

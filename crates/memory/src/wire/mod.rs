@@ -33,7 +33,7 @@ mod ack;
 mod frame;
 mod hello;
 
-pub use ack::{ACK_BYTES, Ack, AckStatus};
+pub use ack::{ACK_BYTES, ACK_FRAMES, Ack, AckStatus};
 pub use frame::{
     BODY_BYTES_MAX, Coding, ENTRIES_MAX, ENTRY_BYTES, Entry, EntryKind, FRAME_PAYLOAD_BYTES_MAX, FrameHeader,
     FrameKind, HEADER_BYTES, parse_entries, write_entries,

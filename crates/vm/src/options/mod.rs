@@ -118,9 +118,9 @@ impl DiskOptions {
         Self::reconcile(disk, (Map::new(), Map::new(), unknown), Origin::QmpOnly)
     }
 
-    /// The options of a disk that its QEMU was started with on an export, as its command line says; nothing if it says nothing of that
-    /// disk, or has it wait for an export that is away.
-    pub(crate) fn on_hasty_export(disk: &Disk, line: &CommandLine) -> Option<Self> {
+    /// The options of a disk on an export, as the command line of its QEMU says. Nothing if that does not name the disk, or has it wait
+    /// for an export that is away.
+    pub(crate) fn of_unawaited_export(disk: &Disk, line: &CommandLine) -> Option<Self> {
         let file = line.blockdev(&disk.file.name)?;
         if file.contains_key("reconnect-delay") {
             return None;
