@@ -56,7 +56,7 @@ test-qemu10: setup ## Run the tests of adoption on QEMU 10 of Debian's backports
 	programs=$$(xtask/qemu10.sh $(QEMU10)) && PATH=$$programs:$$PATH TRANSHUME_TEST_QEMU=10. \
 		$(CARGO) test --locked --workspace --no-fail-fast --test adoption --test recovery --test refusals \
 		--test monitor --test attachments --test access --test all_disks --test whole_machines \
-		--test vm_postcopy
+		--test vm_postcopy --test vm_parallel
 	TRANSHUME_TEST_OTHER_QEMU=$(QEMU10)/bin/qemu-system-x86_64 \
 		$(CARGO) test --locked --package transhume-cli --test whole_machines another_qemu
 

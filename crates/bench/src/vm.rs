@@ -101,6 +101,8 @@ const GROUPS: &Groups<VmBench> = &[
     ("forecast", rows::forecast),
     ("converge", rows::converge),
     ("memory", memory::memory),
+    ("memory-disk", memory::memory_with_disk),
+    ("memory-busy", memory::memory_of_busy),
     ("links", memory::links),
     ("guests", guests::guests),
 ];

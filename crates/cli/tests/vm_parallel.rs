@@ -5,11 +5,24 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use transhume_guest::{
-    Disk, Event, Guest, GuestNetwork, GuestSpec, Load, MemoryLoad, Network, Side, TwoHosts, TwoHostsSpec, create_filled,
+    Disk, Event, Guest, GuestNetwork, GuestSpec, HugePages, Load, MemoryLoad, Network, Side, TwoHosts, TwoHostsSpec,
+    create_filled,
 };
 
 const DISK_BYTES: u64 = 8 << 20;
 const HANG: Duration = Duration::from_secs(120);
+/// Huge pages for a guest at both hosts, and for the file that it began with.
+const HUGE_PAGES: u64 = 3 * 256 / 2 + 16;
+
+/// What the guest's memory is.
+enum Memory {
+    /// QEMU's own, as anybody starts it.
+    Own,
+    /// A tracked file on tmpfs.
+    Tracked,
+    /// A tracked file of huge pages.
+    Huge(HugePages),
+}
 
 /// Two paired hosts and a guest on the first, whose memory changes all the time.
 struct Place {
@@ -17,8 +30,10 @@ struct Place {
     hosts: TwoHosts,
     _network: GuestNetwork,
     _folder: tempfile::TempDir,
-    /// Where all memory lies: on tmpfs.
-    memory: tempfile::TempDir,
+    /// Where all memory lies.
+    memory: PathBuf,
+    _memory_folder: tempfile::TempDir,
+    _huge_pages: Option<HugePages>,
 }
 
 /// Where cargo has put the library that has the kernel track a QEMU's memory.
@@ -29,12 +44,14 @@ fn library() -> PathBuf {
 }
 
 impl Place {
-    /// With a guest whose memory `is_shared` and tracked, or one as anybody starts it.
-    fn new(is_shared: bool) -> Self {
+    fn new(kind: Memory) -> Self {
         let folder = tempfile::Builder::new().prefix("par").tempdir().expect("a temporary directory");
-        let memory = tempfile::Builder::new().prefix("par").tempdir_in("/dev/shm").expect("a temporary directory");
+        let shared = tempfile::Builder::new().prefix("par").tempdir_in("/dev/shm").expect("a temporary directory");
+        let is_tracked = !matches!(kind, Memory::Own);
+        let huge_pages = if let Memory::Huge(pages) = kind { Some(pages) } else { None };
+        let memory = huge_pages.as_ref().map_or_else(|| shared.path(), HugePages::path).to_owned();
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let more = format!("run-vms = true\nmemory-dir = {:?}\n", memory.path());
+        let more = format!("run-vms = true\nmemory-dir = {memory:?}\n");
         let spec = TwoHostsSpec { more: &more, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
         hosts.start().expect("both daemons start");
@@ -46,14 +63,15 @@ impl Place {
             GuestSpec::new().network(Network::default()).workload_socket().load(load).memory_load(load_of_memory);
         let file = folder.path().join("disk0.raw");
         create_filled(&file, DISK_BYTES).expect("filled");
-        let spec = match is_shared {
-            true => spec.tracked_memory(&memory.path().join("ram"), &library(), &folder.path().join("memory.sock")),
+        let spec = match is_tracked {
+            true => spec.tracked_memory(&memory.join("ram"), &library(), &folder.path().join("memory.sock")),
             false => spec,
         };
         let spec = spec.disk(Disk::raw(&file, "disk0")).launcher(hosts.launcher(Side::A));
         let mut guest = Guest::boot(spec).expect("QEMU starts; run `make setup`");
         guest.wait_for_load(HANG).expect("the load begins");
-        let place = Self { guest, hosts, _network: network, _folder: folder, memory };
+        let (_memory_folder, _huge_pages) = (shared, huge_pages);
+        let place = Self { guest, hosts, _network: network, _folder: folder, memory, _memory_folder, _huge_pages };
         let qmp = place.guest.qmp_socket().display().to_string();
         place.json(Side::A, &["vm", "add", "web1", "--qmp", &qmp]);
         place
@@ -97,7 +115,7 @@ impl Place {
 
     /// How many files of memory have a name that a daemon has made.
     fn memory_files(&self) -> usize {
-        let entries = std::fs::read_dir(self.memory.path()).expect("there").flatten();
+        let entries = std::fs::read_dir(&self.memory).expect("there").flatten();
         entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("transhume-")).count()
     }
 
@@ -128,7 +146,7 @@ impl Drop for Place {
 
 #[test]
 fn a_vm_moves_there_and_back_by_the_parallel_engine_and_misses_nothing() {
-    let mut place = Place::new(true);
+    let mut place = Place::new(Memory::Tracked);
     let ready = place.json(Side::A, &["vm", "prepare", "web1"]);
     assert_eq!((&ready["not_parallel"], &ready["changes"]), (&Value::Null, &Value::Array(Vec::new())), "{ready}");
     let plan = place.json(Side::A, &["vm", "plan", "web1", "--to", "b", "--show-command"]);
@@ -152,8 +170,20 @@ fn a_vm_moves_there_and_back_by_the_parallel_engine_and_misses_nothing() {
 }
 
 #[test]
+fn a_vm_in_huge_pages_moves_there_and_back() {
+    let pages = HugePages::take(HUGE_PAGES).expect("huge pages; as root, with 800 MiB free");
+    let mut place = Place::new(Memory::Huge(pages));
+    for way in [(Side::A, Side::B), (Side::B, Side::A)] {
+        let moved = place.follow_move(way, &["--memory", "parallel", "--channels", "2"]);
+        println!("{} ms of downtime, {}", moved["downtime_ms"], moved["memory"]);
+        assert_eq!(moved["memory_engine"], "parallel", "{moved}");
+    }
+    assert_eq!(place.memory_files(), 0, "no file of a memory has a name any more");
+}
+
+#[test]
 fn a_vm_whose_memory_is_its_own_goes_by_qemu_and_is_told_why() {
-    let mut place = Place::new(false);
+    let mut place = Place::new(Memory::Own);
     let ready = place.json(Side::A, &["vm", "prepare", "web1"]);
     assert!(ready["not_parallel"].to_string().contains("is in no file"), "{ready}");
     assert!(ready["changes"].to_string().contains("memory-backend-file"), "{ready}");
@@ -172,7 +202,7 @@ fn a_vm_whose_memory_is_its_own_goes_by_qemu_and_is_told_why() {
 
 #[test]
 fn a_vm_goes_on_here_when_the_other_daemon_dies_while_its_memory_is_copied() {
-    let mut place = Place::new(true);
+    let mut place = Place::new(Memory::Tracked);
     let slow = ["vm", "move", "web1", "--to", "b", "--memory", "parallel", "--bandwidth", "8MiB/s", "--detach"];
     place.json(Side::A, &slow);
     place.until("the memory is copied", |place| {

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use env::{EnvRef, RealEnv};
 use tokio::net::UnixStream;
+use transhume_guest::HugePages;
 use transhume_memory::{
     DirtyMap, Error, ErrorKind, GuestMemory, Lane, PAGE_BYTES, Precopy, PrecopyOptions, ProcessMemory, RamFile,
     Receiver, Region, TargetMemory, Tracking, Unpaced, foreign_mappings, mapped_files,
@@ -240,39 +241,10 @@ async fn a_process_that_writes_as_fast_as_it_can_arrives_whole() {
     }
 }
 
-/// Some huge pages of this machine, as long as it lives.
-struct HugePages(tempfile::TempDir);
-
-impl HugePages {
-    const COUNT: &str = "/proc/sys/vm/nr_hugepages";
-
-    /// Nothing where they cannot be had: without root, or without memory in one piece.
-    fn take(pages: u64) -> Option<Self> {
-        let folder = tempfile::tempdir().ok()?;
-        std::fs::write(Self::COUNT, pages.to_string()).ok()?;
-        let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "hugetlbfs", "-o", "pagesize=2M", "none"]).arg(folder.path()).status();
-        let this = mounted.is_ok_and(|status| status.success()).then_some(Self(folder))?;
-        let there = std::fs::read_to_string(Self::COUNT).ok()?.trim().parse::<u64>().ok()?;
-        (there >= pages).then_some(this)
-    }
-}
-
-impl Drop for HugePages {
-    fn drop(&mut self) {
-        // Whatever is left goes with the machine.
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-        let _ = std::fs::write(Self::COUNT, "0");
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_memory_in_huge_pages_arrives_whole() {
-    let Some(pages) = HugePages::take(40) else {
-        println!("there are no huge pages to be had here");
-        return;
-    };
-    let mut writer = Writer::start_in(32 << 20, pages.0.path());
+    let pages = HugePages::take(40).expect("huge pages; as root, with 80 MiB free");
+    let mut writer = Writer::start_in(32 << 20, pages.path());
     assert_eq!(writer.tell(&format!("fill {} {}", 4 << 20, 8 << 20)), "filled");
     let memory = writer.memory().expect("tracked");
     assert_eq!(GuestMemory::regions(&memory)[0].page_bytes, 2 << 20);

@@ -1,5 +1,5 @@
-//! The groups of `bench-vm` for the parallel memory engine, beside QEMU's own: `memory` over one link without a limit, `links` over
-//! several slow ones.
+//! The groups of `bench-vm` for the parallel memory engine, beside QEMU's own: `memory`, `memory-disk` and `memory-busy` over one link
+//! without a limit, `links` over several slow ones.
 
 use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
 
@@ -131,45 +131,58 @@ impl VmBench {
     }
 }
 
-/// A guest whose memory is filled: how fast it goes, for how long the guest is stopped, and what one that works keeps.
-pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
-    let qemu = Copier::Qemu(bench.channels);
+/// The peer, what rows call it, and what they add for encryption.
+fn words(bench: &VmBench) -> (Copier, String, String) {
     let tls = if bench.is_encrypted { ", TLS" } else { "" };
-    let peer = format!("QEMU, {} channels", bench.channels);
-    let same = |figure: &str| format!("the same: {figure}");
+    (Copier::Qemu(bench.channels), format!("QEMU, {} channels", bench.channels), tls.to_owned())
+}
+
+/// The figure of a row that is about the same guest as the row before it.
+fn same(figure: &str) -> String {
+    format!("the same: {figure}")
+}
+
+/// A guest whose memory is filled: how fast it goes, and for how long the guest is stopped.
+pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let (qemu, peer, tls) = words(bench);
     let scene = Scene::of(bench, IDLE_RATE);
     let [ours, theirs] = bench.memories(&scene, (&scene, qemu))?;
     let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
-    let mut rows = vec![
+    Ok(vec![
         Row::new(format!("{what}: copied"), "MiB/s", ours.memory_rate(bench.memory_mib), Goal::RatioAtLeast(1.0))
             .against(&peer, theirs.memory_rate(bench.memory_mib)),
         Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0))
             .against(&peer, theirs.stopped),
         Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
             .against(&peer, theirs.downtime),
-    ];
+    ])
+}
+
+/// The same guest with a disk that moves along, where QEMU's disk is shared.
+pub(super) fn memory_with_disk(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let (qemu, peer, tls) = words(bench);
+    let scene = Scene::of(bench, IDLE_RATE);
     let with_disk = Scene { shares_disk: false, ..Scene::of(bench, IDLE_RATE) };
     let [ours, theirs] = bench.memories(&with_disk, (&scene, qemu))?;
-    rows.extend([
-        Row::new(
-            format!("{}, idle, {CORES} processors: stopped, by QEMU's events", bench.guest_words()),
-            "ms",
-            ours.stopped,
-            Goal::AtMost(STOPPED_MS_MAX),
-        )
-        .against(&format!("{peer}, the disk shared"), theirs.stopped),
+    let what = format!("{}, idle, {CORES} processors{tls}: stopped, by QEMU's events", bench.guest_words());
+    Ok(vec![
+        Row::new(what, "ms", ours.stopped, Goal::AtMost(STOPPED_MS_MAX))
+            .against(&format!("{peer}, the disk shared"), theirs.stopped),
         Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)
             .against(&peer, theirs.downtime),
-    ]);
-    // As many requests as the guest gets done: what the migration takes of the processor is missing there.
+    ])
+}
+
+/// As many requests as the guest gets done: what the migration takes of the processor is missing there.
+pub(super) fn memory_of_busy(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
+    let (qemu, peer, tls) = words(bench);
     let busy = Scene::of(bench, 0);
     let [ours, theirs] = bench.memories(&busy, (&busy, qemu))?;
-    let what = format!("{}, as many requests as go: it keeps while it moves", bench.guest_words());
-    rows.extend([
+    let what = format!("{}, as many requests as go{tls}: it keeps while it moves", bench.guest_words());
+    Ok(vec![
         Row::new(what, "%", ours.kept, Goal::RatioAtLeast(1.0)).against(&peer, theirs.kept),
         Row::new(same("its memory copied"), "s", ours.memory_seconds, Goal::None).against(&peer, theirs.memory_seconds),
-    ]);
-    Ok(rows)
+    ])
 }
 
 /// Several slow links against QEMU's one stream over one of them, and a guest that writes faster than that.

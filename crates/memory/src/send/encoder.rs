@@ -46,6 +46,8 @@ pub(crate) struct Source<'a> {
     pub(crate) versions: &'a VersionCache,
     pub(crate) round: u32,
     pub(crate) compresses: bool,
+    /// Whether the versions that are sent are kept.
+    pub(crate) keeps: bool,
 }
 
 /// The buffers of one consumer. They are as large as its largest task has needed.
@@ -172,7 +174,10 @@ impl Encoder {
             }
         };
         self.add(kind, page, 1);
-        source.versions.sent(region, page, bytes, is_first);
+        match source.keeps {
+            true => source.versions.sent(region, page, bytes, is_first),
+            false => source.versions.forget(region, page),
+        }
         Some(kind)
     }
 
@@ -281,7 +286,7 @@ mod tests {
         memory.store(0, 5 * PAGE_BYTES, &noise);
         let versions = VersionCache::new(1 << 20);
         let mut encoder = Encoder::default();
-        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: true };
+        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: true, keeps: true };
         let runs = vec![TaskRun { page: 0, count: 6, is_hole: false }, TaskRun { page: 6, count: 90, is_hole: true }];
         let task = Task { region: 0, runs };
         let encoded = encoder.encode(&task, &source(1), 1).expect("read");
@@ -324,7 +329,7 @@ mod tests {
         let mut encoder = Encoder::default();
         let run = |page, count, is_hole| TaskRun { page, count, is_hole };
         let task = Task { region: 0, runs: vec![run(0, 4, false), run(4, 1, true), run(5, 3, false)] };
-        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: false };
+        let source = |round| Source { memory: &memory, versions: &versions, round, compresses: false, keeps: true };
         encoder.encode(&task, &source(1), 1).expect("read");
         for (changed, sent) in [(vec![], vec![1_u8, 2, 3, 5, 6, 7]), (vec![2, 7], vec![2, 7]), (vec![6], vec![6])] {
             changed.iter().for_each(|page| memory.store(0, page * PAGE_BYTES + 9, &[0xee]));
@@ -355,7 +360,7 @@ mod tests {
         let mut compressed = Vec::new();
         for page in 0..1000 {
             let task = Task { region: 0, runs: vec![TaskRun { page, count: 1, is_hole: false }] };
-            let source = Source { memory: &memory, versions: &versions, round: 1, compresses: true };
+            let source = Source { memory: &memory, versions: &versions, round: 1, compresses: true, keeps: true };
             encoder.encode(&task, &source, page + 1).expect("read");
             let header = FrameHeader::parse(encoder.frame().first_chunk().expect("a header")).expect("right");
             if header.coding == Coding::Lz4 {
@@ -379,7 +384,7 @@ mod tests {
         for (round, compresses) in [(1, true), (2, true), (3, false)] {
             memory.store(0, 8, &[round as u8; 8]);
             encoder
-                .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses }, 1)
+                .encode(&task, &Source { memory: &memory, versions: &versions, round, compresses, keeps: true }, 1)
                 .expect("read");
         }
         let taken =

@@ -3,6 +3,7 @@
 mod cutter;
 mod encoder;
 mod hot_pages;
+mod network;
 mod pace;
 mod precopy;
 mod progress;

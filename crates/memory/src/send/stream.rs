@@ -6,13 +6,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use env::{EnvRef, Moment};
+use env::EnvRef;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::Semaphore;
 
 use super::cutter::{Round, Task};
 use super::encoder::{Compression, ENCODER_BYTES, Encoded, Encoder, Source};
+use super::network::Network;
 use super::pace::Pace;
 use super::progress::{Counters, add};
 use super::version_cache::VersionCache;
@@ -27,10 +28,6 @@ const FRAMES_IN_FLIGHT: usize = 32;
 const _: () = assert!(FRAMES_IN_FLIGHT as u64 > ACK_FRAMES);
 /// What a consumer takes of memory at most, in bytes.
 pub const CONSUMER_BYTES: usize = ENCODER_BYTES + FRAMES_IN_FLIGHT * 8 * 1024;
-/// How much the newest frame counts in what is known of the network.
-const NEWEST: f64 = 0.1;
-/// A stream that waits for the network for more than this part of its time has a processor to spare.
-const WAITS: f64 = 0.3;
 
 /// A connection for a stream, and the environment whose worker its consumer runs on.
 pub struct Lane {
@@ -57,8 +54,7 @@ pub(crate) struct Stream {
     writer: WriteHalf<BoxTransport>,
     encoder: Encoder,
     sequence: u64,
-    /// Which part of the time it waits for the network, of late.
-    waits: f64,
+    network: Network,
 }
 
 impl Stream {
@@ -82,7 +78,7 @@ impl Stream {
         }
         let (reader, writer) = tokio::io::split(transport);
         let encoder = Encoder::default();
-        Ok(Self { number: hello.stream, env, reader, writer, encoder, sequence: 0, waits: 0.0 })
+        Ok(Self { number: hello.stream, env, reader, writer, encoder, sequence: 0, network: Network::default() })
     }
 
     /// Sends tasks of `round` until there are none, then a mark of `kind`, and waits until all is confirmed. Whatever is not goes back
@@ -106,8 +102,8 @@ impl Stream {
     }
 
     async fn exchange(&mut self, round: &Round, shared: &Shared, (flight, kind): (&Flight, FrameKind)) -> Result<()> {
-        let Self { number, env, reader, writer, encoder, sequence, waits } = self;
-        let mut consumer = Consumer { number: *number, env, writer, encoder, sequence, waits };
+        let Self { number, env, reader, writer, encoder, sequence, network } = self;
+        let mut consumer = Consumer { number: *number, env, writer, encoder, sequence, network };
         let sending = async {
             while let Some(task) = round.next_task()? {
                 consumer.send(task, round, shared, flight).await?;
@@ -176,7 +172,7 @@ struct Consumer<'a> {
     writer: &'a mut WriteHalf<BoxTransport>,
     encoder: &'a mut Encoder,
     sequence: &'a mut u64,
-    waits: &'a mut f64,
+    network: &'a mut Network,
 }
 
 impl Consumer<'_> {
@@ -190,13 +186,16 @@ impl Consumer<'_> {
         }
         let permit = flight.room.acquire().await.map_err(|error| Error::protocol("closed").with_source(error))?;
         let began = self.env.now();
+        let is_slow = self.network.is_slow();
         let compresses = match shared.compression {
             Compression::Off => false,
             Compression::Lz4 => true,
-            Compression::Auto => *self.waits > WAITS,
+            Compression::Auto => is_slow,
         };
+        // What is sent first is kept only where to send it again costs more: few of these pages are written again.
+        let keeps = round.number > 1 || is_slow;
         let (memory, versions) = (&*shared.memory, &shared.versions);
-        let source = Source { memory, versions, round: round.number, compresses };
+        let source = Source { memory, versions, round: round.number, compresses, keeps };
         let encoded = self.encoder.encode(&task, &source, next)?;
         let made = self.env.now();
         shared.pace.after_work(self.number, made.since(began)).await;
@@ -215,7 +214,7 @@ impl Consumer<'_> {
         self.writer.write_all(frame).await.map_err(Error::disconnected)?;
         self.writer.flush().await.map_err(Error::disconnected)?;
         let written = self.env.now();
-        *self.waits = waits_of(*self.waits, (began, writing, written));
+        self.network.note(frame.len() as u64, (began, writing, written));
         count(shared, &encoded, frame.len() as u64);
         Ok(())
     }
@@ -239,14 +238,4 @@ fn count(shared: &Shared, encoded: &Encoded, bytes: u64) {
     add(&counters.delta_pages, encoded.delta);
     add(&counters.unchanged_pages, encoded.unchanged);
     add(&counters.wire_bytes, bytes);
-}
-
-/// Which part of the time goes to waiting for the network, with one more frame.
-fn waits_of(before: f64, (began, writing, written): (Moment, Moment, Moment)) -> f64 {
-    let all = written.since(began).as_secs_f64();
-    if all <= 0.0 {
-        return before;
-    }
-    let now = written.since(writing).as_secs_f64() / all;
-    before * (1.0 - NEWEST) + now * NEWEST
 }
