@@ -7,8 +7,8 @@ use transhume_guest::{ClientSpec, Interval, NetworkClient, NetworkReport};
 
 use super::place::Place;
 
-/// The client's requests by UDP a second: they tell the downtime.
-const UDP_RATE: u32 = 1000;
+/// The client's requests by UDP a second: they tell the downtime. An emulated guest that answers them takes half a processor.
+pub(super) const UDP_RATE: u32 = 1000;
 /// How long the guest is left alone before and after the move.
 const CALM: Duration = Duration::from_secs(2);
 
@@ -63,8 +63,17 @@ pub(super) struct Ended {
 
 /// Has `mover` move the guest while a client asks it, and the guest check itself afterwards.
 pub(super) fn feel(place: &mut Place, mover: impl FnOnce(&mut Place) -> anyhow::Result<Ended>) -> anyhow::Result<Felt> {
+    feel_asked(place, UDP_RATE, mover)
+}
+
+/// The same, while the client sends so many requests a second.
+pub(super) fn feel_asked(
+    place: &mut Place,
+    udp_per_second: u32,
+    mover: impl FnOnce(&mut Place) -> anyhow::Result<Ended>,
+) -> anyhow::Result<Felt> {
     let _reserve = place.reserve()?;
-    let spec = ClientSpec { udp_per_second: UDP_RATE, http_per_second: 0, tcp_per_second: 0 };
+    let spec = ClientSpec { udp_per_second, http_per_second: 0, tcp_per_second: 0 };
     let client: NetworkClient = place.client(spec)?;
     let calm = Instant::now();
     std::thread::sleep(CALM);

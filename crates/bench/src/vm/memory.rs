@@ -4,7 +4,7 @@
 use transhume_guest::{GuestSpec, Load, MemoryLoad, TwoHostsSpec};
 
 use super::VmBench;
-use super::felt::{Felt, feel};
+use super::felt::{Felt, UDP_RATE, feel_asked};
 use super::ours::{self, transhume};
 use super::peers::{How, shared_disk};
 use super::place::{Place, RUNS_VMS, fillable_mib};
@@ -13,6 +13,8 @@ use crate::figures::{Goal, Row, Samples};
 
 /// An idle guest is stopped for so long at most, in ms.
 const STOPPED_MS_MAX: f64 = 60.0;
+/// How often an idle guest is asked, each second: so often that its answers tell that it runs.
+const FEW_ASKED: u32 = 20;
 /// Processors of the guests of `memory`.
 const CORES: u32 = 2;
 /// Each link of `links`, in bits a second: 25 MB/s.
@@ -44,6 +46,8 @@ struct Scene {
     link_bits_per_second: Option<u64>,
     /// Whether both hosts reach its disk.
     shares_disk: bool,
+    /// How often a client asks it by the network, each second.
+    asked_per_second: u32,
 }
 
 impl Scene {
@@ -60,6 +64,7 @@ impl Scene {
             links: 1,
             link_bits_per_second: None,
             shares_disk: true,
+            asked_per_second: UDP_RATE,
         }
     }
 
@@ -101,7 +106,9 @@ impl Scene {
             Copier::Parallel => {
                 let mut place = self.place(bench)?;
                 place.add()?;
-                let felt = feel(&mut place, |place| transhume(place, &parallel(bench, limit_ms)))?;
+                let felt = feel_asked(&mut place, self.asked_per_second, |place| {
+                    transhume(place, &parallel(bench, limit_ms))
+                })?;
                 eprintln!("    parallel: {felt}");
                 Ok(felt)
             }
@@ -109,7 +116,7 @@ impl Scene {
                 // The same guest, with its memory in a file of the same kind.
                 let mut place = self.place(bench)?;
                 let how = How { channels, downtime_limit_ms: limit_ms, is_encrypted: bench.is_encrypted };
-                let felt = feel(&mut place, |place| shared_disk(place, how))?;
+                let felt = feel_asked(&mut place, self.asked_per_second, |place| shared_disk(place, how))?;
                 eprintln!("    QEMU: {felt}");
                 Ok(felt)
             }
@@ -145,12 +152,21 @@ fn same(figure: &str) -> String {
 /// A guest whose memory is filled: how fast it goes, and for how long the guest is stopped.
 pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let (qemu, peer, tls) = words(bench);
-    let scene = Scene::of(bench, IDLE_RATE);
-    let [ours, theirs] = bench.memories(&scene, (&scene, qemu))?;
     let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
+    let copied = |scene: &Scene, how: &str| {
+        let [ours, theirs] = bench.memories(scene, (scene, qemu))?;
+        let rates = [&ours, &theirs].map(|series| series.memory_rate(bench.memory_mib));
+        let [rate, peers] = rates;
+        let row = Row::new(format!("{what}, {how}: copied"), "MiB/s", rate, Goal::RatioAtLeast(1.0));
+        anyhow::Ok((row.against(&peer, peers), ours, theirs))
+    };
+    let idle = Scene { asked_per_second: FEW_ASKED, ..Scene::of(bench, IDLE_RATE) };
+    let (copied_idle, ..) = copied(&idle, "idle")?;
+    let asked = format!("asked {UDP_RATE} times a second");
+    let (copied_asked, ours, theirs) = copied(&Scene::of(bench, IDLE_RATE), &asked)?;
     Ok(vec![
-        Row::new(format!("{what}: copied"), "MiB/s", ours.memory_rate(bench.memory_mib), Goal::RatioAtLeast(1.0))
-            .against(&peer, theirs.memory_rate(bench.memory_mib)),
+        copied_idle,
+        copied_asked,
         Row::new(same("stopped, by QEMU's events"), "ms", ours.stopped, Goal::RatioAtMost(1.0))
             .against(&peer, theirs.stopped),
         Row::new(same("longest time without an answer"), "ms", ours.downtime, Goal::None)

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, MemoryEngine, Monitor, VmChange, VmMemory, VmMoveRequest, VmPreparation};
 use env::EnvRef;
-use futures::future::{Either, select, try_join};
+use futures::future::{Either, select, try_join, try_join_all};
 use memory::{
     Compression, Lane, Precopy, PrecopyOptions, Progress, RateLimit, Receiver, Region, StopReason, StopRules,
 };
@@ -275,7 +275,12 @@ impl MachineMove {
         self.connect_memory(daemon, precopy).await?;
         loop {
             match precopy.converge().await {
-                Ok(StopReason::Little) => return Ok(()),
+                Ok(StopReason::Little) => {
+                    let progress = precopy.watch()();
+                    let (rounds, left) = (progress.rounds, progress.left_pages);
+                    tracing::info!(vm = self.name(), rounds, left, "little is left of a VM's memory");
+                    return Ok(());
+                }
                 // As QEMU's own does: the deadline, or a cancel, ends it.
                 Ok(StopReason::NoLess) => {}
                 Ok(StopReason::TooMuchSent) => {
@@ -295,12 +300,15 @@ impl MachineMove {
 
     async fn connect_memory(&self, daemon: &Arc<Daemon>, precopy: &mut Precopy) -> Result<()> {
         let workers = daemon.hosts.stream_workers();
-        let mut lanes = Vec::new();
-        for number in 0..streams(&self.request, &daemon.config) {
+        let dialled = (0..streams(&self.request, &daemon.config)).map(|number| async move {
             let transport = self.dial(daemon, Ask::Pages { id: self.id }, number).await?;
+            Ok::<_, Error>((number, transport))
+        });
+        let lane = |(number, transport)| {
             let worker = workers.get(usize::from(number) % workers.len().max(1)).unwrap_or(&daemon.env);
-            lanes.push(Lane { transport: Box::new(transport), env: EnvRef::clone(worker) });
-        }
+            Lane { transport: Box::new(transport), env: EnvRef::clone(worker) }
+        };
+        let lanes = try_join_all(dialled).await?.into_iter().map(lane).collect();
         precopy.connect(lanes).await.map_err(|error| of_memory(&error))
     }
 
