@@ -53,6 +53,7 @@ test: setup ## Run everything that decides whether main is green: unit, tool, QE
 # Its packages would replace the distribution's QEMU: they are unpacked, not installed.
 QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10
 test-qemu10: setup ## Run the tests of adoption on QEMU 10 of Debian's backports, unpacked below target/
+	$(CARGO) build --locked --package transhume-preload
 	programs=$$(xtask/qemu10.sh $(QEMU10)) && PATH=$$programs:$$PATH TRANSHUME_TEST_QEMU=10. \
 		$(CARGO) test --locked --workspace --no-fail-fast --test adoption --test recovery --test refusals \
 		--test monitor --test attachments --test access --test all_disks --test whole_machines \

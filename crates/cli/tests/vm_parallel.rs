@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use transhume_guest::programs::vm_program_line;
 use transhume_guest::{
     Disk, Event, Guest, GuestNetwork, GuestSpec, HugePages, Load, MemoryLoad, Network, Side, TwoHosts, TwoHostsSpec,
     create_filled,
@@ -51,7 +52,7 @@ impl Place {
         let huge_pages = if let Memory::Huge(pages) = kind { Some(pages) } else { None };
         let memory = huge_pages.as_ref().map_or_else(|| shared.path(), HugePages::path).to_owned();
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let more = format!("run-vms = true\nmemory-dir = {memory:?}\n");
+        let more = format!("run-vms = true\nmemory-dir = {memory:?}\n{}", vm_program_line());
         let spec = TwoHostsSpec { more: &more, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
         hosts.start().expect("both daemons start");

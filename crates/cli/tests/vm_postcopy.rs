@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use transhume_guest::programs::{unpacked_qemu, vm_program_line};
 use transhume_guest::{
     Disk, Event, Guest, GuestNetwork, GuestSpec, Load, MemoryLoad, Network, Side, TwoHosts, TwoHostsSpec, create_filled,
 };
@@ -25,10 +26,7 @@ impl Place {
     fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("post").tempdir().expect("a temporary directory");
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let more = match unpacked_qemu() {
-            Some((unpacked, wrapper)) => format!("run-vms = true\nvm-program-for = {{ {unpacked:?} = {wrapper:?} }}\n"),
-            None => "run-vms = true\n".to_owned(),
-        };
+        let more = format!("run-vms = true\n{}", vm_program_line());
         let spec = TwoHostsSpec { more: &more, link_bits_per_second: Some(LINK_BITS), ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
         hosts.start().expect("both daemons start");
@@ -113,15 +111,6 @@ impl Drop for Place {
             }
         }
     }
-}
-
-/// The QEMU that PATH leads to if it is one that was unpacked beside the distribution's (`make test-qemu10`), and what starts it.
-fn unpacked_qemu() -> Option<(std::path::PathBuf, std::path::PathBuf)> {
-    let path = std::env::var_os("PATH")?;
-    let mut programs = std::env::split_paths(&path).map(|folder| folder.join("qemu-system-x86_64"));
-    let wrapper = programs.find(|program| program.exists())?;
-    let unpacked = wrapper.parent()?.parent()?.join("files/usr/bin/qemu-system-x86_64");
-    unpacked.exists().then_some((unpacked, wrapper))
 }
 
 #[test]

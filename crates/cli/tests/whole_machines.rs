@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use transhume_guest::programs::vm_program_line;
 use transhume_guest::{
     ClientSpec, Disk, Event, Guest, GuestNetwork, GuestSpec, Load, Network, NetworkClient, Side, TwoHosts,
     TwoHostsSpec, create_filled,
@@ -36,13 +37,9 @@ impl Place {
     fn with(more: impl FnOnce(&Path) -> String, more_at_b: &str, files: &[&str]) -> Self {
         let folder = tempfile::Builder::new().prefix("vm").tempdir().expect("a temporary directory");
         let programs = Path::new(env!("CARGO_BIN_EXE_transhumed")).parent().expect("in a directory");
-        let mut own = String::new();
-        let mut more_at_b = more_at_b.to_owned();
-        if let Some((unpacked, wrapper)) = unpacked_qemu() {
-            // It runs only through the program that tells it where its libraries are.
-            own = format!("vm-program-for = {{ {unpacked:?} = {wrapper:?} }}\n");
-            more_at_b = String::new();
-        }
+        let own = vm_program_line();
+        // The key may be there once.
+        let more_at_b = if own.is_empty() { more_at_b.to_owned() } else { String::new() };
         let more = format!("{RUNS_VMS}{own}{}", more(folder.path()));
         let spec = TwoHostsSpec { more: &more, more_at_b: &more_at_b, ..TwoHostsSpec::default() };
         let mut hosts = TwoHosts::new(programs, folder.path(), spec).expect("two networks; run `make setup`, as root");
@@ -138,15 +135,6 @@ fn to_qcow2(file: &Path) -> &Path {
     convert.args(["convert", "-c", "-f", "raw", "-O", "qcow2"]).arg(&raw).arg(file);
     assert!(convert.status().expect("qemu-img runs").success());
     file
-}
-
-/// The QEMU that PATH leads to if it is one that was unpacked beside the distribution's (`make test-qemu10`), and what starts it.
-fn unpacked_qemu() -> Option<(PathBuf, PathBuf)> {
-    let path = std::env::var_os("PATH")?;
-    let mut programs = std::env::split_paths(&path).map(|folder| folder.join("qemu-system-x86_64"));
-    let wrapper = programs.find(|program| program.exists())?;
-    let unpacked = wrapper.parent()?.parent()?.join("files/usr/bin/qemu-system-x86_64");
-    unpacked.exists().then_some((unpacked, wrapper))
 }
 
 fn wait_until(place: &Place, is_so: impl Fn(&Place) -> bool) {

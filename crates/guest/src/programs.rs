@@ -50,6 +50,24 @@ pub fn preload_library(programs: &Path) -> PathBuf {
     programs.join("libtranshume_preload.so")
 }
 
+/// The line of a daemon's `[hosts]` that has it run the QEMU that `PATH` leads to, where that is one that was unpacked beside the
+/// distribution's (`make test-qemu10`): it finds its libraries only if a wrapper starts it. Nothing for the distribution's own.
+#[must_use]
+pub fn vm_program_line() -> String {
+    unpacked_qemu()
+        .map_or_else(String::new, |(unpacked, wrapper)| format!("vm-program-for = {{ {unpacked:?} = {wrapper:?} }}\n"))
+}
+
+/// The QEMU that `PATH` leads to if it is an unpacked one, and the wrapper that starts it.
+#[must_use]
+pub fn unpacked_qemu() -> Option<(PathBuf, PathBuf)> {
+    let path = std::env::var_os("PATH")?;
+    let mut programs = std::env::split_paths(&path).map(|folder| folder.join("qemu-system-x86_64"));
+    let wrapper = programs.find(|program| program.exists())?;
+    let unpacked = wrapper.parent()?.parent()?.join("files/usr/bin/qemu-system-x86_64");
+    unpacked.exists().then_some((unpacked, wrapper))
+}
+
 /// Where cargo puts what it builds, this program among it.
 ///
 /// # Errors

@@ -13,6 +13,8 @@ use std::path::Path;
 use crate::{LIBRARY, SOCKET_VARIABLE, server};
 
 const PRELOAD_VARIABLE: &str = "LD_PRELOAD";
+/// Which process is meant, by its number, once the library has run in it.
+const PROCESS_VARIABLE: &str = "TRANSHUME_PRELOAD_PROCESS";
 /// The thread keeps little on its stack.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -23,19 +25,34 @@ static CONSTRUCTOR: extern "C" fn() = begin;
 
 extern "C" fn begin() {
     let Some(socket) = std::env::var_os(SOCKET_VARIABLE) else { return };
-    let preload = std::env::var_os(PRELOAD_VARIABLE).map(|list| without_us(&list));
+    let own = std::process::id().to_string();
+    if std::env::var_os(PROCESS_VARIABLE).is_some_and(|process| process != own.as_str()) {
+        leave();
+        return;
+    }
+    // A wrapper becomes the program by `exec`, which keeps the number of the process and ends what was begun here.
     // SAFETY: the program has not begun: this is its only thread but for those of other constructors, and none of the C library's
     // constructors leaves a thread behind that reads the environment.
     unsafe {
-        std::env::remove_var(SOCKET_VARIABLE);
-        match preload {
-            Some(list) if !list.is_empty() => std::env::set_var(PRELOAD_VARIABLE, list),
-            _ => std::env::remove_var(PRELOAD_VARIABLE),
-        }
+        std::env::set_var(PROCESS_VARIABLE, own);
     }
     // The program goes on whatever comes of this: whoever wants to move it hears that nobody listens.
     if let Err(error) = start(Path::new(&socket)) {
         eprintln!("transhume: memory is not tracked: {}: {error}", Path::new(&socket).display());
+    }
+}
+
+/// In a child of the process that is meant: its own children need not load the library.
+fn leave() {
+    let preload = std::env::var_os(PRELOAD_VARIABLE).map(|list| without_us(&list));
+    // SAFETY: as in `begin`.
+    unsafe {
+        std::env::remove_var(SOCKET_VARIABLE);
+        std::env::remove_var(PROCESS_VARIABLE);
+        match preload {
+            Some(list) if !list.is_empty() => std::env::set_var(PRELOAD_VARIABLE, list),
+            _ => std::env::remove_var(PRELOAD_VARIABLE),
+        }
     }
 }
 

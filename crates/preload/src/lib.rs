@@ -13,10 +13,10 @@
 //! intercepts no function, reads no memory, and handles no fault. In the asynchronous mode (Linux 6.7) the kernel
 //! resolves every fault by itself, so a stuck or dead mover never stops the process.
 //!
-//! The socket's path is in [`SOCKET_VARIABLE`]. Without that variable the library does nothing. The variable and the library's own
-//! place in `LD_PRELOAD` are removed from the environment at the start, so that children do not inherit them. A wrapper would use
-//! both up: set them for the program itself (`env LD_PRELOAD=... program`). A process that forks and goes on in the child
-//! (`-daemonize`) has no tracking there, because threads do not survive a fork.
+//! The socket's path is in [`SOCKET_VARIABLE`]. Without that variable the library does nothing. The first process with the library
+//! notes its number in the environment. A wrapper that becomes the program by `exec` keeps its number, and the program begins anew with
+//! the same socket. A child has another number: there the library only takes itself out of the environment. A process that forks and
+//! goes on in the child (`-daemonize`, a wrapper without `exec`) has no tracking there.
 
 mod constructor;
 mod maps;

@@ -48,6 +48,11 @@ fn copy(from: &Path, to: &Path) {
 
 impl Preloaded {
     fn start(user: Option<u32>) -> Self {
+        Self::start_by(&[], user)
+    }
+
+    /// Started by a wrapper, if one is given, which is followed by the program and its arguments.
+    fn start_by(wrapper: &[&str], user: Option<u32>) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).expect("set");
         let (socket, ram) = (folder.path().join("socket"), folder.path().join("ram file"));
@@ -58,8 +63,9 @@ impl Preloaded {
         copy(&std::env::current_exe().expect("this program"), &program);
         let preload = folder.path().join("libtranshume_preload.so");
         copy(&library(), &preload);
-        let mut command = Command::new(program);
-        command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(CHILD, &ram);
+        let mut words = wrapper.iter().map(std::ffi::OsStr::new).chain([program.as_os_str()]);
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(CHILD, &ram);
         command.env("LD_PRELOAD", &preload).env(VARIABLE, &socket).current_dir(folder.path());
         if let Some(user) = user {
             command.uid(user).gid(user);
@@ -247,6 +253,17 @@ fn children_know_nothing_of_it_and_its_thread_takes_no_signal() {
     assert_eq!(found, 1);
     let rights = std::fs::metadata(&process.socket).expect("there").permissions().mode();
     assert_eq!(rights & 0o777, 0o600);
+}
+
+#[test]
+fn a_wrapper_that_becomes_the_program_leaves_the_library_to_it() {
+    // It asks other programs first, as wrappers do.
+    let script = "echo $(uname) $(env | grep -c TRANSHUME_PRELOAD) >&2; exec \"$@\"";
+    let mut process = Preloaded::start_by(&["/bin/sh", "-c", script, "wrapper", "/usr/bin/nice", "-n", "1"], None);
+    let mut stream = process.connect();
+    assert_eq!(ask(&mut stream, b"hello 1"), format!("ok {}", process.child.id()));
+    mapping(&ask(&mut stream, process.register().as_bytes()));
+    assert_eq!(process.tell("environment"), "0 of ours");
 }
 
 #[test]

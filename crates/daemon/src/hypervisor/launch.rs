@@ -116,7 +116,7 @@ fn starter(name: &str, command: &TargetCommand, (folder, owner): (&Path, Option<
         }
         scope.arg("--");
         if !environment.is_empty() {
-            // For QEMU alone: whatever is started before it would use the library up.
+            // For QEMU alone: what becomes it need not load the library.
             scope.arg("/usr/bin/env").args(environment);
         }
         scope.arg(&command.program).args(&command.words);
