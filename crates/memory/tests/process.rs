@@ -323,7 +323,7 @@ fn who_else_has_the_file_mapped_is_found_and_a_process_that_has_ended_is_told() 
     let mut writer = Writer::start(4 << 20);
     let files = mapped_files(writer.child.id()).expect("it lives");
     let file = files.iter().find(|file| Path::new(&file.name) == writer.ram).expect("it is mapped");
-    assert_eq!(foreign_mappings(&file.identity, writer.child.id()), []);
+    assert_eq!(foreign_mappings(&file.identity, writer.child.id()), Vec::<u32>::new());
     assert_eq!(foreign_mappings(&file.identity, 1), [writer.child.id()]);
     let memory = writer.memory().expect("tracked");
     let (target, _) = writer.target(GuestMemory::regions(&memory));
