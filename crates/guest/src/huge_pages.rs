@@ -9,6 +9,10 @@ use rustix::fs::{FlockOperation, flock};
 
 /// How many the machine has: whoever writes here has them made or given back.
 const COUNT: &str = "/proc/sys/vm/nr_hugepages";
+/// Whoever writes here has the kernel move pages together.
+const COMPACT: &str = "/proc/sys/vm/compact_memory";
+/// So often it is asked for them.
+const TRIES_MAX: usize = 3;
 /// Held by whoever has some: there is one number for the whole machine.
 const LOCK: &str = "/tmp/transhume-huge-pages.lock";
 
@@ -37,9 +41,15 @@ impl HugePages {
         if !mounted.context("mount")?.success() {
             bail!("hugetlbfs cannot be mounted at {}", this.path().display());
         }
-        let made = count()? - before;
-        if made < pages {
-            bail!("of {pages} huge pages the kernel has made {made}");
+        let mut tries = 1;
+        while count()? < before + pages {
+            if tries == TRIES_MAX {
+                bail!("of {pages} huge pages the kernel has made {}", count()?.saturating_sub(before));
+            }
+            tries += 1;
+            // It has made as many as it has found pieces for: there are more once it has moved what lies between them.
+            std::fs::write(COMPACT, "1").context(COMPACT)?;
+            std::fs::write(COUNT, (before + pages).to_string()).context(COUNT)?;
         }
         Ok(this)
     }
