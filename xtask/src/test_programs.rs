@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::programs::{cargo_itself, target_folder};
 
-/// What shares a network with others by rates that it measures, what libvirt migrates, in the time that it gives, and what has a limit for
-/// each request of the guest.
+/// What shares a network with others by rates that it measures. What libvirt migrates, in the time that it gives. What has a limit for each
+/// request of the guest.
 const ALONE: [&str; 4] = ["beside_others", "silent_targets", "vm_beside_others", "whole_domains"];
 /// Where what each took last is kept, so that the longest begin first.
 const TIMES: &str = "test-times.json";

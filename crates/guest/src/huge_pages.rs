@@ -35,23 +35,20 @@ impl HugePages {
         let before = count()?;
         let folder = tempfile::Builder::new().prefix("huge").tempdir()?;
         let this = Self { folder, before, _lock: lock };
-        std::fs::write(COUNT, (before + pages).to_string()).context(COUNT)?;
         let mut mount = Command::new("mount");
         let mounted = mount.args(["-t", "hugetlbfs", "-o", "pagesize=2M", "none"]).arg(this.path()).status();
         if !mounted.context("mount")?.success() {
             bail!("hugetlbfs cannot be mounted at {}", this.path().display());
         }
-        let mut tries = 1;
-        while count()? < before + pages {
-            if tries == TRIES_MAX {
-                bail!("of {pages} huge pages the kernel has made {}", count()?.saturating_sub(before));
+        for _ in 0..TRIES_MAX {
+            std::fs::write(COUNT, (before + pages).to_string()).context(COUNT)?;
+            if count()? >= before + pages {
+                return Ok(this);
             }
-            tries += 1;
             // It has made as many as it has found pieces for: there are more once it has moved what lies between them.
             std::fs::write(COMPACT, "1").context(COMPACT)?;
-            std::fs::write(COUNT, (before + pages).to_string()).context(COUNT)?;
         }
-        Ok(this)
+        bail!("of {pages} huge pages the kernel has made {}", count()?.saturating_sub(before));
     }
 
     /// Where files of them are made.

@@ -257,8 +257,8 @@ fn children_know_nothing_of_it_and_its_thread_takes_no_signal() {
 
 #[test]
 fn a_wrapper_that_becomes_the_program_leaves_the_library_to_it() {
-    // It asks other programs first, as wrappers do.
-    let script = "echo $(uname) $(env | grep -c TRANSHUME_PRELOAD) >&2; exec \"$@\"";
+    // It starts another program first, as wrappers do, and goes on only if that knows nothing of the library.
+    let script = "env | grep -q TRANSHUME_PRELOAD || exec \"$@\"";
     let mut process = Preloaded::start_by(&["/bin/sh", "-c", script, "wrapper", "/usr/bin/nice", "-n", "1"], None);
     let mut stream = process.connect();
     assert_eq!(ask(&mut stream, b"hello 1"), format!("ok {}", process.child.id()));

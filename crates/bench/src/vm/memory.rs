@@ -155,10 +155,9 @@ pub(super) fn memory(bench: &VmBench) -> anyhow::Result<Vec<Row>> {
     let what = format!("memory of {} MiB, filled, {} streams{tls}", bench.memory_mib, bench.channels);
     let copied = |scene: &Scene, how: &str| {
         let [ours, theirs] = bench.memories(scene, (scene, qemu))?;
-        let rates = [&ours, &theirs].map(|series| series.memory_rate(bench.memory_mib));
-        let [rate, peers] = rates;
+        let [rate, peer_rate] = [&ours, &theirs].map(|series| series.memory_rate(bench.memory_mib));
         let row = Row::new(format!("{what}, {how}: copied"), "MiB/s", rate, Goal::RatioAtLeast(1.0));
-        anyhow::Ok((row.against(&peer, peers), ours, theirs))
+        anyhow::Ok((row.against(&peer, peer_rate), ours, theirs))
     };
     let idle = Scene { asked_per_second: FEW_ASKED, ..Scene::of(bench, IDLE_RATE) };
     let (copied_idle, ..) = copied(&idle, "idle")?;

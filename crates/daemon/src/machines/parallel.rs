@@ -276,9 +276,8 @@ impl MachineMove {
         loop {
             match precopy.converge().await {
                 Ok(StopReason::Little) => {
-                    let progress = precopy.watch()();
-                    let (rounds, left) = (progress.rounds, progress.left_pages);
-                    tracing::info!(vm = self.name(), rounds, left, "little is left of a VM's memory");
+                    let Progress { rounds, left_pages, .. } = precopy.watch()();
+                    tracing::info!(vm = self.name(), rounds, left_pages, "little is left of a VM's memory");
                     return Ok(());
                 }
                 // As QEMU's own does: the deadline, or a cancel, ends it.
@@ -300,15 +299,13 @@ impl MachineMove {
 
     async fn connect_memory(&self, daemon: &Arc<Daemon>, precopy: &mut Precopy) -> Result<()> {
         let workers = daemon.hosts.stream_workers();
-        let dialled = (0..streams(&self.request, &daemon.config)).map(|number| async move {
-            let transport = self.dial(daemon, Ask::Pages { id: self.id }, number).await?;
-            Ok::<_, Error>((number, transport))
-        });
+        let numbers = 0..streams(&self.request, &daemon.config);
+        let dialled = try_join_all(numbers.map(|number| self.dial(daemon, Ask::Pages { id: self.id }, number))).await?;
         let lane = |(number, transport)| {
-            let worker = workers.get(usize::from(number) % workers.len().max(1)).unwrap_or(&daemon.env);
+            let worker = workers.get(number % workers.len().max(1)).unwrap_or(&daemon.env);
             Lane { transport: Box::new(transport), env: EnvRef::clone(worker) }
         };
-        let lanes = try_join_all(dialled).await?.into_iter().map(lane).collect();
+        let lanes = dialled.into_iter().enumerate().map(lane).collect();
         precopy.connect(lanes).await.map_err(|error| of_memory(&error))
     }
 
