@@ -15,7 +15,7 @@ use crate::document::{IncomingDocument, IncomingStage, VolumeDocument, random_uu
 use crate::location::{JobTarget, Location};
 use crate::open_backend::{BackendOpenOptions, OpenBackend};
 use crate::problem::{Result, invalid, of_backend, of_target};
-use crate::stack::remove_layer_files;
+use crate::stack::{ArrivingCache, remove_layer_files};
 use crate::volume::Volume;
 
 /// What is held of a volume that another host fills.
@@ -160,6 +160,8 @@ impl Daemon {
         // The guest does not end with this host's power: what it was answered must be there when that comes back.
         device.flush().await.map_err(|error| of_backend(&error, "the volume's backend"))?;
         let id = random_uuid(&*self.env);
+        // Once the volume is held its VM may run, and its record says no more how the cache comes.
+        let asked = self.shared_place_of(&incoming.host, &volume.name).and_then(|(_, _, cache)| cache);
         let stored = volume.journal.update(|document| {
             document.epoch = epoch;
             document.take_layers_of_machine(id);
@@ -170,7 +172,7 @@ impl Daemon {
         });
         stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
         let Some(arrived) = volume.incoming.lock().take() else { return Ok(()) };
-        let served = self.serve_held(volume, arrived).await;
+        let served = self.serve_held(volume, arrived, asked).await;
         served.inspect_err(|error| volume.set_problem(error.clone()))?;
         let what = serde_json::json!({ "host": incoming.host, "epoch": epoch });
         self.note(&Peer::daemon(), ("arrival.take", &volume.name), what, None);
@@ -178,8 +180,8 @@ impl Daemon {
     }
 
     /// Serves what is held here now: to the guest of the other host as it lies here, to a guest that has come along through its
-    /// layers.
-    async fn serve_held(&self, volume: &Arc<Volume>, arrived: Incoming) -> Result<()> {
+    /// layers. A cache was `asked` for that comes, or begins empty.
+    async fn serve_held(&self, volume: &Arc<Volume>, arrived: Incoming, asked: Option<ArrivingCache>) -> Result<()> {
         let Incoming { open_backend, ground, .. } = arrived;
         let document = volume.document();
         if document.incoming.as_ref().is_none_or(|incoming| incoming.machine.is_none()) {
@@ -195,9 +197,7 @@ impl Daemon {
         if has_cache {
             // Before the guest comes to it.
             self.finish_cache_arrival(volume, base);
-        } else if let Some(incoming) = &document.incoming
-            && let Some((_, _, Some(asked))) = self.shared_place_of(&incoming.host, &volume.name)
-        {
+        } else if let Some(asked) = asked {
             self.begin_empty_cache(volume, &asked);
         }
         if let Some(guest) = volume.with_stack(|stack| stack.guest()) {
