@@ -5,6 +5,8 @@
 //! seeds that it states. A patch that does not apply, that does not compile, or that is noticed in any other way fails.
 //! What the simulator cannot play (the daemon's files, the wire) names a test instead, which must build and then fail.
 
+pub(crate) mod refresh;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,6 +36,9 @@ pub(crate) struct Arguments {
     /// Say of each scenario which mistakes it proves, or why it proves none, and make none.
     #[arg(long)]
     scenarios: bool,
+    /// Write the patches anew whose context is not what the code says, and make no mistake. Look at the difference afterwards.
+    #[arg(long)]
+    refresh: bool,
 }
 
 /// A mistake, as its patch's head has it.
@@ -70,6 +75,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.scenarios {
         return print_scenarios(&mutations);
     }
+    if arguments.refresh {
+        return refresh_all(root, &mutations);
+    }
     for name in &arguments.only {
         ensure!(mutations.iter().any(|mutation| mutation.name == *name), "no mutation `{name}`: see --list");
     }
@@ -92,6 +100,26 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     copy.restore()?;
     ensure!(missed.is_empty(), "{} of {} mistakes were not seen: {}", missed.len(), mutations.len(), missed.join(", "));
     println!("all {} mistakes were seen", mutations.len());
+    Ok(())
+}
+
+/// Has each patch fit the code around its mistake.
+fn refresh_all(root: &Path, mutations: &[Mutation]) -> anyhow::Result<()> {
+    let scratch = std::env::temp_dir().join(format!("transhume-refresh-{}", std::process::id()));
+    let mut failed = Vec::new();
+    for mutation in mutations {
+        match refresh::refresh(root, &mutation.patch, &scratch.join(&mutation.name)) {
+            Ok(true) => println!("refreshed  {}", mutation.name),
+            Ok(false) => {}
+            Err(error) => {
+                println!("FAILED     {}: {error:#}", mutation.name);
+                failed.push(mutation.name.as_str());
+            }
+        }
+    }
+    // Nothing may have needed it.
+    let _ = fs::remove_dir_all(&scratch);
+    ensure!(failed.is_empty(), "make these by hand: {}", failed.join(", "));
     Ok(())
 }
 
@@ -234,7 +262,7 @@ impl Copy {
 
     fn prove(&self, mutation: &Mutation) -> anyhow::Result<String> {
         self.restore()?;
-        let applied = self.command("git").args(["apply", "-C1", "--recount"]).arg(&mutation.patch).output()?;
+        let applied = self.command("git").args(["apply", "--recount"]).arg(&mutation.patch).output()?;
         ensure!(applied.status.success(), "does not apply: {}", String::from_utf8_lossy(&applied.stderr).trim());
         match &mutation.proof {
             Proof::Seeds { scenario, seeds } => {
