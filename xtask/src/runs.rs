@@ -1,8 +1,11 @@
 //! `cargo xtask record`: runs a command, and keeps what came of it as a file in `docs/runs`; `cargo xtask runs` draws the
 //! table of all of them in `docs/reliability.md`. Nobody writes into that table by hand, so it says only what was run.
 
+mod age;
+
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -25,6 +28,9 @@ pub(crate) struct RecordArguments {
     /// Keep the lines of what is printed that begin with one of these, without colours; otherwise the last line.
     #[arg(long, value_name = "TEXT")]
     keep: Vec<String>,
+    /// What of the repository the command covers, if that is not told by its name.
+    #[arg(long, value_name = "PATH")]
+    covers: Vec<String>,
     /// The command.
     #[arg(trailing_var_arg = true, required = true)]
     command: Vec<String>,
@@ -33,9 +39,13 @@ pub(crate) struct RecordArguments {
 /// Arguments of `cargo xtask runs`.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// Only say whether the table is what the records say; exit with 1 otherwise.
+    /// Only say whether the table is what the records say, and which records are older than the code that they cover; exit with 1 if
+    /// the table is not, or a record is outdated.
     #[arg(long)]
     check: bool,
+    /// A record is outdated after so many commits to the code that it covers.
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    commits_max: u64,
 }
 
 /// Runs a command and keeps what came of it.
@@ -70,13 +80,17 @@ pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
     if kept.is_empty() {
         kept.push(last);
     }
+    let command = arguments.command.join(" ");
+    let known = || age::covered_by(&command).into_iter().map(str::to_owned).collect();
+    let covers = if arguments.covers.is_empty() { known() } else { arguments.covers.clone() };
     let record = json!({
-        "command": arguments.command.join(" "),
+        "command": command,
         "commit": commit,
         "date": date,
         "seconds": began.elapsed().as_secs(),
         "held": status.success(),
         "said": kept,
+        "covers": covers,
     });
     std::fs::create_dir_all(root.join(RECORDS))?;
     let path = root.join(RECORDS).join(format!("{}.json", arguments.name));
@@ -88,7 +102,8 @@ pub(crate) fn record(arguments: &RecordArguments) -> anyhow::Result<()> {
 
 /// Draws the table of all records.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    draw(arguments.check)
+    draw(arguments.check)?;
+    if arguments.check { age::show(arguments.commits_max) } else { Ok(()) }
 }
 
 /// Draws the table, or fails if it is not drawn as the records say.
@@ -97,7 +112,7 @@ pub(crate) fn draw(is_check: bool) -> anyhow::Result<()> {
     let page = std::fs::read_to_string(root.join(PAGE)).with_context(|| format!("reading {PAGE}"))?;
     let (before, rest) = page.split_once(BEGIN).with_context(|| format!("{PAGE} has no line {BEGIN}"))?;
     let (_, after) = rest.split_once(END).with_context(|| format!("{PAGE} has no line {END}"))?;
-    let drawn = format!("{before}{BEGIN}{}{END}{after}", table(&root.join(RECORDS))?);
+    let drawn = format!("{before}{BEGIN}{}{END}{after}", table()?);
     match is_check {
         true if drawn != page => bail!("the table of runs in {PAGE} is not what {RECORDS} says: `cargo xtask runs`"),
         true => Ok(()),
@@ -105,16 +120,21 @@ pub(crate) fn draw(is_check: bool) -> anyhow::Result<()> {
     }
 }
 
-fn table(records: &Path) -> anyhow::Result<String> {
+/// All records by their names.
+fn records() -> anyhow::Result<BTreeMap<String, Value>> {
     // Before the first record there is no folder.
-    let entries = std::fs::read_dir(records).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
-    paths.sort();
+    let entries = std::fs::read_dir(root().join(RECORDS)).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|kind| kind == "json"));
+    let read = |path: PathBuf| {
+        let record = serde_json::from_slice(&std::fs::read(&path)?).with_context(|| path.display().to_string())?;
+        Ok((path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), record))
+    };
+    paths.map(read).collect()
+}
+
+fn table() -> anyhow::Result<String> {
     let mut table = "| command | when | commit | took | held | what it said |\n|---|---|---|---|---|---|\n".to_owned();
-    for path in paths {
-        let record: Value =
-            serde_json::from_slice(&std::fs::read(&path)?).with_context(|| path.display().to_string())?;
+    for record in records()?.into_values() {
         let text = |key: &str| record[key].as_str().unwrap_or_default().replace('|', "\\|");
         let said: Vec<&str> = record["said"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let held = if record["held"] == true { "yes" } else { "**no**" };
