@@ -124,7 +124,7 @@ pub(super) fn web_server(setup: &Setup, runs: &Runs) -> Figure {
         "The engine keeps to what the port's counters say that others leave, by the rules that disks have. The web server asks for what it has \
          in the paper, and gets what the migration leaves it, half of the port at least. Not repeated: the neighbour that goes from 42 to \
          34.6 MByte/s (vanilla: to 38) and the processors' part, whose loads the paper does not state; \
-         `cargo test -p transhume-cli --test vm_beside_others` measures a real move beside real traffic.",
+         `cargo xtask test --only vm_beside_others` measures a real move beside real traffic.",
     );
     let seen = runs.get(&beside_web_server(setup));
     figure.row("the web server while the guest migrates", "MByte/s", 91.1, seen.web_rate);

@@ -1,0 +1,7 @@
+//! The backends against real files, devices and locks. One program: what it links is linked once.
+
+mod devices;
+mod file;
+mod locks;
+mod support;
+mod target;

@@ -1,0 +1,320 @@
+//! Where a volume may move to, and what becomes of where it was.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use block::{Bytes, ErrorKind};
+use env::RealEnv;
+use transhume_backends::{
+    BackendSpec, FileBackend, OpenOptions, PreparedTarget, QemuLocks, Retired, Retiring, SourceIdentity, TargetError,
+    TargetOrigin, TargetRequest, is_deleted, prepare_target, retire_source,
+};
+
+use crate::support::{Loop, SmallFileSystem, directory, file_of, run};
+
+async fn prepare(path: &Path, source: Option<&Path>, overwrite: bool) -> Result<PreparedTarget, TargetError> {
+    let spec = BackendSpec::file(path);
+    let size = Bytes(1 << 20);
+    let request = TargetRequest { spec: &spec, source, size, guest_alignment: 512, overwrite };
+    prepare_target(&request, &RealEnv::new()).await
+}
+
+#[tokio::test]
+async fn a_new_target_is_sparse_and_has_the_owner_and_mode_of_the_source() {
+    let directory = directory();
+    let (source, target) = (directory.path().join("source"), directory.path().join("target"));
+    file_of(&source, 1 << 20);
+    std::fs::set_permissions(&source, std::fs::Permissions::from_mode(0o640)).expect("chmod");
+    std::os::unix::fs::chown(&source, Some(1234), Some(2345)).expect("chown, as root");
+    // Its owner may read and write, and so may user 77; group and others may not.
+    let entries: [(u16, u16, u32); 5] = [(1, 6, !0), (2, 6, 77), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, allowed, user) in entries {
+        list.extend(tag.to_le_bytes().into_iter().chain(allowed.to_le_bytes()).chain(user.to_le_bytes()));
+    }
+    let name = "system.posix_acl_access";
+    rustix::fs::setxattr(&source, name, &list, rustix::fs::XattrFlags::empty()).expect("the file system keeps lists");
+    let prepared = prepare(&target, Some(&source), false).await.expect("a good target");
+    let made = std::fs::metadata(&target).expect("it is there");
+    assert_eq!((made.len(), made.blocks(), made.mode() & 0o777), (1 << 20, 0, 0o660));
+    let mut copied = [0; 256];
+    let length = rustix::fs::getxattr(&target, name, &mut copied).expect("a list");
+    assert_eq!(copied[..length], list);
+    assert_eq!((made.uid(), made.gid()), (1234, 2345));
+    assert_eq!((prepared.origin, prepared.reads_zero), (TargetOrigin::Created, true));
+
+    let json = serde_json::to_string(&prepared).expect("a record");
+    let prepared: PreparedTarget = serde_json::from_str(&json).expect("the same");
+    prepared.discard().expect("removed");
+    assert!(!target.exists());
+    prepared.discard().expect("removing twice does no harm");
+    file_of(&target, 7);
+    prepared.discard().expect("somebody else's file is left alone");
+    assert!(target.exists());
+}
+
+#[tokio::test]
+async fn a_target_that_holds_something_is_overwritten_only_when_asked() {
+    let directory = directory();
+    let target = directory.path().join("target");
+    std::fs::write(&target, b"precious").expect("written");
+    let error = prepare(&target, None, false).await.expect_err("it holds something");
+    assert!(matches!(error, TargetError::NotEmpty { .. }) && error.to_string().contains("--overwrite"), "{error}");
+    assert_eq!(std::fs::read(&target).expect("still there"), b"precious");
+
+    let prepared = prepare(&target, None, true).await.expect("it may be overwritten");
+    assert_eq!(prepared.origin, TargetOrigin::Overwritten);
+    let bytes = std::fs::read(&target).expect("there");
+    assert!(bytes.len() == 1 << 20 && bytes.iter().all(|&byte| byte == 0));
+    prepared.discard().expect("emptied");
+    assert_eq!(std::fs::metadata(&target).expect("there").len(), 0);
+    assert_eq!(prepare(&target, None, false).await.expect("empty files may be used").origin, TargetOrigin::WasEmpty);
+}
+
+#[tokio::test]
+async fn the_source_is_recognised_under_every_name() {
+    let directory = directory();
+    let source = directory.path().join("source");
+    file_of(&source, 1 << 20);
+    let (soft, hard) = (directory.path().join("soft"), directory.path().join("hard"));
+    symlink(&source, &soft).expect("a symlink");
+    std::fs::hard_link(&source, &hard).expect("a hard link");
+    let device = Loop::over(&source, &[]);
+    for name in [&source, &soft, &hard, &device.path] {
+        let error = prepare(name, Some(&source), true).await.expect_err("it is the source");
+        assert!(matches!(error, TargetError::SameAsSource { .. }), "{}: {error}", name.display());
+    }
+    let error = prepare(&source, Some(&device.path), true).await.expect_err("it is behind the source");
+    assert!(matches!(error, TargetError::SameAsSource { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn targets_that_can_never_be_are_refused_with_nothing_left_behind() {
+    let directory = directory();
+    let error = prepare(&directory.path().join("no/target"), None, false).await.expect_err("no directory");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let error = prepare(directory.path(), None, true).await.expect_err("a directory");
+    assert!(matches!(error, TargetError::NoFile { .. }), "{error}");
+    let link = directory.path().join("link");
+    symlink("nowhere", &link).expect("a symlink");
+    let error = prepare(&link, None, true).await.expect_err("a link to nothing");
+    assert!(matches!(error, TargetError::DanglingLink { .. }), "{error}");
+    assert_eq!(std::fs::read_dir(directory.path()).expect("readable").count(), 1);
+}
+
+#[tokio::test]
+async fn a_file_system_that_is_full_or_read_only_is_refused() {
+    let small = SmallFileSystem::in_memory();
+    let source = directory().path().join("source");
+    std::fs::create_dir_all(source.parent().expect("it has one")).expect("a directory");
+    std::fs::write(&source, vec![1; 9 << 20]).expect("9 MiB");
+    let target = small.directory.path().join("target");
+    let spec = BackendSpec::file(&target);
+    let size = Bytes(9 << 20);
+    let request = TargetRequest { spec: &spec, source: Some(&source), size, guest_alignment: 512, overwrite: false };
+    let error = prepare_target(&request, &RealEnv::new()).await.expect_err("it does not fit");
+    assert!(matches!(error, TargetError::NoSpace { .. }), "{error}");
+    assert!(!target.exists(), "a target that cannot be used was left behind");
+
+    // Holes need no room.
+    file_of(&source, 9 << 20);
+    prepare_target(&request, &RealEnv::new()).await.expect("it fits").discard().expect("removed");
+    small.remount("ro");
+    let error = prepare_target(&request, &RealEnv::new()).await.expect_err("it is read-only");
+    assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+    std::fs::remove_dir_all(source.parent().expect("it has one")).expect("removed");
+}
+
+#[tokio::test]
+async fn a_target_in_use_is_refused_and_keeps_its_bytes() {
+    let directory = directory();
+    let target = directory.path().join("target");
+    std::fs::write(&target, vec![1; 1 << 20]).expect("written");
+    let spec = BackendSpec::file(&target);
+    let served = FileBackend::open(&spec, &OpenOptions::default(), &RealEnv::new()).await.expect("it opens");
+    assert_eq!(prepare(&target, None, true).await.expect_err("it is served").kind(), ErrorKind::Busy);
+    drop(served);
+    let locks = QemuLocks::take(&target).expect("nobody has it");
+    let error = prepare(&target, None, true).await.expect_err("QEMU has it");
+    assert_eq!(error.kind(), ErrorKind::Busy);
+    assert!(error.to_string().contains("QEMU"), "{error}");
+    drop(locks);
+    assert_eq!(std::fs::read(&target).expect("there"), vec![1; 1 << 20]);
+}
+
+#[tokio::test]
+async fn block_devices_are_checked_before_they_are_overwritten() {
+    let directory = directory();
+    let backing = directory.path().join("backing");
+    file_of(&backing, 2 << 20);
+    {
+        let device = Loop::over(&backing, &[]);
+        let prepared = prepare(&device.path, None, false).await.expect("an empty block device");
+        assert_eq!((prepared.origin, prepared.reads_zero), (TargetOrigin::BlockDevice, false));
+        let spec = BackendSpec::file(&device.path);
+        let size = Bytes(3 << 20);
+        let request = TargetRequest { spec: &spec, source: None, size, guest_alignment: 512, overwrite: true };
+        let error = prepare_target(&request, &RealEnv::new()).await.expect_err("it is too small");
+        assert!(matches!(error, TargetError::TooSmall { .. }), "{error}");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&device.path)
+            .and_then(|file| std::os::unix::fs::FileExt::write_all_at(&file, b"x", (2 << 20) - 1))
+            .expect("written");
+        let error = prepare(&device.path, None, false).await.expect_err("it holds something");
+        assert!(matches!(error, TargetError::NotEmpty { .. }), "{error}");
+        prepare(&device.path, None, true).await.expect("it may be overwritten");
+    }
+    {
+        let device = Loop::over(&backing, &["--read-only"]);
+        let error = prepare(&device.path, None, true).await.expect_err("it is read-only");
+        assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
+    }
+    {
+        let device = Loop::over(&backing, &["--sector-size", "4096"]);
+        let error = prepare(&device.path, None, true).await.expect_err("its sectors are too large");
+        assert!(matches!(error, TargetError::Sectors { target: 4096, guest: 512, .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn another_file_or_block_device_under_the_name_of_a_target_is_not_taken_for_it() {
+    let directory = directory();
+    let (target, aside) = (directory.path().join("target"), directory.path().join("aside"));
+    let prepared = prepare(&target, None, false).await.expect("a good target");
+    prepared.check().expect("it is the one");
+    std::fs::rename(&target, &aside).expect("renamed");
+    file_of(&target, 1 << 20);
+    let error = prepared.check().expect_err("another file");
+    assert!(matches!(error, TargetError::Replaced { .. }), "{error}");
+    let open = async |path: &Path| {
+        FileBackend::open(&BackendSpec::file(path), &OpenOptions::default(), &RealEnv::new()).await.expect("opened")
+    };
+    open(&target).await.check_is(&prepared).expect_err("another file is open");
+    open(&aside).await.check_is(&prepared).expect("it is the one, under another name");
+
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+    for path in [&one, &other] {
+        file_of(path, 1 << 20);
+    }
+    let device = Loop::over(&one, &[]);
+    let prepared = prepare(&device.path, None, false).await.expect("an empty block device");
+    let json = serde_json::to_string(&prepared).expect("a record");
+    let prepared: PreparedTarget = serde_json::from_str(&json).expect("the same");
+    prepared.check().expect("it is the one");
+    let name = device.path.display().to_string();
+    run("losetup", &["--detach", &name]);
+    // A test beside this one may be given the number in between, and lets it go soon.
+    let reattach = || std::process::Command::new("losetup").arg(&name).arg(&other).status().expect("losetup runs");
+    let begun = std::time::Instant::now();
+    while !reattach().success() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{name} is not to be had again");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let error = prepared.check().expect_err("another block device");
+    assert!(matches!(error, TargetError::Replaced { .. }), "{error}");
+    open(&device.path).await.check_is(&prepared).expect_err("another one is open");
+}
+
+#[test]
+fn a_retired_file_is_found_under_no_old_name_and_can_be_restored_or_deleted() {
+    let directory = directory();
+    let (source, link) = (directory.path().join("source"), directory.path().join("link"));
+    std::fs::write(&source, b"disk").expect("written");
+    symlink("source", &link).expect("a symlink");
+    let retired = retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("renamed");
+    assert!(!source.exists() && !link.exists());
+    let moved = directory.path().join("source.moved-7");
+    assert_eq!(std::fs::read(&moved).expect("kept"), b"disk");
+    assert_eq!(retire_source(&Retiring::by_name(&link, 7), directory.path()).expect("again does no harm"), retired);
+
+    retired.restore().expect("restored");
+    assert_eq!(std::fs::read(&link).expect("back"), b"disk");
+    std::fs::write(&moved, b"something else").expect("written");
+    retire_source(&Retiring::by_name(&source, 7), directory.path()).expect_err("the name is taken");
+    assert_eq!(std::fs::read(&source).expect("untouched"), b"disk");
+    std::fs::remove_file(&moved).expect("removed");
+    let retired = retire_source(&Retiring::by_name(&link, 8), directory.path()).expect("renamed");
+    assert!(!is_deleted(&Retiring::by_name(&link, 8)).expect("looked"), "it is kept");
+    retired.delete().expect("deleted");
+    retired.delete().expect("deleting twice does no harm");
+    assert!(is_deleted(&Retiring::by_name(&link, 8)).expect("looked"));
+    assert!(!directory.path().join("source.moved-8").exists());
+}
+
+#[test]
+fn a_source_is_known_by_its_identity_whatever_its_name_leads_to_by_then() {
+    let directory = directory();
+    let path = |name: &str| directory.path().join(name);
+    let (source, target, link) = (path("source"), path("target"), path("link"));
+    std::fs::write(&source, b"old").expect("written");
+    std::fs::write(&target, b"live").expect("written");
+    symlink("source", &link).expect("a symlink");
+    let identity = SourceIdentity::of(&std::fs::File::open(&link).expect("opened"), &link).expect("looked");
+    let known = Retiring { path: &link, identity: Some(&identity), holder: Some(&target), epoch: 7 };
+
+    // What a configuration hook does.
+    std::fs::remove_file(&link).expect("removed");
+    symlink("target", &link).expect("a symlink");
+    let by_name = Retiring { identity: None, ..known };
+    let error = retire_source(&by_name, directory.path()).expect_err("put the live target away");
+    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    retire_source(&known, directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&known).expect("looked") && !source.exists());
+    assert_eq!(std::fs::read(&target).expect("the target stays"), b"live");
+
+    // A VM that runs on it keeps it.
+    let identity = SourceIdentity::of(&std::fs::File::open(&target).expect("opened"), &target).expect("looked");
+    let used = Retiring { path: &target, identity: Some(&identity), holder: None, epoch: 7 };
+    let locks = QemuLocks::take(&target).expect("free");
+    let error = retire_source(&used, directory.path()).expect_err("put a running VM's image away");
+    assert!(matches!(error, TargetError::InUse { .. }), "{error}");
+    drop(locks);
+
+    // Another file has the source's own name: it is left, and what was renamed before is found all the same.
+    std::fs::write(&source, b"old").expect("written");
+    let identity = SourceIdentity::of(&std::fs::File::open(&source).expect("opened"), &source).expect("looked");
+    let known = Retiring { path: &source, identity: Some(&identity), holder: Some(&target), epoch: 8 };
+    std::fs::rename(&source, path("elsewhere")).expect("renamed");
+    symlink("target", &source).expect("a symlink");
+    let error = retire_source(&known, directory.path()).expect_err("put another file away");
+    assert!(matches!(error, TargetError::OtherSource { .. }), "{error}");
+    std::fs::rename(path("elsewhere"), path("source.moved-8")).expect("renamed");
+    assert!(matches!(retire_source(&known, directory.path()), Ok(Retired::File { .. })), "it was done before");
+    assert_eq!(std::fs::read(&source).expect("the link stays"), b"live");
+}
+
+#[test]
+fn deleting_a_large_retired_file_leaves_nothing_but_what_has_another_name() {
+    let directory = directory();
+    let (source, other) = (directory.path().join("source"), directory.path().join("other"));
+    file_of(&source, 100 << 20);
+    retire_source(&Retiring::by_name(&source, 1), directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&Retiring::by_name(&source, 1)).expect("looked"));
+
+    file_of(&source, 100 << 20);
+    std::fs::hard_link(&source, &other).expect("linked");
+    retire_source(&Retiring::by_name(&source, 2), directory.path()).expect("renamed").delete().expect("deleted");
+    assert!(is_deleted(&Retiring::by_name(&source, 2)).expect("looked"));
+    assert_eq!(std::fs::metadata(&other).expect("there").len(), 100 << 20, "the other name has lost its bytes");
+}
+
+#[test]
+fn a_retired_block_device_has_a_tombstone_and_can_be_restored() {
+    let directory = directory();
+    let backing = directory.path().join("backing");
+    let bytes: Vec<u8> = (0..1 << 20).map(|number: u32| (number % 251) as u8).collect();
+    std::fs::write(&backing, &bytes).expect("written");
+    let device = Loop::over(&backing, &[]);
+    let retired = retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("marked");
+    let now = std::fs::read(&device.path).expect("readable");
+    assert!(now.starts_with(b"TRANSHUME MOVED\n\x07\0\0\0\0\0\0\0") && now[4096..] != bytes[4096..]);
+    assert_eq!(now[4096..(1 << 20) - 4096], bytes[4096..(1 << 20) - 4096]);
+    assert_eq!(
+        retire_source(&Retiring::by_name(&device.path, 7), directory.path()).expect("again does no harm"),
+        retired
+    );
+    assert!(matches!(retired, Retired::BlockDevice { .. }));
+    retired.restore().expect("restored");
+    assert_eq!(std::fs::read(&device.path).expect("readable"), bytes);
+}

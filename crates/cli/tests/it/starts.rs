@@ -1,0 +1,158 @@
+//! Starts of the daemon while something else is not there: the network, a file system, a journal. The other volumes are served.
+
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::{HANG, World, same, signal, target, tool};
+use rustix::process::Signal;
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < HANG, "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_network_between_hosts_that_cannot_be_had_takes_no_local_volume_down() {
+    let mut world = World::without_daemon();
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port();
+    let config = format!("[hosts]\nname = \"a\"\nlisten = [\"127.0.0.1:{port}\"]\n");
+    std::fs::write(world.path("config.toml"), config).expect("written");
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    let image = world.image("disk.img", 1 << 20, 65536);
+    let uri = world.attach("x", &image);
+    let host = world.json(&["host"]);
+    assert_eq!(host["listen"].as_array().map(Vec::len), Some(0), "{host}");
+    assert!(host["problem"].to_string().contains("somebody listens"), "{host}");
+    drop(taken);
+    wait_until("it never listens", || world.json(&["host"])["listen"][0] == format!("127.0.0.1:{port}"));
+    assert!(world.json(&["host"])["problem"].is_null());
+
+    world.kill();
+    let identity = world.path("state/hosts/identity.pem");
+    std::fs::set_permissions(&identity, std::fs::Permissions::from_mode(0o644)).expect("chmod");
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "x"])["state"], "serving");
+    assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (1 << 20).to_string());
+    let said = world.run(&["host"]);
+    let words = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(!said.status.success() && words.contains("others may read this host's key"), "{words}");
+}
+
+/// A file whose server may be stopped: whoever opens it then waits.
+struct Fused {
+    server: Child,
+    file: PathBuf,
+}
+
+impl Fused {
+    fn over(image: &Path, file: &Path) -> Self {
+        std::fs::write(file, b"").expect("written");
+        let node = format!("driver=file,node-name=node,filename={}", image.display());
+        let export =
+            format!("type=fuse,id=export,node-name=node,mountpoint={},writable=on,growable=on", file.display());
+        let server = Command::new("qemu-storage-daemon")
+            .args(["--blockdev", &node, "--export", &export])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("qemu-storage-daemon is there: run `make setup`");
+        wait_until("nothing is exported", || std::fs::metadata(file).is_ok_and(|found| found.len() > 0));
+        Self { server, file: file.to_owned() }
+    }
+}
+
+impl Drop for Fused {
+    fn drop(&mut self) {
+        signal(&self.server, Signal::CONT);
+        let _ = Command::new("umount").arg("-l").arg(&self.file).status();
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+#[test]
+fn a_file_system_that_hangs_delays_only_the_volume_that_lies_on_it() {
+    let mut world = World::new();
+    let (image, other) = (world.image("disk.img", 1 << 20, 65536), world.image("other.img", 1 << 20, 65536));
+    let fused = Fused::over(&image, &world.path("fused.img"));
+    world.attach("x", &fused.file);
+    let uri = world.attach("y", &other);
+    world.kill();
+    signal(&fused.server, Signal::STOP);
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "y"])["state"], "serving");
+    assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (1 << 20).to_string());
+    let hangs = world.json(&["volume", "show", "x"]);
+    assert_eq!(hangs["state"], "down", "{hangs}");
+    assert!(hangs["problem"].to_string().contains("has not answered yet"), "{hangs}");
+    signal(&fused.server, Signal::CONT);
+    wait_until("it does not come back", || world.json(&["volume", "show", "x"])["state"] == "serving");
+    assert!(world.json(&["volume", "show", "x"])["problem"].is_null());
+    world.kill();
+}
+
+#[test]
+fn a_target_that_hangs_keeps_no_guest_from_its_source_and_gets_all_of_it_when_it_answers() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 6 << 20, 65536);
+    let (behind, expected) = (world.path("behind.img"), std::fs::read(&image).expect("read"));
+    std::fs::write(&behind, vec![0xee; 6 << 20]).expect("written");
+    let fused = Fused::over(&behind, &world.path("fused.img"));
+    let uri = world.attach("x", &image);
+    let slow = ["move", "x", "--to", &target(&fused.file), "--overwrite", "--bandwidth", "1MiB/s", "--detach"];
+    let id = world.json(&slow)["id"].as_u64().expect("a number");
+    world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(1 << 20));
+    world.kill();
+    signal(&fused.server, Signal::STOP);
+    world.start();
+    assert_eq!(world.json(&["volume", "show", "x"])["state"], "serving");
+    assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (6 << 20).to_string());
+    signal(&fused.server, Signal::CONT);
+    world.json(&["set", "x", "--bandwidth", "0"]);
+    let over = world.wait_for_job(id);
+    assert_eq!(over["state"], "done", "{over}\n{}", world.log());
+    world.kill();
+    same(&behind, &expected);
+}
+
+/// A move whose journal nobody could read goes on when that comes back, whatever number others were given meanwhile: programs of
+/// before did not record the last one.
+#[test]
+fn a_journal_that_comes_back_finds_its_own_move() {
+    for is_recorded in [true, false] {
+        let mut world = World::new();
+        let (x, y) = (world.image("x.img", 6 << 20, 65536), world.image("y.img", 1 << 20, 65536));
+        world.attach("x", &x);
+        world.attach("y", &y);
+        let expected = std::fs::read(&x).expect("read");
+        let to = world.path("x-new.img");
+        let slow = ["move", "x", "--to", &target(&to), "--bandwidth", "1MiB/s", "--detach"];
+        let id = world.json(&slow)["id"].as_u64().expect("a number");
+        world.wait_until_job("nothing is copied", |job| job["progress"]["bytes_copied"].as_u64() > Some(1 << 20));
+        world.kill();
+        let journal = world.path("state/volumes/x/journal");
+        let kept = std::fs::read(&journal).expect("there is a journal");
+        std::fs::write(&journal, vec![0; kept.len()]).expect("written");
+        if !is_recorded {
+            std::fs::remove_file(world.path("state/jobs/last")).expect("there is a record");
+        }
+        world.start();
+        world.json(&["move", "y", "--to", &target(&world.path("y-new.img"))]);
+        let other = world.json(&["jobs", "--all"])[0]["id"].as_u64();
+        assert_eq!(other == Some(id), !is_recorded, "a number was given twice");
+        world.kill();
+        std::fs::write(&journal, &kept).expect("written");
+        world.start();
+        world.json(&["set", "x", "--bandwidth", "0"]);
+        wait_until("the move does not go on", || world.json(&["volume", "show", "x"])["backend"] == target(&to));
+        wait_until("it is not over", || world.json(&["jobs"]).as_array().is_some_and(Vec::is_empty));
+        same(&to, &expected);
+    }
+}
