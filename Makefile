@@ -9,9 +9,10 @@ CYCLES ?= 200
 MINUTES ?= 5
 MIB ?= 1024
 RUNS ?= 5
+LONG_SEEDS ?= 0..20000
 FUZZ := memory/messages memory/receiver nbd/client nbd/protocol nbd/server migrate/wire_messages migrate/wire_receiver migrate/wire_sender
 
-.PHONY: help build release install setup test quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm bench-caches paper-esx-real deny docs clean
+.PHONY: help build release install setup test test-long quick test-qemu10 check fmt sim sim-long mutations torture torture-hosts torture-vms fuzz demo demo-vm bench-local bench-large bench-range-lock bench-wire bench-vm bench-caches paper-esx-real deny docs clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-17s %s\n", $$1, $$2}'
@@ -41,25 +42,34 @@ quick: ## Format, clippy, unit tests and 100 seeds: what to run before every com
 	@echo "unit tests" && $(CARGO) test --locked --workspace --lib --bins --quiet
 	@echo "seeds 0..100" && $(CARGO) xtask sim --seeds 0..100
 
-# What the build of everything has made is not built again for the simulator and the torture alone.
-BUILT = $(abspath $(or $(CARGO_TARGET_DIR),target))/debug
 test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture
 	@echo "building all there is, with the tests: minutes, if little of it is built"
-	$(CARGO) build --locked --workspace --all-targets
-	$(CARGO) xtask test
-	TRANSHUME_BUILT=$(BUILT) $(MAKE) sim
-	TRANSHUME_BUILT=$(BUILT) $(CARGO) xtask torture --programs $(BUILT) --seed 100 --cycles 5 --act-cycles 2
+	$(CARGO) xtask test --seeds $(SEEDS) --fresh $(FRESH)
+
+# What is slow and rare. Each part keeps a record in docs/runs, so docs/reliability.md tells what was run on which commit: commit first.
+# A part that fails ends the run; `make -k test-long` runs the others as well.
+LONG := long-tests long-covers long-seeds long-torture long-torture-hosts long-torture-vms long-fuzz
+.PHONY: $(LONG)
+test-long: $(LONG) ## Run what is slow and rare, two hours at most: before what it covers is called done (-k: go on after a failure)
+long-tests: CHORE = $(CARGO) xtask test --long
+long-covers: CHORE = $(CARGO) xtask sim --covers --seeds 0..100
+long-seeds: CHORE = $(CARGO) xtask sim --seeds $(LONG_SEEDS)
+long-torture: CHORE = $(CARGO) xtask torture --cycles 200
+long-torture-hosts: CHORE = $(CARGO) xtask torture-hosts --cycles 100
+long-torture-vms: CHORE = $(CARGO) xtask torture-vms --cycles 60
+long-fuzz: CHORE = $(MAKE) fuzz MINUTES=$(words $(FUZZ))
+$(LONG): setup
+	$(CARGO) xtask record --name $@ -- $(CHORE)
 
 # Its packages would replace the distribution's QEMU: they are unpacked, not installed.
 QEMU10 = $(abspath $(or $(CARGO_TARGET_DIR),target))/qemu10
 test-qemu10: setup ## Run the tests of adoption on QEMU 10 of Debian's backports, unpacked below target/
 	$(CARGO) build --locked --package transhume-preload
 	programs=$$(xtask/qemu10.sh $(QEMU10)) && PATH=$$programs:$$PATH TRANSHUME_TEST_QEMU=10. \
-		$(CARGO) test --locked --workspace --no-fail-fast --test adoption --test recovery --test refusals \
-		--test monitor --test attachments --test access --test all_disks --test whole_machines \
-		--test vm_postcopy --test vm_parallel
+		$(CARGO) xtask test --only "vm adoption::,vm recovery::,vm refusals::,vm monitor::,vm attachments::,vm access::" \
+		--only "cli adoption::,cli all_disks::,cli whole_machines::,cli vm_postcopy::,cli vm_parallel::"
 	TRANSHUME_TEST_OTHER_QEMU=$(QEMU10)/bin/qemu-system-x86_64 \
-		$(CARGO) test --locked --package transhume-cli --test whole_machines another_qemu
+		$(CARGO) xtask test --only another_qemu
 
 sim: ## Run the simulator's seeds (SEEDS=A..B), some of today (FRESH=N), and each scenario until it shows what it must
 	$(CARGO) xtask sim --seeds $(SEEDS) --fresh $(FRESH)
@@ -83,11 +93,12 @@ torture-vms: setup ## The same while a whole VM goes back and forth between them
 
 # Each target, CRATE/NAME, has its share of the minutes. What is found is kept in crates/CRATE/fuzz/artifacts, with the
 # command to repeat it.
-fuzz: ## Fuzz what parses foreign bytes (MINUTES=5; needs a nightly toolchain, installs cargo-fuzz)
+# A stable compiler that is told to take unstable options serves as well as a nightly one.
+fuzz: ## Fuzz what parses foreign bytes (MINUTES=5; installs cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || $(CARGO) install --locked cargo-fuzz
 	@for target in $(FUZZ); do \
 		echo "fuzzing $$target"; \
-		(cd crates/$${target%/*} && $(CARGO) +nightly fuzz run $${target#*/} -- -max_total_time=$$(( $(MINUTES) * 60 / $(words $(FUZZ)) ))) || exit 1; \
+		(cd crates/$${target%/*} && RUSTC_BOOTSTRAP=1 $(CARGO) fuzz run $${target#*/} -- -max_total_time=$$(( $(MINUTES) * 60 / $(words $(FUZZ)) ))) || exit 1; \
 	done
 
 check: ## Format, clippy, documentation and the house rules

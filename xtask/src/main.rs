@@ -7,7 +7,7 @@ mod programs;
 mod runs;
 mod setup;
 mod sim;
-mod test_programs;
+mod tests;
 mod tidy;
 
 use std::process::ExitCode;
@@ -30,8 +30,8 @@ enum Chore {
     Tidy(tidy::Arguments),
     /// Install the Debian packages that tests, demo and benchmarks need (as root), or say which are missing.
     Setup(setup::Arguments),
-    /// Run all tests, several programs of them at a time.
-    Test(test_programs::Arguments),
+    /// Run all tests, many at a time.
+    Test(tests::Arguments),
     /// Boot a real guest, move its disk while it works, and print the report.
     Demo(programs::Arguments),
     /// Boot a guest that serves a web page, move it whole to another host while a client asks it, and print the report.
@@ -80,7 +80,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy(arguments) => tidy::run(&arguments),
         Chore::Setup(arguments) => setup::run(&arguments),
-        Chore::Test(arguments) => test_programs::run(&arguments),
+        Chore::Test(arguments) => tests::run(&arguments),
         Chore::Demo(arguments) => programs::demo("demo", &arguments),
         Chore::DemoVm(arguments) => programs::demo("demo-vm", &arguments),
         Chore::Sim(arguments) => sim::run(&arguments),

@@ -59,7 +59,7 @@ pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
 
 /// The same with all of its arguments.
 pub(crate) fn run(package: &str, arguments: &[String]) -> anyhow::Result<()> {
-    let status = cargo(package).args(arguments).status().context("running cargo")?;
+    let status = command(package)?.args(arguments).status().context("running it")?;
     if !status.success() {
         bail!("{package}: something does not hold, or could not be done: see above");
     }
@@ -68,7 +68,7 @@ pub(crate) fn run(package: &str, arguments: &[String]) -> anyhow::Result<()> {
 
 /// The same, for what it prints.
 pub(crate) fn output(package: &str, arguments: &[&str]) -> anyhow::Result<String> {
-    let printed = cargo(package).args(arguments).stderr(Stdio::inherit()).output().context("running cargo")?;
+    let printed = command(package)?.args(arguments).stderr(Stdio::inherit()).output().context("running it")?;
     ensure!(printed.status.success(), "{package} {}: {}", arguments.join(" "), printed.status);
     String::from_utf8(printed.stdout).with_context(|| format!("{package} prints UTF-8"))
 }
@@ -77,15 +77,10 @@ pub(crate) fn cargo_itself() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// Where everything was built already: programs are run from there and not built again. Cargo builds a package's dependencies
-/// anew if it builds that package alone, because they have fewer features then.
-const BUILT: &str = "TRANSHUME_BUILT";
-
-fn cargo(package: &str) -> Command {
-    if let Some(folder) = std::env::var_os(BUILT) {
-        return Command::new(Path::new(&folder).join(package));
-    }
-    let mut command = cargo_itself();
-    command.args(["run", "--locked", "--package", package, "--bin", package, "--"]);
-    command
+/// Builds the program that `package` is named after. The whole workspace is named and one program of it chosen: cargo builds the
+/// dependencies of a package that is named alone a second time, because they have fewer features then.
+fn command(package: &str) -> anyhow::Result<Command> {
+    let built = cargo_itself().args(["build", "--locked", "--workspace", "--bin", package]).status();
+    ensure!(built.context("running cargo")?.success(), "{package} could not be built: see above");
+    Ok(Command::new(target_folder()?.join("debug").join(package)))
 }

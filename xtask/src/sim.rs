@@ -31,8 +31,7 @@ pub(crate) fn run(given: &Arguments) -> anyhow::Result<()> {
         return programs::run(EXPERIMENTS, &["list".to_owned()]);
     }
     let Some(count) = fresh.filter(|count| *count > 0) else { return Ok(()) };
-    let days = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs() / 86_400;
-    let seeds = seeds_of_day(days, count);
+    let seeds = seeds_of_day(today(), count);
     println!("seeds of today: cargo xtask sim --seeds {seeds}");
     programs::run(SIMULATOR, &["--seeds".to_owned(), seeds])
 }
@@ -52,8 +51,13 @@ fn without_fresh(arguments: &[String]) -> anyhow::Result<(Vec<String>, Option<u6
     Ok(([&arguments[..place], &arguments[place + 2..]].concat(), Some(count)))
 }
 
+/// The number of this day since 1970.
+pub(crate) fn today() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs() / 86_400
+}
+
 /// The first `count` seeds of day number `days` since 1970.
-fn seeds_of_day(days: u64, count: u64) -> String {
+pub(crate) fn seeds_of_day(days: u64, count: u64) -> String {
     let first = days * SEEDS_A_DAY;
     format!("{first}..{}", first + count.min(SEEDS_A_DAY))
 }

@@ -10,7 +10,11 @@ use anyhow::{Context, bail};
 /// # Errors
 /// They cannot be built.
 pub fn build_programs() -> anyhow::Result<PathBuf> {
-    build("release")
+    // The library is no program, but is needed beside them.
+    build(
+        "release",
+        &["--package", "transhume-cli", "--package", "transhume-guest", "--lib", "--package", "transhume-preload"],
+    )
 }
 
 /// The folder that was given, or that of the programs as they are installed, which are built.
@@ -26,16 +30,15 @@ pub fn given_or_built(given: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 /// # Errors
 /// They cannot be built.
 pub fn build_debug_programs() -> anyhow::Result<PathBuf> {
-    build("dev")
+    // The whole workspace, as the tests are built: cargo would build the dependencies of some packages a second time.
+    build("dev", &["--lib", "--workspace"])
 }
 
-fn build(profile: &str) -> anyhow::Result<PathBuf> {
+fn build(profile: &str, what: &[&str]) -> anyhow::Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .args(["build", "--locked", "--profile", profile, "--bins"])
-        .args(["--package", "transhume-cli", "--package", "transhume-guest"])
-        // The library is no program, but is needed beside them.
-        .args(["--lib", "--package", "transhume-preload"])
+        .args(what)
         .status()
         .context("running cargo")?;
     if !status.success() {

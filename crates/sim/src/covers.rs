@@ -12,7 +12,11 @@ impl Player {
     /// False if one has not.
     pub(super) fn cover_all(&self, seeds: &Range<u64>, jobs: usize) -> bool {
         let named = self.arguments.scenario;
-        let scenarios = || SCENARIOS.iter().filter(|scenario| named.is_none_or(|named| named.name == scenario.name));
+        let (turn, turns) = self.arguments.turn.unwrap_or((0, 1));
+        let scenarios = || {
+            let in_turn = SCENARIOS.iter().skip(turn).step_by(turns);
+            in_turn.filter(|scenario| named.is_none_or(|named| named.name == scenario.name))
+        };
         let next = AtomicUsize::new(0);
         let worker = || {
             while let Some(scenario) = scenarios().nth(next.fetch_add(1, Ordering::Relaxed))

@@ -65,6 +65,9 @@ struct Arguments {
     /// seeds.
     #[arg(long, conflicts_with_all = ["swarm", "seed", "minutes", "every_await"])]
     covers: bool,
+    /// With `--covers`, only every Nth scenario, from number K on: K/N.
+    #[arg(long, value_name = "K/N", requires = "covers", value_parser = parse_turn)]
+    turn: Option<(usize, usize)>,
     /// Stop after so many failures.
     #[arg(long, default_value_t = 1)]
     failures: usize,
@@ -85,6 +88,11 @@ struct Arguments {
 fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
     let parts = text.split_once("..").and_then(|(from, to)| Some(from.parse().ok()?..to.parse().ok()?));
     parts.filter(|range: &Range<u64>| range.start < range.end).ok_or_else(|| format!("`{text}` is no A..B"))
+}
+
+fn parse_turn(text: &str) -> Result<(usize, usize), String> {
+    let parts = text.split_once('/').and_then(|(turn, turns)| Some((turn.parse().ok()?, turns.parse().ok()?)));
+    parts.filter(|(turn, turns)| turn < turns).ok_or_else(|| format!("`{text}` is no K/N with K below N"))
 }
 
 fn parse_scenario(name: &str) -> Result<&'static NamedScenario, String> {
