@@ -36,10 +36,10 @@ setup: ## Install what tests, demo and benchmarks need (Debian packages; needs r
 	@$(CARGO) xtask setup
 
 # What is printed says what is being done from the first second on: a build of everything takes minutes.
-quick: ## Format, clippy, unit tests and 100 seeds: what to run before every commit (90 s at most once it is built)
+quick: ## Format, clippy, unit tests and 100 seeds: what to run before every commit (a minute once it is built)
 	@echo "format" && $(CARGO) fmt --all --check
 	@echo "clippy" && $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	@echo "unit tests" && $(CARGO) test --locked --workspace --lib --bins --quiet
+	@echo "unit tests" && $(CARGO) xtask test --unit
 	@echo "seeds 0..100" && $(CARGO) xtask sim --seeds 0..100
 
 test: setup ## Run everything that decides whether main is green: unit, tool, QEMU and crash tests, seeds, some torture

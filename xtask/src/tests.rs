@@ -44,6 +44,9 @@ pub(crate) struct Arguments {
     /// Only the tests that are slow and rare.
     #[arg(long, conflicts_with = "only")]
     long: bool,
+    /// Only unit tests: nothing but libraries and programs is built.
+    #[arg(long, conflicts_with_all = ["only", "long"])]
+    unit: bool,
     /// Run each test so many times.
     #[arg(long, default_value_t = 1)]
     times: u32,
@@ -55,7 +58,7 @@ pub(crate) struct Arguments {
     keep: bool,
     /// Play these of the simulator's seeds beside the tests, with what the tests leave of the processors; then some of the day's,
     /// scenarios until they show what they must, and some torture.
-    #[arg(long, value_name = "A..B", conflicts_with_all = ["only", "long", "times"])]
+    #[arg(long, value_name = "A..B", conflicts_with_all = ["only", "long", "times", "unit"])]
     seeds: Option<String>,
     /// So many of the day's seeds.
     #[arg(long, value_name = "N", default_value_t = 100, requires = "seeds")]
@@ -65,7 +68,8 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let durations = Durations::read()?;
     let mut tasks = Vec::new();
-    for program in discover::build()? {
+    let targets: &[&str] = if arguments.unit { &["--lib", "--bins"] } else { &["--lib", "--bins", "--tests"] };
+    for program in discover::build(targets)? {
         let tests = program.tests()?;
         tasks.extend(program.tasks(&tests, |name| is_chosen(arguments, name)));
     }
@@ -86,7 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let tasks = (0..arguments.times).flat_map(|_| tasks.iter().cloned()).collect();
     let mut outcomes = schedule::run_all(tasks, beside, arguments.at_once.max(1))?;
-    if arguments.only.is_empty() && !arguments.long {
+    if arguments.only.is_empty() && !arguments.long && !arguments.unit {
         outcomes.push(examples()?);
     }
     durations.write(&outcomes, arguments.keep)?;

@@ -131,26 +131,6 @@ mod tests {
     }
 
     #[test]
-    fn a_small_evaluation_gives_a_page_and_a_document_with_every_figure_s_numbers() {
-        let evaluation = small(&["figure-4", "figure-10"]);
-        let page = report::html(&evaluation);
-        assert!(
-            page.contains("id=\"figure-4\"") && page.contains("id=\"figure-10\"") && page.contains("a &lt;test&gt;")
-        );
-        assert!(
-            !page.contains("NaN") && !page.contains("http://")
-                || page.matches("http://").count() == page.matches("xmlns").count()
-        );
-        let document: serde_json::Value =
-            serde_json::from_str(&report::json(&evaluation).expect("it is written")).expect("it is JSON");
-        assert_eq!(document["figures"][0]["rows"][0]["paper"], 176.0);
-        let rows = evaluation.figures.iter().flat_map(|figure| &figure.rows);
-        assert!(rows.clone().count() > 5 && report::text(&evaluation).contains("offline copy"));
-        let offline = evaluation.figures[0].rows[0].ours.expect("it was measured");
-        assert!((100.0..300.0).contains(&offline), "{offline} s for the offline copy");
-    }
-
-    #[test]
     fn a_figure_that_the_paper_does_not_have_is_refused() {
         let options = EvaluationOptions {
             scale: 256,
@@ -161,5 +141,33 @@ mod tests {
             command: String::new(),
         };
         assert!(evaluate(&options, &|_| {}).is_err());
+    }
+
+    /// A part of the evaluation. What a scene measures is decided on main by the tests of the scenes, and what a page shows by those of
+    /// `report`.
+    mod long {
+        use super::*;
+
+        #[test]
+        fn a_small_evaluation_gives_a_page_and_a_document_with_every_figure_s_numbers() {
+            let evaluation = small(&["figure-4", "figure-10"]);
+            let page = report::html(&evaluation);
+            assert!(
+                page.contains("id=\"figure-4\"")
+                    && page.contains("id=\"figure-10\"")
+                    && page.contains("a &lt;test&gt;")
+            );
+            assert!(
+                !page.contains("NaN") && !page.contains("http://")
+                    || page.matches("http://").count() == page.matches("xmlns").count()
+            );
+            let document: serde_json::Value =
+                serde_json::from_str(&report::json(&evaluation).expect("it is written")).expect("it is JSON");
+            assert_eq!(document["figures"][0]["rows"][0]["paper"], 176.0);
+            let rows = evaluation.figures.iter().flat_map(|figure| &figure.rows);
+            assert!(rows.clone().count() > 5 && report::text(&evaluation).contains("offline copy"));
+            let offline = evaluation.figures[0].rows[0].ours.expect("it was measured");
+            assert!((100.0..300.0).contains(&offline), "{offline} s for the offline copy");
+        }
     }
 }

@@ -72,27 +72,31 @@ pub fn evaluate(options: &EvaluationOptions, progress: Progress<'_>) -> Result<E
 
 #[cfg(test)]
 mod tests {
-    use super::paper::{COLD, SIZE};
-    use super::scene::{ATTACH, MOVE, Way};
-    use super::*;
-    use crate::runs::Scene as _;
+    /// An hour of the paper. The cache and its moves are decided on main by the tests of `filters` and the scenarios of caches, the hour's
+    /// figures by those of `tables`.
+    mod long {
+        use super::super::paper::{COLD, SIZE};
+        use super::super::scene::{ATTACH, MOVE, Way};
+        use super::super::*;
+        use crate::runs::Scene as _;
 
-    #[test]
-    fn a_cache_doubles_what_a_vm_reads_and_hybrid_keeps_that_over_a_move() {
-        let [none, hybrid] = [Way::None, Way::Hybrid].map(|way| {
-            let scene = Scene::of_paper(way, SIZE, PAPER.scale_max);
-            scene.play(1).expect("nothing is violated")
-        });
-        let cold = none.reads_a_second(20, ATTACH);
-        assert!((cold / COLD - 1.0).abs() < 0.05, "{cold} reads/s without a cache");
-        assert!(none.plateau() > 1.6 * cold, "{} reads/s with a warm one", none.plateau());
-        let after = none.reads_a_second(MOVE + 3, MOVE + 40);
-        assert!(after < 1.3 * cold, "{after} reads/s with an empty cache");
-        let from = hybrid.resumed.ceil() as usize;
-        let kept = hybrid.reads_a_second(from, from + 40);
-        assert!(kept > 0.8 * hybrid.plateau(), "{kept} of {} reads/s", hybrid.plateau());
-        // With three VMs there is a third more for each than with four.
-        let [four, three] = [none.neighbour(0, 1500, MOVE), none.neighbour(1, 1500, MOVE)];
-        assert!((three / four - 4.0 / 3.0).abs() < 0.02, "{four} and {three} reads/s");
+        #[test]
+        fn a_cache_doubles_what_a_vm_reads_and_hybrid_keeps_that_over_a_move() {
+            let [none, hybrid] = [Way::None, Way::Hybrid].map(|way| {
+                let scene = Scene::of_paper(way, SIZE, PAPER.scale_max);
+                scene.play(1).expect("nothing is violated")
+            });
+            let cold = none.reads_a_second(20, ATTACH);
+            assert!((cold / COLD - 1.0).abs() < 0.05, "{cold} reads/s without a cache");
+            assert!(none.plateau() > 1.6 * cold, "{} reads/s with a warm one", none.plateau());
+            let after = none.reads_a_second(MOVE + 3, MOVE + 40);
+            assert!(after < 1.3 * cold, "{after} reads/s with an empty cache");
+            let from = hybrid.resumed.ceil() as usize;
+            let kept = hybrid.reads_a_second(from, from + 40);
+            assert!(kept > 0.8 * hybrid.plateau(), "{kept} of {} reads/s", hybrid.plateau());
+            // With three VMs there is a third more for each than with four.
+            let [four, three] = [none.neighbour(0, 1500, MOVE), none.neighbour(1, 1500, MOVE)];
+            assert!((three / four - 4.0 / 3.0).abs() < 0.02, "{four} and {three} reads/s");
+        }
     }
 }

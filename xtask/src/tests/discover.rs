@@ -23,10 +23,11 @@ pub(super) struct Program {
     is_split: bool,
 }
 
-/// Builds all of them.
-pub(super) fn build() -> anyhow::Result<Vec<Program>> {
+/// Builds those of `targets`, as cargo's flags name them.
+pub(super) fn build(targets: &[&str]) -> anyhow::Result<Vec<Program>> {
     let built = cargo_itself()
         .args(["test", "--locked", "--workspace", "--no-run", "--message-format", "json-render-diagnostics"])
+        .args(targets)
         .stderr(Stdio::inherit())
         .output()
         .context("running cargo")?;
