@@ -136,7 +136,9 @@ pub(super) fn run_all(tasks: Vec<Task>, beside: Vec<Task>, at_once: usize) -> an
         let mut workers: Vec<_> = (0..at_once).map(|_| scope.spawn(worker)).collect();
         workers.push(scope.spawn(|| {
             for task in &beside {
-                lock(&outcomes).push(process::run(task)?);
+                // Whoever holds the outcomes holds up all others: first it runs.
+                let outcome = process::run(task)?;
+                lock(&outcomes).push(outcome);
             }
             Ok(())
         }));
