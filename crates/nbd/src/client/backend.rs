@@ -25,6 +25,10 @@
 //!
 //! A server that answers `ESHUTDOWN` is lost as one that hangs up: another comes back in its place, if any does.
 //!
+//! A process that begins knows nothing of what its predecessor was answered. So an export that was used before
+//! ([`NbdBackend::expecting`]) counts as one with an answered write that is neither kept nor flushed. As soon as a guest
+//! relies on it, it is connected to and flushed. If the server is lost before that, the guest's next flush fails.
+//!
 //! One risk remains: a dead connection's server may carry out a request after its successor has carried out a later one
 //! on the same bytes. So a session is made [`SETTLE`] after the last one was lost, for a server to finish or drop its
 //! requests.
@@ -162,21 +166,32 @@ impl NbdBackend {
         let first = dial.dial().await?;
         let geometry = limited(first.geometry(), options.size_limit)?;
         drop(first);
-        let backend = Self::expecting(geometry, dial, env, options);
+        let backend = Self::over(geometry, ReplayLog::default(), dial, env, options);
         let until = backend.shared.until();
         backend.shared.session(until).await?;
         Ok(backend)
     }
 
-    /// What was connected to before and has `geometry`. Its server need not be there yet.
+    /// What was connected to before and has `geometry`. Its server need not be there yet. What an earlier process was
+    /// answered may not be durable.
     #[must_use]
     pub fn expecting(geometry: Geometry, dial: Arc<dyn Dial>, env: EnvRef, options: BackendOptions) -> Self {
+        Self::over(geometry, ReplayLog::of_used(geometry.read_only), dial, env, options)
+    }
+
+    fn over(
+        geometry: Geometry,
+        replay_log: ReplayLog,
+        dial: Arc<dyn Dial>,
+        env: EnvRef,
+        options: BackendOptions,
+    ) -> Self {
         let shared = Arc::new(Shared {
             env: Arc::clone(&env),
             options,
             geometry,
             serves_guest: AtomicBool::new(false),
-            state: Mutex::default(),
+            state: Mutex::new(State { replay_log, ..State::default() }),
             wanted: Notify::new(),
             news: Notify::new(),
             flushing: tokio::sync::Mutex::default(),
@@ -187,8 +202,12 @@ impl NbdBackend {
     }
 
     /// From now on a guest relies on it: writes are kept until they are flushed, and requests wait for a lost server.
+    /// What was answered before is flushed as soon as the server is there.
     pub fn serve_guest(&self) {
         self.shared.serves_guest.store(true, Ordering::Release);
+        if self.shared.owes_flush() {
+            self.shared.env.spawn(Box::pin(Arc::clone(&self.shared).flush_what_came_before()));
+        }
     }
 
     /// How many connections there are now; none while the server is away.

@@ -20,6 +20,12 @@ pub(super) struct Mark {
 }
 
 impl ReplayLog {
+    /// The log of an export that an earlier process may have used: what that one was answered counts as a write that is
+    /// neither kept nor durable, unless nobody writes there.
+    pub(super) fn of_used(is_read_only: bool) -> Self {
+        Self { unkept: u64::from(!is_read_only), ..Self::default() }
+    }
+
     /// A guest's write was answered.
     pub(super) fn answered(&mut self, mutation: &Mutation, is_durable: bool) {
         self.unflushed.answered(mutation, is_durable);

@@ -31,6 +31,7 @@ use super::execute::{Context, PAYLOAD_BYTES_MAX, execute};
 use super::inbox::Inbox;
 use super::load::Load;
 use super::outbox::{Outbox, Reply};
+use super::peer::{AskPeer, Peer};
 use super::request_cell::{RequestCell, Running};
 use super::{End, Export, Limits, Summary};
 use crate::protocol::{Command, REQUEST_BYTES, Request};
@@ -53,7 +54,7 @@ const PROOF_DELAY: Duration = Duration::from_millis(1);
 
 /// Serves the transmission until the connection's end and until nothing of it is in flight.
 pub(super) async fn serve<S>(
-    stream: S,
+    (stream, ask_peer): (S, AskPeer<S>),
     inbox: Inbox,
     export: &Export,
     context: &Context,
@@ -64,8 +65,10 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let (member, admission) = export.fence.join();
+    let received = inbox.filled().len() as u64;
     let mut engine = Engine {
         stream,
+        ask_peer,
         inbox,
         inbound: Inbound::Request,
         outbox: Outbox::default(),
@@ -82,6 +85,8 @@ where
         end: None,
         is_deaf: false,
         is_unflushed: false,
+        received,
+        begun: 0,
         counts: Counts::default(),
         busy_poll: BusyPoll::default(),
         deadline: Deadline::default(),
@@ -107,13 +112,14 @@ enum Inbound<'a> {
     Skip(usize),
 }
 
-/// Whether a later connection waits for this one to prove itself alive.
+/// Whether a later connection waits for this one to prove itself alive, and the kernel does not know.
 enum Proof {
     NotOwed,
     /// The runtime gets its time.
     Delayed(u64, Task),
-    /// The next read that finds the socket empty, but not at its end, is one half of the proof.
-    Due(u64),
+    /// The next read that finds the socket empty, but not at its end, is one half of the proof. So is that all has been
+    /// begun which had been received up to this byte: what follows came later.
+    Due(u64, u64),
     /// So many requests that were in flight then are the other.
     Draining(u64, usize),
 }
@@ -127,6 +133,8 @@ struct Counts {
 
 struct Engine<'a, S, B, F> {
     stream: S,
+    /// Tells what the kernel knows of the client.
+    ask_peer: AskPeer<S>,
     inbox: Inbox,
     inbound: Inbound<'a>,
     outbox: Outbox,
@@ -149,6 +157,9 @@ struct Engine<'a, S, B, F> {
     is_deaf: bool,
     /// The stream may hold back what it was given, as TLS does.
     is_unflushed: bool,
+    /// How many bytes of the stream were received, and up to which of them all requests have been begun.
+    received: u64,
+    begun: u64,
     counts: Counts,
     busy_poll: BusyPoll,
     deadline: Deadline,
@@ -212,13 +223,28 @@ where
 
     fn poll_proof(&mut self, task: &mut TaskContext<'_>) {
         let Some(question) = self.member.as_ref().and_then(|member| member.question(task.waker())) else { return };
+        // A client that reconnects has closed its old socket before.
+        if self.end.is_none() && (self.ask_peer)(&self.stream) == Peer::Open {
+            self.proof = Proof::NotOwed;
+            self.member.as_ref().inspect(|member| member.prove(question));
+            return;
+        }
         if let Proof::NotOwed = self.proof {
             self.proof = Proof::Delayed(question, self.env.sleep(PROOF_DELAY));
         }
         if let Proof::Delayed(question, delay) = &mut self.proof
             && delay.poll_unpin(task).is_ready()
         {
-            self.proof = Proof::Due(*question);
+            let unread = match (self.ask_peer)(&self.stream) {
+                Peer::Unread(bytes) => bytes,
+                Peer::Open | Peer::Closed | Peer::Unknown => u64::MAX,
+            };
+            self.proof = Proof::Due(*question, self.received.saturating_add(unread));
+        }
+        if let Proof::Due(question, last) = self.proof
+            && self.begun >= last
+        {
+            self.await_begun(question);
         }
         if let Proof::Draining(question, 0) = self.proof {
             self.proof = Proof::NotOwed;
@@ -226,6 +252,12 @@ where
             // Another question may have come meanwhile.
             self.poll_proof(task);
         }
+    }
+
+    /// One half of the proof is there: what is in flight now is the other.
+    fn await_begun(&mut self, question: u64) {
+        self.proof = Proof::Draining(question, self.in_flight.len());
+        self.turn = self.turn.wrapping_add(1);
     }
 
     /// Whether all that was received has been begun, or cannot be without more bytes.
@@ -379,6 +411,7 @@ where
 
     fn start(&mut self, request: Request, payload: Option<Buffer>, task: &mut TaskContext<'_>) {
         self.counts.requests += 1;
+        self.begun = self.received - self.inbox.filled().len() as u64;
         let cost = match request.command {
             Command::Read => {
                 self.counts.bytes_read += u64::from(request.length);
@@ -464,18 +497,20 @@ where
                 self.deafen();
                 true
             }
-            Poll::Ready(Ok(_)) => true,
+            Poll::Ready(Ok(count)) => {
+                self.received += count as u64;
+                true
+            }
             Poll::Ready(Err(error)) => {
                 self.fail(error);
                 true
             }
             Poll::Pending => {
-                let Proof::Due(question) = self.proof else { return false };
+                let Proof::Due(question, _) = self.proof else { return false };
                 if !self.awaits_bytes() {
                     return false;
                 }
-                self.proof = Proof::Draining(question, self.in_flight.len());
-                self.turn = self.turn.wrapping_add(1);
+                self.await_begun(question);
                 true
             }
         }

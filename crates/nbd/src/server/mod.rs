@@ -19,6 +19,7 @@ mod handshake;
 mod inbox;
 mod load;
 mod outbox;
+mod peer;
 mod pieces;
 mod quota;
 mod request_cell;
@@ -28,11 +29,14 @@ use std::time::Duration;
 
 use block::Bytes;
 use env::{Env, EnvRef};
+use peer::AskPeer;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::server::TlsStream;
 
 pub use export::{Export, Exports};
 use handshake::Outcome;
 use inbox::Inbox;
+pub use peer::{ClientSocket, Peer};
 
 use crate::tls::TlsServer;
 
@@ -53,8 +57,8 @@ pub struct Limits {
     /// The largest read or write that clients are told of. Larger ones, of up to the protocol's 32 MiB, are carried out
     /// in pieces of it.
     pub request_bytes_max: u32,
-    /// How long a client may leave replies unfetched, or the rest of a payload unsent, before the connection ends. One
-    /// that moves at least 1 MiB in that time is slow, and goes on.
+    /// How long a client may leave replies unfetched, or the rest of a payload unsent, before the connection ends; it may
+    /// be longer by a quarter. One that moves at least 1 MiB in that time is slow, and goes on.
     pub stall_timeout: Duration,
     /// How long a connection polls for the client's next request before it goes to sleep, as long as such polls find
     /// one. Zero never polls.
@@ -121,20 +125,66 @@ impl Summary {
 ///
 /// This never drops a request in flight: when the client goes away, it drives all that was begun to its end before it
 /// returns. Dropping this future gives that up.
-pub async fn serve_connection<S>(mut stream: S, exports: Arc<dyn Exports>, env: EnvRef, limits: Limits) -> Summary
+pub async fn serve_connection<S>(stream: S, exports: Arc<dyn Exports>, env: EnvRef, limits: Limits) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    serve_plain(stream, |_| Peer::Unknown, exports, env, limits).await
+}
+
+/// As [`serve_connection`], through TLS only: a client that does not ask for it, or shows no certificate that `tls`
+/// takes, is shown nothing.
+pub async fn serve_encrypted<S>(
+    stream: S,
+    tls: &TlsServer,
+    exports: Arc<dyn Exports>,
+    env: EnvRef,
+    limits: Limits,
+) -> Summary
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    serve_tls(stream, |_| Peer::Unknown, tls, exports, env, limits).await
+}
+
+/// As [`serve_connection`], or as [`serve_encrypted`] with `tls`, over a socket: the kernel is asked whether its client
+/// lives, so that a client that is slow, or has much under way, keeps no other one out.
+pub async fn serve_socket<S>(
+    socket: S,
+    tls: Option<&TlsServer>,
+    exports: Arc<dyn Exports>,
+    env: EnvRef,
+    limits: Limits,
+) -> Summary
+where
+    S: ClientSocket,
+{
+    match tls {
+        None => serve_plain(socket, S::peer, exports, env, limits).await,
+        Some(tls) => serve_tls(socket, peer::below_tls, tls, exports, env, limits).await,
+    }
+}
+
+async fn serve_plain<S>(
+    mut stream: S,
+    ask_peer: AskPeer<S>,
+    exports: Arc<dyn Exports>,
+    env: EnvRef,
+    limits: Limits,
+) -> Summary
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
     let mut inbox = Inbox::new(INBOX_BYTES);
     let handshake = handshake::run(&mut stream, &mut inbox, &*exports, &limits);
     let outcome = env::timeout(&*env, limits.handshake_timeout, handshake).await;
-    transmit(stream, inbox, outcome.unwrap_or(Outcome::Ended(End::HandshakeTimedOut)), &*env, &limits).await
+    let outcome = outcome.unwrap_or(Outcome::Ended(End::HandshakeTimedOut));
+    transmit((stream, ask_peer), inbox, outcome, &*env, &limits).await
 }
 
-/// As [`serve_connection`], through TLS only: a client that does not ask for it, or shows no certificate that `tls`
-/// takes, is shown nothing.
-pub async fn serve_encrypted<S>(
+async fn serve_tls<S>(
     mut stream: S,
+    ask_peer: AskPeer<TlsStream<S>>,
     tls: &TlsServer,
     exports: Arc<dyn Exports>,
     env: EnvRef,
@@ -151,13 +201,13 @@ where
         Ok((stream, inbox, outcome))
     };
     match env::timeout(&*env, limits.handshake_timeout, Box::pin(shaking)).await {
-        Some(Ok((stream, inbox, outcome))) => transmit(stream, inbox, outcome, &*env, &limits).await,
+        Some(Ok((stream, inbox, outcome))) => transmit((stream, ask_peer), inbox, outcome, &*env, &limits).await,
         Some(Err(end)) => Summary::without_export(end),
         None => Summary::without_export(End::HandshakeTimedOut),
     }
 }
 
-async fn transmit<S>(stream: S, inbox: Inbox, outcome: Outcome, env: &dyn Env, limits: &Limits) -> Summary
+async fn transmit<S>(client: (S, AskPeer<S>), inbox: Inbox, outcome: Outcome, env: &dyn Env, limits: &Limits) -> Summary
 where
     S: AsyncRead + AsyncWrite + Unpin + Send,
 {
@@ -166,7 +216,7 @@ where
         Outcome::Ended(end) => return Summary::without_export(end),
     };
     tracing::debug!(export = export.name(), structured = context.is_structured, "client entered transmission");
-    let summary = engine::serve(stream, inbox, &export, &context, env, limits).await;
+    let summary = engine::serve(client, inbox, &export, &context, env, limits).await;
     tracing::debug!(export = export.name(), ?summary, "client left");
     summary
 }

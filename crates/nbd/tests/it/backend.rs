@@ -29,6 +29,8 @@ struct Forgetful {
     is_only_answer_late: AtomicBool,
     /// Refuses everything as servers do that shut down.
     shuts_down: AtomicBool,
+    /// Leaves flushes without an answer.
+    hangs_at_flush: AtomicBool,
 }
 
 impl Forgetful {
@@ -40,6 +42,7 @@ impl Forgetful {
             slow: Mutex::default(),
             is_only_answer_late: AtomicBool::default(),
             shuts_down: AtomicBool::default(),
+            hangs_at_flush: AtomicBool::default(),
         })
     }
 
@@ -119,6 +122,9 @@ impl BlockDevice for Disk {
         if let Err(error) = self.refuse() {
             return ready(Err(error));
         }
+        if self.0.hangs_at_flush.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
         self.0.durable.lock().clone_from(&self.0.cached.lock());
         ready(Ok(()))
     }
@@ -155,6 +161,20 @@ impl World {
         let backend = NbdBackend::connect(Arc::new(self.clone()), env(), options).await.expect("the server is there");
         let backend = Arc::new(backend);
         (Arc::clone(&backend), Device::from_arc("backend", backend))
+    }
+
+    /// What a process uses that begins after another which has used the same export.
+    fn use_again(&self) -> Device {
+        let geometry = Disk(Arc::clone(&self.disk)).geometry();
+        let options = BackendOptions { reconnect_limit: PATIENCE, ..BackendOptions::default() };
+        let backend = NbdBackend::expecting(geometry, Arc::new(self.clone()), env(), options);
+        backend.serve_guest();
+        Device::from_arc("backend", Arc::new(backend))
+    }
+
+    /// Whether what was written at `offset` is durable.
+    fn has_kept(&self, offset: usize, value: u8) -> bool {
+        self.disk.durable.lock()[offset] == value
     }
 }
 
@@ -215,6 +235,47 @@ async fn a_guest_loses_nothing_that_was_answered_when_the_server_forgets_what_wa
     device.flush().await.expect("nothing is lost");
     world.crash().await;
     assert_eq!(read(&device, 4096).await.expect("the server is back"), 3);
+}
+
+/// A guest's process and server as they are when the daemon begins: a write was answered and is not durable.
+async fn answered_before_a_start() -> World {
+    let world = World::new(1 << 20);
+    let (backend, device) = world.connect(PATIENCE).await;
+    backend.serve_guest();
+    device.write(data(0, 1)).await.expect("the server is there");
+    assert!(!world.has_kept(0, 1));
+    world
+}
+
+#[tokio::test]
+async fn a_loss_of_what_an_earlier_process_was_answered_is_told_to_the_guest() {
+    let world = answered_before_a_start().await;
+    world.disk.hangs_at_flush.store(true, Ordering::Relaxed);
+    let device = world.use_again();
+    assert_eq!(read(&device, 0).await.expect("the server is there"), 1);
+    world.crash().await;
+    world.disk.hangs_at_flush.store(false, Ordering::Relaxed);
+    let error = device.flush().await.expect_err("the write is lost");
+    assert_eq!(error.kind(), ErrorKind::Disconnected, "{}", error.chain());
+    device.flush().await.expect("the guest was told");
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_was_answered_is_flushed_as_soon_as_the_server_is_there() {
+    let world = answered_before_a_start().await;
+    world.is_away.store(true, Ordering::Relaxed);
+    let device = world.use_again();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    world.is_away.store(false, Ordering::Relaxed);
+    let flushed = async {
+        while !world.has_kept(0, 1) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), flushed).await.expect("nobody has to ask for it");
+    world.crash().await;
+    assert_eq!(read(&device, 0).await.expect("the server is back"), 1);
+    device.flush().await.expect("nothing is lost");
 }
 
 #[tokio::test]
@@ -338,8 +399,11 @@ async fn a_write_before_the_switchover_that_a_server_forgets_after_it_fails_the_
     let world = World::new(1 << 20);
     let (backend, device) = world.connect(PATIENCE).await;
     device.write(data(0, 1)).await.expect("the server is there");
+    // Otherwise it would be flushed at once.
+    world.disk.hangs_at_flush.store(true, Ordering::Relaxed);
     backend.serve_guest();
     world.crash().await;
+    world.disk.hangs_at_flush.store(false, Ordering::Relaxed);
     assert_eq!(read(&device, 0).await.expect("the server is back"), 0, "nobody could write it again");
     assert_eq!(device.flush().await.expect_err("it is lost").kind(), ErrorKind::Disconnected);
     device.flush().await.expect("it was told");

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use crate::common::{Raw, Recorder, connect, device_of, enter, env, export_of, memory, only, serve};
 use block::{Bytes, Device, Mutation};
-use tokio::net::UnixStream;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
-use transhume_nbd::protocol::{Command, option_reply};
-use transhume_nbd::server::End;
-use transhume_nbd::{Exports, Limits, serve_connection};
+use transhume_nbd::protocol::{Command, Request, option_reply};
+use transhume_nbd::server::{End, serve_socket};
+use transhume_nbd::{Exports, Limits};
 
 fn held() -> (Arc<Recorder>, Arc<dyn Exports>) {
     let recorder = Arc::new(Recorder::over(memory(Bytes::mib(1))).held());
@@ -171,6 +172,78 @@ async fn looking_at_an_export_does_not_enter_its_gate() {
     assert_eq!(export.connections(), 0);
 }
 
+async fn enter_over(stream: UnixStream) -> Raw<UnixStream> {
+    let mut raw = Raw { stream };
+    raw.greet(3).await;
+    raw.structured().await;
+    assert_eq!(raw.go("disk").await, option_reply::ACK);
+    raw
+}
+
+/// A client of `exports` over a unix socket.
+async fn enter_socket(exports: &Arc<dyn Exports>) -> Raw<UnixStream> {
+    let (near, far) = UnixStream::pair().expect("a pair of sockets");
+    let exports = Arc::clone(exports);
+    tokio::spawn(async move { serve_socket(far, None, exports, env(), Limits::default()).await });
+    enter_over(near).await
+}
+
+#[tokio::test]
+async fn over_a_unix_socket_no_client_that_lives_keeps_another_out_and_a_dead_one_does() {
+    let (recorder, exports) = held();
+    let mut stopped = enter_socket(&exports).await;
+    // It fetches no replies, has a request under way that does not end, and has sent more than the server takes.
+    stopped.send(Command::Write, 0, 0, 1).await;
+    stopped.say(&[1]).await;
+    for _ in 0..64 {
+        stopped.send(Command::Read, 0, 0, 1 << 20).await;
+    }
+    sleep(Duration::from_millis(50)).await;
+    let mut other = enter_socket(&exports).await;
+    let read = timeout(Duration::from_secs(5), other.read(4096, 1)).await;
+    assert_eq!(read.expect("a client that lives keeps another out"), [0]);
+
+    drop(stopped);
+    let mut third = enter_socket(&exports).await;
+    third.send(Command::Read, 0, 4096, 1).await;
+    let early = timeout(Duration::from_millis(300), third.answer(0)).await;
+    assert!(early.is_err(), "entered beside a request of a dead client");
+    recorder.release(1);
+    let answer = timeout(Duration::from_secs(5), third.answer(0)).await;
+    assert_eq!(answer.expect("the dead one's requests are over").error, None);
+}
+
+#[tokio::test]
+async fn over_tcp_a_client_with_a_deep_queue_keeps_another_out_only_for_what_it_had_sent_before() {
+    let exports = only(export_of(Device::new("slow", Slow(memory(Bytes::mib(1))))));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("it has one");
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve_socket(stream, None, Arc::clone(&exports), env(), Limits::default()));
+        }
+    });
+    let come = async || {
+        let mut raw = Raw { stream: TcpStream::connect(address).await.expect("the server is there") };
+        raw.greet(3).await;
+        assert_eq!(raw.go("disk").await, option_reply::ACK);
+        raw.stream
+    };
+    let (mut answers, mut requests) = come().await.into_split();
+    // More than a connection may have under way, always: its socket is never empty.
+    tokio::spawn(async move { tokio::io::copy(&mut answers, &mut tokio::io::sink()).await });
+    tokio::spawn(async move {
+        let write = Request { flags: 0, command: Command::Write, cookie: 1, offset: Bytes::ZERO, length: 512 };
+        let write = [&write.to_bytes()[..], &[0; 512]].concat();
+        while requests.write_all(&write).await.is_ok() {}
+    });
+    sleep(Duration::from_millis(200)).await;
+    let mut other = Raw { stream: come().await };
+    other.send(Command::Read, 0, 4096, 1).await;
+    let answer = timeout(Duration::from_secs(60), other.answer(1)).await;
+    assert_eq!(answer.expect("it never comes in").error, None);
+}
+
 /// The real thing: sockets, and a thread and a runtime for every connection. Clients die in the middle of writes of
 /// numbers that only grow.
 #[tokio::test]
@@ -187,7 +260,7 @@ async fn numbers_only_grow_over_many_deaths_on_real_sockets() {
                 runtime.expect("a runtime").block_on(async {
                     stream.set_nonblocking(true).expect("a socket can be");
                     let stream = UnixStream::from_std(stream).expect("it is nonblocking");
-                    serve_connection(stream, exports, env(), Limits::default()).await
+                    serve_socket(stream, None, exports, env(), Limits::default()).await
                 });
             });
         }

@@ -8,7 +8,7 @@ use env::Moment;
 use futures::future::{Either, select};
 
 use super::super::pump::disconnected;
-use super::{ANSWER_LIMITS, KEPT_BYTES_MAX, NbdBackend, Session, Shared};
+use super::{ANSWER_LIMITS, KEPT_BYTES_MAX, NbdBackend, REST_MAX, Session, Shared};
 
 /// Whether a request may succeed on another connection: the server has gone, or says that it is about to.
 fn is_lost(error: &Error) -> bool {
@@ -58,13 +58,37 @@ impl Shared {
         }
         let _turn = self.flushing.lock().await;
         if self.state.lock().replay_log.bytes() > KEPT_BYTES_MAX
-            && let Err(error) = self.sync().await
+            && let Err(error) = self.flush_session().await
         {
-            // The guest flushes sooner or later itself, and gets the error then.
-            tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
-            let mut state = self.state.lock();
-            state.has_lost = true;
-            state.replay_log.give_up();
+            self.note_failed_flush(&error);
+        }
+    }
+
+    /// A flush that nobody has asked for has failed. The guest flushes sooner or later itself, and gets the error then.
+    fn note_failed_flush(&self, error: &Error) {
+        tracing::warn!(error = error.chain(), "what the NBD server has taken could not be flushed");
+        let mut state = self.state.lock();
+        state.has_lost = true;
+        state.replay_log.give_up();
+    }
+
+    /// Whether what was answered before a guest came to rely on this is still to be flushed.
+    pub(super) fn owes_flush(&self) -> bool {
+        let state = self.state.lock();
+        !state.is_closed && !state.has_lost && state.replay_log.misses_something()
+    }
+
+    /// Flushes what was answered before, however long the server is away.
+    pub(super) async fn flush_what_came_before(self: Arc<Self>) {
+        while self.owes_flush() {
+            let turn = self.flushing.lock().await;
+            let outcome = self.flush_session().await;
+            drop(turn);
+            match outcome {
+                Ok(()) => {}
+                Err(_) if self.state.lock().session.is_none() => self.env.sleep(REST_MAX).await,
+                Err(error) => self.note_failed_flush(&error),
+            }
         }
     }
 
@@ -95,18 +119,28 @@ impl Shared {
         }
     }
 
+    /// Flushes, or says that something may be lost, once for each loss.
     async fn sync(&self) -> Result<()> {
+        self.tell_of_loss()?;
+        self.flush_session().await?;
+        // The server may have been lost meanwhile, with what came before.
+        self.tell_of_loss()
+    }
+
+    fn tell_of_loss(&self) -> Result<()> {
+        if !std::mem::take(&mut self.state.lock().has_lost) {
+            return Ok(());
+        }
+        let context = "the NBD server was lost with writes that it had answered and not flushed";
+        Err(Error::new(ErrorKind::Disconnected, context))
+    }
+
+    /// Flushes what the server of the session has taken. It says nothing of earlier losses.
+    async fn flush_session(&self) -> Result<()> {
         let until = self.until();
         loop {
             let session = self.session(until).await?;
-            let mark = {
-                let mut state = self.state.lock();
-                if std::mem::take(&mut state.has_lost) {
-                    let context = "the NBD server was lost with writes that it had answered and not flushed";
-                    return Err(Error::new(ErrorKind::Disconnected, context));
-                }
-                state.replay_log.mark()
-            };
+            let mark = self.state.lock().replay_log.mark();
             match session.connection().flush().await {
                 Ok(()) => {
                     let mut state = self.state.lock();
