@@ -24,6 +24,17 @@ pub struct ArrivedImage<'a> {
     pub first_started: &'a MachineDescription,
 }
 
+/// Whether a disk waits for its export while that is away.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ExportWait {
+    /// It does.
+    Waits,
+    /// It does once this is carried out.
+    Planned(Box<Plan>),
+    /// Nobody can say, and why: the guest may see errors when the export goes away.
+    Unknown(String),
+}
+
 impl Plan {
     /// What an adoption of a disk would have come to that is reached through our export from the beginning.
     ///
@@ -50,20 +61,26 @@ impl Plan {
         Ok(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running })
     }
 
-    /// Plans that a disk waits for its export while that is away. libvirt 9 cannot say so: the guest would see errors whenever the
-    /// daemon is started again. Nothing if the disk waits already.
+    /// Plans that a disk waits for its export while that is away. libvirt 9 cannot say so: the guest would see errors
+    /// whenever the daemon is started again.
     ///
     /// # Errors
     /// `NotFound`; `Refused` if it is not on an export, or a node has the name of the new one; `OptionLoss`; what QMP says.
-    pub async fn await_export(qmp: &Qmp, sources: &Sources, request: &AdoptionRequest) -> Result<Option<Self>> {
+    pub async fn await_export(qmp: &Qmp, sources: &Sources, request: &AdoptionRequest) -> Result<ExportWait> {
         let graph = Graph::read(qmp).await?;
         let by_libvirt = sources.libvirt.as_ref().and_then(|domain| domain.alias_of(&request.node));
         let disk = Disk::find(qmp, &graph, by_libvirt.unwrap_or(&request.node)).await?;
         if disk.file.driver != "nbd" {
             return Err(Error::refused(format!("{} is not reached through an export", request.node)));
         }
-        let options = sources.command_line.as_ref().and_then(|line| DiskOptions::of_unawaited_export(&disk, line));
-        let Some(options) = options else { return Ok(None) };
+        let Some(line) = &sources.command_line else {
+            return Ok(ExportWait::Unknown("QEMU's command line cannot be read".to_owned()));
+        };
+        let options = match DiskOptions::of_unawaited_export(&disk, line) {
+            Ok(Some(options)) => options,
+            Ok(None) => return Ok(ExportWait::Waits),
+            Err(why) => return Ok(ExportWait::Unknown(why)),
+        };
         options.require_complete()?;
         let adopted = describe(&disk, options, request, &graph, qmp.process_id())?;
         let (mut steps, mut undo) = adoption_steps(&adopted, request.reconnect_seconds);
@@ -71,7 +88,8 @@ impl Plan {
         steps.retain(|step| *step != Step::TakeLocks);
         undo.retain(|step| *step != Step::DropLocks);
         let image = adopted.image.clone();
-        Ok(Some(Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running }))
+        let plan = Self { direction: Direction::Adopt, disk: adopted, image, steps, undo, resumes: graph.is_running };
+        Ok(ExportWait::Planned(Box::new(plan)))
     }
 }
 

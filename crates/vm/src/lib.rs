@@ -26,7 +26,7 @@ mod process;
 mod qmp;
 mod run;
 
-pub use arrived::ArrivedImage;
+pub use arrived::{ArrivedImage, ExportWait};
 pub use check::{Adoptability, DiskReport, inventory};
 pub use disk::{Disk, Form};
 pub use error::{Error, ErrorKind, QemuError, Result};

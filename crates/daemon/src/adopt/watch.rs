@@ -1,41 +1,62 @@
 //! What happens to a VM while its disk is moved, and what follows from it.
 
+use std::time::Duration;
+
 use api::v1::{Error, ErrorCode};
-use vm::{Graph, Outcome, VmEvent, VmEvents};
+use vm::{AdoptedDisk, Graph, Outcome, ProcessState, Qmp, VmEvent, VmEvents};
 
 use crate::daemon::Daemon;
 use crate::jobs::JobHandle;
 use crate::volume::Volume;
 
-/// Watches the VM of an adopted volume while `job` runs. It never ends by itself.
+/// How long to wait before a QEMU that lives is reached again.
+const REST: Duration = Duration::from_secs(2);
+
+/// Watches the VM of an adopted volume while `job` runs. It never ends by itself. The end of the monitor's connection is
+/// not QEMU's: it is reached again, and what has happened meanwhile is in its graph.
 pub(crate) async fn watch(daemon: &Daemon, volume: &Volume, job: &JobHandle) -> std::convert::Infallible {
-    if let Some(adoption) = &volume.document().adoption {
+    let mut is_told = false;
+    while let Some(adoption) = &volume.document().adoption {
+        let disk = &adoption.plan.disk;
         match daemon.reach(&adoption.monitor).await {
+            Ok(vm) if vm.qmp.process_id().is_some_and(|pid| !disk.is_of(pid)) => break,
             Ok(vm) => {
-                let mut events = VmEvents::watch(&vm.qmp, &adoption.plan.disk).await;
-                // What has begun before is told by no event any more.
-                if let Ok(graph) = Graph::read(&vm.qmp).await {
-                    for event in events.compare(&graph) {
-                        heed(daemon, volume, job, &event);
-                    }
-                }
-                while let Some(event) = events.next().await {
-                    heed(daemon, volume, job, &event);
-                    if event.outcome() == Outcome::Inspection
-                        && let Ok(graph) = Graph::read(&vm.qmp).await
-                    {
-                        for event in events.compare(&graph) {
-                            heed(daemon, volume, job, &event);
-                        }
-                    }
-                }
+                is_told = false;
+                watch_connection(daemon, volume, job, &vm.qmp, disk).await;
             }
             Err(error) => {
-                tracing::warn!(volume = volume.name, %error, "the VM is not watched while its disk moves");
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(volume = volume.name, %error, "the VM is not watched while its disk moves; it is reached again");
+                }
+            }
+        }
+        if disk.process_state() != ProcessState::Lives {
+            break;
+        }
+        daemon.env.sleep(REST).await;
+    }
+    std::future::pending().await
+}
+
+/// The same for as long as one connection to its monitor lasts.
+async fn watch_connection(daemon: &Daemon, volume: &Volume, job: &JobHandle, qmp: &Qmp, disk: &AdoptedDisk) {
+    let mut events = VmEvents::watch(qmp, disk).await;
+    // What has begun before is told by no event any more.
+    if let Ok(graph) = Graph::read(qmp).await {
+        for event in events.compare(&graph) {
+            heed(daemon, volume, job, &event);
+        }
+    }
+    while let Some(event) = events.next().await {
+        heed(daemon, volume, job, &event);
+        if event.outcome() == Outcome::Inspection
+            && let Ok(graph) = Graph::read(qmp).await
+        {
+            for event in events.compare(&graph) {
+                heed(daemon, volume, job, &event);
             }
         }
     }
-    std::future::pending().await
 }
 
 fn heed(daemon: &Daemon, volume: &Volume, job: &JobHandle, event: &VmEvent) {

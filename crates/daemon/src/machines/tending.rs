@@ -67,7 +67,8 @@ impl Daemon {
         if incoming.runs {
             hypervisor.run().await?;
         }
-        if let Err(error) = hypervisor.await_exports(&self.exports_of_machine(machine)).await {
+        let unawaited = hypervisor.await_exports(&self.exports_of_machine(machine)).await.err();
+        if let Some(error) = &unawaited {
             tracing::warn!(vm = machine.name, %error, "a restart of this daemon would be errors of disks for the guest");
         }
         // QEMU has it mapped, and it goes with QEMU.
@@ -84,7 +85,7 @@ impl Daemon {
             document.process = process.or(document.process.take());
         })?;
         self.tell_running(machine, &incoming);
-        *machine.problem.lock() = None;
+        *machine.problem.lock() = unawaited;
         if is_following {
             self.tend_memory(machine);
         }

@@ -118,19 +118,23 @@ impl DiskOptions {
         Self::reconcile(disk, (Map::new(), Map::new(), unknown), Origin::QmpOnly)
     }
 
-    /// The options of a disk on an export, as the command line of its QEMU says. Nothing if that does not name the disk, or has it wait
-    /// for an export that is away.
-    pub(crate) fn of_unawaited_export(disk: &Disk, line: &CommandLine) -> Option<Self> {
-        let file = line.blockdev(&disk.file.name)?;
+    /// The options of a disk on an export, as the command line of its QEMU says. Nothing if that has it wait for an
+    /// export that is away.
+    ///
+    /// # Errors
+    /// Why the command line does not tell.
+    pub(crate) fn of_unawaited_export(disk: &Disk, line: &CommandLine) -> std::result::Result<Option<Self>, String> {
+        let named = |node: &str| line.blockdev(node).ok_or_else(|| format!("{node} is not on QEMU's command line"));
+        let file = named(&disk.file.name)?;
         if file.contains_key("reconnect-delay") {
-            return None;
+            return Ok(None);
         }
         let (format, unknown) = match disk.form {
-            Form::Reopen => known::typed(&disk.format.driver, line.blockdev(&disk.format.name)?),
+            Form::Reopen => known::typed(&disk.format.driver, named(&disk.format.name)?),
             Form::Direct => (Map::new(), Vec::new()),
-            Form::Replace => return None,
+            Form::Replace => return Err("it has no format node with a name".to_owned()),
         };
-        Some(Self::reconcile(disk, (format, file.clone(), unknown), Origin::CommandLine))
+        Ok(Some(Self::reconcile(disk, (format, file.clone(), unknown), Origin::CommandLine)))
     }
 
     /// Fails if something would be lost.

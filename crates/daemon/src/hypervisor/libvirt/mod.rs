@@ -22,8 +22,8 @@ use vm::machine::{
     self, DomainDefinition, MachineDescription, MachineFacts, MemoryUse, MigrationOptions, MigrationPhase, TargetDomain,
 };
 use vm::{
-    AdoptionRequest, CommandLine, ExportAddress, LibvirtDomain, Plan, QemuProcess, Qmp, RECONNECT_SECONDS, Sources,
-    Surroundings, Virsh,
+    AdoptionRequest, CommandLine, ExportAddress, ExportWait, LibvirtDomain, Plan, QemuProcess, Qmp, RECONNECT_SECONDS,
+    Sources, Surroundings, Virsh,
 };
 
 use super::{Convergence, Hypervisor, Monitors, OnStatus, Outlet};
@@ -440,6 +440,7 @@ impl Hypervisor for Domain {
             let command_line = process.as_ref().and_then(|process| CommandLine::of_process(process.pid).ok().flatten());
             let sources = Sources { libvirt: Some(parsed), command_line, process, ..Sources::default() };
             let qmp = self.qmp().await?;
+            let mut unawaited = Vec::new();
             for (node, export) in disks {
                 let request = AdoptionRequest {
                     node: node.clone(),
@@ -449,12 +450,23 @@ impl Hypervisor for Domain {
                     reconnect_seconds: RECONNECT_SECONDS,
                 };
                 let awaited = async {
-                    let Some(plan) = Plan::await_export(&qmp, &sources, &request).await? else { return Ok(()) };
-                    vm::adopt(&qmp, &plan, &mut InUse).await.map(drop)
+                    match Plan::await_export(&qmp, &sources, &request).await? {
+                        ExportWait::Waits => Ok(None),
+                        ExportWait::Planned(plan) => vm::adopt(&qmp, &plan, &mut InUse).await.map(|_| None),
+                        ExportWait::Unknown(why) => Ok(Some(why)),
+                    }
                 };
-                awaited.await.map_err(|error| of_vm(&error))?;
+                // What keeps one disk from it need not keep the others.
+                let why = awaited.await.unwrap_or_else(|error| Some(error.to_string()));
+                unawaited.extend(why.map(|why| format!("{node} ({why})")));
             }
-            Ok(())
+            if unawaited.is_empty() {
+                return Ok(());
+            }
+            let message =
+                format!("the guest sees errors of these disks while this daemon is away: {}", unawaited.join(", "));
+            Err(Error::new(ErrorCode::QmpRefused, message)
+                .with_hint("shut the guest down, or move it away, before this daemon is restarted"))
         })
     }
 }
