@@ -9,6 +9,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 use tokio::sync::Semaphore;
 
+use crate::helper::{HelpedFile, Known};
 use crate::ring::{Request, Rings};
 
 /// How many requests of one backend wait in threads at once.
@@ -19,6 +20,8 @@ const THREADS_MAX: usize = 64;
 pub(crate) struct Executor {
     /// `None` where the kernel has no io_uring for us: then the threads do everything.
     rings: Option<Rings>,
+    /// What syncs and changes of allocation go through, so that a device that hangs holds nothing else of this process.
+    helped: Option<HelpedFile>,
     /// How many threads this backend may keep waiting.
     threads: Arc<Semaphore>,
 }
@@ -26,7 +29,7 @@ pub(crate) struct Executor {
 impl Executor {
     /// Threads of the event loop only.
     pub(crate) fn threads() -> Self {
-        Self { rings: None, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
+        Self { rings: None, helped: None, threads: Arc::new(Semaphore::new(THREADS_MAX)) }
     }
 
     /// io_uring where it may be used, and threads for what it has no request for.
@@ -36,6 +39,16 @@ impl Executor {
             tracing::warn!(%error, "io_uring may not be used here: threads do its work at a higher cost");
         }
         Self { rings: rings.ok(), ..Self::threads() }
+    }
+
+    /// The same, with syncs and changes of allocation of the one file carried out by `helped`.
+    pub(crate) fn with_helper(mut self, helped: Option<HelpedFile>) -> Self {
+        self.helped = helped;
+        self
+    }
+
+    fn helper(&self) -> Option<Known> {
+        self.helped.as_ref().and_then(HelpedFile::helper)
     }
 
     /// Runs `work` in a thread.
@@ -110,6 +123,9 @@ impl Executor {
 
     /// Makes durable what was written to `file`.
     pub(crate) async fn sync(&self, file: &Arc<File>) -> io::Result<()> {
+        if let Some(helper) = self.helper() {
+            return helper.sync().await;
+        }
         let Some(rings) = &self.rings else {
             let file = Arc::clone(file);
             return self.run(move || retry(|| Ok(rustix::fs::fdatasync(&file)?))).await;
@@ -124,6 +140,9 @@ impl Executor {
 
     /// Changes the allocation of `extent`.
     pub(crate) async fn allocate(&self, file: &Arc<File>, mode: FallocateFlags, extent: Extent) -> io::Result<()> {
+        if let Some(helper) = self.helper() {
+            return helper.allocate(mode.bits(), extent).await;
+        }
         let Some(rings) = &self.rings else {
             let file = Arc::clone(file);
             return self.run(move || allocate(&file, mode, extent)).await;
@@ -144,7 +163,7 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 /// Calls until no signal interrupts.
-fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -86,7 +86,8 @@ impl Latch {
             return Ok(());
         }
         let context = format!(
-            "{} promises nothing durable any more since a sync of it failed ({}): open it again and check it",
+            "{} promises nothing durable any more since a sync of it failed ({}): move the volume to another place; what \
+             was written since is in memory only, and a restart loses it",
             path.display(),
             self.cause.lock()
         );
@@ -173,6 +174,12 @@ impl FileBackend {
             self.size.fetch_max(now, Ordering::AcqRel);
         }
         Ok(self.geometry().size)
+    }
+
+    /// Whether a sync has failed: what was written before it may be in memory only, and durable nowhere.
+    #[must_use]
+    pub fn has_failed_sync(&self) -> bool {
+        self.sync_failure.failed.load(Ordering::Acquire)
     }
 
     /// Promises durability again after a failed sync. Only for a caller that has given up all writes since the last

@@ -6,6 +6,7 @@
 
 mod executor;
 mod file;
+mod helper;
 mod in_place;
 mod lock;
 mod offload;
@@ -17,6 +18,7 @@ mod spec;
 mod target;
 
 pub use file::{Access, Engine, FileBackend, OpenOptions};
+pub use helper::{Helpers, run_as_helper};
 pub use in_place::in_place;
 pub use offload::FileOffload;
 pub use qemu_locks::QemuLocks;

@@ -84,8 +84,11 @@ pub(crate) async fn lock_for_serving(
         let waited = env.now() - start;
         let is_alive = waited >= ALIVE_AFTER && find_holder(file, SERVER_BYTE).is_some();
         if is_alive || waited >= limit {
-            let context = format!("{} is being served already, {}", path.display(), describe_holder(file, SERVER_BYTE));
-            return Err(Error::new(ErrorKind::Busy, context));
+            let holder = describe_holder(file, SERVER_BYTE);
+            let context = format!("{} is being served already, {holder}", path.display());
+            // A dead process's requests end with it, once its device answers. Somebody else who is alive need not.
+            let is_dead = waited >= ALIVE_AFTER && !is_alive;
+            return Err(Error::new(if is_dead { ErrorKind::TimedOut } else { ErrorKind::Busy }, context));
         }
         env.sleep(if waited < ALIVE_AFTER { RETRY_INTERVAL } else { LATE_RETRY_INTERVAL }).await;
     }
@@ -96,9 +99,11 @@ pub(crate) async fn lock_for_serving(
 pub(crate) fn describe_holder(file: &File, byte: i64) -> String {
     match find_holder(file, byte) {
         Some((pid, name)) => format!("by {name} (process {pid}): stop that first"),
-        None => "by nobody that this user can see: a dead process's requests may still be on their way, \
-                 or another user's process holds it"
-            .to_owned(),
+        None => {
+            "by nobody that this user can see: requests of a dead process are still on their way, to a device that \
+                 does not answer, or another user's process holds it"
+                .to_owned()
+        }
     }
 }
 

@@ -3,6 +3,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
+/// Too many files are open, in this process and in the whole system: the standard library has no names for that.
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
+
 /// What a device answers.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -40,6 +44,8 @@ pub enum ErrorKind {
     Cancelled,
     /// A limit in time ran out.
     TimedOut,
+    /// This process, or the system, has no file descriptors left.
+    NoDescriptors,
     /// What is left to do gets no smaller, so the work would never finish.
     NoConvergence,
     /// What was read is not what was written.
@@ -68,6 +74,7 @@ impl ErrorKind {
             Self::Disconnected => "disconnected",
             Self::Cancelled => "cancelled",
             Self::TimedOut => "timed-out",
+            Self::NoDescriptors => "no-descriptors",
             Self::NoConvergence => "no-convergence",
             Self::Corrupt => "corrupt",
             Self::Internal => "internal",
@@ -99,6 +106,7 @@ impl Error {
     pub fn from_os(error: std::io::Error, context: impl Into<Cow<'static, str>>) -> Self {
         use std::io::ErrorKind as Os;
         let kind = match error.kind() {
+            _ if matches!(error.raw_os_error(), Some(EMFILE | ENFILE)) => ErrorKind::NoDescriptors,
             Os::StorageFull | Os::QuotaExceeded | Os::FileTooLarge => ErrorKind::NoSpace,
             Os::ReadOnlyFilesystem => ErrorKind::ReadOnly,
             Os::NotFound => ErrorKind::NotFound,

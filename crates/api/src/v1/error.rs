@@ -99,6 +99,8 @@ codes! {
     StateLocked = "state-locked", 31;
     /// A volume's journal cannot be read.
     JournalUnreadable = "journal-unreadable", 32;
+    /// The daemon has too few file descriptors left.
+    DescriptorsShort = "descriptors-short", 33;
     /// The move failed; the guest is on the source.
     MoveFailed = "move-failed", 40;
     /// The move was cancelled; the guest is on the source.

@@ -15,6 +15,7 @@ use rustix::fs::{AtFlags, StatxFlags};
 
 use super::{Engine, FileBackend, Latch, zeroes};
 use crate::executor::Executor;
+use crate::helper::{HelpedFile, Helpers};
 use crate::lock::{Strength, lock_for_serving};
 use crate::{BackendSpec, CacheMode};
 
@@ -57,6 +58,8 @@ pub struct OpenOptions {
     /// How long to wait for the lock of a server that may be dead with requests still under way. `None` takes no lock:
     /// for inspecting a file that another process serves.
     pub lock_wait: Option<Duration>,
+    /// Processes that carry out what a device may hold in the kernel for ever; without them this one does.
+    pub helpers: Option<Arc<Helpers>>,
 }
 
 impl Default for OpenOptions {
@@ -68,6 +71,7 @@ impl Default for OpenOptions {
             request_alignment_min: 1,
             trim: true,
             lock_wait: Some(LOCK_WAIT),
+            helpers: None,
         }
     }
 }
@@ -176,11 +180,15 @@ impl FileBackend {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             read_only: !writable,
         };
+        let file = Arc::new(file);
+        let helpers = options.helpers.as_ref().filter(|_| writable && engine != Engine::Memory);
+        let helped = helpers.map(|helpers| HelpedFile::new(helpers, &file)).transpose().map_err(attempt)?;
+        let executor = if engine == Engine::Memory { Executor::threads() } else { Executor::rings() };
         Ok(Self {
             path: path.to_owned(),
             engine,
-            executor: if engine == Engine::Memory { Executor::threads() } else { Executor::rings() },
-            file: Arc::new(file),
+            executor: executor.with_helper(helped),
+            file,
             tail,
             is_block_device,
             size: AtomicU64::new(size),
