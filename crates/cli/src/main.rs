@@ -25,6 +25,10 @@ use clap::Parser;
 use crate::args::Cli;
 
 fn main() -> ExitCode {
+    // A rescue starts itself again for each device.
+    if let Some(end) = daemon::run_as_helper() {
+        return end;
+    }
     let cli = Cli::parse();
     let json = cli.common.json;
     let outcome = match cli.command {

@@ -166,14 +166,15 @@ impl Source {
         let place = Place::parse(text)?;
         let open_backend = match &place {
             Place::File(spec) => {
-                let spec = suited(spec.clone(), &RealBackends)?;
+                let spec = suited(spec.clone(), &RealBackends::default())?;
                 // Opened for writing where that can be, because only then everybody else can be kept out.
-                let alone = OpenBackend::open(&spec, &BackendOpenOptions::default(), &**env).await;
+                let alone = OpenBackend::open(&spec, &BackendOpenOptions::default(), None, &**env).await;
                 let open_backend = match alone {
                     Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnly) => {
                         OpenBackend::open(
                             &spec,
                             &BackendOpenOptions { read_only: true, ..BackendOpenOptions::default() },
+                            None,
                             &**env,
                         )
                         .await
@@ -257,7 +258,7 @@ impl Target {
         };
         let prepared = prepare_target(&asked, &**env).await.map_err(|error| of_target(&error))?;
         let open_options = BackendOpenOptions { size_limit: Some(geometry.size), ..BackendOpenOptions::default() };
-        match OpenBackend::open(&prepared.spec, &open_options, &**env).await {
+        match OpenBackend::open(&prepared.spec, &open_options, None, &**env).await {
             Ok(open_backend) => Ok(Self { open_backend, is_zero: prepared.reads_zero, prepared: Some(prepared) }),
             Err(error) => {
                 discard(&prepared);

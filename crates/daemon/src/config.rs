@@ -1,11 +1,13 @@
 //! The configuration file.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode, Result};
 use migrate::stream::Compression;
+use parking_lot::RwLock;
 use serde::Deserialize;
 
 use ::hosts::HostName;
@@ -15,7 +17,7 @@ use ::hosts::address::check_all as check_addresses;
 const VM_HOOK_SECONDS_MAX: u64 = 25;
 
 /// What may be configured; `docs/operations.md` lists it. The defaults suit most machines.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Config {
     /// Threads that serve volumes; 0 for one a core.
@@ -47,7 +49,7 @@ pub struct Config {
 }
 
 /// How this host speaks to others.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct HostsConfig {
     /// What this host is called by others, unless they choose another name; the kernel's name for the machine if nothing is
@@ -220,6 +222,24 @@ impl Config {
         self.hosts.as_ref().map_or(Ok(()), HostsConfig::check)
     }
 
+    /// Takes over from `old` what counts only at a start, and gives the keys that were changed in vain.
+    pub(crate) fn keep_fixed(&mut self, old: &Self) -> Vec<&'static str> {
+        let mut changed = Vec::new();
+        keep(&mut changed, "workers", &mut self.workers, &old.workers);
+        keep(&mut changed, "request-pool-mib", &mut self.request_pool_mib, &old.request_pool_mib);
+        keep(&mut changed, "socket-dir", &mut self.socket_dir, &old.socket_dir);
+        keep(&mut changed, "history-max", &mut self.history_max, &old.history_max);
+        match (&mut self.hosts, &old.hosts) {
+            (Some(hosts), Some(old)) => hosts.keep_fixed(old, &mut changed),
+            (None, None) => {}
+            (hosts, old) => {
+                changed.push("[hosts]");
+                hosts.clone_from(old);
+            }
+        }
+        changed
+    }
+
     /// How many threads serve volumes.
     #[must_use]
     pub fn worker_count(&self) -> usize {
@@ -246,6 +266,15 @@ impl HostsConfig {
     /// How fast network interfaces are by what is said here, in bytes a second.
     pub(crate) fn interface_speeds(&self) -> BTreeMap<String, u64> {
         self.interface_speeds_mbit.iter().map(|(interface, speed)| (interface.clone(), speed * 125_000)).collect()
+    }
+
+    fn keep_fixed(&mut self, old: &Self, changed: &mut Vec<&'static str>) {
+        keep(changed, "name", &mut self.name, &old.name);
+        keep(changed, "listen", &mut self.listen, &old.listen);
+        keep(changed, "addresses", &mut self.addresses, &old.addresses);
+        keep(changed, "plaintext", &mut self.plaintext, &old.plaintext);
+        keep(changed, "arbiter", &mut self.arbiter, &old.arbiter);
+        keep(changed, "interface-speeds-mbit", &mut self.interface_speeds_mbit, &old.interface_speeds_mbit);
     }
 
     fn check(&self) -> Result<(), String> {
@@ -277,6 +306,38 @@ impl HostsConfig {
     }
 }
 
+fn keep<T: PartialEq + Clone>(changed: &mut Vec<&'static str>, key: &'static str, new: &mut T, old: &T) {
+    if new != old {
+        changed.push(key);
+        new.clone_from(old);
+    }
+}
+
+/// The configuration as it is now: the file may be read again while the daemon serves.
+pub(crate) struct LiveConfig(RwLock<&'static Config>);
+
+impl LiveConfig {
+    /// Begins with `config`.
+    pub(crate) fn new(config: Config) -> Self {
+        Self(RwLock::new(Box::leak(Box::new(config))))
+    }
+
+    /// `config` counts from now on. The old one stays in memory, a KiB: anybody may be about to read it.
+    pub(crate) fn replace(&self, config: Config) {
+        if **self != config {
+            *self.0.write() = Box::leak(Box::new(config));
+        }
+    }
+}
+
+impl Deref for LiveConfig {
+    type Target = Config;
+
+    fn deref(&self) -> &Config {
+        *self.0.read()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -301,6 +362,20 @@ mod tests {
         assert!(load("workers = \"two\"").is_err());
         let config = load("workers = 3\nlog = \"debug\"").expect("good");
         assert_eq!((config.worker_count(), config.running_jobs_max), (3, 2));
+    }
+
+    #[test]
+    fn what_is_read_again_counts_but_for_what_only_a_start_can_change() {
+        let live = LiveConfig::new(load("workers = 2\nlock-wait-seconds = 5\n[hosts]\nname = \"a\"").expect("good"));
+        let mut config =
+            load("workers = 3\nlock-wait-seconds = 6\n[hosts]\nname = \"b\"\nrun-vms = true").expect("good");
+        assert_eq!(config.keep_fixed(&live), ["workers", "name"]);
+        live.replace(config);
+        let hosts = live.hosts.as_ref().expect("a section");
+        assert_eq!((live.workers, live.lock_wait_seconds, hosts.run_vms), (2, 6, true));
+        assert_eq!(hosts.name.as_deref(), Some("a"));
+        let mut config = load("workers = 2\nlock-wait-seconds = 6").expect("good");
+        assert_eq!(config.keep_fixed(&live), ["[hosts]"]);
     }
 
     #[test]

@@ -17,7 +17,8 @@ use uuid::Uuid;
 use crate::audit::{Audit, Peer, unix_ms};
 use crate::caches::Caches;
 use crate::clients::SocketOwner;
-use crate::config::Config;
+use crate::config::{Config, LiveConfig};
+use crate::descriptors;
 use crate::document::{
     AdoptionDocument, DOCUMENT_VERSION, IncomingStage, JobDocument, LayerDocument, LayerState, VolumeDocument,
 };
@@ -28,6 +29,7 @@ use crate::hypervisor::{Hypervisors, Monitors};
 use crate::jobs::{Group, History, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::location::{JobTarget, Location, parse_backend};
+use crate::log::LogQueue;
 use crate::machines::{HostStores, Machines};
 use crate::open_backend::{BackendOpenOptions, OpenBackend, suited};
 use crate::overlays::OverlayContext;
@@ -46,7 +48,7 @@ const COMPLETE_LIMIT: Duration = Duration::from_secs(10);
 /// A running daemon.
 pub(crate) struct Daemon {
     pub(crate) env: EnvRef,
-    pub(crate) config: Config,
+    pub(crate) config: LiveConfig,
     pub(crate) state: StateDir,
     pub(crate) layout: Layout,
     pub(crate) audit: Audit,
@@ -75,6 +77,8 @@ pub(crate) struct Daemon {
     pub(crate) host_network: Option<Arc<HostNetwork>>,
     /// Why it is none, although the configuration says that it is one.
     pub(crate) host_problem: Option<Error>,
+    /// The log, if it is this daemon's own.
+    pub(crate) log_queue: Option<LogQueue>,
     /// Held while a volume comes or goes.
     pub(crate) membership: tokio::sync::Mutex<()>,
     /// What other hosts are to be told of volumes that will not arrive there, or are used from here no more, once anybody has
@@ -156,6 +160,7 @@ impl Daemon {
             membership: tokio::sync::Mutex::default(),
             host_network: None,
             host_problem: None,
+            log_queue: None,
             notices: parking_lot::Mutex::default(),
             hurrying: parking_lot::Mutex::default(),
             foreign: parking_lot::Mutex::default(),
@@ -174,7 +179,7 @@ impl Daemon {
             layout,
             backends,
             env,
-            config,
+            config: LiveConfig::new(config),
             state,
         })
     }
@@ -296,6 +301,7 @@ impl Daemon {
 
     /// A volume that recovery has found.
     pub(crate) fn admit(&self, volume: Arc<Volume>) {
+        self.unreadable.write().remove(&volume.name);
         self.volumes.write().insert(volume.name.clone(), volume);
     }
 
@@ -327,6 +333,7 @@ impl Daemon {
         let uri = parse_export(&new.export)?;
         let _membership = self.membership.lock().await;
         self.refuse_known(&new)?;
+        descriptors::require_room()?;
         let open_backend = self.backends.open_backend(&new.backend, &open_options, &*self.env).await;
         let open_backend = open_backend.map_err(|error| of_backend(&error, "the backend"))?;
 

@@ -10,8 +10,9 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode, StoreRequest, SurrogateRequest};
-use block::{BlockDevice, Bytes, Device, Extent, Geometry};
+use block::{BlockDevice, Bytes, Device, ErrorKind, Extent, Geometry};
 use env::EnvRef;
+use futures::future::join_all;
 use nbd::{BackendOptions, DialUri, NbdBackend, NbdDevice, NbdUri};
 use serde::{Deserialize, Serialize};
 
@@ -127,6 +128,21 @@ impl Daemon {
         let mut used = self.foreign.lock();
         used.retain(|other| other.backend.strong_count() > 0);
         used.push(ForeignUse { uri, backend: Arc::downgrade(backend) });
+    }
+
+    /// Has the servers of all exports in use make durable what they have answered, within `limit`.
+    pub(crate) async fn flush_foreign(&self, limit: Duration) {
+        let used: Vec<_> = {
+            let used = self.foreign.lock();
+            used.iter().filter_map(|one| Some((one.uri.clone(), one.backend.upgrade()?))).collect()
+        };
+        join_all(used.iter().map(|(uri, backend)| async move {
+            let flushed = env::timeout(&*self.env, limit, backend.flush()).await;
+            if let Err(error) = flushed.unwrap_or_else(|| Err(block::Error::new(ErrorKind::TimedOut, "no answer"))) {
+                tracing::warn!(%uri, error = error.chain(), "what an NBD server has answered may not be durable");
+            }
+        }))
+        .await;
     }
 
     /// Refuses an export to which requests of another move may still be under way: they could land on what is written next.

@@ -1,6 +1,7 @@
 //! The HTTP API: paths to operations. What an operation is, the other modules say.
 
 mod hosts;
+mod listener;
 mod pools;
 mod vms;
 mod volumes;
@@ -11,13 +12,11 @@ use std::time::Duration;
 
 use api::v1::{self, Error, ErrorCode};
 use axum::body::Bytes;
-use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::IncomingStream;
 use axum::{Json, Router};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -27,17 +26,13 @@ use crate::daemon::Daemon;
 use crate::metrics;
 use crate::problem::Result;
 
+pub(crate) use listener::ApiListener;
+
 /// The largest request that is read.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
 
 type Shared = State<Arc<Daemon>>;
 type Who = ConnectInfo<Peer>;
-
-impl Connected<IncomingStream<'_, tokio::net::UnixListener>> for Peer {
-    fn connect_info(stream: IncomingStream<'_, tokio::net::UnixListener>) -> Self {
-        Self::of(stream.io())
-    }
-}
 
 /// The paths.
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {

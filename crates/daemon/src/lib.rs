@@ -14,6 +14,7 @@
 //! | `hosts` | who other hosts are, how they come to be trusted, connections to and from them |
 //! | `foreign` | exports of NBD servers that are not ours, as places of volumes |
 //! | `recover`, `rescue`, `cold` | a start after whatever happened; an export, and a copy of a cold disk, without the daemon |
+//! | `log`, `reload` | the log, which keeps nobody waiting, and what is read again while the daemon serves |
 //! | `http`, `metrics`, `audit`, `problem` | the API, figures, who asked for what, errors as users see them |
 //!
 //! `docs/operations.md` is the page for those who run it.
@@ -28,6 +29,7 @@ mod cold;
 mod config;
 mod core;
 mod daemon;
+mod descriptors;
 mod device_identity;
 mod disk;
 mod document;
@@ -44,6 +46,7 @@ mod journal;
 mod journal_file;
 mod listeners;
 mod location;
+mod log;
 mod machines;
 mod metrics;
 mod open_backend;
@@ -55,6 +58,7 @@ mod problem;
 mod rates;
 mod recover;
 mod reject_all;
+mod reload;
 mod remote;
 mod rescue;
 mod run;
@@ -66,6 +70,7 @@ mod volume;
 mod workers;
 
 pub use args::Args;
+pub use backends::run_as_helper;
 pub use clients::{Clients, SocketOwner};
 pub use cold::{CopyReport, CopyRequest, CopyStep, copy};
 pub use config::{Config, HostsConfig};

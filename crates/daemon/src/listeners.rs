@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +11,15 @@ use std::time::Duration;
 use api::v1::{Error, ErrorCode};
 use env::EnvRef;
 use futures::future::BoxFuture;
-use nbd::server::{End, Export, Exports, Limits};
-use nbd::{NbdUri, TlsServer, Transport, prepare_tcp, serve_connection, serve_encrypted};
+use nbd::server::{ClientSocket, End, Export, Exports, Limits, serve_socket};
+use nbd::{NbdUri, TlsServer, Transport, prepare_tcp};
 use parking_lot::RwLock;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::task::AbortHandle;
 use vm::AdoptedDisk;
 
 use crate::clients::Clients;
+use crate::descriptors;
 use crate::platform::Network;
 use crate::problem::{Result, invalid, of_tls};
 use crate::sockets::{UnixSocket, listen_tcp, listen_unix, make_folder};
@@ -216,6 +217,9 @@ impl Acceptor {
                     continue;
                 }
             };
+            if self.is_short(&stream).await {
+                continue;
+            }
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
             let seen = Arc::new(Seen { offered: Arc::clone(&offered), pid });
             self.serve(place, tls.clone(), seen, move || tokio::net::UnixStream::from_std(stream));
@@ -237,14 +241,27 @@ impl Acceptor {
                     continue;
                 }
             };
+            if self.is_short(&stream).await {
+                continue;
+            }
             let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
             let seen = Arc::new(Seen { offered: Arc::clone(&offered), pid: None });
             self.serve(place, tls.clone(), seen, move || tokio::net::TcpStream::from_std(stream));
         }
     }
 
+    /// Whether a client is hung up on because file descriptors are short; the next one waits for a moment then.
+    async fn is_short(&self, stream: &impl AsRawFd) -> bool {
+        let is_short = descriptors::is_kept_from_clients(stream.as_raw_fd());
+        if is_short {
+            tracing::error!("a client is hung up on: too few file descriptors are left");
+            self.env.sleep(ACCEPT_REST).await;
+        }
+        is_short
+    }
+
     /// Serves one connection on the worker whose turn it is; `register` makes it that worker's.
-    fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(
+    fn serve<S: ClientSocket>(
         &self,
         place: OwnedSemaphorePermit,
         tls: Option<Arc<TlsServer>>,
@@ -259,10 +276,7 @@ impl Acceptor {
             let _place = place;
             match register() {
                 Ok(stream) => {
-                    let summary = match tls {
-                        Some(tls) => serve_encrypted(stream, &tls, seen, env, limits).await,
-                        None => serve_connection(stream, seen, env, limits).await,
-                    };
+                    let summary = serve_socket(stream, tls.as_deref(), seen, env, limits).await;
                     match summary.end {
                         End::Tls(error) => tracing::warn!(%error, "a client of an encrypted export was not let in"),
                         _ => tracing::debug!(?summary, "a client has gone"),

@@ -12,6 +12,7 @@ use api::v1;
 use filters::{DirectionWindow, LatencyHistogram};
 
 use crate::daemon::Daemon;
+use crate::descriptors::Usage;
 use crate::volume::Volume;
 
 /// The upper bounds of the latency buckets, in microseconds.
@@ -26,6 +27,16 @@ pub(crate) fn render(daemon: &Daemon) -> String {
     line(&mut out, "transhume_up_seconds", "", daemon.env.now().since(daemon.started).as_secs_f64());
     family(&mut out, "transhume_request_pool_bytes", "gauge", "Memory of guest requests in flight.");
     line(&mut out, "transhume_request_pool_bytes", "", daemon.pool.in_use().get() as f64);
+
+    let descriptors = Usage::now();
+    family(&mut out, "transhume_descriptors", "gauge", "File descriptors that are used.");
+    line(&mut out, "transhume_descriptors", "", descriptors.used as f64);
+    family(&mut out, "transhume_descriptors_max", "gauge", "How many there may be.");
+    line(&mut out, "transhume_descriptors_max", "", descriptors.limit as f64);
+    if let Some(log) = &daemon.log_queue {
+        family(&mut out, "transhume_log_lost_lines_total", "counter", "Lines of the log that could not be written.");
+        line(&mut out, "transhume_log_lost_lines_total", "", log.lost() as f64);
+    }
 
     family(&mut out, "transhume_volume_up", "gauge", "Whether the volume is served.");
     for volume in daemon.shown_volumes() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
-use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, OpenOptions, QemuLocks, SourceIdentity};
+use backends::{Access, BackendSpec, CacheMode, Engine, FileBackend, Helpers, OpenOptions, QemuLocks, SourceIdentity};
 use block::{BlockDevice, Bytes, Device, Extent};
 use env::{Env, EnvRef};
 use filters::{Region, Regions};
@@ -167,10 +167,11 @@ impl OpenBackend {
         self.export.iter().for_each(|export| export.serve_guest());
     }
 
-    /// Opens and locks what `spec` names.
+    /// Opens and locks what `spec` names. `helpers` carry out what its device may hold for ever.
     pub(crate) async fn open(
         spec: &BackendSpec,
         open_options: &BackendOpenOptions,
+        helpers: Option<&Arc<Helpers>>,
         env: &dyn Env,
     ) -> block::Result<Self> {
         let mut options = match open_options.size_advertised {
@@ -183,6 +184,7 @@ impl OpenBackend {
         options.lock_wait = (!open_options.unlocked).then_some(open_options.lock_wait);
         options.size_limit = open_options.size_limit;
         options.request_alignment_min = CLIENT_SECTOR;
+        options.helpers = helpers.map(Arc::clone);
         let backend = Arc::new(FileBackend::open(spec, &options, env).await?);
         let size = backend.geometry().size;
         if let Some(limit) = open_options.size_limit.filter(|limit| size < *limit) {
@@ -272,6 +274,10 @@ impl OpenBackend {
             // What is between here and its medium is its server's.
             None if self.export.is_some() => PastCache::Same(self.device.clone()),
             Some(Engine::Memory) | None => PastCache::Never,
+            // What could not be written out is in the page cache alone: only there the guest's bytes are.
+            Some(Engine::PageCache) if self.backend.as_ref().is_some_and(|backend| backend.has_failed_sync()) => {
+                PastCache::Never
+            }
             Some(Engine::PageCache) => match &self.place {
                 Location::Local(spec) => PastCache::Reopen(spec.clone().with_cache(CacheMode::Direct)),
                 Location::Remote(_) | Location::Foreign(_) => PastCache::Never,

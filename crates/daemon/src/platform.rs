@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use api::v1::{Error, ErrorCode};
 use backends::{
-    BackendSpec, CacheMode, FileBackend, FileOffload, OpenOptions, PreparedTarget, Retired, Retiring, TargetError,
-    TargetRequest, in_place, is_deleted, prepare_target, retire_source,
+    BackendSpec, CacheMode, FileBackend, FileOffload, Helpers, OpenOptions, PreparedTarget, Retired, Retiring,
+    TargetError, TargetRequest, in_place, is_deleted, prepare_target, retire_source,
 };
 use block::{Bytes, Device, Offload};
 use env::{Env, EnvRef, FilesRef, RealFiles};
@@ -376,7 +376,7 @@ impl Platform {
     /// If the kernel does not say which boot this is.
     pub(crate) fn real(env: EnvRef, network: Arc<dyn Network>, hosts: Arc<dyn Hosts>) -> Result<Self> {
         let boot = boot_identity()?;
-        let (backends, spawner) = (Arc::new(RealBackends), Arc::new(Threads));
+        let (backends, spawner) = (Arc::new(RealBackends::with_helpers()), Arc::new(Threads));
         let map_page_chunks = migrate::ProgressMap::PAGE_CHUNKS;
         let monitors: Arc<Monitors> = Arc::default();
         let hypervisors = Arc::new(Qemus::new(Arc::clone(&env), Arc::clone(&monitors)));
@@ -386,7 +386,22 @@ impl Platform {
 }
 
 /// The machine's file systems and block devices.
-pub(crate) struct RealBackends;
+#[derive(Default)]
+pub(crate) struct RealBackends {
+    /// What carries out the calls that a device may hold for ever, so that it holds nothing else of this process.
+    helpers: Option<Arc<Helpers>>,
+}
+
+impl RealBackends {
+    /// With a process for each device, which is this program again.
+    pub(crate) fn with_helpers() -> Self {
+        let helpers = Helpers::of_this_program();
+        if let Err(error) = &helpers {
+            tracing::warn!(%error, "a device that hangs may keep this process from ending");
+        }
+        Self { helpers: helpers.ok() }
+    }
+}
 
 impl Backends for RealBackends {
     fn open_store<'a>(&'a self, path: &'a Path, env: &'a dyn Env) -> BoxFuture<'a, block::Result<StoreFile>> {
@@ -405,7 +420,7 @@ impl Backends for RealBackends {
         open_options: &'a BackendOpenOptions,
         env: &'a dyn Env,
     ) -> BoxFuture<'a, block::Result<OpenBackend>> {
-        Box::pin(OpenBackend::open(spec, open_options, env))
+        Box::pin(OpenBackend::open(spec, open_options, self.helpers.as_ref(), env))
     }
 
     fn offload(&self, source: CopyEnd, target: CopyEnd) -> BoxFuture<'_, Option<Arc<dyn Offload>>> {

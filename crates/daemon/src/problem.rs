@@ -1,5 +1,7 @@
 //! From the kinds of errors inside to the errors that users see.
 
+use std::path::Path;
+
 use api::v1::{Error, ErrorCode};
 use backends::TargetError;
 use block::ErrorKind;
@@ -7,6 +9,9 @@ use nbd::TlsError;
 
 /// What an operation of the daemon gives.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What helps where file descriptors are short.
+pub(crate) const DESCRIPTORS_HINT: &str = "raise the daemon's limit of open files (`LimitNOFILE=` of its service, or `ulimit -n`) and restart it, or detach volumes";
 
 /// An error about something that the caller named, with what to do about it.
 pub(crate) fn invalid(message: impl Into<String>, hint: impl Into<String>) -> Error {
@@ -32,6 +37,7 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
         | ErrorKind::TooLarge
         | ErrorKind::OutOfRange
         | ErrorKind::Invalid => (ErrorCode::BackendUnusable, "name another file or block device"),
+        ErrorKind::NoDescriptors => (ErrorCode::DescriptorsShort, DESCRIPTORS_HINT),
         ErrorKind::Internal => (ErrorCode::Internal, "this is a defect: please report it with the daemon's log"),
         ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::TimedOut | ErrorKind::Disconnected => {
             (ErrorCode::Io, "look at the machine's log (`journalctl -k`): the medium or its path has failed")
@@ -39,6 +45,37 @@ pub(crate) fn of_backend(error: &block::Error, what: &str) -> Error {
         _ => (ErrorCode::Internal, "see the daemon's log"),
     };
     Error::new(code, format!("{what}: {}", error.chain())).with_hint(hint)
+}
+
+/// Why the journal at `path` of the volume `name` cannot be used.
+pub(crate) fn of_journal(name: &str, path: &Path, error: &block::Error) -> Error {
+    let message = format!("the journal of {name}, {}, cannot be read: {}", path.display(), error.chain());
+    let (code, hint) = match error.kind() {
+        ErrorKind::Busy | ErrorKind::TimedOut => (
+            ErrorCode::StateLocked,
+            "another process still has it, and it is tried again by itself; leave the file as it is",
+        ),
+        ErrorKind::NoDescriptors => (ErrorCode::DescriptorsShort, DESCRIPTORS_HINT),
+        ErrorKind::Unsupported => (
+            ErrorCode::JournalUnreadable,
+            "start the newer version, which has written it; the volume's bytes are untouched",
+        ),
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnly => (
+            ErrorCode::PermissionDenied,
+            "let the daemon's user read and write it, and restart; the volume's bytes are untouched",
+        ),
+        ErrorKind::Io => (
+            ErrorCode::JournalUnreadable,
+            "look at the machine's log (`journalctl -k`): the state directory's disk has failed; the volume's bytes are untouched",
+        ),
+        _ => (ErrorCode::JournalUnreadable, "put back a copy of it and restart; the volume's bytes are untouched"),
+    };
+    Error::new(code, message).with_hint(hint)
+}
+
+/// Whether what failed so may go well later, without anybody's doing.
+pub(crate) const fn may_pass(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::Busy | ErrorKind::TimedOut | ErrorKind::NoDescriptors)
 }
 
 /// An error of TLS under NBD, with what to do about it.
@@ -159,4 +196,27 @@ pub(crate) fn of_vm(error: &vm::Error) -> Error {
         ),
     };
     Error::new(code, error.to_string()).with_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_a_journal_from_being_read_has_a_hint_of_its_own() {
+        let hint = |kind| {
+            let error = of_journal("x", Path::new("/s/journal"), &block::Error::new(kind, "why"));
+            (error.code, error.hint.unwrap_or_default())
+        };
+        for kind in [ErrorKind::Busy, ErrorKind::NoDescriptors, ErrorKind::Unsupported, ErrorKind::Io] {
+            assert!(!hint(kind).1.contains("put back a copy"), "{kind}: a good journal would be overwritten");
+        }
+        assert!(hint(ErrorKind::Corrupt).1.contains("put back a copy"));
+        assert_eq!(hint(ErrorKind::NoDescriptors).0, ErrorCode::DescriptorsShort);
+        let short = block::Error::from_os(std::io::Error::from_raw_os_error(24), "opening");
+        assert_eq!(
+            (of_backend(&short, "the backend").code, may_pass(short.kind())),
+            (ErrorCode::DescriptorsShort, true)
+        );
+    }
 }

@@ -9,6 +9,8 @@
 //! A guest waits meanwhile, so volumes come back beside each other and none waits for another's trouble: a file system that does
 //! not answer, or an arbiter, holds up what lies on it. Everything else is told of the start after [`START_LIMIT`].
 
+mod later;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +23,7 @@ use crate::document::{IncomingStage, JobDocument};
 use crate::jobs::{self, JobHandle};
 use crate::journal::VolumeJournal;
 use crate::open_backend::OpenBackend;
-use crate::problem::Result;
+use crate::problem::{Result, may_pass, of_journal};
 use crate::volume::Volume;
 
 /// How long the start waits for volumes to come back. Those that take longer come back when they can.
@@ -91,20 +93,27 @@ async fn read_journal(daemon: &Arc<Daemon>, name: &str) -> Option<Arc<Volume>> {
     let journal = match VolumeJournal::open(&path, &daemon.backends, &*daemon.env).await {
         Ok(journal) => journal,
         Err(error) => {
-            let what = format!("the journal of {name}, {}, cannot be read: {}", path.display(), error.chain());
-            let error = Error::new(ErrorCode::JournalUnreadable, what)
-                .with_hint("put back a copy of it and restart; the volume's bytes are untouched");
+            let passes = may_pass(error.kind());
+            let error = of_journal(name, &path, &error);
             tracing::error!(volume = name, %error, "a volume cannot be brought back");
             daemon.admit_unreadable(name, error);
+            if passes {
+                later::read_journal_later(daemon, name);
+            }
             return None;
         }
     };
+    Some(admit(daemon, name, journal))
+}
+
+/// Makes a volume known whose journal was read.
+fn admit(daemon: &Daemon, name: &str, journal: VolumeJournal) -> Arc<Volume> {
     let volume = Arc::new(Volume::new(name, journal, Arc::clone(&daemon.env)));
     daemon.admit(Arc::clone(&volume));
     if let Some(job) = &volume.document().job {
         daemon.history.note(job.id);
     }
-    Some(volume)
+    volume
 }
 
 /// The place among running moves that the move of `volume` had before the restart, if it had begun.
@@ -167,7 +176,11 @@ async fn bring_back_once_settled(daemon: &Arc<Daemon>, volume: &Arc<Volume>) {
 
 async fn bring_back_or_say_why(daemon: &Arc<Daemon>, volume: &Arc<Volume>, place: Option<OwnedSemaphorePermit>) {
     if let Err(error) = bring_back(daemon, volume, place).await {
+        let passes = later::may_pass(volume, &error);
         volume.set_problem(error);
+        if passes {
+            later::bring_back_later(daemon, volume);
+        }
     }
 }
 

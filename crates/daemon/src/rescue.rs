@@ -5,17 +5,19 @@
 //! the source only. So the record of what the target has is removed first, and the daemon copies anew at its next
 //! start.
 
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 use api::v1::{Error, ErrorCode};
-use block::{BufferPool, Bytes};
+use block::{BlockDevice, BufferPool, Bytes};
 use env::{EnvRef, RealEnv, RealFiles};
 use migrate::Journal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::caches::Caches;
 use crate::config::Config;
+use crate::descriptors;
 use crate::document::{IncomingStage, JobDocument, VolumeDocument, random_uuid};
 use crate::jobs::{GroupRecord, GroupState, commit_with_group, undecided_record_of};
 use crate::journal::VolumeJournal;
@@ -25,7 +27,8 @@ use crate::open_backend::OpenBackend;
 use crate::overlays::OverlayContext;
 use crate::platform::{Backends, Network, RealBackends, boot_identity};
 use crate::pools::PoolContext;
-use crate::problem::{Result, no_volume, of_backend, of_state};
+use crate::problem::{Result, may_pass, no_volume, of_backend, of_journal, of_state};
+use crate::run::{DRAIN_LIMIT, FLUSH_LIMIT};
 use crate::state_dir::{Layout, StateDir, check_name};
 use crate::surrogates::Surrogates;
 use crate::volume::Volume;
@@ -41,7 +44,10 @@ pub fn rescue(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         .enable_all()
         .build()
         .map_err(|error| of_state(error, "starting the event loop"))?;
-    runtime.block_on(serve(state_dir, name, json))
+    let outcome = runtime.block_on(serve(state_dir, name, json));
+    // Nobody waits for a thread whose device hangs.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Whether what is on record makes the backend the volume. There is no daemon that could ask anybody.
@@ -84,6 +90,7 @@ async fn settle_group(volume: &Volume, layout: &Layout, backends: &Arc<dyn Backe
 
 async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
+    descriptors::raise_limit();
     let config = Config::default();
     check_name(name)?;
     let state_dir = std::path::absolute(state_dir)
@@ -94,14 +101,17 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
         return Err(Error::new(ErrorCode::NotFound, message).with_hint("name the daemon's with --state-dir"));
     }
     // One rescue of each volume may run beside others, but none beside a daemon.
-    let _lock = StateDir::share(&state_dir)?;
+    let lock = StateDir::share(&state_dir)?;
     let layout = Layout::new(&state_dir, RealFiles::shared());
     if !layout.volume(name).is_dir() {
         return Err(no_volume(name));
     }
-    let backends: Arc<dyn Backends> = Arc::new(RealBackends);
+    let backends: Arc<dyn Backends> = Arc::new(RealBackends::with_helpers());
     let journal = VolumeJournal::open(&layout.journal(name), &backends, &*env).await;
     let journal = journal.map_err(|error| {
+        if may_pass(error.kind()) || error.kind() == block::ErrorKind::Unsupported {
+            return of_journal(name, &layout.journal(name), &error);
+        }
         Error::new(ErrorCode::JournalUnreadable, format!("the journal of {name}: {}", error.chain()))
             .with_hint("serve the backend by hand, for instance with nbdkit or qemu-nbd")
     })?;
@@ -143,20 +153,33 @@ async fn serve(state_dir: &Path, name: &str, json: bool) -> Result<()> {
     let failed = |error| of_state(error, "listening to signals");
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    // The guest goes on when the terminal goes away in which this was started.
+    let _hangup = signal(SignalKind::hangup()).map_err(failed)?;
     listeners.offer(&uri, export, document.clients()).await?;
-    match json {
-        true => println!(
-            "{}",
-            serde_json::json!({ "volume": name, "backend": document.backend, "export": document.export })
-        ),
-        false => println!("{name} is served at {} from {}; Ctrl-C ends it", document.export, document.backend),
-    }
+    say(&match json {
+        true => {
+            serde_json::json!({ "volume": name, "backend": document.backend, "export": document.export }).to_string()
+        }
+        false => format!("{name} is served at {} from {}; Ctrl-C ends it", document.export, document.backend),
+    });
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     listeners.close().await;
     // What is in flight is answered, what comes after waits for the daemon.
-    std::mem::forget(slot.quiesce().await);
+    std::mem::forget(env::timeout(&*env, DRAIN_LIMIT, slot.quiesce()).await);
+    if let Some(export) = volume.with_backend(|backend| backend.export().map(Arc::clone)).flatten() {
+        // The process ends whether the server answers or not.
+        let _ = env::timeout(&*env, FLUSH_LIMIT, export.flush()).await;
+    }
+    // Not torn down: that would wait for a device that hangs, and let the lock go before the process has ended.
+    std::mem::forget((volume, listeners, lock));
     Ok(())
+}
+
+/// Says `text` on the standard output, if anybody is there.
+fn say(text: &str) {
+    let mut out = std::io::stdout();
+    let _ = writeln!(out, "{text}").and_then(|()| out.flush());
 }

@@ -5,7 +5,6 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::v1::{Error, ErrorCode};
 use env::{EnvRef, RealEnv};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -14,16 +13,22 @@ use crate::audit::Peer;
 use crate::config::Config;
 use crate::daemon::Daemon;
 use crate::hosts::{HostNetwork, NoHosts, RealHosts};
+use crate::http::ApiListener;
 use crate::listeners::Listeners;
+use crate::log::{Log, say_aside};
 use crate::platform::{Hosts, Platform};
 use crate::problem::{Result, invalid, of_state};
+use crate::reload::Reload;
 use crate::sockets::{listen_unix, make_parent};
 use crate::state_dir::StateDir;
 use crate::workers::Workers;
-use crate::{http, machines, recover, remote};
+use crate::{descriptors, http, machines, recover, remote};
 
-/// How long requests in flight may take when the daemon goes down.
-const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// How long requests in flight may take when the daemon goes down. A device that hangs has them for ever: the process
+/// ends without them.
+pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// How long NBD servers may take then to make durable what they have answered.
+pub(crate) const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 /// Threads of the control plane.
 const CONTROL_THREADS: usize = 2;
 
@@ -33,7 +38,7 @@ pub fn main(args: &Args) -> ExitCode {
     match start(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("transhumed: {error}");
+            say_aside(&format!("transhumed: {error}"));
             ExitCode::from(error.exit_code)
         }
     }
@@ -41,28 +46,19 @@ pub fn main(args: &Args) -> ExitCode {
 
 fn start(args: &Args) -> Result<()> {
     let config = Config::load(args.config.as_deref())?;
-    start_log(&config)?;
+    let log = Log::start(&config.log)?;
+    descriptors::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("control")
         .enable_all()
         .build()
         .map_err(|error| of_state(error, "starting the control plane"))?;
-    let outcome = runtime.block_on(serve(args, config));
+    let outcome = runtime.block_on(serve(args, config, &log));
     // What still runs is driven by nobody any more; the journal knows of it.
     runtime.shutdown_background();
+    log.queue().drain();
     outcome
-}
-
-fn start_log(config: &Config) -> Result<()> {
-    let filter = tracing_subscriber::EnvFilter::builder().parse(&config.log).map_err(|error| {
-        Error::new(ErrorCode::ConfigInvalid, format!("log is \"{}\": {error}", config.log))
-            .with_hint("write error, warn, info, debug or trace")
-    })?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // A program that embeds the daemon may have a log of its own.
-    let _ = log.try_init();
-    Ok(())
 }
 
 fn listen_path(listen: &str) -> Result<PathBuf> {
@@ -75,8 +71,10 @@ fn listen_path(listen: &str) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|error| of_state(error, format!("looking at {path}")))
 }
 
-async fn serve(args: &Args, config: Config) -> Result<()> {
+async fn serve(args: &Args, config: Config, log: &Log) -> Result<()> {
     let env: EnvRef = Arc::new(RealEnv::new());
+    // From here on a terminal that goes away ends nothing.
+    let hangup = on_signal(SignalKind::hangup())?;
     let api_path = listen_path(&args.listen)?;
     let state_dir = std::path::absolute(&args.state_dir)
         .map_err(|error| of_state(error, format!("looking at {}", args.state_dir.display())))?;
@@ -102,7 +100,11 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     };
     let mut daemon = Daemon::new(Platform::real(env, listeners, hosts)?, config, state, socket_dir)?;
     (daemon.host_network, daemon.host_problem) = (host_network, problem);
+    daemon.log_queue = Some(log.queue().clone());
     let daemon = Arc::new(daemon);
+    // Never torn down. Whoever ends a worker waits for its requests, and a device that hangs keeps them for ever. And
+    // the lock of the state directory must not be free while anything of this process still is at work.
+    std::mem::forget(Arc::clone(&daemon));
     daemon.reach_host_stores().await;
     recover::recover(&daemon).await?;
     if daemon.host_network.is_some()
@@ -118,6 +120,8 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
         network.listen().await;
     }
 
+    let reload = Reload { config: args.config.clone(), log: log.clone() };
+    tokio::spawn(reload.serve(hangup, Arc::clone(&daemon)));
     let mut terminate = on_signal(SignalKind::terminate())?;
     let mut interrupt = on_signal(SignalKind::interrupt())?;
     let end = async move {
@@ -131,7 +135,7 @@ async fn serve(args: &Args, config: Config) -> Result<()> {
     // Without a service manager there is nobody to tell.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tokio::select! {
-        served = async { axum::serve(listener, router).await } => {
+        served = async { axum::serve(ApiListener::new(listener, Arc::clone(&daemon.env)), router).await } => {
             served.map_err(|error| of_state(error, "serving the API"))?;
         }
         () = end => {}
@@ -164,6 +168,8 @@ async fn go_down(daemon: &Daemon) {
         }
     }));
     drained.await;
+    // Nobody knows of that after this process.
+    daemon.flush_foreign(FLUSH_LIMIT).await;
     daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);
     tracing::info!("transhumed is down");
 }

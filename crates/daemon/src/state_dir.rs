@@ -378,6 +378,44 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     ))
 }
 
+/// What the process is that has the state directory.
+#[derive(Debug, PartialEq, Eq)]
+enum OwnerState {
+    Alive,
+    /// It is gone; what holds the lock ends soon.
+    Gone,
+    /// It was killed, and some of its threads, by name, wait in the kernel for a device.
+    Hangs(String),
+}
+
+impl OwnerState {
+    fn of(owner: &str) -> Self {
+        let process = Path::new("/proc").join(owner);
+        if owner.is_empty() || !process.exists() {
+            return if owner.is_empty() { Self::Alive } else { Self::Gone };
+        }
+        match state_of(&process) {
+            Some((_, 'Z' | 'X')) => {}
+            _ => return Self::Alive,
+        }
+        let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
+        let hangs = threads.filter_map(|thread| state_of(&thread.path())).filter(|(_, state)| *state == 'D');
+        let names: Vec<String> = hangs.map(|(name, _)| name).collect();
+        if names.is_empty() { Self::Gone } else { Self::Hangs(names.join(", ")) }
+    }
+}
+
+/// The name and the state of a process or thread, by its directory below `/proc`.
+fn state_of(directory: &Path) -> Option<(String, char)> {
+    parse_stat(&std::fs::read_to_string(directory.join("stat")).ok()?)
+}
+
+/// `PID (NAME) STATE ...`, where a name may have anything in it.
+fn parse_stat(stat: &str) -> Option<(String, char)> {
+    let (before, after) = stat.rsplit_once(')')?;
+    Some((before.split_once('(')?.1.to_owned(), after.trim_start().chars().next()?))
+}
+
 async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
     let path = root.join("lock");
     let attempt = |error: std::io::Error| of_state(error, format!("locking {}", path.display()));
@@ -392,8 +430,17 @@ async fn lock_root(root: &Path, env: &dyn Env) -> Result<File> {
         let mut owner = String::new();
         std::io::Seek::rewind(&mut file).and_then(|()| file.read_to_string(&mut owner)).map_err(attempt)?;
         let owner = owner.trim();
-        let is_dead = !owner.is_empty() && !Path::new("/proc").join(owner).exists();
-        if !is_dead || env.now().since(start) > DEAD_OWNER_WAIT {
+        let state = OwnerState::of(owner);
+        if state == OwnerState::Alive || env.now().since(start) > DEAD_OWNER_WAIT {
+            if let OwnerState::Hangs(threads) = state {
+                let message = format!(
+                    "transhumed (process {owner}) has died, and still has {}: {threads} of it wait in the kernel",
+                    root.display()
+                );
+                return Err(Error::new(ErrorCode::StateLocked, message).with_hint(
+                    "a device does not answer (`journalctl -k`, /proc/PID/task/*/stack): it must answer or fail first",
+                ));
+            }
             let message = format!("another transhumed (process {owner}) uses {}", root.display());
             return Err(Error::new(ErrorCode::StateLocked, message)
                 .with_hint("stop that one first, or give this one another --state-dir"));
@@ -429,6 +476,20 @@ mod tests {
         assert!(!state.layout().volumes().join(".half.new").exists());
         state.remove_volume("whole").expect("removed");
         assert_eq!(state.volume_names().expect("listed").len(), 0);
+    }
+
+    #[test]
+    fn a_process_is_alive_or_gone_and_a_thread_that_hangs_is_seen() {
+        assert_eq!(OwnerState::of(&std::process::id().to_string()), OwnerState::Alive);
+        assert_eq!(OwnerState::of("4194305"), OwnerState::Gone);
+        assert_eq!(parse_stat("12 (iou-wrk-(9) x) D 1 2"), Some(("iou-wrk-(9) x".to_owned(), 'D')));
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        let process = PathBuf::from("/proc").join(child.id().to_string());
+        while state_of(&process).is_none_or(|(_, state)| state != 'Z') {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(OwnerState::of(&child.id().to_string()), OwnerState::Gone, "nothing of it hangs");
+        child.wait().expect("it has ended");
     }
 
     #[test]

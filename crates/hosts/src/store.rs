@@ -1,6 +1,6 @@
 //! Who is trusted: names, fingerprints and addresses in one small file, replaced whole.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::v1::{self, Error, ErrorCode, Result};
 use env::FilesRef;
@@ -71,15 +71,22 @@ impl TrustStore {
     /// # Errors
     /// It cannot be read, or is not what this program has written.
     pub fn open(files: FilesRef, path: PathBuf) -> Result<Self> {
-        let hosts = match files.read(&path) {
-            Ok(text) => parse(&text).ok_or_else(|| {
-                Error::new(ErrorCode::Io, format!("{} does not say whom this host trusts", path.display()))
-                    .with_hint("bring it back from a backup, or remove it and pair this host with the others anew")
-            })?,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
-            Err(error) => return Err(Error::of_file(error, format!("reading {}", path.display()))),
-        };
+        let hosts = read(&files, &path)?;
         Ok(Self { files, path, hosts: RwLock::new(hosts), change: Mutex::new(()), changed: watch::Sender::new(0) })
+    }
+
+    /// Reads the file again: somebody may have brought it back from a backup. Gives those that are trusted no more as
+    /// they were.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what this program has written. Then the same hosts are trusted as before.
+    pub fn reload(&self) -> Result<Vec<Trusted>> {
+        let _change = self.change.lock();
+        let hosts = read(&self.files, &self.path)?;
+        let before = std::mem::replace(&mut *self.hosts.write(), hosts);
+        self.changed.send_modify(|number| *number += 1);
+        let is_gone = |host: &Trusted| self.with(host.fingerprint).is_none_or(|now| now.name != host.name);
+        Ok(before.into_iter().filter(is_gone).collect())
     }
 
     /// All of them, by name.
@@ -204,6 +211,17 @@ impl Conflict {
                     .with_hint(format!("use that name, or `transhume trust --remove {known}` first"))
             }
         }
+    }
+}
+
+fn read(files: &FilesRef, path: &Path) -> Result<Vec<Trusted>> {
+    match files.read(path) {
+        Ok(text) => parse(&text).ok_or_else(|| {
+            Error::new(ErrorCode::Io, format!("{} does not say whom this host trusts", path.display()))
+                .with_hint("bring it back from a backup, or remove it and pair this host with the others anew")
+        }),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(Error::of_file(error, format!("reading {}", path.display()))),
     }
 }
 

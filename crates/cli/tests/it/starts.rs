@@ -156,3 +156,96 @@ fn a_journal_that_comes_back_finds_its_own_move() {
         same(&to, &expected);
     }
 }
+
+/// A child that is gone when the test is.
+struct Started(Child);
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Started {
+    fn end(&mut self) {
+        signal(&self.0, Signal::TERM);
+        assert!(self.0.wait().expect("a child").success(), "it did not end well");
+    }
+}
+
+#[test]
+fn a_log_that_cannot_be_written_ends_no_daemon() {
+    let world = World::without_daemon();
+    let image = world.image("disk.img", 1 << 20, 65536);
+    let full = std::fs::File::options().write(true).open("/dev/full").expect("opened");
+    let (unread, written) = std::io::pipe().expect("a pipe");
+    drop(unread);
+    for (name, place) in [("x", Stdio::from(full)), ("y", Stdio::from(written))] {
+        let mut daemon = Started(world.daemon.command().stderr(place).spawn().expect("started"));
+        wait_until("it does not come up", || {
+            assert!(daemon.0.try_wait().expect("a child").is_none(), "the log has ended it");
+            world.run(&["status"]).status.success()
+        });
+        let copy = world.path(name);
+        std::fs::copy(&image, &copy).expect("copied");
+        let uri = world.attach(&format!("v{name}"), &copy);
+        assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (1 << 20).to_string());
+        let metrics = tool("curl", &["-s", "--unix-socket", &world.text("api"), "http://localhost/metrics"]);
+        let lost = metrics.lines().find_map(|line| line.strip_prefix("transhume_log_lost_lines_total "));
+        assert!(lost.is_some_and(|lost| lost != "0"), "{lost:?}");
+        daemon.end();
+    }
+}
+
+#[test]
+fn a_terminal_that_goes_away_ends_nothing_and_has_the_configuration_read_again() {
+    let mut world = World::without_daemon();
+    let image = world.image("disk.img", 1 << 20, 65536);
+    let config = |text: &str| std::fs::write(world.path("config.toml"), text).expect("written");
+    config("log = \"warn\"\nworkers = 1\n");
+    world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
+    world.start();
+    let uri = world.attach("x", &image);
+    assert!(!world.log().contains("transhumed is up"), "{}", world.log());
+    for (text, said) in [
+        ("log = \"info\"\nworkers = 2\n", "counts after a restart only key=\"workers\""),
+        ("logs = \"info\"\n", "the configuration is as before"),
+        ("log = \"info\"\n", "reading the configuration, certificates and trust again"),
+    ] {
+        config(text);
+        world.daemon.signal(Signal::HUP).expect("it runs");
+        wait_until(said, || world.log().contains(said));
+    }
+    assert_eq!(tool("nbdinfo", &["--size", &uri]).trim(), (1 << 20).to_string());
+    world.terminate();
+
+    let mut rescue = world.command(&["rescue", "x"]);
+    rescue.arg("--state-dir").arg(world.path("state")).stdout(Stdio::null());
+    let mut rescue = Started(rescue.spawn().expect("started"));
+    let is_served = || Command::new("nbdinfo").arg(&uri).output().expect("it runs").status.success();
+    wait_until("nothing is rescued", is_served);
+    signal(&rescue.0, Signal::HUP);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(is_served() && rescue.0.try_wait().expect("a child").is_none(), "the terminal has taken it along");
+    rescue.end();
+}
+
+#[test]
+fn a_journal_that_another_process_has_for_a_while_keeps_its_volume_down_no_longer() {
+    let mut world = World::new();
+    let image = world.image("disk.img", 1 << 20, 65536);
+    world.attach("x", &image);
+    world.terminate();
+    let journal = std::fs::File::options().read(true).write(true).open(world.path("state/volumes/x/journal"));
+    let journal = journal.expect("opened");
+    rustix::fs::fcntl_lock(&journal, rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("it is free");
+    world.start();
+    let shown = || world.json(&["volume", "ls"])[0].clone();
+    let down = shown();
+    let problem = down["problem"].to_string();
+    assert!(down["state"] == "down" && problem.contains("is tried again by itself"), "{down}");
+    assert!(!problem.contains("put back a copy"), "{down}");
+    drop(journal);
+    wait_until("it does not come back", || shown()["state"] == "serving");
+}

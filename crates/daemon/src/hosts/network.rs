@@ -253,6 +253,29 @@ impl HostNetwork {
         Ok(self.show())
     }
 
+    /// Reads this host's identity and whom it trusts again, as both are on disk now. Streams with hosts that are trusted
+    /// no more are cut.
+    ///
+    /// # Errors
+    /// One of the two cannot be used. Then it is as before.
+    pub(crate) fn reload(&self) -> Result<()> {
+        let path = self.layout.identity();
+        // A missing one is not made: all others know the one that is used.
+        std::fs::metadata(&path).map_err(|error| of_state(error, format!("looking at {}", path.display())))?;
+        let identity = Identity::load_or_make(&path, &self.name, &*self.env)?;
+        complain(&identity, self.now());
+        if identity.fingerprint != self.identity().fingerprint {
+            tracing::warn!(fingerprint = %identity.fingerprint, "this host has another identity");
+            let tls = tls::server(&identity, &self.env)?;
+            *self.current.write() = (Arc::new(identity), tls);
+        }
+        for gone in self.store.reload()? {
+            let cut = self.dialled.sever(gone.fingerprint);
+            tracing::warn!(host = %gone.name, cut, "a host is trusted no more");
+        }
+        Ok(())
+    }
+
     /// Whom it trusts.
     pub(crate) fn trusted(&self) -> Vec<v1::TrustedHost> {
         self.store.list().iter().map(Trusted::show).collect()

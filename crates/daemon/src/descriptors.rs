@@ -1,0 +1,116 @@
+//! File descriptors: a volume needs about seven, and a process has so many.
+//!
+//! ```text
+//!   0 ─────────────────────────────────── 90 % ──────────────── limit - 32 ───── limit
+//!   │ volumes, their clients, all else      │ clients, all else      │ all else     │
+//!   │                                       │ no more volumes        │ no clients   │ 8 of them are kept for the API
+//! ```
+
+use std::fs::File;
+use std::os::fd::RawFd;
+
+use api::v1::{Error, ErrorCode};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::problem::{DESCRIPTORS_HINT, Result};
+
+/// What clients of volumes do not get.
+const KEPT_FROM_CLIENTS: u64 = 32;
+/// What only the API gets.
+const SPARE: usize = 8;
+
+/// How many are used, and how many there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) used: u64,
+    pub(crate) limit: u64,
+}
+
+impl Usage {
+    /// As it is now.
+    pub(crate) fn now() -> Self {
+        // One of them is this look itself.
+        let used = std::fs::read_dir("/proc/self/fd").map_or(0, |open| open.count().saturating_sub(1) as u64);
+        Self { used, limit: limit() }
+    }
+
+    /// Whether no more volumes should come.
+    const fn is_short(self) -> bool {
+        self.used > self.limit / 10 * 9
+    }
+}
+
+fn limit() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Lets this process have as many as it may.
+pub(crate) fn raise_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!(before = current, now = maximum, "the limit of file descriptors is raised"),
+        Err(error) => tracing::warn!(%error, limit = current, "the limit of file descriptors could not be raised"),
+    }
+}
+
+/// Refuses a volume for which there may be too few.
+///
+/// # Errors
+/// More than nine tenths are used.
+pub(crate) fn require_room() -> Result<()> {
+    let usage = Usage::now();
+    if !usage.is_short() {
+        return Ok(());
+    }
+    let message = format!("{} of {} file descriptors are used: there is no room for a volume", usage.used, usage.limit);
+    Err(Error::new(ErrorCode::DescriptorsShort, message).with_hint(DESCRIPTORS_HINT))
+}
+
+/// Whether `descriptor`, the lowest that was free, is one that clients of volumes do not get.
+pub(crate) fn is_kept_from_clients(descriptor: RawFd) -> bool {
+    u64::try_from(descriptor).is_ok_and(|descriptor| descriptor >= limit().saturating_sub(KEPT_FROM_CLIENTS))
+}
+
+/// Some that are let go of when no others are left, so that the API can still be asked.
+#[derive(Default)]
+pub(crate) struct Spare(Vec<File>);
+
+impl Spare {
+    /// Takes as many as are missing, unless they are short.
+    pub(crate) fn fill(&mut self) {
+        while self.0.len() < SPARE
+            && let Ok(file) = File::open("/dev/null")
+            && !is_kept_from_clients(std::os::fd::AsRawFd::as_raw_fd(&file))
+        {
+            self.0.push(file);
+        }
+    }
+
+    /// Lets go of all; false if there was none.
+    pub(crate) fn release(&mut self) -> bool {
+        let had_some = !self.0.is_empty();
+        self.0.clear();
+        had_some
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn volumes_are_refused_before_clients_are_and_the_api_has_some_of_its_own() {
+        let is_short = |used| Usage { used, limit: 1024 }.is_short();
+        assert!(!is_short(900) && is_short(919));
+        let usage = Usage::now();
+        assert!(usage.used > 2 && usage.used < usage.limit, "{usage:?}");
+        let limit = RawFd::try_from(usage.limit.min(1 << 30)).expect("small");
+        assert!(is_kept_from_clients(limit - 1) && !is_kept_from_clients(3));
+        let mut spare = Spare::default();
+        spare.fill();
+        assert!(spare.release() && !spare.release());
+    }
+}
