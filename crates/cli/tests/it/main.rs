@@ -9,6 +9,7 @@ mod block_devices;
 mod caches;
 mod caches_over_nbd;
 mod copies;
+mod device_helpers;
 mod fixtures;
 mod garbage;
 mod host_errors;

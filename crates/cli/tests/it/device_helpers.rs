@@ -1,0 +1,110 @@
+//! A device's own process, which carries out what the kernel may hold for ever.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::{BlockDevice, Bytes, Data, Mutation};
+use env::{EnvRef, RealEnv};
+use nbd::{NbdDevice, NbdUri};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::{HANG, World};
+
+/// The helpers of the process `pid`.
+fn helpers_of(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let children = children.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> = children.flat_map(|line| numbers(&line)).collect();
+    children.into_iter().filter(|child| name_of(*child) == "transhume-sync").collect()
+}
+
+fn numbers(line: &str) -> Vec<u32> {
+    line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}
+
+fn name_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// The files that a process has open.
+fn open_files(pid: u32) -> Vec<PathBuf> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    open.filter_map(|file| std::fs::read_link(file.path()).ok()).filter(|file| file.starts_with("/tmp")).collect()
+}
+
+/// A write, zeroes and a flush of the volume at `uri`.
+fn use_volume(uri: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("an event loop");
+    runtime.block_on(async {
+        let env: EnvRef = Arc::new(RealEnv::new());
+        let uri: NbdUri = uri.parse().expect("an address");
+        let device = NbdDevice::connect(&uri, &env).await.expect("it is served");
+        device.write(Mutation::data(Bytes(0), Data::copy_of(&[7; 4096]))).await.expect("written");
+        let extent = block::Extent::new(Bytes(8192), Bytes(65536));
+        device.write(Mutation::zeroes(extent, true)).await.expect("zeroed");
+        device.flush().await.expect("flushed");
+    });
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < HANG, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn process(pid: u32) -> Pid {
+    Pid::from_raw(i32::try_from(pid).expect("small")).expect("a number")
+}
+
+#[test]
+fn a_device_has_a_process_of_its_own_for_syncs_and_nothing_else_is_in_it() {
+    let mut world = World::new();
+    let (image, other) = (world.image("x.img", 1 << 20, 65536), world.image("y.img", 1 << 20, 65536));
+    let (x, y) = (world.attach("x", &image), world.attach("y", &other));
+    assert_eq!(helpers_of(world.pid()), [], "nothing was flushed yet");
+    use_volume(&x);
+    let helpers = helpers_of(world.pid());
+    let [helper] = helpers[..] else { panic!("one device has {helpers:?}") };
+    assert!(open_files(helper).iter().all(|file| file == &image || is_log(file)), "{:?}", open_files(helper));
+    use_volume(&y);
+    assert_eq!(helpers_of(world.pid()), [helper], "both are on one device");
+
+    // What ends a whole service does not end it before the daemon.
+    kill_process(process(helper), Signal::TERM).expect("signalled");
+    use_volume(&x);
+    assert_eq!(helpers_of(world.pid()), [helper]);
+    // The image is free as soon as the volume is gone.
+    world.json(&["volume", "detach", "x"]);
+    let x = world.attach("x", &image);
+    use_volume(&x);
+    for name in ["x", "y"] {
+        world.json(&["volume", "detach", name]);
+    }
+    wait_until("it stays without a file", || helpers_of(world.pid()).is_empty());
+    world.attach("x", &image);
+    use_volume(&x);
+    let helpers = helpers_of(world.pid());
+    world.kill();
+    wait_until("it outlives the daemon", || helpers.iter().all(|helper| name_of(*helper) != "transhume-sync"));
+}
+
+/// It shares the daemon's standard error.
+fn is_log(file: &Path) -> bool {
+    file.file_name().is_some_and(|name| name == "log")
+}
+
+#[test]
+fn a_helper_that_dies_is_replaced_by_another() {
+    let world = World::new();
+    let image = world.image("x.img", 1 << 20, 65536);
+    let uri = world.attach("x", &image);
+    use_volume(&uri);
+    let helpers = helpers_of(world.pid());
+    kill_process(process(helpers[0]), Signal::KILL).expect("killed");
+    wait_until("it lives", || name_of(helpers[0]) != "transhume-sync");
+    use_volume(&uri);
+    assert_eq!(helpers_of(world.pid()).len(), 1);
+}
