@@ -64,18 +64,18 @@ fn a_device_has_a_process_of_its_own_for_syncs_and_nothing_else_is_in_it() {
     let mut world = World::new();
     let (image, other) = (world.image("x.img", 1 << 20, 65536), world.image("y.img", 1 << 20, 65536));
     let (x, y) = (world.attach("x", &image), world.attach("y", &other));
-    assert_eq!(helpers_of(world.pid()), [], "nothing was flushed yet");
+    assert!(helpers_of(world.pid()).is_empty(), "nothing was flushed yet");
     use_volume(&x);
     let helpers = helpers_of(world.pid());
     let [helper] = helpers[..] else { panic!("one device has {helpers:?}") };
     assert!(open_files(helper).iter().all(|file| file == &image || is_log(file)), "{:?}", open_files(helper));
     use_volume(&y);
-    assert_eq!(helpers_of(world.pid()), [helper], "both are on one device");
+    assert_eq!(helpers_of(world.pid()), vec![helper], "both are on one device");
 
     // What ends a whole service does not end it before the daemon.
     kill_process(process(helper), Signal::TERM).expect("signalled");
     use_volume(&x);
-    assert_eq!(helpers_of(world.pid()), [helper]);
+    assert_eq!(helpers_of(world.pid()), vec![helper]);
     // The image is free as soon as the volume is gone.
     world.json(&["volume", "detach", "x"]);
     let x = world.attach("x", &image);

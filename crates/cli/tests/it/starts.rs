@@ -202,7 +202,8 @@ fn a_log_that_cannot_be_written_ends_no_daemon() {
 fn a_terminal_that_goes_away_ends_nothing_and_has_the_configuration_read_again() {
     let mut world = World::without_daemon();
     let image = world.image("disk.img", 1 << 20, 65536);
-    let config = |text: &str| std::fs::write(world.path("config.toml"), text).expect("written");
+    let path = world.path("config.toml");
+    let config = |text: &str| std::fs::write(&path, text).expect("written");
     config("log = \"warn\"\nworkers = 1\n");
     world.daemon.arguments = vec!["--config".to_owned(), world.text("config.toml")];
     world.start();
