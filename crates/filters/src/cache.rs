@@ -74,7 +74,7 @@ pub use self::options::{
     Invalidations, WriteBackStep,
 };
 pub use self::transfer::{OtherCache, TransferStatus};
-use crate::store::{Base, Layout, Placement, Record, STEP_BYTES, geometry_of_both};
+use crate::store::{Base, FlushError, Layout, Placement, Record, STEP_BYTES, geometry_of_both, may_have_lost};
 use admit::Admissions;
 use clean::Cleaner;
 use entry::{CacheEntry, SECTORS, mask_of};
@@ -115,6 +115,8 @@ struct Inner {
     blocks: RangeLock,
     mode: AtomicU8,
     is_draining: AtomicBool,
+    /// Whether the base has got everything since then, durably.
+    is_drained: AtomicBool,
     is_closed: AtomicBool,
     /// Raised when a place leaves its block.
     place_stamps: Stamps,
@@ -172,12 +174,22 @@ impl Cache {
         Ok(header)
     }
 
+    /// The same, if it is believed as `expected`.
+    ///
+    /// # Errors
+    /// As [`inspect`](Self::inspect). Invalid if it is another volume's or layer's; fenced if it was left in another epoch.
+    pub async fn inspect_as(partition: &Device, expected: &CacheIdentity) -> Result<CacheHeader> {
+        let header = Self::inspect(partition).await?;
+        header.check_identity(expected, partition.name())?;
+        Ok(header)
+    }
+
     /// Opens the cache on `partition` of the volume that `base` holds, in the machine's boot `boot`. After a crash of the process within
     /// that boot it has all that was answered, and what it cached. After a power loss it has all that was flushed, and caches nothing else.
     ///
     /// # Errors
     /// As [`inspect`](Self::inspect). Invalid if it is another volume's or layer's, or does not fit `base`; fenced if it was left in
-    /// another epoch than `expected`: what it holds may be older than the base.
+    /// another epoch than `expected`: what it holds may be older than the base. The base is asked for nothing, so it need not be there.
     pub async fn open(
         env: EnvRef,
         base: Device,
@@ -186,8 +198,7 @@ impl Cache {
         options: CacheOptions,
         expected: CacheIdentity,
     ) -> Result<Self> {
-        let header = Self::inspect(&partition).await?;
-        header.check_identity(&expected, partition.name())?;
+        let header = Self::inspect_as(&partition, &expected).await?;
         let geometry = geometry_over(&base, &partition, &header)?;
         let base = Arc::new(Base::new(base));
         let (flash, flash_written) = Counted::over(&partition);
@@ -197,9 +208,13 @@ impl Cache {
             control::forget_clean(&record).await?;
         }
         let blocks = header.block.count(header.volume);
+        let only_durable = record.only_durable();
         let record = record.beside(|states| {
             let sequential = options.sequential_bytes;
-            Index::new(states, options.policy, header.places, blocks, sequential, partition.name())
+            let mut index = Index::new(states, options.policy, header.places, blocks, sequential, partition.name())?;
+            // The first flush lets them go, once the base has what has left them.
+            index.places.retire_all(only_durable);
+            Ok(index)
         })?;
         let inner = Inner {
             env,
@@ -217,6 +232,7 @@ impl Cache {
             record,
             blocks: RangeLock::new(),
             is_draining: AtomicBool::new(false),
+            is_drained: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             place_stamps: Stamps::new(header.places),
             write_stamps: Stamps::new(blocks),
@@ -230,10 +246,6 @@ impl Cache {
             counters: Counters::default(),
             header: Mutex::new(header),
         };
-        if !inner.geometry.read_only {
-            // From here on the durable map names nothing that the running one does not.
-            inner.flush_record().await?;
-        }
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -323,7 +335,13 @@ impl Inner {
 
     /// Whether blocks may become dirty.
     fn takes_dirty(&self) -> bool {
-        self.mode() == CacheMode::WriteBack && !self.is_draining.load(Ordering::SeqCst) && self.admits()
+        // What nobody can make durable any more goes to the base: a restart loses none of that.
+        self.is_to_hold() && self.admits() && self.record.is_well() && !self.failure.has_failed_base()
+    }
+
+    /// Whether it is to hold what the base gets later.
+    fn is_to_hold(&self) -> bool {
+        self.mode() == CacheMode::WriteBack && !self.is_draining.load(Ordering::SeqCst)
     }
 
     const fn sector_bytes(&self) -> u64 {
@@ -403,29 +421,51 @@ impl Inner {
     }
 
     async fn flush(&self) -> Result<()> {
+        self.failure.check_base()?;
         if self.holds_nothing() {
             // The flash has nothing that the base lacks.
             if !self.failure.has_failed() {
                 self.record.check()?;
             }
-            self.failure.check_base()?;
             return self.base.flush().await;
         }
-        self.flush_record().await
+        self.record.check()?;
+        self.take_back().await?;
+        let flushed = self.flush_record().await;
+        if flushed.is_err() {
+            self.take_back().await?;
+        }
+        flushed
     }
 
-    /// Makes base, flash and the durable map what they are now.
+    /// Makes base, flash and the durable map what they are now. That promises nothing of what was lost before.
     async fn flush_record(&self) -> Result<()> {
         let number = self.record.with(|_, index| index.places.begin_flush());
-        if let Err(error) = self.record.flush().await {
-            match self.base.has_failed() {
-                true => self.failure.fail_base(&error),
-                false => self.fail(&error),
+        if let Err(FlushError { error, is_base }) = self.record.settle().await {
+            if may_have_lost(&error) {
+                match is_base {
+                    true => self.failure.fail_base(&error),
+                    false => self.fail(&error),
+                }
             }
             return Err(error);
         }
         self.record.with(|_, index| index.places.flushed(number));
         Ok(())
+    }
+
+    /// Flushes the base for what was written back. What else is not durable there may be lost with a flush that fails, and nobody but this
+    /// one hears of it.
+    async fn flush_base(&self) -> Result<()> {
+        let was_durable = self.base.is_durable();
+        let Err(error) = self.base.device().flush().await else { return Ok(()) };
+        if may_have_lost(&error) {
+            if !(was_durable && self.base.is_durable()) {
+                self.failure.fail_base(&error);
+            }
+            self.record.note_base_failure(&error).await;
+        }
+        Err(error)
     }
 }
 

@@ -244,6 +244,16 @@ impl Overlay {
         self.read_runs(extent, buffer, &self.runs(extent, usize::MAX)).await
     }
 
+    /// Makes durable all that was answered. After a flush of the base that may have lost what was drained, that is held again.
+    async fn flush_all(&self) -> Result<()> {
+        self.take_back().await?;
+        let flushed = self.record.flush().await;
+        if flushed.is_err() {
+            self.take_back().await?;
+        }
+        flushed
+    }
+
     async fn describe(&self, extent: Extent) -> Result<Vec<ExtentStatus>> {
         let mut pieces = Vec::new();
         for (part, state) in self.runs(extent, PIECES_MAX) {
@@ -290,10 +300,7 @@ impl BlockDevice for Overlay {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            self.record.check()?;
-            self.record.flush().await
-        })
+        Box::pin(self.flush_all())
     }
 
     fn extents(&self, extent: Extent) -> IoFuture<'_, Vec<ExtentStatus>> {

@@ -37,6 +37,7 @@ mod index;
 mod popularity;
 mod read;
 mod source_paths;
+mod take_back;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -164,7 +165,7 @@ impl Redirect {
     /// process within that boot it has all that was answered, after a power loss all that was flushed.
     ///
     /// # Errors
-    /// As [`inspect`](Self::inspect), and invalid if it does not fit `base`.
+    /// As [`inspect`](Self::inspect), and invalid if it does not fit `base`. The base is asked for nothing, so it need not be there.
     pub async fn open(
         env: EnvRef,
         base: Device,
@@ -177,14 +178,14 @@ impl Redirect {
         let (source, base) = (base.clone(), Arc::new(Base::new(base)));
         let record = Record::open(partition.clone(), header.layout(), boot, Arc::clone(&base)).await?;
         let (owned, stale, serial) = owners(&record, &header, partition.name())?;
-        let index = Index::new(header.chunks(), header.places, &owned);
         if !geometry.read_only {
             for place in stale {
                 record.set(place..place + 1, SurrogateEntry::Clean).await?;
             }
-            // From here on the durable map names no place that is free.
-            record.flush().await?;
         }
+        let mut index = Index::new(header.chunks(), header.places, &owned);
+        // The first flush lets them go, once the base has what has left them.
+        index.places.retire_all(record.only_durable());
         let inner = Inner {
             env,
             base,
@@ -313,7 +314,8 @@ impl Inner {
 
     /// Whether new chunks may be taken into the surrogate.
     fn takes(&self) -> bool {
-        !self.is_draining.load(Ordering::Acquire) && self.failure.lock().is_none()
+        let has_failed = || self.failure.lock().is_some() || !self.record.is_well();
+        !self.is_draining.load(Ordering::Acquire) && !has_failed()
     }
 
     /// Whether the source lacks nothing.
@@ -330,8 +332,12 @@ impl Inner {
         if self.failure.lock().is_some() && self.names_nothing() {
             return self.base.flush().await;
         }
+        self.take_back().await?;
         let number = self.index.lock().places.begin_flush();
-        self.record.flush().await?;
+        if let Err(error) = self.record.flush().await {
+            self.take_back().await?;
+            return Err(error);
+        }
         self.index.lock().places.flushed(number);
         Ok(())
     }

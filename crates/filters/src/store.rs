@@ -16,6 +16,8 @@
 //! policy says what a state is ([`Entry`]), and writes the bytes before it sets the state. The flushed durable map may
 //! still point to some bytes. A policy never changes these into something that the volume never held.
 
+use block::BLOCK_BYTES;
+
 mod base;
 mod entry;
 mod layout;
@@ -27,5 +29,8 @@ pub(crate) use base::{Base, geometry_of_both};
 pub(crate) use entry::{BODY_BYTES, Body, Entry};
 pub(crate) use layout::Layout;
 pub(crate) use map::StateMap;
+/// How much of a partition a store leaves to its owner, if there is room for it.
+pub(crate) const OWNER_BYTES: u64 = 2 * BLOCK_BYTES;
+
 pub(crate) use place::{PlaceAllocator, Placement};
-pub(crate) use record::{Record, STEP_BYTES};
+pub(crate) use record::{FlushError, Record, STEP_BYTES, may_have_lost};

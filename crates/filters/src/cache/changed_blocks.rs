@@ -90,17 +90,27 @@ impl ChangedBlocks {
         }
     }
 
-    /// Any of them.
-    pub(super) fn first(&self) -> Option<u64> {
+    /// Any of them. Whoever takes them out one after the other keeps `from`, zero at first: where the last one was found. Then the whole
+    /// table is gone through once, however many there are.
+    pub(super) fn next(&self, from: &mut usize) -> Option<u64> {
+        let places = match self {
+            Self::Chains(chains) => chains.buckets.len(),
+            Self::Bitmap { words, .. } => words.len(),
+        };
+        let start = (*from).min(places);
+        // What was added behind comes last.
+        let found = (start..places).chain(0..start).find(|at| self.is_used(*at))?;
+        *from = found;
+        Some(match self {
+            Self::Chains(chains) => chains.entries[chains.buckets[found] as usize].0,
+            Self::Bitmap { words, .. } => found as u64 * 64 + u64::from(words[found].trailing_zeros()),
+        })
+    }
+
+    fn is_used(&self, at: usize) -> bool {
         match self {
-            Self::Chains(chains) => {
-                let first = chains.buckets.iter().find(|first| **first != NONE)?;
-                Some(chains.entries[*first as usize].0)
-            }
-            Self::Bitmap { words, .. } => {
-                let at = words.iter().position(|word| *word != 0)?;
-                Some(at as u64 * 64 + u64::from(words[at].trailing_zeros()))
-            }
+            Self::Chains(chains) => chains.buckets[at] != NONE,
+            Self::Bitmap { words, .. } => words[at] != 0,
         }
     }
 
@@ -203,7 +213,7 @@ mod tests {
         let mut random = block::testing::Random::new(9);
         for entries_max in [0, 5, 40, 1000] {
             let mut changed = ChangedBlocks::new(200, entries_max);
-            let mut plain = BTreeSet::new();
+            let (mut plain, mut from) = (BTreeSet::new(), 0);
             for _ in 0..5000 {
                 let first = random.below(195);
                 let blocks = first..first + 1 + random.below(5);
@@ -217,13 +227,28 @@ mod tests {
                     });
                 }
                 assert_eq!(changed.len(), plain.len() as u64);
-                assert_eq!(changed.first().is_some(), !plain.is_empty());
-                assert!(changed.first().is_none_or(|block| plain.contains(&block)));
+                let next = changed.next(&mut from);
+                assert!(next.is_some() == !plain.is_empty() && next.is_none_or(|block| plain.contains(&block)));
                 let one = random.below(200);
                 assert_eq!(changed.contains(one), plain.contains(&one), "{one}");
                 assert_eq!(changed.contains_any(one..one + 3), plain.range(one..one + 3).next().is_some());
             }
             assert_eq!(matches!(changed, ChangedBlocks::Bitmap { .. }), entries_max < 50, "{entries_max}");
+        }
+    }
+
+    #[test]
+    fn the_whole_table_is_gone_through_once_however_many_there_are() {
+        for (blocks, entries_max) in [(1 << 22, 0), (1 << 18, 1 << 20)] {
+            let mut changed = ChangedBlocks::new(blocks, entries_max);
+            changed.insert_all(blocks / 2..blocks);
+            let (mut from, mut count, mut last) = (0, 0, 0);
+            while let Some(block) = changed.next(&mut from) {
+                changed.remove(block);
+                assert!(from >= last, "the search begins anew");
+                (count, last) = (count + 1, from);
+            }
+            assert_eq!(count, blocks / 2);
         }
     }
 

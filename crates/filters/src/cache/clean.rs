@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use block::{Buffer, Bytes, Extent, Mutation, Result};
+use block::{Buffer, Bytes, Error, ErrorKind, Extent, Mutation, Result};
 use futures::future::join_all;
 
 use super::entry::{CacheEntry, runs_of};
@@ -31,8 +31,9 @@ const LOOK_STEP: u64 = 4096;
 const RUN_BYTES_MAX: u64 = 1 << 20;
 /// The record is flushed when so great a share of the places waits for that.
 const RETIRED_SHARE: u64 = 16;
-/// How long background write-back waits after an error.
+/// How long background write-back waits after an error: twice as long after each one that follows.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// Where write-back has got to.
 #[derive(Default)]
@@ -57,7 +58,7 @@ impl Cache {
     pub async fn write_back(&self) -> Result<WriteBackStep> {
         let inner = &self.inner;
         let mut cleaner = inner.cleaner.lock().await;
-        if !inner.wants_write_back() {
+        if inner.is_closed.load(Ordering::SeqCst) || !inner.wants_write_back() {
             return Ok(WriteBackStep::Idle);
         }
         let is_alone = inner.guest_at_base.load(Ordering::SeqCst) == 0;
@@ -66,18 +67,18 @@ impl Cache {
         Ok(if written.is_zero() { WriteBackStep::Idle } else { WriteBackStep::Wrote(written) })
     }
 
-    /// Background write-back until the cache is closed: the owner spawns it. It waits while there is nothing to do, and for a second after
-    /// an error.
+    /// Background write-back until the cache is closed: the owner spawns it. It waits while there is nothing to do, and after an error.
     pub async fn run_write_back(self) {
-        let inner = &self.inner;
+        let (inner, mut rest) = (&self.inner, RETRY_AFTER);
         while !inner.is_closed.load(Ordering::SeqCst) {
             let woken = inner.wake.notified();
             match self.write_back().await {
-                Ok(WriteBackStep::Wrote(_)) => {}
+                Ok(WriteBackStep::Wrote(_)) => rest = RETRY_AFTER,
                 Ok(WriteBackStep::Idle) => woken.await,
                 Err(error) => {
                     tracing::warn!(cache = inner.partition.name(), error = error.chain(), "write-back is tried again");
-                    inner.env.sleep(RETRY_AFTER).await;
+                    inner.env.sleep(rest).await;
+                    rest = (2 * rest).min(RETRY_AFTER_MAX);
                 }
             }
         }
@@ -120,11 +121,21 @@ impl Inner {
     pub(super) async fn clean_all(&self) -> Result<()> {
         let mut cleaner = self.cleaner.lock().await;
         while !self.is_clean() {
+            self.check_emptying()?;
             if self.clean_some(&mut cleaner, self.options.write_back_depth.max(1)).await?.is_zero() {
                 self.changes_end().await;
             }
         }
         Ok(())
+    }
+
+    /// Fails once the cache is not to be emptied any more: it is closed, and its partition may be another's by now, or writes back again.
+    pub(super) fn check_emptying(&self) -> Result<()> {
+        if !self.is_closed.load(Ordering::SeqCst) && !self.is_to_hold() {
+            return Ok(());
+        }
+        let context = format!("{} is not to be emptied any more", self.partition.name());
+        Err(Error::new(ErrorKind::Cancelled, context))
     }
 
     /// Waits until all changes have ended that are under way.
@@ -158,14 +169,9 @@ impl Inner {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        // What else is not durable in the base is lost with a flush that fails, and nobody but this one hears of it.
-        let was_durable = self.base.is_durable();
         if !written.is_empty()
-            && let Err(error) = self.base.device().flush().await
+            && let Err(error) = self.flush_base().await
         {
-            if !was_durable {
-                self.failure.fail_base(&error);
-            }
             let places: Vec<u32> = written.iter().map(|one| one.place).collect();
             self.record.with(|_, index| index.written.retain(|place| !places.contains(place)));
             return Err(error);
@@ -173,8 +179,11 @@ impl Inner {
         try_all(join_all(written.into_iter().map(|one| self.settle(one))).await)?;
         self.counters.cleaned.fetch_add(bytes.get(), Ordering::Relaxed);
         let (retired, places) = self.record.with(|_, index| (index.places.retired_count(), index.places.count()));
-        if retired as u64 * RETIRED_SHARE > places {
-            self.flush_record().await?;
+        if retired as u64 * RETIRED_SHARE > places
+            && let Err(error) = self.flush_record().await
+        {
+            // What was written back is in the base. Its places are given to other blocks later.
+            tracing::debug!(cache = self.partition.name(), error = error.chain(), "places wait for a flush");
         }
         match failed {
             Some(error) => Err(error),
@@ -227,13 +236,7 @@ impl Inner {
     /// Writes what is dirty of a block to the base, durably. The caller has the block alone.
     pub(super) async fn clean_held(&self, block: u64, found: &Found) -> Result<()> {
         let (_, bytes) = self.write_held(block..block + 1).await?;
-        let was_durable = self.base.is_durable();
-        if let Err(error) = self.base.device().flush().await {
-            if !was_durable {
-                self.failure.fail_base(&error);
-            }
-            return Err(error);
-        }
+        self.flush_base().await?;
         self.counters.cleaned.fetch_add(bytes.get(), Ordering::Relaxed);
         self.set(found.place, CacheEntry::new(block, found.valid, 0)).await.inspect_err(|error| self.fail(error))
     }

@@ -1,5 +1,6 @@
 //! What the owner changes while the guest runs: mode, size and epoch; and how the cache is emptied and left.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use block::{Bytes, Error, ErrorKind, Mutation, Result};
@@ -34,6 +35,7 @@ impl Cache {
     pub async fn set_mode(&self, mode: CacheMode) -> Result<()> {
         let inner = &self.inner;
         inner.mode.store(mode as u8, Ordering::SeqCst);
+        inner.is_drained.store(false, Ordering::SeqCst);
         inner.is_draining.store(false, Ordering::SeqCst);
         if mode == CacheMode::WriteBack {
             return Ok(());
@@ -47,8 +49,11 @@ impl Cache {
     /// # Errors
     /// What base and partition say. What could not be written is still in the cache.
     pub async fn drain(&self) -> Result<()> {
+        self.inner.is_drained.store(false, Ordering::SeqCst);
         self.inner.is_draining.store(true, Ordering::SeqCst);
-        self.inner.empty().await
+        self.inner.empty().await?;
+        self.inner.is_drained.store(true, Ordering::SeqCst);
+        Ok(())
     }
 
     /// Whether the base has everything, durably or not.
@@ -61,6 +66,13 @@ impl Cache {
     #[must_use]
     pub fn holds_nothing(&self) -> bool {
         self.inner.holds_nothing()
+    }
+
+    /// Whether the cache may be taken away: it holds nothing, or everything went to the base since it is drained, and its flash has failed.
+    /// Whoever takes it away then has it on record first that nothing of it counts.
+    #[must_use]
+    pub fn may_be_taken_away(&self) -> bool {
+        self.inner.holds_nothing() || self.inner.is_drained.load(Ordering::SeqCst)
     }
 
     /// Stops all that works in the background and waits for its end. Afterwards nothing is admitted. The guest has left.
@@ -111,9 +123,46 @@ impl Inner {
     async fn empty(&self) -> Result<()> {
         // Who began before may still make something dirty.
         self.changes_end().await;
-        self.clean_all().await?;
-        while !self.holds_nothing() {
-            self.flush_record().await?;
+        loop {
+            self.take_back().await?;
+            self.clean_all().await?;
+            if self.holds_nothing() {
+                return Ok(());
+            }
+            self.check_emptying()?;
+            match self.flush_record().await {
+                Ok(()) => {}
+                // Its durable map stays as it is. What it names is in the base.
+                Err(_) if self.record.has_failed_store() => {
+                    self.base.flush().await?;
+                    if self.is_clean() {
+                        return Ok(());
+                    }
+                }
+                Err(_) if self.record.has_pins() => {
+                    // The base may have lost something: that is dirty again, and is written back once the base takes it.
+                    self.flush_base().await?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes back what the base may have lost: it is dirty again. Nothing is locked by the caller.
+    pub(super) async fn take_back(&self) -> Result<()> {
+        while self.record.has_pins() {
+            let Some((place, entry)) = self.record.first_pinned() else { return Ok(()) };
+            let block = entry.block();
+            let _guard = self.blocks.exclusive(self.extent_of(block)).await;
+            let found = self.find(block).filter(|found| u64::from(found.place) == place);
+            let still = self.record.first_pinned();
+            if let (Some(found), Some((again, entry))) = (found, still)
+                && again == place
+            {
+                self.set(found.place, entry).await.inspect_err(|error| self.fail(error))?;
+                self.place_stamps.raise(place);
+            }
+            self.record.unpin(place);
         }
         Ok(())
     }
@@ -179,16 +228,22 @@ impl Inner {
     }
 }
 
-/// Frees what is only cached, in the record.
+/// Forgets what is only cached, in the record. A place in which the durable map has something dirty keeps its block until the next flush.
 pub(super) async fn forget_clean(record: &Record<CacheEntry>) -> Result<()> {
+    let kept: BTreeSet<u64> = record.only_durable().into_iter().collect();
     let mut next = 0;
     while let Some(place) = record.look(|states| used_places(states, next).next()) {
         let (run, entry) = record.look(|states| {
-            let is_clean = |place: &u64| *place < states.len() && states.get(*place).dirty() == 0;
-            match (place..).take_while(is_clean).count() as u64 {
-                0 => (place..place + 1, states.get(place).lasting()),
-                length => (place..place + length, CacheEntry::FREE),
+            let entry = states.get(place);
+            if entry.dirty() != 0 {
+                return (place..place + 1, entry.lasting());
             }
+            if kept.contains(&place) {
+                return (place..place + 1, CacheEntry::new(entry.block(), 0, 0));
+            }
+            let is_clean =
+                |place: &u64| *place < states.len() && states.get(*place).dirty() == 0 && !kept.contains(place);
+            (place..place + (place..).take_while(is_clean).count() as u64, CacheEntry::FREE)
         });
         next = run.end;
         record.set(run, entry).await?;

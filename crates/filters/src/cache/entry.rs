@@ -98,6 +98,14 @@ impl Entry for CacheEntry {
         }
     }
 
+    /// What is valid and clean the base has: it was flushed before it was called so, or the place has what the base got since.
+    fn taken_back(self, now: Self) -> Option<Self> {
+        match self.dirty() & !now.valid() {
+            0 => None,
+            lost => Some(Self::new(self.block(), now.valid() | lost, now.dirty() | lost)),
+        }
+    }
+
     fn lasting_body(body: &Body) -> Body {
         let mut lasting = [0; BODY_BYTES];
         for grain in 0..Self::SECTOR_GRAINS {
@@ -161,6 +169,16 @@ mod tests {
         let lasting = CacheEntry::lasting_body(&body);
         assert_eq!(CacheEntry::of(&lasting, 0), CacheEntry::FREE);
         assert_eq!(CacheEntry::of(&lasting, 61), CacheEntry::new(6, 0b110, 0b110));
+    }
+
+    #[test]
+    fn what_was_dirty_and_is_not_valid_any_more_is_taken_back_and_what_was_cleaned_is_not() {
+        let durable = CacheEntry::new(5, 0b1111, 0b1111);
+        let taken = |valid, dirty| durable.taken_back(CacheEntry::new(5, valid, dirty));
+        assert_eq!(taken(0b1111, 0), None, "the base has it");
+        assert_eq!(taken(0b0011, 0b0001), Some(CacheEntry::new(5, 0b1111, 0b1101)));
+        assert_eq!(durable.taken_back(CacheEntry::FREE), Some(durable));
+        assert_eq!(CacheEntry::FREE.taken_back(durable), None);
     }
 
     #[test]

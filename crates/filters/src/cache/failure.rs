@@ -27,6 +27,7 @@ pub(super) struct Failure {
     is_revoked: tokio::sync::Mutex<bool>,
     /// Why nothing in the base is promised to be durable any more: a flush of it has failed.
     base: Mutex<Option<String>>,
+    has_failed_base: AtomicBool,
     /// Blocks whose record may be what memory says, or what it should have become when the flash failed.
     in_doubt: Mutex<BTreeSet<u64>>,
 }
@@ -47,6 +48,12 @@ impl Failure {
     /// A flush of the base has failed: what it covered may be lost, and a later one that succeeds proves nothing.
     pub(super) fn fail_base(&self, error: &Error) {
         self.base.lock().get_or_insert_with(|| error.chain());
+        self.has_failed_base.store(true, Ordering::Release);
+    }
+
+    /// Whether there was such a flush.
+    pub(super) fn has_failed_base(&self) -> bool {
+        self.has_failed_base.load(Ordering::Acquire)
     }
 
     /// Fails after such a flush.

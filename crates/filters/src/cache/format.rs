@@ -1,14 +1,14 @@
 //! The bytes of a cache on its partition; `docs/caches.md` draws them.
 //!
 //! ```text
-//!   header │ boot record │ durable map │ running map │ place 0 │ place 1 │ ...
+//!   header │ boot record │ durable map │ running map │ the owner's pages │ place 0 │ place 1 │ ...
 //! ```
 
-use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Result};
+use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Extent, Result};
 
 use super::entry::{BLOCKS_MAX, CacheEntry};
 use super::options::{CacheHeader, CacheIdentity};
-use crate::store::{Layout, Placement};
+use crate::store::{Layout, OWNER_BYTES, Placement};
 
 /// The first bytes of a cache.
 const MAGIC: [u8; 8] = *b"TRANSHUC";
@@ -39,7 +39,18 @@ impl CacheHeader {
             let over = with(places).partition_bytes() - partition;
             places -= over.get().div_ceil(block.bytes()).min(places);
         }
+        // A few places less may make room for the owner's pages.
+        while places > 1 && with(places).owner_pages().is_none() {
+            places -= 1;
+        }
         Some(with(places)).filter(Self::is_sensible)
+    }
+
+    /// Two pages of the partition that the cache leaves to its owner, whatever is in them. Few caches of an older version have none.
+    #[must_use]
+    pub fn owner_pages(&self) -> Option<Extent> {
+        let pages = Extent::new(self.layout().end(), Bytes(OWNER_BYTES));
+        (pages.end() <= self.start()).then_some(pages)
     }
 
     /// How large its partition is at least.
@@ -161,6 +172,12 @@ mod tests {
         assert!(header.partition_bytes() <= Bytes::gib(10));
         let more = CacheHeader { capacity: header.capacity + 200, ..header };
         assert!(more.partition_bytes() > Bytes::gib(10), "far more would fit");
+        for kib in (64..10_000).step_by(4) {
+            if let Some(header) = new(Bytes::kib(kib)) {
+                let page = header.owner_pages().expect("there is room for them");
+                assert!(page.offset >= header.layout().end() && page.end() <= header.placement().start_of(0), "{kib}");
+            }
+        }
         // Two maps of 512 bytes for 62 places.
         assert!(header.capacity > 2_600_000, "{}", header.capacity);
         assert_eq!(header.places_of(Bytes::gib(1)), 1 << 18);

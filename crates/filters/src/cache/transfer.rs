@@ -245,9 +245,10 @@ impl Cache {
     /// What the partition says. The cache still drops what is asked for.
     pub async fn end_transfer(&self) -> Result<()> {
         self.attach().await;
-        let inner = &self.inner;
+        let (inner, mut from) = (&self.inner, 0);
         while inner.transfer.is_settling() {
-            let Some(block) = inner.transfer.changed.lock().as_ref().and_then(ChangedBlocks::first) else { break };
+            let changed = inner.transfer.changed.lock().as_ref().and_then(|changed| changed.next(&mut from));
+            let Some(block) = changed else { break };
             inner.settle_block(block).await?;
         }
         inner.transfer.state.store(NONE, Ordering::SeqCst);

@@ -26,7 +26,9 @@
 //! delta's bytes back.
 //!
 //! A flush of the base that fails may have lost what was drained and flushed before. The delta still has it, so the
-//! running map is invalidated. Whoever opens the overlay next finds what the durable map says.
+//! overlay holds those grains again: at once on record, and for the guest as soon as nobody writes to them. A write to
+//! the base that meets this fails. Then they are drained again. A base that cannot be reached has lost nothing, and
+//! nothing changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -47,6 +49,51 @@ impl Overlay {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.record.look(|map| map.count(GrainState::Absent) == map.len())
+    }
+
+    /// Whether all that was drained is durable below: the base alone is the volume. False if something is held again, because the base
+    /// may have lost it: it is to be drained once more.
+    ///
+    /// # Errors
+    /// What the base says, or the delta, if that is well.
+    pub async fn settle(&self) -> Result<bool> {
+        self.take_back().await?;
+        match self.record.settle().await {
+            Ok(()) => {}
+            // The delta's record stays as it is, and whoever takes the overlay away has that on record first.
+            Err(_) if self.record.has_failed_store() => self.base.flush().await?,
+            Err(failed) => {
+                self.take_back().await?;
+                return Err(failed.error);
+            }
+        }
+        Ok(self.is_empty())
+    }
+
+    /// Whether the delta has failed: its durable map stays as it is, whatever was drained.
+    #[must_use]
+    pub fn has_failed_record(&self) -> bool {
+        self.record.has_failed_store()
+    }
+
+    /// Holds again what the base may have lost. Nothing is locked by the caller.
+    pub(super) async fn take_back(&self) -> Result<()> {
+        while self.record.has_pins() {
+            let Some((grain, _)) = self.record.first_pinned() else { return Ok(()) };
+            let _guard = self.grains.exclusive(self.extent_of(&(grain..grain + 1))).await;
+            self.record.restore(grain).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes to the base what the guest has changed where nothing is held. The caller holds its grains.
+    async fn write_below(&self, mutation: Mutation) -> Result<()> {
+        let run = self.header.grain.indices_of(mutation.extent());
+        self.base.write(mutation).await?;
+        match self.record.is_pinned(&run) {
+            true => Err(self.record.may_be_undone()),
+            false => Ok(()),
+        }
     }
 
     /// Moves the first run that is held at or after `from` into the base, at most `most` bytes of it or one grain.
@@ -105,6 +152,7 @@ impl Overlay {
 
     /// Writes data while the overlay is drained.
     pub(super) async fn write_draining(&self, mutation: Mutation) -> Result<()> {
+        self.take_back().await?;
         let run = self.header.grain.indices_of(mutation.extent());
         let grains = self.extent_of(&run);
         let guard = self.grains.shared(grains).await;
@@ -114,18 +162,18 @@ impl Overlay {
             let guard = self.grains.exclusive(grains).await;
             self.write_parts(&mutation).await?;
             drop(guard);
-            return if mutation.fua { self.record.flush().await } else { Ok(()) };
+            return if mutation.fua { self.flush_all().await } else { Ok(()) };
         }
         let is_known = !mutation.fua || self.record.is_durable(&run);
         for (part, state) in runs {
             let piece = mutation.slice(part).with_fua(mutation.fua && is_known);
             match state {
-                GrainState::Absent => self.base.write(piece).await?,
+                GrainState::Absent => self.write_below(piece).await?,
                 GrainState::Data | GrainState::Zero => self.write_delta(piece).await?,
             }
         }
         drop(guard);
-        if is_known { Ok(()) } else { self.record.flush().await }
+        if is_known { Ok(()) } else { self.flush_all().await }
     }
 
     /// Carries out a mutation while the overlay is drained, each part where its grains are, and forces none. The caller
@@ -134,7 +182,7 @@ impl Overlay {
         for (part, state) in self.runs(mutation.extent(), usize::MAX) {
             let piece = mutation.slice(part).with_fua(false);
             match (state, piece.kind()) {
-                (GrainState::Absent, _) => self.base.write(piece).await?,
+                (GrainState::Absent, _) => self.write_below(piece).await?,
                 (_, MutationKind::Data(_)) => self.write_held(piece).await?,
                 (_, MutationKind::Zeroes { .. } | MutationKind::Discard) => self.clear_held(&piece).await?,
             }

@@ -36,7 +36,7 @@ impl Overlay {
         }
         self.write_held(mutation).await?;
         drop(guard);
-        if fua { self.record.flush().await } else { Ok(()) }
+        if fua { self.flush_all().await } else { Ok(()) }
     }
 
     fn is_data(&self, run: &Range<u64>) -> bool {
@@ -69,7 +69,7 @@ impl Overlay {
         let fua = mutation.fua;
         let is_known = !fua || self.record.is_durable(run);
         self.write_delta(mutation.with_fua(fua && is_known)).await?;
-        if is_known { Ok(()) } else { self.record.flush().await }
+        if is_known { Ok(()) } else { self.flush_all().await }
     }
 
     /// Writes a part of a grain that the delta does not have, and the rest of it as it reads now.
@@ -104,7 +104,7 @@ impl Overlay {
             self.clear_held(&mutation).await?;
         }
         drop(guard);
-        if fua { self.record.flush().await } else { Ok(()) }
+        if fua { self.flush_all().await } else { Ok(()) }
     }
 
     /// Zeroes and discards that the overlay is to keep. The caller holds their grains.

@@ -1,13 +1,13 @@
 //! The bytes of a redirection on its partition of a surrogate.
 //!
 //! ```text
-//!   header │ boot record │ durable map │ running map │ place 0 │ place 1 │ ...
+//!   header │ boot record │ durable map │ running map │ the owner's pages │ place 0 │ place 1 │ ...
 //! ```
 
 use block::{BLOCK_BYTES, Buffer, Bytes, ChunkSize, Error, ErrorKind, Extent, Result};
 
 use super::entry::{SECTORS, SurrogateEntry};
-use crate::store::{Layout, Placement};
+use crate::store::{Layout, OWNER_BYTES, Placement};
 
 /// The first bytes of a redirection.
 const MAGIC: [u8; 8] = *b"TRANSHUR";
@@ -43,6 +43,10 @@ impl RedirectHeader {
             let over = with(places).partition_bytes() - partition;
             places -= over.get().div_ceil(chunk.bytes()).min(places);
         }
+        // A few places less may make room for the owner's pages.
+        while places > 1 && with(places).owner_pages().is_none() {
+            places -= 1;
+        }
         let is_fit = places > 0 && chunk.bytes() >= CHUNK_BYTES_MIN && !volume.is_zero();
         is_fit.then(|| with(places)).filter(|header| header.chunks() < u64::from(u32::MAX))
     }
@@ -57,6 +61,13 @@ impl RedirectHeader {
     #[must_use]
     pub fn maps(&self) -> Extent {
         Extent::new(Bytes::ZERO, self.layout().end())
+    }
+
+    /// Two pages of the partition that the redirection leaves to its owner, whatever is in them. Few of an older version have none.
+    #[must_use]
+    pub fn owner_pages(&self) -> Option<Extent> {
+        let pages = Extent::new(self.layout().end(), Bytes(OWNER_BYTES));
+        (pages.end() <= self.start()).then_some(pages)
     }
 
     /// How many chunks the volume has.

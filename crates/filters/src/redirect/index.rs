@@ -63,6 +63,12 @@ impl Index {
         Some(place)
     }
 
+    /// Gives `chunk`, which has none, the place back that it has let go since the last flush.
+    pub(super) fn reclaim(&mut self, place: u64, chunk: u64) {
+        self.places.reclaim(place);
+        self.own(place, chunk);
+    }
+
     /// Whether `place` has all of its chunk, from now on.
     pub(super) fn set_cached(&mut self, place: u64, is_cached: bool) {
         let was = std::mem::replace(&mut self.is_cached[place as usize], is_cached);

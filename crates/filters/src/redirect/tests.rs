@@ -332,3 +332,82 @@ impl block::Filter for Keeping {
         }
     }
 }
+
+/// A redirection over a source that can be told to fail.
+async fn over_failing_source(places: u64) -> (Device, Fault, Device, Redirect, Device) {
+    let (plain, partition) = (memory(SIZE), memory(header(SIZE, places).partition_bytes()));
+    let fault = Fault::new(plain.clone(), PausedEnv::shared(2));
+    let redirect = over(&Device::new("source", fault.clone()), partition.clone(), places, u16::MAX).await;
+    let guest = Device::new("guest", redirect.clone());
+    (plain, fault, partition, redirect, guest)
+}
+
+async fn open_again(source: &Fault, partition: &Device) -> Device {
+    let source = Device::new("source", source.clone());
+    let opened = Redirect::open(PausedEnv::shared(1), source, partition.clone(), [1; 16], counts(SIZE, u16::MAX)).await;
+    Device::new("again", opened.expect("it opens, whatever the source says"))
+}
+
+fn flushes_fail(fault: &Fault, kind: ErrorKind) {
+    let action = FaultAction::Fail(kind);
+    fault.add(FaultRule { verb: FaultVerb::Flush, extent: None, when: FaultWhen::Always, action });
+}
+
+async fn drain(redirect: &Redirect) {
+    let mut next = 0;
+    while let Some((behind, _)) = redirect.drain_next(next).await.expect("memory takes it") {
+        next = behind;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_is_away_changes_nothing_of_a_surrogate() {
+    let (_, fault, partition, redirect, guest) = over_failing_source(4).await;
+    write(&guest, 0, &[5; 4096]).await;
+    guest.flush().await.expect("it flushes");
+    guest.write(Mutation::zeroes(Extent::new(Bytes::ZERO, Bytes(CHUNK)), false)).await.expect("it takes it");
+    write(&guest, CHUNK, &[6; 4096]).await;
+    flushes_fail(&fault, ErrorKind::TimedOut);
+    guest.flush().await.expect_err("the source is away");
+    let again = open_again(&fault, &partition).await;
+    assert_eq!([byte_at(&again, 0).await, byte_at(&again, CHUNK).await], [0, 6], "a restart has lost something");
+    fault.clear();
+    guest.flush().await.expect("nothing was lost");
+    write(&guest, 2 * CHUNK, &[7; 4096]).await;
+    assert_eq!(redirect.status().places_dirty, 2, "it takes nothing any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_source_may_have_lost_is_the_surrogates_again_and_is_drained_once_more() {
+    let (plain, fault, partition, redirect, guest) = over_failing_source(4).await;
+    write(&guest, 0, &[5; 8192]).await;
+    write(&guest, CHUNK, &[5; 4096]).await;
+    guest.flush().await.expect("it flushes");
+    // Both leave the surrogate; the first chunk comes back to it in part.
+    for chunk in [0, 1] {
+        guest
+            .write(Mutation::zeroes(Extent::new(Bytes(chunk * CHUNK), Bytes(CHUNK)), false))
+            .await
+            .expect("it takes it");
+    }
+    write(&guest, 0, &[6; 4096]).await;
+    flushes_fail(&fault, ErrorKind::Io);
+    guest.flush().await.expect_err("the source has failed");
+    for at in [0, CHUNK] {
+        write(&plain, at, &[1; 8192]).await;
+    }
+    let bytes =
+        async |device: &Device| [byte_at(device, 0).await, byte_at(device, 4096).await, byte_at(device, CHUNK).await];
+    assert_eq!(bytes(&guest).await, [6, 5, 5], "what was flushed is lost");
+    // What is written now goes where a restart finds it.
+    write(&guest, 3 * CHUNK, &[7; 4096]).await;
+    assert_eq!(byte_at(&plain, 3 * CHUNK).await, 7);
+    let again = open_again(&fault, &partition).await;
+    assert_eq!((bytes(&again).await, byte_at(&again, 3 * CHUNK).await), ([6, 5, 5], 7));
+    fault.clear();
+    guest.flush().await.expect_err("a later flush proves nothing of what the guest has written");
+    redirect.begin_drain().await;
+    drain(&redirect).await;
+    assert!(redirect.settle().await.expect("the source is well again"), "it cannot be taken out");
+    assert_eq!(bytes(&plain).await, [6, 5, 5]);
+}

@@ -11,6 +11,7 @@ use crate::translate::moved;
 impl Inner {
     /// Carries out a mutation that lies in one chunk, and forces none.
     pub(super) async fn write_part(&self, part: Mutation) -> Result<()> {
+        self.take_back().await?;
         let chunk = self.chunk_of(part.extent().offset);
         self.popularity.lock().touch(chunk);
         match part.kind() {
@@ -174,7 +175,14 @@ impl Inner {
 
     async fn write_to_source(&self, part: Mutation) -> Result<()> {
         self.counters.writes_at_source.fetch_add(1, Ordering::Relaxed);
-        self.base.write(part).await
+        self.change_source(part).await
+    }
+
+    /// Changes the source where the guest has asked for it. The caller holds the chunk.
+    async fn change_source(&self, part: Mutation) -> Result<()> {
+        let chunk = self.chunk_of(part.extent().offset);
+        self.base.write(part).await?;
+        self.check_kept(chunk)
     }
 
     /// Reads of the clean sectors go to the source from now on.
@@ -197,7 +205,7 @@ impl Inner {
         let _guard = self.chunks.exclusive(whole).await;
         if self.is_draining.load(Ordering::Acquire) {
             self.give_up(chunk).await?;
-            return self.base.write(part).await;
+            return self.change_source(part).await;
         }
         let extent = part.extent();
         let is_discard = matches!(part.kind(), MutationKind::Discard);
@@ -205,7 +213,7 @@ impl Inner {
         let is_forgotten = extent == whole && found.as_ref().is_some_and(|found| !found.dirty.is_empty());
         // A source may keep what it has in spite of a discard, and that is older than what is forgotten here.
         let part = if is_discard && is_forgotten { Mutation::zeroes(extent, true) } else { part };
-        self.base.write(part).await?;
+        self.change_source(part).await?;
         let Some(found) = found else { return Ok(()) };
         if extent == whole {
             return self.forget(found).await;

@@ -26,15 +26,12 @@ pub(crate) struct Base {
     durable: AtomicU64,
     /// Whether the store has written to it.
     is_written: AtomicBool,
-    /// Whether a flush of it has failed.
-    has_failed: AtomicBool,
 }
 
 impl Base {
     pub(crate) fn new(device: Device) -> Self {
         let (answered, durable) = (AtomicU64::new(1), AtomicU64::new(0));
-        let [is_written, has_failed] = [false; 2].map(AtomicBool::new);
-        Self { device: RwLock::new(device), answered, durable, is_written, has_failed }
+        Self { device: RwLock::new(device), answered, durable, is_written: AtomicBool::new(false) }
     }
 
     /// What it is now.
@@ -83,11 +80,6 @@ impl Base {
         self.answered.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether a flush of it has failed.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.has_failed.load(Ordering::Acquire)
-    }
-
     /// Whether all that was answered is durable.
     pub(crate) fn is_durable(&self) -> bool {
         self.durable.load(Ordering::Acquire) >= self.answered.load(Ordering::Acquire)
@@ -102,7 +94,7 @@ impl Base {
         if self.durable.load(Ordering::Acquire) >= answered || device.geometry().read_only {
             return Ok(());
         }
-        device.flush().await.inspect_err(|_| self.has_failed.store(true, Ordering::Release))?;
+        device.flush().await?;
         self.durable.store(answered, Ordering::Release);
         Ok(())
     }

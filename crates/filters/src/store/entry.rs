@@ -32,6 +32,12 @@ pub(crate) trait Entry: Copy + Eq + Debug + Send + Sync + 'static {
     /// Sets the grains of `run`, counted from the sector's first, to `self`.
     fn fill(self, body: &mut Body, run: Range<u64>);
 
+    /// What is recorded of a grain of which the durable map says this, and `now` is true, after the base may have lost what it got of it.
+    /// None if the store has no more of it than `now` says, or the base is known to have it.
+    fn taken_back(self, now: Self) -> Option<Self> {
+        (self.hides_base() && !now.hides_base()).then_some(self)
+    }
+
     /// What the durable map says of it, and a power loss leaves. The default is all of it.
     fn lasting(self) -> Self {
         self

@@ -137,13 +137,7 @@ impl PlaceAllocator {
         let (&first, &end) =
             around.or_else(|| self.free.range(self.next..).next()).or_else(|| self.free.iter().next())?;
         let place = if (first..end).contains(&self.next) { self.next } else { first };
-        self.free.remove(&first);
-        if first < place {
-            self.free.insert(first, place);
-        }
-        if place + 1 < end {
-            self.free.insert(place + 1, end);
-        }
+        self.take_this(place);
         self.next = (place + 1) % self.count;
         Some(place)
     }
@@ -151,6 +145,35 @@ impl PlaceAllocator {
     /// The running map names this place no more, while the durable one may.
     pub(crate) fn retire(&mut self, place: u64) {
         self.retired.insert(place, self.flushes + 1);
+    }
+
+    /// The same of places that were free until now, when a store is opened.
+    pub(crate) fn retire_all(&mut self, places: impl IntoIterator<Item = u64>) {
+        for place in places {
+            self.retire(place);
+            if self.take_this(place) {
+                self.waiting.insert(place);
+            }
+        }
+    }
+
+    /// A place that waits is used again, by whom it was let go.
+    pub(crate) fn reclaim(&mut self, place: u64) {
+        let did_wait = self.waiting.remove(&place);
+        assert!(did_wait, "place {place} was not let go, or is somebody else's");
+    }
+
+    /// Takes one place out of those that are free; false if it is not.
+    fn take_this(&mut self, place: u64) -> bool {
+        let around = self.free.range(..=place).next_back().map(|(first, end)| (*first, *end));
+        let Some((first, end)) = around.filter(|(_, end)| *end > place) else { return false };
+        self.free.remove(&first);
+        for (from, to) in [(first, place), (place + 1, end)] {
+            if from < to {
+                self.free.insert(from, to);
+            }
+        }
+        true
     }
 
     /// Takes back a place that nobody uses any more.
@@ -229,6 +252,17 @@ mod tests {
         places.flushed(later);
         assert_eq!(places.take(), Some(0));
         assert!(!places.has_retired());
+    }
+
+    #[test]
+    fn a_place_that_only_the_durable_map_names_waits_for_a_flush_and_can_be_reclaimed() {
+        let mut places = PlaceAllocator::new(4, [0]);
+        places.retire_all([0, 2, 3]);
+        assert_eq!((places.free_count(), places.take(), places.take()), (1, Some(1), None));
+        places.reclaim(2);
+        let flush = places.begin_flush();
+        places.flushed(flush);
+        assert_eq!((places.take(), places.take()), (Some(3), None), "2 was reclaimed, and 0 is in use");
     }
 
     #[test]

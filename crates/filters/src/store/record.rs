@@ -8,36 +8,54 @@
 //!
 //! The durable map never names data that no flush has covered, in whatever order the disk carries its cache out. The
 //! running map is trusted only in the boot that wrote it. There the caches are still those that were written to.
+//!
+//! | what a flush meets | what becomes of it |
+//! |---|---|
+//! | a base that cannot be reached | nothing has changed: the next flush tries again |
+//! | a base that may have lost something | grains that have left the store since the last flush are *pinned*; no flush of the guest's succeeds any more |
+//! | a store that may have lost something | the durable map stays as it is; the store takes nothing more |
+//!
+//! A pinned grain is recorded as the durable map has it, whatever is true of it now: the store has its flushed bytes still. The policy
+//! takes it back ([`Record::restore`]) as soon as nobody is at it. Until then no change of it in the base is answered.
+
+mod live;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use block::{BLOCK_BYTES, Buffer, Bytes, Device, Error, ErrorKind, Extent, Mutation, Result};
+use futures::future::join_all;
 use parking_lot::Mutex;
 
 use super::base::Base;
 use super::entry::{BODY_BYTES, Body, Entry};
 use super::layout::{Layout, Map, SECTOR_BYTES};
 use super::map::StateMap;
+use live::Live;
 
 /// A map is read and written in pieces of this many sectors.
 const STEP_SECTORS: u64 = 2048;
 /// The same in bytes.
 pub(crate) const STEP_BYTES: u64 = STEP_SECTORS * SECTOR_BYTES as u64;
+/// So many pieces of a map are written at a time.
+const WRITES_MAX: usize = 64;
 /// With so many sectors of the durable map behind, the store flushes by itself: 8 MiB of memory at most.
 const BEHIND_MAX: usize = 16384;
 
-/// What is true of the grains now, and how the durable map differs.
-pub(crate) struct Live<E, X> {
-    pub(crate) map: StateMap<E>,
-    /// What the policy keeps beside the map, under the same lock.
-    beside: X,
-    /// The sectors in which the durable map differs, and what stands there.
-    behind: BTreeMap<u64, Box<Body>>,
-    /// What the flush under way is going to write there.
-    coming: BTreeMap<u64, Box<Body>>,
+/// Why nothing durable is promised any more.
+struct Loss {
+    cause: String,
+    /// Whether it is the store that may have lost something, and not the base alone.
+    is_store: bool,
+}
+
+/// Why a flush has failed.
+pub(crate) struct FlushError {
+    pub(crate) error: Error,
+    /// Whether the base has failed it, and not the store.
+    pub(crate) is_base: bool,
 }
 
 /// A change of the map whose data is written.
@@ -63,9 +81,15 @@ pub(crate) struct Record<E, X = ()> {
     /// The number of the last flush that succeeded.
     flushed: tokio::sync::Mutex<u64>,
     /// Why nothing durable is promised any more.
-    failure: Mutex<Option<String>>,
+    failure: Mutex<Option<Loss>>,
+    /// Whether there is a reason.
+    has_lost: AtomicBool,
     /// With so many sectors of the durable map behind, it flushes by itself.
     behind_max: usize,
+    /// The same, after such a flush has failed: more than were behind then.
+    behind_next: AtomicUsize,
+    /// Whether something is pinned.
+    has_pins: AtomicBool,
 }
 
 impl<E: Entry> Record<E> {
@@ -75,8 +99,13 @@ impl<E: Entry> Record<E> {
         let boot_record = layout.encode_boot(boot);
         let found = device.read(Layout::BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
         let is_same_boot = found[..] == boot_record[..];
-        let mut live =
-            Live { map: StateMap::new(layout.grains()), beside: (), behind: BTreeMap::new(), coming: BTreeMap::new() };
+        let mut live = Live {
+            map: StateMap::new(layout.grains()),
+            beside: (),
+            behind: BTreeMap::new(),
+            coming: BTreeMap::new(),
+            pinned: BTreeMap::new(),
+        };
         for first in (0..layout.sectors()).step_by(STEP_SECTORS as usize) {
             let count = STEP_SECTORS.min(layout.sectors() - first);
             let durable = read_sectors(&device, &layout, Map::Durable, first, count).await?;
@@ -101,27 +130,56 @@ impl<E: Entry> Record<E> {
             begun: AtomicU64::new(0),
             flushed: tokio::sync::Mutex::default(),
             failure: Mutex::default(),
+            has_lost: AtomicBool::new(false),
             behind_max: BEHIND_MAX,
+            behind_next: AtomicUsize::new(0),
+            has_pins: AtomicBool::new(false),
         };
         if !record.device.geometry().read_only {
             if !is_same_boot {
                 record.device.write(Mutation::data(Layout::BOOT_AT, boot_record.freeze())).await?;
             }
             // An earlier process may have written the durable map without living to see it durable.
-            if let Err(error) = record.device.flush().await {
-                record.fail(&error);
-            }
+            record.device.flush().await?;
         }
         Ok(record)
     }
 
     /// The same record with what `make` makes of its states beside them.
     pub(crate) fn beside<X>(self, make: impl FnOnce(&StateMap<E>) -> Result<X>) -> Result<Record<E, X>> {
-        let Self { base, device, layout, live, announced, turn, begun, flushed, failure, behind_max } = self;
-        let Live { map, beside: (), behind, coming } = live.into_inner();
+        let Self {
+            base,
+            device,
+            layout,
+            live,
+            announced,
+            turn,
+            begun,
+            flushed,
+            failure,
+            has_lost,
+            behind_max,
+            behind_next,
+            has_pins,
+        } = self;
+        let Live { map, beside: (), behind, coming, pinned } = live.into_inner();
         let beside = make(&map)?;
-        let live = Mutex::new(Live { map, beside, behind, coming });
-        Ok(Record { base, device, layout, live, announced, turn, begun, flushed, failure, behind_max })
+        let live = Mutex::new(Live { map, beside, behind, coming, pinned });
+        Ok(Record {
+            base,
+            device,
+            layout,
+            live,
+            announced,
+            turn,
+            begun,
+            flushed,
+            failure,
+            has_lost,
+            behind_max,
+            behind_next,
+            has_pins,
+        })
     }
 }
 
@@ -135,6 +193,11 @@ impl<E: Entry, X> Record<E, X> {
     pub(crate) fn with<T>(&self, look: impl FnOnce(&StateMap<E>, &mut X) -> T) -> T {
         let live = &mut *self.live.lock();
         look(&live.map, &mut live.beside)
+    }
+
+    /// The grains that the durable map says the store has, and the running one does not.
+    pub(crate) fn only_durable(&self) -> Vec<u64> {
+        self.live.lock().only_durable()
     }
 
     /// The same record that flushes by itself when a share of its map is behind: its memory stays in proportion.
@@ -168,7 +231,7 @@ impl<E: Entry, X> Record<E, X> {
             [&live.behind, &live.coming].into_iter().filter_map(|bodies| bodies.get(&index)).all(|body| says_so(body))
         });
         // A failure empties both, after it was noted.
-        says_all && self.failure.lock().is_none()
+        says_all && self.is_well()
     }
 
     /// Sets the grains of `run` to `state`. Done means that a crash of the process keeps it. Their data, if they have
@@ -180,11 +243,11 @@ impl<E: Entry, X> Record<E, X> {
             let end = (next / step * step + step).min(run.end);
             self.set_some(next..end, state).await?;
             next = end;
-            if self.live.lock().behind.len() > self.behind_max {
-                // A failure is remembered, and told to whoever asks for durability.
-                if self.flush().await.is_err() {
-                    self.live.lock().behind.clear();
-                }
+            let behind = self.live.lock().behind.len();
+            if behind > self.behind_max.max(self.behind_next.load(Ordering::Relaxed)) {
+                // A failure is told to whoever asks for durability. Far more may be behind before this is tried again.
+                let flushed = self.settle().await;
+                self.behind_next.store(if flushed.is_ok() { 0 } else { 2 * behind }, Ordering::Relaxed);
             }
         }
         Ok(())
@@ -210,34 +273,48 @@ impl<E: Entry, X> Record<E, X> {
 
     /// Writes the sectors of the running map that `changes` alter, as they will be.
     async fn write_running(&self, changes: &[Arc<Change<E>>]) -> Result<()> {
-        // A write of a device with large sectors takes the neighbours along.
-        let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
-        let mut wanted = BTreeSet::new();
-        for change in changes {
-            wanted.extend(E::sectors_of(&change.run).map(|index| index / unit));
-        }
-        let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
-        let wanted: Vec<u64> =
-            wanted.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
-        self.write_map(Map::Running, &wanted, |index| self.body_with(index, changes)).await
+        let altered = changes.iter().flat_map(|change| E::sectors_of(&change.run)).collect();
+        self.write_map(Map::Running, &self.with_neighbours(altered), |index| self.body_with(index, changes)).await
     }
 
-    /// The states of a map sector with `changes`.
+    /// A write of a device with large sectors takes the neighbours along.
+    fn with_neighbours(&self, sectors: BTreeSet<u64>) -> Vec<u64> {
+        let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
+        if unit == 1 {
+            return sectors.into_iter().collect();
+        }
+        let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
+        let groups: BTreeSet<u64> = sectors.into_iter().map(|index| index / unit).collect();
+        groups.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect()
+    }
+
+    /// The states of a map sector with `changes`, as they are recorded.
     fn body_with(&self, index: u64, changes: &[Arc<Change<E>>]) -> Body {
         let first = index * E::SECTOR_GRAINS;
-        let mut body = self.live.lock().map.body(index);
+        let live = self.live.lock();
+        let mut body = live.map.body(index);
         for change in changes.iter().filter(|change| E::sectors_of(&change.run).contains(&index)) {
             let start = change.run.start.max(first) - first;
             let end = change.run.end.min(first + E::SECTOR_GRAINS) - first;
             change.state.fill(&mut body, start..end);
         }
+        if let Some(pinned) = live.pinned.get(&index) {
+            for grain in 0..E::SECTOR_GRAINS {
+                if let Some(kept) = E::of(pinned, grain).taken_back(E::of(&body, grain)) {
+                    kept.fill(&mut body, grain..grain + 1);
+                }
+            }
+        }
         body
     }
 
-    /// Writes sectors of a map, neighbours together. Those behind the last one are zeroes.
+    /// Writes sectors of a map, neighbours together, in no order. Those behind the last one are zeroes.
     async fn write_map(&self, map: Map, indices: &[u64], body_of: impl Fn(u64) -> Body) -> Result<()> {
-        for run in indices.chunk_by(|one, next| *next == one + 1) {
-            for piece in run.chunks(STEP_SECTORS as usize) {
+        let runs = indices.chunk_by(|one, next| *next == one + 1);
+        let pieces: Vec<&[u64]> = runs.flat_map(|run| run.chunks(STEP_SECTORS as usize)).collect();
+        for together in pieces.chunks(WRITES_MAX) {
+            // All of them end, so that none is under way when somebody tries again.
+            let writes = together.iter().map(|piece| {
                 let mut buffer = Buffer::unpooled(piece.len() * SECTOR_BYTES);
                 for (index, sector) in piece.iter().zip(buffer.chunks_exact_mut(SECTOR_BYTES)) {
                     if *index < self.layout.sectors() {
@@ -245,87 +322,197 @@ impl<E: Entry, X> Record<E, X> {
                     }
                 }
                 let offset = self.layout.map_at(map) + Bytes(piece[0] * SECTOR_BYTES as u64);
-                self.device.write(Mutation::data(offset, buffer.freeze())).await?;
-            }
+                self.device.write(Mutation::data(offset, buffer.freeze()))
+            });
+            join_all(writes).await.into_iter().collect::<Result<()>>()?;
         }
         Ok(())
     }
 
-    /// Makes durable all that was answered before this was called. Flushes that wait for another share the next one.
+    /// Makes durable all that was answered before this was called, or says that this cannot be promised any more. Flushes that wait for
+    /// another share the next one.
     pub(crate) async fn flush(&self) -> Result<()> {
+        self.check()?;
+        self.settle().await.map_err(|failed| failed.error)
+    }
+
+    /// The same without a promise: what was lost before stays lost. Afterwards the durable map says what was true when this was called.
+    pub(crate) async fn settle(&self) -> Result<(), FlushError> {
         let seen = self.begun.load(Ordering::Acquire);
         let mut flushed = self.flushed.lock().await;
-        self.check()?;
+        let of_store = |error| FlushError { error, is_base: false };
+        self.check_store().map_err(of_store)?;
         if *flushed > seen {
             return Ok(());
         }
+        if self.first_pinned().is_some() {
+            let context = format!("{} is taking back what its base may have lost", self.device.name());
+            return Err(of_store(Error::new(ErrorKind::Busy, context)));
+        }
         let number = self.begun.fetch_add(1, Ordering::AcqRel) + 1;
-        if let Err(error) = self.flush_all().await {
-            self.fail(&error);
-            return Err(error);
+        // First what the map is to say, then the base: what is drained in between is not in it.
+        let wanted = self.live.lock().begin_flush();
+        if let Err(error) = self.base.flush().await {
+            self.live.lock().coming.clear();
+            if may_have_lost(&error) {
+                self.fail(&error);
+                self.pin().await;
+            }
+            return Err(FlushError { error, is_base: true });
+        }
+        if let Err(error) = self.device.flush().await {
+            self.live.lock().coming.clear();
+            if may_have_lost(&error) {
+                self.fail_store(&error);
+            }
+            return Err(of_store(error));
+        }
+        if let Err(error) = self.write_durable(wanted).await {
+            // Nobody knows what the durable map says.
+            self.fail_store(&error);
+            return Err(of_store(error));
         }
         *flushed = number;
         Ok(())
     }
 
-    async fn flush_all(&self) -> Result<()> {
-        // First what the map is to say, then the base: what is drained in between is not in it.
-        let wanted = self.live.lock().begin_flush();
-        if let Err(error) = self.base.flush().await {
-            self.distrust_running_map().await;
-            return Err(error);
-        }
-        self.device.flush().await?;
+    async fn write_durable(&self, wanted: BTreeMap<u64, Box<Body>>) -> Result<()> {
         if wanted.is_empty() {
             return Ok(());
         }
-        let unit = u64::from(self.device.geometry().request_alignment).div_ceil(SECTOR_BYTES as u64);
-        if unit == 1 {
-            let indices: Vec<u64> = wanted.keys().copied().collect();
-            self.write_map(Map::Durable, &indices, |index| *wanted[&index]).await?;
-        } else {
-            let all = self.layout.map_bytes().0 / SECTOR_BYTES as u64;
-            let groups: BTreeSet<u64> = wanted.keys().map(|index| index / unit).collect();
-            let indices: Vec<u64> =
-                groups.into_iter().flat_map(|group| group * unit..((group + 1) * unit).min(all)).collect();
-            self.write_map(Map::Durable, &indices, |index| match wanted.get(&index) {
-                Some(body) => **body,
-                // A neighbour stays as it is on the disk.
-                None => self.live.lock().durable_body(index),
-            })
-            .await?;
-        }
+        let indices = self.with_neighbours(wanted.keys().copied().collect());
+        self.write_map(Map::Durable, &indices, |index| match wanted.get(&index) {
+            Some(body) => **body,
+            // A neighbour stays as it is on the disk.
+            None => self.live.lock().durable_body(index),
+        })
+        .await?;
         self.device.flush().await?;
         self.live.lock().note_durable(wanted);
         Ok(())
     }
 
-    /// Called after a failed flush of the base. What was drained into it may be lost, while the device and the durable
-    /// map still have what was flushed of it. Whoever opens the store next, in this boot too, goes by the durable map.
-    async fn distrust_running_map(&self) {
-        if !self.live.lock().has_drained() {
+    /// A flush of the base that the policy has asked for by itself has failed with `error`.
+    pub(crate) async fn note_base_failure(&self, error: &Error) {
+        if may_have_lost(error) {
+            let _no_other = self.flushed.lock().await;
+            self.fail(error);
+            self.pin().await;
+        }
+    }
+
+    /// What has left the store since the last flush may be lost in the base. The store and the durable map still have what was flushed of
+    /// it, and so has the running map from here on.
+    async fn pin(&self) {
+        let _turn = self.turn.lock().await;
+        let sectors = self.live.lock().pin();
+        if sectors.is_empty() {
             return;
         }
-        if let Err(error) = self.strike_boot().await {
-            tracing::error!(device = self.device.name(), error = error.chain(), "the boot record could not be struck");
+        self.has_pins.store(true, Ordering::Release);
+        let written =
+            self.write_map(Map::Running, &self.with_neighbours(sectors), |index| self.body_with(index, &[])).await;
+        if let Err(error) = written {
+            let (device, error) = (self.device.name(), error.chain());
+            tracing::error!(device, error, "what the base may have lost is not on record as what the store has");
         }
+    }
+
+    /// Whether something is pinned.
+    pub(crate) fn has_pins(&self) -> bool {
+        self.has_pins.load(Ordering::Acquire)
+    }
+
+    /// The first grain that is pinned, and what becomes of it when it is taken back.
+    pub(crate) fn first_pinned(&self) -> Option<(u64, E)> {
+        let mut live = self.live.lock();
+        let found = live.first_pinned();
+        if found.is_none() {
+            live.pinned.clear();
+            self.has_pins.store(false, Ordering::Release);
+        }
+        found
+    }
+
+    /// Whether a grain of `run` is pinned.
+    pub(crate) fn is_pinned(&self, run: &Range<u64>) -> bool {
+        self.has_pins() && {
+            let live = self.live.lock();
+            run.clone().any(|grain| live.pinned_state(grain).is_some())
+        }
+    }
+
+    /// Whether a grain is pinned with a state that `is_meant` picks.
+    pub(crate) fn has_pinned(&self, is_meant: impl Fn(E) -> bool) -> bool {
+        self.has_pins() && self.live.lock().all_pinned().any(|(_, state)| is_meant(state))
+    }
+
+    /// Takes a pinned grain back: it is true of it what is recorded. The caller has it alone.
+    pub(crate) async fn restore(&self, grain: u64) -> Result<()> {
+        let state = self.live.lock().pinned_state(grain);
+        if let Some(state) = state {
+            self.set(grain..grain + 1, state).await?;
+        }
+        self.unpin(grain);
+        Ok(())
+    }
+
+    /// `grain` is pinned no more. What is true of it is to be recorded, if that is anything else.
+    pub(crate) fn unpin(&self, grain: u64) {
+        self.live.lock().unpin(grain);
+    }
+
+    /// The error of a change of the base that a failed flush may have undone.
+    pub(crate) fn may_be_undone(&self) -> Error {
+        let context = format!("a flush of what {} lies over has failed: this may be lost in it", self.device.name());
+        Error::new(ErrorKind::Io, context)
+    }
+
+    /// Whether what is durable is still promised.
+    pub(crate) fn is_well(&self) -> bool {
+        !self.has_lost.load(Ordering::Acquire)
     }
 
     /// Fails once nothing durable is promised any more.
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.failure.lock() {
             None => Ok(()),
-            Some(cause) => {
-                let context =
-                    format!("{} promises nothing durable any more since a flush failed ({cause})", self.device.name());
-                Err(Error::new(ErrorKind::Io, context))
-            }
+            Some(loss) => Err(self.of_loss(loss)),
         }
     }
 
-    /// Remembers that a flush has failed: what it covered may be lost, and a later one that succeeds proves nothing.
-    pub(crate) fn fail(&self, error: &Error) {
-        self.failure.lock().get_or_insert_with(|| error.chain());
+    /// Fails once the store may have lost something: its durable map stays as it is.
+    fn check_store(&self) -> Result<()> {
+        match &*self.failure.lock() {
+            Some(loss) if loss.is_store => Err(self.of_loss(loss)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the store may have lost something: its durable map stays as it is.
+    pub(crate) fn has_failed_store(&self) -> bool {
+        self.failure.lock().as_ref().is_some_and(|loss| loss.is_store)
+    }
+
+    fn of_loss(&self, loss: &Loss) -> Error {
+        let (what, cause) = (if loss.is_store { "it" } else { "its base" }, &loss.cause);
+        let name = self.device.name();
+        Error::new(
+            ErrorKind::Io,
+            format!("{name} promises nothing durable any more since a flush of {what} failed ({cause})"),
+        )
+    }
+
+    /// Remembers that the base may have lost what a flush was to make durable: a later one that succeeds proves nothing.
+    fn fail(&self, error: &Error) {
+        self.failure.lock().get_or_insert_with(|| Loss { cause: error.chain(), is_store: false });
+        self.has_lost.store(true, Ordering::Release);
+    }
+
+    /// The same of the store.
+    fn fail_store(&self, error: &Error) {
+        *self.failure.lock() = Some(Loss { cause: error.chain(), is_store: true });
+        self.has_lost.store(true, Ordering::Release);
         // Nobody writes the durable map any more.
         let mut live = self.live.lock();
         live.behind.clear();
@@ -333,88 +520,11 @@ impl<E: Entry, X> Record<E, X> {
     }
 }
 
-impl<E: Entry, X> Live<E, X> {
-    fn load_durable(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8]) -> Result<()> {
-        for (index, sector) in
-            (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < layout.sectors())
-        {
-            if let Some(body) = layout.decode_sector(index, sector, name)? {
-                self.take(index, &body, name)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn load_both(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8], running: &[u8]) -> Result<()> {
-        self.load_durable(layout, name, first, durable)?;
-        let sectors = durable.chunks_exact(SECTOR_BYTES).zip(running.chunks_exact(SECTOR_BYTES));
-        for (index, (durable, running)) in (first..layout.sectors()).zip(sectors) {
-            if durable == running {
-                continue;
-            }
-            let before = self.map.body(index);
-            let body = layout.decode_sector(index, running, name)?.unwrap_or([0; BODY_BYTES]);
-            self.take(index, &body, name)?;
-            if before != self.map.lasting_body(index) {
-                self.behind.insert(index, Box::new(before));
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, index: u64, body: &Body, name: &str) -> Result<()> {
-        if self.map.set_body(index, body) {
-            return Ok(());
-        }
-        let context = format!("{name} is damaged: sector {index} of its map has states that do not exist");
-        Err(Error::new(ErrorKind::Corrupt, context))
-    }
-
-    fn apply(&mut self, changes: &[Arc<Change<E>>]) {
-        let Self { map, behind, .. } = self;
-        for change in changes {
-            let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
-            let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
-            map.fill(change.run.clone(), change.state);
-            for (index, body) in before {
-                if body != map.lasting_body(index) {
-                    behind.insert(index, Box::new(body));
-                }
-            }
-        }
-    }
-
-    /// What the durable map should say, where it does not.
-    fn begin_flush(&mut self) -> BTreeMap<u64, Box<Body>> {
-        let map = &self.map;
-        self.behind.retain(|index, durable| **durable != map.lasting_body(*index));
-        self.coming = self.behind.keys().map(|index| (*index, Box::new(map.lasting_body(*index)))).collect();
-        self.coming.clone()
-    }
-
-    /// Whether a grain is in the base now that the durable map says is not.
-    fn has_drained(&self) -> bool {
-        self.behind.iter().any(|(index, durable)| {
-            let now = self.map.body(*index);
-            let hides = |body: &Body, grain| E::of(body, grain).hides_base();
-            (0..E::SECTOR_GRAINS).any(|grain| hides(durable, grain) && !hides(&now, grain))
-        })
-    }
-
-    fn durable_body(&self, index: u64) -> Body {
-        self.behind.get(&index).map_or_else(|| self.map.lasting_body(index), |body| **body)
-    }
-
-    fn note_durable(&mut self, written: BTreeMap<u64, Box<Body>>) {
-        self.coming.clear();
-        for (index, body) in written {
-            if *body == self.map.lasting_body(index) {
-                self.behind.remove(&index);
-            } else {
-                self.behind.insert(index, body);
-            }
-        }
-    }
+/// Whether a flush that has failed so may have lost what it was to make durable. Otherwise it has not reached the medium: what was
+/// answered is where it was, and the next flush covers it.
+pub(crate) fn may_have_lost(error: &Error) -> bool {
+    use ErrorKind::{Busy, Invalid, PermissionDenied, TimedOut, Unsupported};
+    !matches!(error.kind(), TimedOut | PermissionDenied | Unsupported | Invalid | Busy)
 }
 
 async fn read_sectors(device: &Device, layout: &Layout, map: Map, first: u64, count: u64) -> Result<Buffer> {

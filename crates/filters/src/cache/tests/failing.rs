@@ -181,3 +181,118 @@ async fn a_write_that_the_base_refuses_leaves_nothing_in_the_cache() {
         assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 6, "{mode}: it has reached the base, or the flash");
     }
 }
+
+fn flushes_fail(fault: &Fault, kind: ErrorKind) {
+    let action = FaultAction::Fail(kind);
+    fault.add(FaultRule { verb: FaultVerb::Flush, extent: None, when: FaultWhen::Always, action });
+}
+
+/// A cache in write-back with so many places over a base that can be told to fail.
+async fn over_failing_base(places: u64) -> (Stand, Fault, Device) {
+    let plain = memory(SIZE);
+    let fault = Fault::new(plain.clone(), env::testing::PausedEnv::shared(3));
+    let partition = memory(header_of(SIZE, BLOCK, places).partition_bytes());
+    let stand = Stand::over(Device::new("base", fault.clone()), partition, options(CacheMode::WriteBack), places).await;
+    (stand, fault, plain)
+}
+
+async fn fill(device: &Device, blocks: std::ops::Range<u64>, byte: u8) {
+    for block in blocks {
+        write(device, block * BLOCK, &[byte; BLOCK as usize]).await;
+    }
+}
+
+async fn holds(device: &Device, blocks: std::ops::Range<u64>, byte: u8) -> bool {
+    let mut is_so = true;
+    for block in blocks {
+        is_so &= byte_at(device, block * BLOCK, BLOCK).await == byte;
+    }
+    is_so
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_opening_while_the_base_is_away_changes_nothing_of_what_was_answered() {
+    let (stand, fault, _) = over_failing_base(12).await;
+    fill(&stand.guest, 0..4, 6).await;
+    stand.guest.flush().await.expect("it flushes");
+    // Some of it is cleaned, so that only the durable map names it as dirty.
+    stand.cache.write_back().await.expect("the base takes it");
+    fill(&stand.guest, 4..8, 7).await;
+    for kind in [ErrorKind::TimedOut, ErrorKind::Io] {
+        flushes_fail(&fault, kind);
+        let action = FaultAction::Fail(kind);
+        fault.add(FaultRule { verb: FaultVerb::Write, extent: None, when: FaultWhen::Always, action });
+        let meanwhile = stand.again(BOOT, options(CacheMode::WriteBack)).await;
+        assert!(holds(&meanwhile.guest, 4..8, 7).await, "{kind}: what was answered is not there");
+        meanwhile.guest.flush().await.expect_err("the base is away");
+        fault.clear();
+        let again = stand.again(BOOT, options(CacheMode::WriteBack)).await;
+        assert!(holds(&again.guest, 0..4, 6).await && holds(&again.guest, 4..8, 7).await, "{kind}: something is lost");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_base_that_is_away_for_a_flush_is_flushed_when_it_is_there_again() {
+    let (stand, fault, plain) = over_failing_base(24).await;
+    fill(&stand.guest, 0..4, 6).await;
+    stand.guest.flush().await.expect("it flushes");
+    stand.cache.write_back().await.expect("the base takes it");
+    zero(&stand.guest, 20 * BLOCK, BLOCK).await;
+    flushes_fail(&fault, ErrorKind::TimedOut);
+    stand.guest.flush().await.expect_err("the base is away");
+    fault.clear();
+    stand.guest.flush().await.expect("nothing was lost");
+    fill(&stand.guest, 8..12, 8).await;
+    assert!(stand.cache.status().places_dirty >= 4, "it takes nothing any more");
+    stand.cache.drain().await.expect("the base takes it");
+    assert!(stand.cache.holds_nothing() && holds(&plain, 0..4, 6).await && holds(&plain, 8..12, 8).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_base_may_have_lost_is_dirty_again_and_nothing_is_taken_that_a_restart_would_lose() {
+    let (stand, fault, plain) = over_failing_base(24).await;
+    fill(&stand.guest, 0..4, 6).await;
+    stand.guest.flush().await.expect("it flushes");
+    // Forgotten in the cache, and in the base only.
+    zero(&stand.guest, 0, BLOCK).await;
+    fill(&stand.guest, 4..8, 7).await;
+    flushes_fail(&fault, ErrorKind::Io);
+    stand.guest.flush().await.expect_err("the base has failed");
+    // What the base has lost: it is as before the zeroes.
+    write(&plain, 0, &[1; BLOCK as usize]).await;
+    assert_eq!(byte_at(&stand.guest, 0, BLOCK).await, 6, "what was flushed is lost");
+    let dirty = stand.cache.status().places_dirty;
+    fill(&stand.guest, 12..16, 8).await;
+    assert_eq!(stand.cache.status().places_dirty, dirty, "something was taken that nobody can make durable");
+    fault.clear();
+    stand.guest.flush().await.expect_err("a later flush proves nothing");
+    let after = |guest: Device| async move {
+        holds(&guest, 0..4, 6).await && holds(&guest, 4..8, 7).await && holds(&guest, 12..16, 8).await
+    };
+    assert!(after(stand.again(BOOT, options(CacheMode::WriteBack)).await.guest).await, "a restart has lost something");
+    stand.cache.drain().await.expect("what it holds can be brought out");
+    assert!(stand.cache.may_be_taken_away() && after(plain).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_dirty_gets_out_of_a_flash_that_makes_nothing_durable_any_more() {
+    let (base, flash) = (memory(SIZE), memory(header_of(SIZE, BLOCK, 24).partition_bytes()));
+    let fault = Fault::new(flash, env::testing::PausedEnv::shared(3));
+    let loss = Some(Arc::new(Losses::default()) as _);
+    let options = CacheOptions { loss, ..options(CacheMode::WriteBack) };
+    let stand = Stand::over(base, Device::new("flash", fault.clone()), options, 24).await;
+    fill(&stand.guest, 0..4, 6).await;
+    stand.guest.flush().await.expect("it flushes");
+    fill(&stand.guest, 4..8, 7).await;
+    flushes_fail(&fault, ErrorKind::Io);
+    stand.guest.flush().await.expect_err("the flash has failed");
+    fill(&stand.guest, 12..16, 8).await;
+    assert!(!stand.cache.may_be_taken_away());
+    stand.cache.drain().await.expect("the base takes it");
+    assert!(stand.cache.may_be_taken_away() && !stand.cache.holds_nothing(), "its record says more than there is");
+    assert!(
+        holds(&stand.base, 0..4, 6).await && holds(&stand.base, 4..8, 7).await && holds(&stand.base, 12..16, 8).await
+    );
+    stand.cache.set_mode(CacheMode::WriteBack).await.expect("it stays");
+    assert!(!stand.cache.may_be_taken_away());
+}

@@ -140,6 +140,8 @@ async fn a_guests_flush_waits_for_the_base_only_if_that_was_written_to() {
     let fault = Fault::new(plain, env::testing::PausedEnv::shared(3));
     let partition = memory(header_of(SIZE, BLOCK, 8).partition_bytes());
     let stand = Stand::over(Device::new("base", fault.clone()), partition, options(WRITE_BACK), 8).await;
+    // What came before the cache was opened is flushed once.
+    stand.guest.flush().await.expect("it flushes");
     let flush = FaultAction::Delay(Duration::from_millis(5));
     fault.add(FaultRule { verb: FaultVerb::Flush, extent: None, when: FaultWhen::Always, action: flush });
     let took = async |stand: &Stand| {

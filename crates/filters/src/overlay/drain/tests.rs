@@ -9,6 +9,7 @@ use env::EnvRef;
 use crate::cached_disk::CachedDisk;
 use crate::lives::{Layer, disk, live};
 use crate::overlay::{Overlay, OverlayHeader};
+use crate::{Fault, FaultAction, FaultRule, FaultVerb, FaultWhen};
 
 /// No multiple of a grain; its last sector is short.
 const SIZE: Bytes = Bytes(12 * 4096 + 3 * 512 + 100);
@@ -166,4 +167,84 @@ async fn a_base_that_is_drained_into_is_not_replaced() {
     let (_, _, overlay, _) = drained().await;
     let refused = overlay.rebase(memory(SIZE)).expect_err("the old one has what was drained");
     assert_eq!(refused.kind(), ErrorKind::Busy);
+}
+
+/// The same as [`drained`], over a base that can be told to fail.
+async fn drained_into_failing() -> (Device, Fault, Device, Arc<Overlay>, Device) {
+    let (plain, delta) = (memory(SIZE), memory(header(SIZE).delta_bytes()));
+    let fault = Fault::new(plain.clone(), env::testing::PausedEnv::shared(1));
+    Overlay::create(&delta, &header(SIZE)).await.expect("memory takes it");
+    let base = Device::new("base", fault.clone());
+    let overlay = Arc::new(Overlay::open(base, delta.clone(), [1; 16]).await.expect("it opens"));
+    let volume = Device::from_arc("overlay", Arc::clone(&overlay) as _);
+    volume.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[5; 8192]))).await.expect("memory takes it");
+    volume.flush().await.expect("memory flushes");
+    overlay.begin_drain();
+    drain_all(&overlay).await;
+    (plain, fault, delta, overlay, volume)
+}
+
+async fn drain_all(overlay: &Overlay) {
+    let mut next = Bytes::ZERO;
+    while let Some(extent) = overlay.drain_next(next, SIZE).await.expect("memory takes it") {
+        next = extent.end();
+    }
+}
+
+fn flushes_fail(fault: &Fault, kind: ErrorKind) {
+    let action = FaultAction::Fail(kind);
+    fault.add(FaultRule { verb: FaultVerb::Flush, extent: None, when: FaultWhen::Always, action });
+}
+
+#[tokio::test]
+async fn a_base_that_is_away_changes_nothing_of_an_overlay_that_is_drained_into_it() {
+    let (_, fault, _, overlay, volume) = drained_into_failing().await;
+    flushes_fail(&fault, ErrorKind::TimedOut);
+    volume.flush().await.expect_err("the base is away");
+    assert!(overlay.is_empty(), "something is held again although nothing was lost");
+    fault.clear();
+    volume.flush().await.expect("nothing was lost");
+    assert!(overlay.settle().await.expect("the base is well"));
+}
+
+#[tokio::test]
+async fn what_the_base_may_have_lost_is_held_again_outlives_a_restart_and_is_drained_once_more() {
+    let (plain, fault, delta, overlay, volume) = drained_into_failing().await;
+    flushes_fail(&fault, ErrorKind::Io);
+    overlay.settle().await.expect_err("the base has failed");
+    plain.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[1; 8192]))).await.expect("memory takes it");
+    assert!(!overlay.is_empty(), "what was flushed is lost");
+    assert_eq!(first_bytes(&volume).await, (5, 5));
+    // Writes go on, over what is held and beside it, and a restart keeps them.
+    for at in [4096, 16384] {
+        volume.write(Mutation::data(Bytes(at), Data::copy_of(&[6; 4096]))).await.expect("memory takes it");
+    }
+    let bytes = async |volume: &Device| {
+        let read = volume.read(Bytes::ZERO, Buffer::unpooled(20480)).await.expect("memory answers");
+        [read[0], read[4096], read[16384]]
+    };
+    let again = Overlay::open(Device::new("base", fault.clone()), delta, [1; 16]).await.expect("it opens");
+    assert_eq!(bytes(&Device::new("again", again)).await, [5, 6, 6]);
+    fault.clear();
+    volume.flush().await.expect_err("a later flush proves nothing of what the guest has written");
+    drain_all(&overlay).await;
+    assert!(overlay.settle().await.expect("the base is well again"), "it cannot be taken away");
+    assert_eq!(bytes(&plain).await, [5, 6, 6]);
+}
+
+#[tokio::test]
+async fn a_delta_that_makes_nothing_durable_any_more_is_drained_all_the_same() {
+    let (plain, own) = (memory(SIZE), memory(header(SIZE).delta_bytes()));
+    Overlay::create(&own, &header(SIZE)).await.expect("memory takes it");
+    let fault = Fault::new(own, env::testing::PausedEnv::shared(1));
+    let overlay = Overlay::open(plain.clone(), Device::new("delta", fault.clone()), [1; 16]).await.expect("it opens");
+    let overlay = Arc::new(overlay);
+    let volume = Device::from_arc("overlay", Arc::clone(&overlay) as _);
+    volume.write(Mutation::data(Bytes::ZERO, Data::copy_of(&[5; 8192]))).await.expect("memory takes it");
+    flushes_fail(&fault, ErrorKind::Io);
+    volume.flush().await.expect_err("the delta has failed");
+    overlay.begin_drain();
+    drain_all(&overlay).await;
+    assert!(overlay.settle().await.expect("the base has it") && overlay.has_failed_record());
+    assert_eq!(first_bytes(&plain).await, (5, 5));
 }

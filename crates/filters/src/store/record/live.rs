@@ -1,0 +1,160 @@
+//! What is known of the grains in memory: what is true of them, and what the device says instead.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use block::{Error, ErrorKind, Result};
+
+use super::Change;
+use crate::store::entry::{BODY_BYTES, Body, Entry};
+use crate::store::layout::{Layout, SECTOR_BYTES};
+use crate::store::map::StateMap;
+
+/// What is true of the grains now, and how the durable map differs.
+pub(super) struct Live<E, X> {
+    pub(super) map: StateMap<E>,
+    /// What the policy keeps beside the map, under the same lock.
+    pub(super) beside: X,
+    /// The sectors in which the durable map differs, and what stands there.
+    pub(super) behind: BTreeMap<u64, Box<Body>>,
+    /// What the flush under way is going to write there.
+    pub(super) coming: BTreeMap<u64, Box<Body>>,
+    /// What the durable map says of the grains that are pinned, in sectors that have some.
+    pub(super) pinned: BTreeMap<u64, Box<Body>>,
+}
+
+impl<E: Entry, X> Live<E, X> {
+    pub(super) fn load_durable(&mut self, layout: &Layout, name: &str, first: u64, durable: &[u8]) -> Result<()> {
+        for (index, sector) in
+            (first..).zip(durable.chunks_exact(SECTOR_BYTES)).take_while(|(index, _)| *index < layout.sectors())
+        {
+            if let Some(body) = layout.decode_sector(index, sector, name)? {
+                self.take(index, &body, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn load_both(
+        &mut self,
+        layout: &Layout,
+        name: &str,
+        first: u64,
+        durable: &[u8],
+        running: &[u8],
+    ) -> Result<()> {
+        self.load_durable(layout, name, first, durable)?;
+        let sectors = durable.chunks_exact(SECTOR_BYTES).zip(running.chunks_exact(SECTOR_BYTES));
+        for (index, (durable, running)) in (first..layout.sectors()).zip(sectors) {
+            if durable == running {
+                continue;
+            }
+            let before = self.map.body(index);
+            let body = layout.decode_sector(index, running, name)?.unwrap_or([0; BODY_BYTES]);
+            self.take(index, &body, name)?;
+            if before != self.map.lasting_body(index) {
+                self.behind.insert(index, Box::new(before));
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, index: u64, body: &Body, name: &str) -> Result<()> {
+        if self.map.set_body(index, body) {
+            return Ok(());
+        }
+        let context = format!("{name} is damaged: sector {index} of its map has states that do not exist");
+        Err(Error::new(ErrorKind::Corrupt, context))
+    }
+
+    pub(super) fn apply(&mut self, changes: &[Arc<Change<E>>]) {
+        let Self { map, behind, .. } = self;
+        for change in changes {
+            let known = E::sectors_of(&change.run).filter(|index| !behind.contains_key(index));
+            let before: Vec<(u64, Body)> = known.map(|index| (index, map.lasting_body(index))).collect();
+            map.fill(change.run.clone(), change.state);
+            for (index, body) in before {
+                if body != map.lasting_body(index) {
+                    behind.insert(index, Box::new(body));
+                }
+            }
+        }
+    }
+
+    /// What the durable map should say, where it does not.
+    pub(super) fn begin_flush(&mut self) -> BTreeMap<u64, Box<Body>> {
+        let map = &self.map;
+        self.behind.retain(|index, durable| **durable != map.lasting_body(*index));
+        self.coming = self.behind.keys().map(|index| (*index, Box::new(map.lasting_body(*index)))).collect();
+        self.coming.clone()
+    }
+
+    /// Pins what has left the store since the durable map was written, and gives the sectors where that is.
+    pub(super) fn pin(&mut self) -> BTreeSet<u64> {
+        let mut sectors = BTreeSet::new();
+        for (index, durable) in &self.behind {
+            let now = self.map.body(*index);
+            for grain in 0..E::SECTOR_GRAINS {
+                let state = E::of(durable, grain);
+                if state.taken_back(E::of(&now, grain)).is_some() {
+                    let pinned = self.pinned.entry(*index).or_insert_with(|| Box::new([0; BODY_BYTES]));
+                    state.fill(pinned, grain..grain + 1);
+                    sectors.insert(*index);
+                }
+            }
+        }
+        sectors
+    }
+
+    /// What a pinned grain is recorded as.
+    pub(super) fn pinned_state(&self, grain: u64) -> Option<E> {
+        let pinned = self.pinned.get(&(grain / E::SECTOR_GRAINS))?;
+        E::of(pinned, grain % E::SECTOR_GRAINS).taken_back(self.map.get(grain))
+    }
+
+    pub(super) fn all_pinned(&self) -> impl Iterator<Item = (u64, E)> {
+        let first = |index: u64| index * E::SECTOR_GRAINS;
+        let grains = self.pinned.keys().flat_map(move |index| first(*index)..first(*index + 1));
+        grains.filter(|grain| *grain < self.map.len()).filter_map(|grain| Some((grain, self.pinned_state(grain)?)))
+    }
+
+    pub(super) fn first_pinned(&self) -> Option<(u64, E)> {
+        self.all_pinned().next()
+    }
+
+    pub(super) fn unpin(&mut self, grain: u64) {
+        let index = grain / E::SECTOR_GRAINS;
+        let Some(pinned) = self.pinned.get_mut(&index) else { return };
+        let at = grain % E::SECTOR_GRAINS;
+        E::NOTHING.fill(pinned, at..at + 1);
+        if pinned.iter().all(|byte| *byte == 0) {
+            self.pinned.remove(&index);
+        }
+    }
+
+    /// The grains that only the durable map says the store has.
+    pub(super) fn only_durable(&self) -> Vec<u64> {
+        let mut grains = Vec::new();
+        for (index, durable) in &self.behind {
+            let (first, now) = (index * E::SECTOR_GRAINS, self.map.body(*index));
+            let left = |grain: &u64| E::of(durable, *grain).hides_base() && !E::of(&now, *grain).hides_base();
+            grains.extend((0..E::SECTOR_GRAINS).filter(left).map(|grain| first + grain));
+        }
+        grains
+    }
+
+    pub(super) fn durable_body(&self, index: u64) -> Body {
+        self.behind.get(&index).map_or_else(|| self.map.lasting_body(index), |body| **body)
+    }
+
+    pub(super) fn note_durable(&mut self, written: BTreeMap<u64, Box<Body>>) {
+        self.coming.clear();
+        for (index, body) in written {
+            if *body == self.map.lasting_body(index) {
+                self.behind.remove(&index);
+            } else {
+                self.behind.insert(index, body);
+            }
+        }
+    }
+}
