@@ -94,7 +94,7 @@ pub use machines::{IncomingMachine, MACHINE_VERSION, MachineDisk, MachineDocumen
 pub use open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, QemuRule};
 pub use rescue::rescue;
 pub use run::main;
-pub use stack::ArrivingCache;
+pub use stack::{ArrivingCache, ImageState};
 pub use workers::Worker;
 
 /// What [`Hypervisor`] speaks of.

@@ -38,6 +38,7 @@ use crate::hosts::{HostName, Reception};
 use crate::hypervisor::{Hypervisors, Monitors, Qemus};
 use crate::open_backend::{BackendOpenOptions, CopyEnd, OpenBackend, file_size};
 use crate::problem::{Result, of_state};
+use crate::stack::ImageState;
 use crate::workers::Worker;
 
 /// All that the daemon stands on.
@@ -101,6 +102,11 @@ pub trait Backends: OverlayBackends {
 
     /// The disk that `path`, or the directory that it is to be in, lies on; none if nobody knows.
     fn disk_of(&self, _path: &Path) -> Option<Disk> {
+        None
+    }
+
+    /// How the file at `path` is, as far as every change of it is told by that; none if nobody knows.
+    fn image_state(&self, _path: &Path) -> Option<ImageState> {
         None
     }
 
@@ -432,6 +438,10 @@ impl Backends for RealBackends {
 
     fn disk_of(&self, path: &Path) -> Option<Disk> {
         crate::disk::disk_of(path)
+    }
+
+    fn image_state(&self, path: &Path) -> Option<ImageState> {
+        ImageState::of(path)
     }
 
     fn pieces_of(&self, path: &Path) -> Option<Vec<DiskPiece>> {

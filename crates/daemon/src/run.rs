@@ -168,6 +168,10 @@ async fn go_down(daemon: &Daemon) {
         }
     }));
     drained.await;
+    let left = volumes.iter().filter_map(|volume| volume.with_stack(|stack| stack.cache().cloned()).flatten());
+    // One that takes longer, because its backend is away, begins cold.
+    let left = futures::future::join_all(left.map(crate::stack::StackedCache::leave));
+    let _ = env::timeout(&*daemon.env, DRAIN_LIMIT, left).await;
     // Nobody knows of that after this process.
     daemon.flush_foreign(FLUSH_LIMIT).await;
     daemon.note(&Peer::daemon(), ("daemon.stop", ""), serde_json::Value::Null, None);

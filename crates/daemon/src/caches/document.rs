@@ -93,7 +93,7 @@ impl CacheDocument {
             )));
         };
         let place = CachePlace { offset: *offset, length };
-        self.partitions.push(Partition { layer, volume: volume.to_owned(), place });
+        self.partitions.push(Partition::new(layer, volume.to_owned(), place));
         Ok(())
     }
 

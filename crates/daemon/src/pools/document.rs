@@ -60,9 +60,22 @@ pub(crate) struct Partition<P> {
     pub(crate) layer: Uuid,
     /// The volume, for people.
     pub(crate) volume: String,
+    /// The generation that each of its stores has that is not lost. One that an older version has made has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) generation: Option<u64>,
+    /// The generation that some of its stores may have already. Nothing was written in it yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next_generation: Option<u64>,
     /// Where it is, as its kind says that.
     #[serde(flatten)]
     pub(crate) place: P,
+}
+
+impl<P> Partition<P> {
+    /// The part of `layer`, which nobody has opened yet.
+    pub(crate) const fn new(layer: Uuid, volume: String, place: P) -> Self {
+        Self { layer, volume, generation: None, next_generation: None, place }
+    }
 }
 
 impl<S, P> PoolDocument<S, P> {

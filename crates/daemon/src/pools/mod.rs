@@ -11,6 +11,7 @@
 
 mod document;
 mod export;
+mod generation;
 mod pool;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +36,9 @@ use crate::open_backend::{BackendOpenOptions, CLIENT_SECTOR, OpenBackend};
 use crate::platform::Backends;
 use crate::problem::{Result, invalid, of_backend, of_target};
 use crate::state_dir::{Layout, check_name};
+
+/// What a dead process has in flight keeps its lock for a moment.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// A kind of pool.
 pub(crate) trait PoolKind: Send + Sync + Sized + 'static {
@@ -135,7 +139,10 @@ impl PoolContext {
     async fn open_store(&self, place: &Location) -> block::Result<OpenBackend> {
         let Self { backends, env, reconnect_limit, .. } = self;
         match place {
-            Location::Local(spec) => backends.open_backend(spec, &BackendOpenOptions::default(), &**env).await,
+            Location::Local(spec) => {
+                let options = BackendOpenOptions { lock_wait: LOCK_WAIT, ..BackendOpenOptions::default() };
+                backends.open_backend(spec, &options, &**env).await
+            }
             place => export::open(place, *reconnect_limit, env).unwrap_or_else(|| {
                 Err(block::Error::new(block::ErrorKind::Unsupported, format!("{place} is no store")))
             }),

@@ -201,7 +201,7 @@ impl Daemon {
             remote_device.give_back(ground);
         }
         drop(volume.replace_backend(source));
-        cache.stacked.iter().for_each(|stacked| stacked.begin(&*self.env));
+        cache.stacked.iter().for_each(|stacked| stacked.begin(&self.env));
         volume.with_stack(|stack| {
             stack.restore_redirect(redirect);
             stack.put_cache(cache);

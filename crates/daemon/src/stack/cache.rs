@@ -15,11 +15,12 @@ use std::sync::Arc;
 
 use api::v1::{self, Error, ErrorCode};
 use block::{ChunkSize, Device, IoFuture};
-use env::Env;
+use env::EnvRef;
 use filters::{Cache, CacheHeader, CacheIdentity, CacheLoss, CacheMode, CacheOptions, CacheStatus};
 use uuid::Uuid;
 
 use super::Stack;
+use super::image_note::ImageNote;
 use crate::caches::{CachePool, to_api_mode, to_api_policy};
 use crate::daemon::Daemon;
 use crate::document::{CacheLayer, CacheTrust, LayerDocument, LayerState, random_uuid};
@@ -36,6 +37,8 @@ pub(crate) struct StackedCache {
     pub(super) cache: Cache,
     /// The same as the guest sees it.
     pub(crate) device: Device,
+    /// Where it is noted how the image is.
+    image: Option<Arc<ImageNote>>,
 }
 
 /// What became of the attempt to open a volume's cache.
@@ -58,20 +61,41 @@ impl StackedCache {
         journal: &Arc<VolumeJournal>,
         context: &OverlayContext,
     ) -> block::Result<Self> {
-        let partition = partition(layer, cache, context).await?;
+        let pool = pool(cache, context)?;
+        let partition = pool.partition(layer.id).await?;
+        let expected = identity(journal, layer, cache)?;
+        let pages = Cache::inspect_as(&partition, &expected).await?.owner_pages();
+        pool.check_generation(layer.id, 0, &partition, pages).await?;
+        let backend = journal.document().backend.clone();
+        let image = pages.zip(backend.local_path()).and_then(|(pages, image)| {
+            let second = block::Extent::between(pages.offset + block::Bytes(block::BLOCK_BYTES), pages.end());
+            ImageNote::new(&context.backends, image, &partition, second).map(Arc::new)
+        });
+        let is_as_left = match &image {
+            Some(note) => note.is_as_left().await?,
+            None => true,
+        };
+        if !is_as_left {
+            tracing::warn!(image = %backend, "an image was changed while nobody served it: what was cached of it is forgotten");
+        }
+        if let Some(pages) = pages {
+            // From here on no older copy of the store is believed.
+            let generation = pool.begin_generation(layer.id)?;
+            pool.stamp((layer.id, generation), 0, &partition, pages).await?;
+            pool.end_generation(layer.id, generation)?;
+        }
         let options = CacheOptions {
             mode: cache.mode,
             policy: cache.policy,
             sequential_bytes: block::Bytes(cache.sequential),
-            believes_clean: cache.trust == CacheTrust::Whole,
+            believes_clean: cache.trust == CacheTrust::Whole && is_as_left,
             loss: Some(Arc::new(LostFlash { journal: Arc::clone(journal), layer: layer.id })),
             ..CacheOptions::default()
         };
-        let expected = identity(journal, layer, cache)?;
         let env = Arc::clone(&context.env);
         let opened = Cache::open(env, base, partition, context.boot, options, expected).await?;
         let device = Device::new(&format!("cache {}", cache.cache), opened.clone());
-        Ok(Self { id: layer.id, cache: opened, device })
+        Ok(Self { id: layer.id, cache: opened, device, image })
     }
 
     /// Makes an empty cache of `layer` and opens it over `base`.
@@ -98,8 +122,26 @@ impl StackedCache {
     }
 
     /// Has it write back until it is closed. What must be on record of it is.
-    pub(crate) fn begin(&self, env: &dyn Env) {
+    pub(crate) fn begin(&self, env: &EnvRef) {
         env.spawn(Box::pin(self.cache.clone().run_write_back()));
+        if let Some(image) = &self.image {
+            env.spawn(Box::pin(ImageNote::watch(Arc::downgrade(image), Arc::clone(env))));
+        }
+    }
+
+    /// The process is about to end, and no guest asks for anything any more: what is cached is believed by the next one, if nobody changes
+    /// the image until then.
+    pub(crate) async fn leave(self) {
+        self.cache.close().await;
+        if let Some(image) = &self.image
+            && let Err(error) = image.leave().await
+        {
+            tracing::debug!(
+                cache = self.device.name(),
+                error = error.chain(),
+                "how an image is left could not be noted"
+            );
+        }
     }
 
     /// What a migration reads the volume by.
@@ -115,13 +157,15 @@ impl StackedCache {
     /// Ends all that works in the background. It is out of the guest's path.
     pub(crate) async fn close(self) {
         self.cache.close().await;
+        if let Some(image) = &self.image {
+            image.close().await;
+        }
     }
 }
 
-async fn partition(layer: &LayerDocument, cache: &CacheLayer, context: &OverlayContext) -> block::Result<Device> {
+fn pool(cache: &CacheLayer, context: &OverlayContext) -> block::Result<Arc<CachePool>> {
     let pool = context.caches.get(&cache.cache);
-    let pool = pool.map_err(|error| block::Error::new(block::ErrorKind::NotFound, error.message))?;
-    pool.partition(layer.id).await
+    pool.map_err(|error| block::Error::new(block::ErrorKind::NotFound, error.message))
 }
 
 /// Under which the partition of `layer` is believed.
@@ -141,7 +185,8 @@ pub(super) async fn make_header(
     context: &OverlayContext,
 ) -> Result<()> {
     let failed = |error: block::Error| of_backend(&error, &format!("the cache {}", cache.cache));
-    let partition = partition(layer, cache, context).await.map_err(failed)?;
+    let pool = pool(cache, context).map_err(failed)?;
+    let partition = pool.partition(layer.id).await.map_err(failed)?;
     let identity = identity(journal, layer, cache).map_err(failed)?;
     let id = random_uuid(&*context.env).into_bytes();
     let header = ChunkSize::new(cache.block)
@@ -150,7 +195,14 @@ pub(super) async fn make_header(
             let message = format!("{} bytes are no room for a block of {} bytes", partition.size().get(), cache.block);
             Error::new(ErrorCode::NoSpace, message).with_hint("give a larger --size, or a --block of 4KiB to 64KiB")
         })?;
-    Cache::create(&partition, &header).await.map_err(failed)
+    let made = async {
+        Cache::create(&partition, &header).await?;
+        let Some(pages) = header.owner_pages() else { return Ok(()) };
+        // An earlier one of this layer counts no more.
+        let generation = pool.begin_generation(layer.id)?;
+        pool.stamp((layer.id, generation), 0, &partition, pages).await
+    };
+    made.await.map_err(failed)
 }
 
 /// Opens the cache among `layers`, if there is one, over `base`.
@@ -194,7 +246,11 @@ pub(crate) async fn open_cache(
         Err(error) if layer.may_hold() => {
             let message = of_backend(&error, &format!("the cache {}", cache.cache)).message;
             Err(Error::new(ErrorCode::BackendUnusable, message)
-                .with_hint("it holds what the guest has written last: put its store back as it was"))
+                .with_hint(format!(
+                    "it holds what the guest has written last: put its store back as it was left, which is looked for again and again; if \
+                     it is lost for good, `transhume volume layer rm {} cache --discard-dirty`",
+                    journal.document().name
+                )))
         }
         Err(error) => {
             let problem = of_backend(&error, &format!("the cache {}", cache.cache)).message;
@@ -218,7 +274,7 @@ impl Stack {
         if let Some(arrived) = arrived {
             assert!(layers.iter().any(|layer| arrived.is_of(layer.id)), "the cache that has come is on record");
             arrived.cache.reach_base_by(self.open_backend.device.clone());
-            arrived.begin(&*context.env);
+            arrived.begin(&context.env);
             self.put_cache(FoundCache { stacked: Some(arrived), ..FoundCache::default() });
             return Ok(());
         }
@@ -230,7 +286,7 @@ impl Stack {
         if let Some(problem) = &found.problem {
             tracing::warn!(volume = journal.document().name, problem, "a volume comes up without its cache");
         }
-        found.stacked.iter().for_each(|stacked| stacked.begin(&*context.env));
+        found.stacked.iter().for_each(|stacked| stacked.begin(&context.env));
         self.put_cache(found);
         Ok(())
     }

@@ -8,6 +8,8 @@
 //!            ──▶ part given back
 //! ```
 //!
+//!   set --mode write-back while it drains    on record: may hold ──▶ it stays, and `rm` has not happened
+//!
 //! Each step of `rm` can be done again. *Gone* is on record before the guest writes past the cache: a start after that does not believe
 //! what the partition still caches. One that is clean begins there.
 
@@ -201,7 +203,7 @@ impl Daemon {
             Ok(quiesced) => {
                 // The guest has written past it since it was opened.
                 stacked.cache.note_base_written();
-                stacked.begin(&*self.env);
+                stacked.begin(&self.env);
                 let found = FoundCache { stacked: Some(stacked), ..FoundCache::default() };
                 volume.reground(&quiesced, |stack| stack.put_cache(found));
                 Ok(())
@@ -224,7 +226,10 @@ impl Daemon {
             return Err(invalid("nothing is to be changed", "give --mode, --size, or both"));
         }
         volume.refuse_moving()?;
-        super::refuse_draining(&document)?;
+        let calls_off = found.state == LayerState::Draining && asked.size_bytes.is_none();
+        if !(calls_off && asked.mode == Some(v1::CacheMode::WriteBack)) {
+            super::refuse_draining(&document)?;
+        }
         let Some(stacked) = volume.stacked_cache(found.id).filter(|_| cache.trust != CacheTrust::Gone) else {
             return Err(Error::new(ErrorCode::WrongState, format!("the cache of {name} is not in use"))
                 .with_hint(format!("`transhume volume show {name}` says why")));
@@ -310,21 +315,25 @@ impl Daemon {
         let partitions = pool.document().partitions.clone();
         for partition in partitions {
             let Some(volume) = self.volume_if_any(&partition.volume)? else { continue };
-            let _operation = volume.operation.lock().await;
-            let document = volume.document();
-            let Some((layer, cache)) = document.cache_layer().filter(|(layer, _)| layer.id == partition.layer) else {
-                continue;
+            let layer_of = |document: &VolumeDocument| {
+                let found = document.cache_layer().filter(|(layer, _)| layer.id == partition.layer);
+                found.map(|(layer, cache)| (layer.clone(), cache.mode))
             };
+            let Some((layer, _)) = layer_of(&volume.document()) else { continue };
             match volume.stacked_cache(layer.id) {
                 Some(stacked) => {
+                    // As long as it takes: others may change the volume meanwhile.
                     let drained = stacked.cache.drain().await;
-                    if layer.state != LayerState::Draining {
-                        // Nothing becomes dirty while it is drained: from here on that goes on as it is on record.
-                        let again = stacked.cache.set_mode(cache.mode).await;
-                        drained.and(again).map_err(|error| of_emptying(&volume, &error))?;
-                    } else {
-                        drained.map_err(|error| of_emptying(&volume, &error))?;
-                    }
+                    let _operation = volume.operation.lock().await;
+                    let staying = layer_of(&volume.document()).filter(|(layer, _)| layer.state != LayerState::Draining);
+                    // Nothing becomes dirty while it is drained: from here on that goes on as it is on record.
+                    let again = match staying {
+                        Some((_, mode)) if drained.is_ok() || mode == CacheMode::WriteBack => {
+                            stacked.cache.set_mode(mode).await
+                        }
+                        _ => Ok(()),
+                    };
+                    drained.and(again).map_err(|error| of_emptying(&volume, &error))?;
                 }
                 None if layer.may_hold() => {
                     let message = format!("{} is down, and its cache holds what its backend lacks", volume.name);
@@ -350,7 +359,11 @@ fn find_cache<'a>(document: &'a VolumeDocument, layer: &str) -> Result<(&'a Laye
 }
 
 fn of_emptying(volume: &Volume, error: &block::Error) -> Error {
-    of_backend(error, &format!("emptying the cache of {}", volume.name))
+    of_backend(error, &format!("emptying the cache of {}", volume.name)).with_hint(format!(
+        "it is tried again by itself, and nothing of it is lost meanwhile; if the backend does not get well, `transhume volume layer \
+         set {0} cache --mode write-back` calls the removal off, and `transhume move {0} --to PLACE` takes everything along",
+        volume.name
+    ))
 }
 
 /// Changes what a cache does with writes. What is on record is never less than what it may hold.
@@ -389,13 +402,27 @@ pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) 
         }
     }
     let _operation = volume.operation.lock().await;
+    if !volume.document().layers.iter().any(|layer| layer.id == id && super::drain::is_leaving(layer)) {
+        return stay(volume, id).await;
+    }
     take_out(daemon, volume, id).await
+}
+
+/// The removal of cache `id` was called off while it was emptied: it works as it is on record.
+async fn stay(volume: &Volume, id: Uuid) -> Result<()> {
+    let document = volume.document();
+    let found = document.cache_layer().filter(|(layer, cache)| layer.id == id && cache.mode == CacheMode::WriteBack);
+    if let Some((stacked, (_, cache))) = volume.stacked_cache(id).zip(found) {
+        let changed = stacked.cache.set_mode(cache.mode).await;
+        changed.map_err(|error| of_backend(&error, "changing the cache's mode"))?;
+    }
+    Ok(())
 }
 
 /// Takes cache `id`, which holds nothing that the backend lacks, out of the guest's path, off the record, and gives its part back.
 async fn take_out(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
     let stacked = volume.stacked_cache(id);
-    if stacked.as_ref().is_some_and(|stacked| !stacked.cache.holds_nothing()) {
+    if stacked.as_ref().is_some_and(|stacked| !stacked.cache.may_be_taken_away()) {
         let message = format!("the cache of {} holds what its backend lacks", volume.name);
         return Err(Error::new(ErrorCode::Busy, message).with_hint("try again"));
     }

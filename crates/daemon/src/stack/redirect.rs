@@ -45,20 +45,22 @@ impl StackedRedirect {
         let opened = async {
             let SurrogatePart { device: partition, pair } = surrogate.partition(layer.id).await?;
             let header = Redirect::inspect(&partition).await?;
-            if header.id != *layer.id.as_bytes() {
-                let context = format!("{} holds another volume's data", partition.name());
-                return Err(block::Error::new(block::ErrorKind::Invalid, context));
-            }
             let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
             let opened = Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await?;
             Ok((opened, pair))
         };
         let (opened, pair) = opened.await.map_err(|error| {
             Error::new(ErrorCode::BackendUnusable, of_backend(&error, "the surrogate's part").message)
-                .with_hint(
-                    "the surrogate holds what the guest has written last: put its stores back as they were; if they are lost \
-                     for good, `transhume volume layer rm VOLUME surrogate --discard-dirty`",
-                )
+                .with_hint(match surrogate.is_sole() {
+                    true => {
+                        "the surrogate holds what the guest has written last: put its store back as it was, which is looked for again \
+                         and again; if it is lost for good, `transhume volume layer rm VOLUME surrogate --discard-dirty`"
+                    }
+                    false => {
+                        "the surrogate holds what the guest has written last: put one of its stores back as it was left, which is \
+                         looked for again and again; the other one is repaired from it afterwards (`transhume surrogate repair`)"
+                    }
+                })
         })?;
         if layer.state == LayerState::Draining {
             opened.begin_drain().await;

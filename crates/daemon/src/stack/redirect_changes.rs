@@ -177,10 +177,10 @@ impl Daemon {
         let layer = LayerDocument { id, kind: LayerKind::Redirect(redirect.clone()), state: LayerState::MayHold };
         surrogate.take(id, &volume.name)?;
         let made = async {
-            let part = surrogate.partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
+            let part = surrogate.new_partition(id).await.map_err(|error| of_backend(&error, "the surrogate"))?;
             let base = volume.with_backend(|open_backend| open_backend.device.clone());
             let base = base.ok_or_else(|| Error::new(ErrorCode::WrongState, format!("{} is down", volume.name)))?;
-            make_header(&base, &part.device, (id, surrogate.chunk_bytes())).await?;
+            make_header(&base, &part, (id, surrogate.chunk_bytes())).await?;
             let stacked = StackedRedirect::open(base.clone(), &layer, &redirect, &self.overlay_context()).await?;
             check_geometry(&stacked, &base)?;
             Ok((stacked, volume.require_up()?))
@@ -321,7 +321,9 @@ fn check_geometry(stacked: &StackedRedirect, base: &Device) -> Result<()> {
 
 /// Moves what redirection `id` holds into the backend, and takes it out. Every step can be done again.
 pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) -> Result<()> {
-    let failed = |error: block::Error| of_backend(&error, "emptying the surrogate's part");
+    let failed = |error: block::Error| {
+        of_backend(&error, "emptying the surrogate's part").with_hint(super::drain::way_out(&volume.name))
+    };
     if let Some(stacked) = volume.stacked_redirect(id) {
         let redirect = &stacked.redirect;
         redirect.begin_drain().await;
@@ -330,7 +332,8 @@ pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) 
             // Writes that began before have ended then: it only gets emptier.
             drop(hold_clients(daemon, &volume.require_up()?).await?);
         }
-        while !redirect.is_empty() {
+        // The backend must take it: what that has lost of an earlier attempt is held again.
+        while !redirect.settle().await.map_err(failed)? {
             let mut from = 0;
             let mut began = daemon.env.now();
             while let Some(next) = drain_next(&stacked, from).await.map_err(failed)? {
@@ -347,10 +350,17 @@ pub(super) async fn drain(daemon: &Arc<Daemon>, volume: &Arc<Volume>, id: Uuid) 
             }
         }
         // From here on no crash brings anything back into it.
-        stacked.device.flush().await.map_err(failed)?;
         let _operation = volume.operation.lock().await;
         let quiesced = hold_clients(daemon, &volume.require_up()?).await?;
-        assert!(redirect.is_empty(), "a redirection that holds something is not taken out");
+        if !redirect.is_empty() {
+            // A flush that failed meanwhile has brought something back.
+            return Err(Error::new(ErrorCode::Busy, format!("the surrogate of {} is not empty any more", volume.name))
+                .with_hint(super::drain::way_out(&volume.name)));
+        }
+        if redirect.has_failed_record() {
+            // Its record cannot say that it is empty: from here on nobody asks it.
+            strike_record(volume, id).await?;
+        }
         volume.take_redirect_out(&quiesced, id);
     }
     strike(daemon, volume, id).await
@@ -367,8 +377,12 @@ async fn drain_next(stacked: &StackedRedirect, from: u64) -> block::Result<Optio
 
 /// Takes the layer, which is out of the guest's path, off the record, and gives its part back.
 async fn strike(daemon: &Daemon, volume: &Volume, id: Uuid) -> Result<()> {
-    let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != id));
-    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))?;
+    strike_record(volume, id).await?;
     daemon.surrogates.give_back(id);
     Ok(())
+}
+
+async fn strike_record(volume: &Volume, id: Uuid) -> Result<()> {
+    let stored = volume.journal.update(|document| document.layers.retain(|kept| kept.id != id));
+    stored.await.map_err(|error| of_backend(&error, "the volume's journal"))
 }

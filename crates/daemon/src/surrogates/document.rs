@@ -59,7 +59,7 @@ impl SurrogateDocument {
                 .with_hint(format!("`transhume surrogate show {name}` lists whose they are")));
         };
         let place = SurrogatePlace { index, lost: None };
-        self.partitions.push(Partition { layer, volume: volume.to_owned(), place });
+        self.partitions.push(Partition::new(layer, volume.to_owned(), place));
         Ok(())
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use api::v1::{self, ErrorCode};
 use backends::BackendSpec;
-use block::{Bytes, Device, Error, ErrorKind, Geometry, IoFuture};
-use filters::{MemberLoss, Redirect, Region, ReplicaPair};
+use block::{Bytes, Device, Error, ErrorKind, Extent, Geometry, IoFuture};
+use filters::{MemberLoss, Redirect, RedirectHeader, Region, ReplicaPair};
 use uuid::Uuid;
 
 use super::Surrogate;
@@ -71,44 +71,135 @@ impl Surrogate {
         self.document().check_room(volumes)
     }
 
-    /// The partition of `layer` as one device.
+    /// Where the part of `layer` is in each store, and the store that is on record as lost for it.
+    fn place_of(&self, layer: Uuid) -> block::Result<(Extent, Option<usize>)> {
+        let document = self.document();
+        let found = document.find(layer).map(|partition| (document.extent_of(partition), partition.place.lost));
+        found.ok_or_else(|| {
+            let context = format!("the surrogate {} has no part of layer {layer}", document.name);
+            Error::new(ErrorKind::NotFound, context)
+        })
+    }
+
+    /// What the part of `layer` has of store `number`.
+    async fn member(&self, layer: Uuid, number: usize, extent: Extent) -> block::Result<Device> {
+        let name = format!("store {number} of {}'s part for {layer}", self.name());
+        Ok(Device::new(&name, Region::new(self.device(number).await?, extent)?))
+    }
+
+    /// The same, and what it says of itself, if it is what was left there.
+    async fn known_member(&self, layer: Uuid, number: usize, extent: Extent) -> block::Result<Member> {
+        let device = self.member(layer, number, extent).await?;
+        let header = Redirect::inspect(&device).await?;
+        if header.id != *layer.as_bytes() {
+            let context = format!("{} holds another volume's data", device.name());
+            return Err(Error::new(ErrorKind::Invalid, context));
+        }
+        self.check_generation(layer, number, &device, header.owner_pages()).await?;
+        Ok(Member { device, header })
+    }
+
+    /// The new partition of `layer` as one device, whatever is in it.
     ///
     /// # Errors
     /// It has none, or a store cannot be opened.
-    pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
-        let found = {
-            let document = self.document();
-            document.find(layer).map(|partition| (document.extent_of(partition), partition.place.lost))
-        };
-        let Some((extent, lost)) = found else {
-            let context = format!("the surrogate {} has no part of layer {layer}", self.name());
-            return Err(Error::new(ErrorKind::NotFound, context));
-        };
-        let name = format!("{}'s part for {layer}", self.name());
+    pub(crate) async fn new_partition(self: &Arc<Self>, layer: Uuid) -> block::Result<Device> {
+        let (extent, _) = self.place_of(layer)?;
         let mut members = Vec::new();
         for number in 0..self.stores() {
-            let member = format!("store {number} of {name}");
-            members.push(match lost == Some(number) {
+            members.push(self.member(layer, number, extent).await?);
+        }
+        Ok(self.join(layer, members, None)?.device)
+    }
+
+    /// The partition of `layer` as one device. Of two stores one that is not there, or not what was left there, is lost from here on, which
+    /// is on record.
+    ///
+    /// # Errors
+    /// It has none, or no store of it can be used.
+    pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
+        let (extent, mut lost) = self.place_of(layer)?;
+        let mut known = Vec::new();
+        for number in 0..self.stores() {
+            known.push(match lost == Some(number) {
                 // Nobody asks it anything, so it need not be there.
-                true => lost_member(&member, extent.length),
-                false => Device::new(&member, Region::new(self.device(number).await?, extent)?),
+                true => None,
+                false => Some(self.known_member(layer, number, extent).await),
             });
         }
+        if let [Some(first), Some(second)] = &known[..] {
+            let unfit = match (first, second) {
+                (Err(error), Ok(_)) => Some((0, error)),
+                (Ok(_), Err(error)) => Some((1, error)),
+                _ => None,
+            };
+            if let Some((number, error)) = unfit {
+                self.lost_member(layer).note(number, error).await?;
+                (lost, known[number]) = (Some(number), None);
+            }
+        }
+        let known = known.into_iter().map(Option::transpose).collect::<block::Result<Vec<_>>>()?;
+        let Some(header) = known.iter().flatten().map(|member| member.header).next() else {
+            return Err(Error::new(ErrorKind::Internal, "a surrogate without stores"));
+        };
+        let devices = known.into_iter().enumerate().map(|(number, member)| match member {
+            Some(member) => member.device,
+            None => lost_member(&format!("store {number}"), extent.length),
+        });
+        let devices: Vec<Device> = devices.collect();
+        let part = self.join(layer, devices.clone(), lost)?;
+        if let (Some(pair), None) = (&part.pair, lost) {
+            // A power loss may have left other maps in each store.
+            pair.copy_to_second(&[header.maps()]).await?;
+        }
+        self.stamp_members(layer, &devices, header).await?;
+        Ok(part)
+    }
+
+    fn join(
+        self: &Arc<Self>,
+        layer: Uuid,
+        mut members: Vec<Device>,
+        lost: Option<usize>,
+    ) -> block::Result<SurrogatePart> {
+        let name = format!("{}'s part for {layer}", self.name());
         match (members.pop(), members.pop()) {
             (Some(second), Some(first)) => {
-                let loss = Arc::new(LostMember { surrogate: Arc::clone(self), layer });
-                let pair = ReplicaPair::new([first, second], lost, loss)?;
-                let device = Device::new(&name, pair.clone());
-                // A power loss may have left other maps in each store. A new part has none yet.
-                if let (Ok(header), None) = (Redirect::inspect(&device).await, lost) {
-                    pair.copy_to_second(&[header.maps()]).await?;
-                }
-                Ok(SurrogatePart { device, pair: Some(pair) })
+                let pair = ReplicaPair::new([first, second], lost, self.lost_member(layer))?;
+                Ok(SurrogatePart { device: Device::new(&name, pair.clone()), pair: Some(pair) })
             }
             (Some(only), None) => Ok(SurrogatePart { device: only, pair: None }),
             (None, _) => Err(Error::new(ErrorKind::Internal, "a surrogate without stores")),
         }
     }
+
+    /// Begins a generation of the part of `layer` in all its stores that are not lost.
+    async fn stamp_members(
+        self: &Arc<Self>,
+        layer: Uuid,
+        members: &[Device],
+        header: RedirectHeader,
+    ) -> block::Result<()> {
+        let Some(pages) = header.owner_pages() else { return Ok(()) };
+        let generation = self.begin_generation(layer)?;
+        for (number, member) in members.iter().enumerate() {
+            // It may have been lost on the way here.
+            if self.place_of(layer)?.1 != Some(number) {
+                self.stamp((layer, generation), number, member, pages).await?;
+            }
+        }
+        self.end_generation(layer, generation)
+    }
+
+    fn lost_member(self: &Arc<Self>, layer: Uuid) -> Arc<LostMember> {
+        Arc::new(LostMember { surrogate: Arc::clone(self), layer })
+    }
+}
+
+/// What a part has of a store, as it was left there.
+struct Member {
+    device: Device,
+    header: RedirectHeader,
 }
 
 /// A volume's part of a surrogate.
@@ -128,6 +219,19 @@ fn lost_member(name: &str, size: Bytes) -> Device {
 struct LostMember {
     surrogate: Arc<Surrogate>,
     layer: Uuid,
+}
+
+impl LostMember {
+    /// Has a store that was lost say in which generation it has everything.
+    async fn stamp(&self, number: usize) -> block::Result<()> {
+        let (surrogate, layer) = (&self.surrogate, self.layer);
+        let Some(generation) = surrogate.generation(layer) else { return Ok(()) };
+        let part = surrogate.member(layer, number, surrogate.place_of(layer)?.0).await?;
+        match Redirect::inspect(&part).await?.owner_pages() {
+            Some(pages) => surrogate.stamp((layer, generation), number, &part, pages).await,
+            None => Ok(()),
+        }
+    }
 }
 
 impl MemberLoss for LostMember {
@@ -150,13 +254,150 @@ impl MemberLoss for LostMember {
     }
 
     fn note_whole(&self, member: usize) -> IoFuture<'_, ()> {
-        let noted = self.surrogate.update(|document| {
-            let of_it = document.find_mut(self.layer).map(|partition| &mut partition.place);
-            if let Some(place) = of_it.filter(|place| place.lost == Some(member)) {
-                place.lost = None;
+        Box::pin(async move {
+            self.stamp(member).await?;
+            let noted = self.surrogate.update(|document| {
+                let of_it = document.find_mut(self.layer).map(|partition| &mut partition.place);
+                if let Some(place) = of_it.filter(|place| place.lost == Some(member)) {
+                    place.lost = None;
+                }
+                Ok(())
+            });
+            noted.map_err(|error| Error::new(ErrorKind::Io, error.message))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::time::Duration;
+
+    use api::v1::{StoreRequest, SurrogateRequest};
+    use block::{Buffer, ChunkSize, Mutation};
+    use env::{EnvRef, RealEnv, RealFiles};
+
+    use super::*;
+    use crate::platform::RealBackends;
+    use crate::pools::{NewStore, PoolContext};
+    use crate::state_dir::Layout;
+    use crate::surrogates::Surrogates;
+
+    const LAYER: Uuid = Uuid::from_u128(7);
+    const BYTES: u64 = 4 << 20;
+
+    /// A folder with a state directory and the files of stores.
+    struct Stand {
+        folder: tempfile::TempDir,
+    }
+
+    impl Stand {
+        /// A surrogate of so many stores in which volume `a` has a new part.
+        async fn new(stores: usize) -> Self {
+            let stand = Self { folder: tempfile::tempdir().expect("a folder") };
+            std::fs::create_dir_all(stand.layout().surrogates()).expect("it is made");
+            let surrogates = stand.surrogates();
+            let request = |number: usize| StoreRequest {
+                place: format!("file:{}", stand.path(number).display()),
+                size_bytes: Some(BYTES),
+            };
+            let stores = (0..stores).map(|number| NewStore::local(&request(number), "surrogate").expect("it is one"));
+            let request = SurrogateRequest {
+                name: "fast".to_owned(),
+                stores: Vec::new(),
+                partition_bytes: Some(BYTES),
+                chunk_bytes: Some(64 << 10),
+            };
+            surrogates.create(request, stores.collect()).await.expect("it is made");
+            let surrogate = surrogates.get("fast").expect("it was made");
+            surrogate.take(LAYER, "a").expect("there is room");
+            let part = surrogate.new_partition(LAYER).await.expect("its stores are there");
+            let chunk = ChunkSize::new(64 << 10).expect("a chunk size");
+            let header = RedirectHeader::new(Bytes::mib(8), chunk, part.size(), *LAYER.as_bytes()).expect("it fits");
+            Redirect::create(&part, &header).await.expect("it takes it");
+            stand
+        }
+
+        fn layout(&self) -> Layout {
+            Layout::new(self.folder.path(), RealFiles::shared())
+        }
+
+        fn path(&self, number: usize) -> PathBuf {
+            self.folder.path().join(format!("store-{number}"))
+        }
+
+        fn surrogates(&self) -> Surrogates {
+            let env: EnvRef = Arc::new(RealEnv::new());
+            let backends = Arc::new(RealBackends::default());
+            Surrogates::load(&PoolContext::new(self.layout(), backends, env, Duration::from_secs(1))).expect("readable")
+        }
+
+        /// A process that opens the part, writes `byte` to its last page, and ends. Gives which store is on record as lost.
+        async fn live(&self, byte: u8) -> block::Result<Option<usize>> {
+            let surrogate = self.surrogates().get("fast").expect("it is on record");
+            let part = surrogate.partition(LAYER).await?.device;
+            let page = Buffer::copy_of(&[byte; 4096]).freeze();
+            part.write(Mutation::data(part.size() - Bytes(4096), page)).await?;
+            part.flush().await?;
+            Ok(surrogate.place_of(LAYER)?.1)
+        }
+
+        /// What a process finds there.
+        async fn read(&self) -> block::Result<u8> {
+            let surrogate = self.surrogates().get("fast").expect("it is on record");
+            let part = surrogate.partition(LAYER).await?.device;
+            Ok(part.read(part.size() - Bytes(4096), Buffer::unpooled(4096)).await?[0])
+        }
+
+        fn copy(&self, number: usize) -> Vec<u8> {
+            std::fs::read(self.path(number)).expect("it is there")
+        }
+    }
+
+    fn put(path: &Path, bytes: &[u8]) {
+        // Another file under the same name, as whoever puts a copy back makes one.
+        let _ = std::fs::remove_file(path);
+        std::fs::write(path, bytes).expect("it is written");
+    }
+
+    #[tokio::test]
+    async fn of_two_stores_one_that_is_missing_empty_older_or_the_other_one_is_lost_and_nothing_of_it_is_read() {
+        for number in [0, 1] {
+            for what in ["missing", "empty", "older", "the other"] {
+                let stand = Stand::new(2).await;
+                assert_eq!(stand.live(1).await.expect("both are there"), None);
+                let older = stand.copy(number);
+                assert_eq!(stand.live(2).await.expect("both are there"), None);
+                let other = stand.copy(1 - number);
+                match what {
+                    "missing" => std::fs::remove_file(stand.path(number)).expect("it is there"),
+                    "empty" => put(&stand.path(number), &[0; BYTES as usize]),
+                    "older" => put(&stand.path(number), &older),
+                    _ => put(&stand.path(number), &other),
+                }
+                assert_eq!(stand.read().await.expect("the other one has everything"), 2, "store {number} is {what}");
+                assert_eq!(
+                    stand.live(3).await.expect("the other one goes on"),
+                    Some(number),
+                    "store {number} is {what}"
+                );
+                assert_eq!(stand.read().await.expect("the other one has everything"), 3, "store {number} is {what}");
             }
-            Ok(())
-        });
-        block::ready(noted.map_err(|error| Error::new(ErrorKind::Io, error.message)))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_only_store_is_refused_if_it_is_not_what_was_left_and_believed_once_it_is_back() {
+        let stand = Stand::new(1).await;
+        stand.live(1).await.expect("it is there");
+        let older = stand.copy(0);
+        stand.live(2).await.expect("it is there");
+        for wrong in [older, vec![0; BYTES as usize]] {
+            let last = stand.copy(0);
+            put(&stand.path(0), &wrong);
+            stand.read().await.expect_err("it was believed");
+            put(&stand.path(0), &last);
+            assert_eq!(stand.read().await.expect("it is as it was left"), 2);
+        }
     }
 }
