@@ -161,6 +161,27 @@ impl Redirect {
         Ok(header)
     }
 
+    /// Whether the redirection `header` on `partition` was last open in the machine's boot `boot`.
+    ///
+    /// # Errors
+    /// What the partition says.
+    pub async fn is_of_boot(partition: &Device, header: &RedirectHeader, boot: [u8; 16]) -> Result<bool> {
+        header.layout().is_of_boot(partition, boot).await
+    }
+
+    /// What the partition has of the volume that the source lacks, as extents of it.
+    #[must_use]
+    pub fn held_extents(&self) -> Vec<Extent> {
+        let inner = &self.inner;
+        let held = inner.record.look(|map| {
+            let stored = std::iter::successors(map.next_stored(0), |place| map.next_stored(place + 1));
+            stored.collect::<Vec<u64>>()
+        });
+        let runs = held.chunk_by(|one, next| *next == one + 1);
+        let start = |place: u64| inner.placement.start_of(place);
+        runs.map(|run| Extent::between(start(run[0]), start(run[run.len() - 1] + 1))).collect()
+    }
+
     /// Opens the redirection on `partition` of the volume that `base` holds, in the machine's boot `boot`. After a crash of the
     /// process within that boot it has all that was answered, after a power loss all that was flushed.
     ///

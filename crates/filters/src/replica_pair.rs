@@ -175,6 +175,13 @@ impl ReplicaPair {
         }
     }
 
+    /// The members may differ in `extents`, as after a power loss: whoever reads there first makes them alike, so that what was read stays.
+    /// [`copy_to_second`](Self::copy_to_second) does it aside.
+    pub fn expect_unlike(&self, extents: &[Extent]) {
+        let mut state = self.inner.state.lock();
+        extents.iter().for_each(|extent| state.unsettle(*extent));
+    }
+
     /// Makes member 1 like member 0 in `extents`, rounded out to what requests are aligned to. What member 0 cannot give is
     /// taken from member 1 instead. Nothing is written where they are alike, nor if a member is lost. A member that fails to be
     /// written is lost. What was written is durable after the next flush.

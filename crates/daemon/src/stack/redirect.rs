@@ -45,8 +45,19 @@ impl StackedRedirect {
         let opened = async {
             let SurrogatePart { device: partition, pair } = surrogate.partition(layer.id).await?;
             let header = Redirect::inspect(&partition).await?;
+            let is_same_boot = Redirect::is_of_boot(&partition, &header, context.boot).await?;
             let popularity = Box::new(AccessCounts::new(header.chunk.count(header.volume), redirect.threshold));
             let opened = Redirect::open(Arc::clone(&context.env), base, partition, context.boot, popularity).await?;
+            if let Some(pair) = pair.as_ref().filter(|_| !is_same_boot) {
+                // A power loss may have left other bytes in each store of what was not flushed.
+                let (pair, extents) = (pair.clone(), opened.held_extents());
+                pair.expect_unlike(&extents);
+                context.env.spawn(Box::pin(async move {
+                    if let Err(error) = pair.copy_to_second(&extents).await {
+                        tracing::warn!(error = error.chain(), "two stores are made alike where they are read");
+                    }
+                }));
+            }
             Ok((opened, pair))
         };
         let (opened, pair) = opened.await.map_err(|error| {

@@ -118,41 +118,27 @@ impl Surrogate {
     /// # Errors
     /// It has none, or no store of it can be used.
     pub(crate) async fn partition(self: &Arc<Self>, layer: Uuid) -> block::Result<SurrogatePart> {
-        let (extent, mut lost) = self.place_of(layer)?;
-        let mut known = Vec::new();
+        let (extent, lost) = self.place_of(layer)?;
+        let mut members = Members { surrogate: self, layer, lost, known: Vec::new() };
         for number in 0..self.stores() {
-            known.push(match lost == Some(number) {
-                // Nobody asks it anything, so it need not be there.
+            // Nobody asks a lost one anything, so it need not be there.
+            members.known.push(match lost == Some(number) {
                 true => None,
                 false => Some(self.known_member(layer, number, extent).await),
             });
         }
-        if let [Some(first), Some(second)] = &known[..] {
-            let unfit = match (first, second) {
-                (Err(error), Ok(_)) => Some((0, error)),
-                (Ok(_), Err(error)) => Some((1, error)),
-                _ => None,
-            };
-            if let Some((number, error)) = unfit {
-                self.lost_member(layer).note(number, error).await?;
-                (lost, known[number]) = (Some(number), None);
-            }
-        }
-        let known = known.into_iter().map(Option::transpose).collect::<block::Result<Vec<_>>>()?;
-        let Some(header) = known.iter().flatten().map(|member| member.header).next() else {
-            return Err(Error::new(ErrorKind::Internal, "a surrogate without stores"));
-        };
-        let devices = known.into_iter().enumerate().map(|(number, member)| match member {
-            Some(member) => member.device,
-            None => lost_member(&format!("store {number}"), extent.length),
+        members.lose_unfit().await?;
+        let header = members.stamp().await?;
+        let Members { lost, known, .. } = members;
+        let devices = known.into_iter().map(|member| match member {
+            Some(Ok(member)) => member.device,
+            _ => lost_member("a lost store", extent.length),
         });
-        let devices: Vec<Device> = devices.collect();
-        let part = self.join(layer, devices.clone(), lost)?;
+        let part = self.join(layer, devices.collect(), lost)?;
         if let (Some(pair), None) = (&part.pair, lost) {
             // A power loss may have left other maps in each store.
             pair.copy_to_second(&[header.maps()]).await?;
         }
-        self.stamp_members(layer, &devices, header).await?;
         Ok(part)
     }
 
@@ -173,24 +159,6 @@ impl Surrogate {
         }
     }
 
-    /// Begins a generation of the part of `layer` in all its stores that are not lost.
-    async fn stamp_members(
-        self: &Arc<Self>,
-        layer: Uuid,
-        members: &[Device],
-        header: RedirectHeader,
-    ) -> block::Result<()> {
-        let Some(pages) = header.owner_pages() else { return Ok(()) };
-        let generation = self.begin_generation(layer)?;
-        for (number, member) in members.iter().enumerate() {
-            // It may have been lost on the way here.
-            if self.place_of(layer)?.1 != Some(number) {
-                self.stamp((layer, generation), number, member, pages).await?;
-            }
-        }
-        self.end_generation(layer, generation)
-    }
-
     fn lost_member(self: &Arc<Self>, layer: Uuid) -> Arc<LostMember> {
         Arc::new(LostMember { surrogate: Arc::clone(self), layer })
     }
@@ -200,6 +168,54 @@ impl Surrogate {
 struct Member {
     device: Device,
     header: RedirectHeader,
+}
+
+/// What a part has of its stores while it is opened.
+struct Members<'a> {
+    surrogate: &'a Arc<Surrogate>,
+    layer: Uuid,
+    /// The store that is on record as lost.
+    lost: Option<usize>,
+    /// By the number of the store; none of the one that is lost.
+    known: Vec<Option<block::Result<Member>>>,
+}
+
+impl Members<'_> {
+    /// Of two stores one that cannot be used is lost if the other one can be, which is on record when this returns.
+    ///
+    /// # Errors
+    /// No store can be used, or that could not be stored.
+    async fn lose_unfit(&mut self) -> block::Result<()> {
+        let unfit = self.known.iter().position(|member| matches!(member, Some(Err(_))));
+        let Some(number) = unfit else { return Ok(()) };
+        let Some(Err(error)) = self.known[number].take() else { return Ok(()) };
+        if self.lost.is_some() || !self.known.iter().any(|member| matches!(member, Some(Ok(_)))) {
+            return Err(error);
+        }
+        self.surrogate.lost_member(self.layer).note(number, &error).await?;
+        self.lost = Some(number);
+        Ok(())
+    }
+
+    /// Begins a generation in all stores that are not lost, and gives what they say of themselves.
+    async fn stamp(&mut self) -> block::Result<RedirectHeader> {
+        let members = self.known.iter().flatten().filter_map(|member| member.as_ref().ok());
+        let Some(header) = members.map(|member| member.header).next() else {
+            return Err(Error::new(ErrorKind::Internal, "a surrogate without stores"));
+        };
+        let Some(pages) = header.owner_pages() else { return Ok(header) };
+        let generation = self.surrogate.begin_generation(self.layer)?;
+        for number in 0..self.known.len() {
+            let Some(Ok(member)) = &self.known[number] else { continue };
+            let stamped = self.surrogate.stamp((self.layer, generation), number, &member.device, pages).await;
+            if let Err(error) = stamped {
+                self.known[number] = Some(Err(error));
+                self.lose_unfit().await?;
+            }
+        }
+        self.surrogate.end_generation(self.layer, generation)?;
+        Ok(header)
+    }
 }
 
 /// A volume's part of a surrogate.

@@ -139,7 +139,7 @@ impl Inner {
                         return Ok(());
                     }
                 }
-                Err(_) if self.record.has_pins() => {
+                Err(_) if self.record.has_pins() && !self.failure.has_failed() => {
                     // The base may have lost something: that is dirty again, and is written back once the base takes it.
                     self.flush_base().await?;
                 }
@@ -150,7 +150,8 @@ impl Inner {
 
     /// Takes back what the base may have lost: it is dirty again. Nothing is locked by the caller.
     pub(super) async fn take_back(&self) -> Result<()> {
-        while self.record.has_pins() {
+        // A flash that has failed takes nothing: who would change the base there is refused.
+        while self.record.has_pins() && !self.failure.has_failed() {
             let Some((place, entry)) = self.record.first_pinned() else { return Ok(()) };
             let block = entry.block();
             let _guard = self.blocks.exclusive(self.extent_of(block)).await;

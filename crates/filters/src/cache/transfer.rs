@@ -361,6 +361,7 @@ impl Inner {
             return None;
         }
         // Before the base is changed.
+        let _changing = self.changing(extent);
         self.transfer.keep(self.block.indices_of(extent));
         let _at_base = self.at_base();
         Some(self.base.write(mutation.clone()).await)

@@ -34,13 +34,14 @@ struct WatchState {
 const HITS_MAX: usize = 4096;
 
 impl Watch {
-    /// The guest is about to change `blocks`.
+    /// The guest is about to change `blocks`, or has done it.
     pub(super) fn note(&self, blocks: Range<u64>) {
         if !self.is_on.load(Ordering::SeqCst) {
             return;
         }
         let WatchState { limit, changed, .. } = &mut *self.state.lock();
-        if changed.overflowed {
+        let is_named = blocks.end == blocks.start + 1 && changed.blocks.last() == Some(&blocks.start);
+        if changed.overflowed || is_named {
             return;
         }
         if blocks.end - blocks.start > (*limit - changed.blocks.len()) as u64 {

@@ -22,7 +22,7 @@ const UNRECORDED_MAX: usize = 1024;
 const RECORDED_AT_ONCE: usize = 256;
 
 /// Blocks that change: those who read them without a lock see that, before it begins and after it has ended.
-struct Changing<'a> {
+pub(super) struct Changing<'a> {
     inner: &'a Inner,
     blocks: Range<u64>,
 }
@@ -30,11 +30,13 @@ struct Changing<'a> {
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
         self.inner.write_stamps.raise_all(self.blocks.clone());
+        // Who has heard of it before may have read the base before it was changed.
+        self.inner.watch.note(self.blocks.clone());
     }
 }
 
 impl Inner {
-    fn changing(&self, extent: Extent) -> Changing<'_> {
+    pub(super) fn changing(&self, extent: Extent) -> Changing<'_> {
         let blocks = self.block.indices_of(extent);
         self.write_stamps.raise_all(blocks.clone());
         self.watch.note(blocks.clone());

@@ -79,9 +79,12 @@ impl Overlay {
     /// Holds again what the base may have lost. Nothing is locked by the caller.
     pub(super) async fn take_back(&self) -> Result<()> {
         while self.record.has_pins() {
-            let Some((grain, _)) = self.record.first_pinned() else { return Ok(()) };
-            let _guard = self.grains.exclusive(self.extent_of(&(grain..grain + 1))).await;
-            self.record.restore(grain).await?;
+            let Some((run, state)) = self.record.first_pinned_run() else { return Ok(()) };
+            let _guard = self.grains.exclusive(self.extent_of(&run)).await;
+            // Somebody may have done it meanwhile.
+            if self.record.first_pinned_run() == Some((run.clone(), state)) {
+                self.record.restore(run, state).await?;
+            }
         }
         Ok(())
     }

@@ -11,7 +11,6 @@
 
 use block::{Buffer, Error, Mutation, Result};
 
-use super::entry::DirtySectors;
 use super::{Found, Inner, Redirect, SurrogateEntry};
 
 impl Redirect {
@@ -46,18 +45,19 @@ impl Redirect {
 impl Inner {
     /// Takes everything back that the source may have lost. Nothing is locked by the caller.
     pub(super) async fn take_back(&self) -> Result<()> {
-        while self.record.has_pins() {
-            let Some((place, SurrogateEntry::Dirty { chunk, sectors, .. })) = self.record.first_pinned() else {
-                return Ok(());
-            };
-            self.take_place_back(place, chunk.into(), sectors).await?;
+        // A surrogate that has failed takes nothing: who would change the source there is refused.
+        while self.record.has_pins() && self.failure.lock().is_none() {
+            let Some((place, state)) = self.record.first_pinned() else { return Ok(()) };
+            self.take_place_back(place, state).await.inspect_err(|error| self.fail(error))?;
         }
         Ok(())
     }
 
-    async fn take_place_back(&self, place: u64, chunk: u64, sectors: DirtySectors) -> Result<()> {
+    async fn take_place_back(&self, place: u64, state: SurrogateEntry) -> Result<()> {
+        let SurrogateEntry::Dirty { chunk, sectors, .. } = state else { return Ok(()) };
+        let chunk = u64::from(chunk);
         let _guard = self.chunks.exclusive(self.extent_of(chunk)).await;
-        if !self.record.is_pinned(&(place..place + 1)) {
+        if self.record.first_pinned() != Some((place, state)) {
             // Somebody has done it meanwhile.
             return Ok(());
         }
@@ -74,7 +74,7 @@ impl Inner {
             None => {}
         }
         self.index.lock().reclaim(place, chunk);
-        self.record.restore(place).await
+        self.record.restore(place..place + 1, state).await
     }
 
     /// Copies what `old` has and the newer place of the same chunk lacks into that.

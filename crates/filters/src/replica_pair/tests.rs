@@ -515,3 +515,21 @@ async fn a_member_that_is_expelled_is_lost_on_record() {
     scene.pair.expel(0).await.expect_err("it alone is left");
     assert_eq!(scene.noted(), vec![1]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_after_a_power_loss_stays_when_the_member_is_lost_that_it_was_read_of() {
+    for knows in [false, true] {
+        let scene = Scene::new();
+        for (memory, byte) in scene.memory.iter().zip([1, 2]) {
+            write(memory, 8192, byte).await.expect("memory takes it");
+        }
+        if knows {
+            scene.pair.expect_unlike(&[Extent::new(Bytes(4096), Bytes(16_384))]);
+        }
+        let read = async || scene.device.read(Bytes(8192), Buffer::unpooled(512)).await.map(|read| read[0]);
+        assert_eq!(read().await.expect("both are well"), 1);
+        scene.fail(0, FaultVerb::Any);
+        scene.write(0, 7).await.expect("one member is left");
+        assert_eq!(read().await.expect("one member is left"), if knows { 1 } else { 2 });
+    }
+}

@@ -71,6 +71,13 @@ impl Layout {
         device.write(Mutation::data(Bytes::ZERO, header.freeze()).with_fua(true)).await
     }
 
+    /// Whether the record on `device` was last open in `boot`.
+    pub(crate) async fn is_of_boot(&self, device: &Device, boot: [u8; 16]) -> Result<bool> {
+        let expected = self.encode_boot(boot);
+        let found = device.read(Self::BOOT_AT, Buffer::unpooled(expected.len())).await?;
+        Ok(found[..] == expected[..])
+    }
+
     /// The record of the boot in which the running map holds.
     pub(super) fn encode_boot(&self, boot: [u8; 16]) -> Buffer {
         let mut page = Buffer::unpooled(BLOCK_BYTES as usize);

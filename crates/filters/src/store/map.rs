@@ -16,6 +16,8 @@ pub(crate) struct StateMap<E> {
     pages: Vec<Page<E>>,
     /// Of each class.
     counts: Vec<u64>,
+    /// How many pages are mixed.
+    mixed: usize,
 }
 
 impl<E: Entry> StateMap<E> {
@@ -24,7 +26,7 @@ impl<E: Entry> StateMap<E> {
         let pages = (0..grains.div_ceil(E::SECTOR_GRAINS)).map(|_| Page::Uniform(E::NOTHING)).collect();
         let mut counts = vec![0; E::CLASSES];
         counts[E::NOTHING.class()] = grains;
-        Self { grains, pages, counts }
+        Self { grains, pages, counts, mixed: 0 }
     }
 
     pub(crate) const fn len(&self) -> u64 {
@@ -51,7 +53,7 @@ impl<E: Entry> StateMap<E> {
             self.count_out(index, part.clone());
             self.counts[state.class()] += part.end - part.start;
             if part == page {
-                self.pages[index as usize] = Page::Uniform(state);
+                self.replace(index, Page::Uniform(state));
                 continue;
             }
             let mut body = self.body(index);
@@ -117,8 +119,7 @@ impl<E: Entry> StateMap<E> {
 
     /// How much memory it takes, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
-        let mixed = self.pages.iter().filter(|page| matches!(page, Page::Mixed(_))).count();
-        self.pages.len() * size_of::<Page<E>>() + mixed * BODY_BYTES
+        self.pages.len() * size_of::<Page<E>>() + self.mixed * BODY_BYTES
     }
 
     /// The first grain at or after `from` that hides the base.
@@ -146,12 +147,17 @@ impl<E: Entry> StateMap<E> {
     fn put(&mut self, index: u64, body: Body) {
         let first = E::of(&body, 0);
         let is_uniform = body == self.uniform(index, first);
-        let page = &mut self.pages[index as usize];
-        match page {
-            _ if is_uniform => *page = Page::Uniform(first),
+        match &mut self.pages[index as usize] {
+            _ if is_uniform => self.replace(index, Page::Uniform(first)),
             Page::Mixed(place) => **place = body,
-            Page::Uniform(_) => *page = Page::Mixed(Box::new(body)),
+            Page::Uniform(_) => self.replace(index, Page::Mixed(Box::new(body))),
         }
+    }
+
+    fn replace(&mut self, index: u64, page: Page<E>) {
+        let is_mixed = |page: &Page<E>| usize::from(matches!(page, Page::Mixed(_)));
+        let before = std::mem::replace(&mut self.pages[index as usize], page);
+        self.mixed = self.mixed + is_mixed(&self.pages[index as usize]) - is_mixed(&before);
     }
 
     fn count_out(&mut self, index: u64, part: Range<u64>) {

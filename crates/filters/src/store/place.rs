@@ -74,7 +74,9 @@ impl PlaceAllocator {
             flushes: 0,
         };
         let mut first = 0;
-        for place in used.into_iter().collect::<BTreeSet<u64>>() {
+        let mut used: Vec<u64> = used.into_iter().collect();
+        used.sort_unstable();
+        for place in used {
             assert!(place < count, "place {place} of {count} was never given out");
             if first < place {
                 places.free.insert(first, place);

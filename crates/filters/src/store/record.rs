@@ -96,9 +96,7 @@ impl<E: Entry> Record<E> {
     /// The record that stands on `device`, over `base` and in the machine's boot `boot`. In the boot that wrote it the
     /// running map counts, after a reboot the durable one.
     pub(crate) async fn open(device: Device, layout: Layout, boot: [u8; 16], base: Arc<Base>) -> Result<Self> {
-        let boot_record = layout.encode_boot(boot);
-        let found = device.read(Layout::BOOT_AT, Buffer::unpooled(boot_record.len())).await?;
-        let is_same_boot = found[..] == boot_record[..];
+        let is_same_boot = layout.is_of_boot(&device, boot).await?;
         let mut live = Live {
             map: StateMap::new(layout.grains()),
             beside: (),
@@ -137,7 +135,7 @@ impl<E: Entry> Record<E> {
         };
         if !record.device.geometry().read_only {
             if !is_same_boot {
-                record.device.write(Mutation::data(Layout::BOOT_AT, boot_record.freeze())).await?;
+                record.device.write(Mutation::data(Layout::BOOT_AT, layout.encode_boot(boot).freeze())).await?;
             }
             // An earlier process may have written the durable map without living to see it durable.
             record.device.flush().await?;
@@ -247,6 +245,10 @@ impl<E: Entry, X> Record<E, X> {
             if behind > self.behind_max.max(self.behind_next.load(Ordering::Relaxed)) {
                 // A failure is told to whoever asks for durability. Far more may be behind before this is tried again.
                 let flushed = self.settle().await;
+                if self.has_failed_store() {
+                    // Nobody writes the durable map any more.
+                    self.live.lock().behind.clear();
+                }
                 self.behind_next.store(if flushed.is_ok() { 0 } else { 2 * behind }, Ordering::Relaxed);
             }
         }
@@ -434,6 +436,12 @@ impl<E: Entry, X> Record<E, X> {
         found
     }
 
+    /// The first grains that are pinned, one behind the other, with what becomes of all of them when they are taken back.
+    pub(crate) fn first_pinned_run(&self) -> Option<(Range<u64>, E)> {
+        self.first_pinned()?;
+        self.live.lock().first_pinned_run()
+    }
+
     /// Whether a grain of `run` is pinned.
     pub(crate) fn is_pinned(&self, run: &Range<u64>) -> bool {
         self.has_pins() && {
@@ -447,13 +455,10 @@ impl<E: Entry, X> Record<E, X> {
         self.has_pins() && self.live.lock().all_pinned().any(|(_, state)| is_meant(state))
     }
 
-    /// Takes a pinned grain back: it is true of it what is recorded. The caller has it alone.
-    pub(crate) async fn restore(&self, grain: u64) -> Result<()> {
-        let state = self.live.lock().pinned_state(grain);
-        if let Some(state) = state {
-            self.set(grain..grain + 1, state).await?;
-        }
-        self.unpin(grain);
+    /// Takes pinned grains back: `state`, which is recorded, is true of them. The caller has them alone.
+    pub(crate) async fn restore(&self, run: Range<u64>, state: E) -> Result<()> {
+        self.set(run.clone(), state).await?;
+        run.for_each(|grain| self.unpin(grain));
         Ok(())
     }
 

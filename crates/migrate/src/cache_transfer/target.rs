@@ -6,21 +6,24 @@
 //!          changed at the source
 //! ```
 
+mod remote;
+
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use block::{Buffer, Device, IoFuture};
+use block::{Buffer, Device};
 use env::EnvRef;
-use filters::{Admission, Cache, OtherCache};
+use filters::{Admission, Cache};
 use futures::future::{Either, join_all, select};
 use parking_lot::Mutex;
 use tokio::io::BufReader;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 
+use self::remote::Remote;
 use super::list::List;
 use super::wire::{Frame, Kind, receive, send_all};
 use super::{CacheTransferOptions, CacheTransferStatus, CacheWay, WarmStart, Watched};
@@ -53,6 +56,10 @@ struct Arriving {
     state: Watched<State>,
     /// Told when the copier may have something to do.
     wake: Notify,
+    /// Held while a connection is used: those of before have ended.
+    running: tokio::sync::Mutex<()>,
+    /// How many reads of the guest's the source has not answered in time, since it answered the last time.
+    unanswered: AtomicU64,
     from_source: AtomicU64,
     from_storage: AtomicU64,
     refused: AtomicU64,
@@ -60,6 +67,8 @@ struct Arriving {
 
 #[derive(Clone, Copy, Default)]
 struct State {
+    /// How many connections there were.
+    connections: u64,
     is_linked: bool,
     may_copy: bool,
     is_sealed: bool,
@@ -91,6 +100,8 @@ impl CacheArrival {
             awaited: Mutex::default(),
             state: Watched::new(State::default()),
             wake: Notify::new(),
+            running: tokio::sync::Mutex::default(),
+            unanswered: AtomicU64::new(0),
             from_source: AtomicU64::new(0),
             from_storage: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -98,31 +109,26 @@ impl CacheArrival {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Works over one connection to the source until the transfer is over or the connection is lost. Another one may follow.
+    /// Works over one connection to the source until the transfer is over, the connection is lost, or another one follows.
     ///
     /// # Errors
     /// What the connection says, or the cache's flash.
     pub async fn run(&self, transport: BoxTransport) -> std::io::Result<()> {
         let inner = &self.inner;
-        inner.begin_again().await.map_err(std::io::Error::other)?;
-        let (reader, writer) = tokio::io::split(transport);
-        let (link, frames) = unbounded_channel();
-        *inner.link.lock() = Some(link);
-        inner.change(|state| state.is_linked = true);
-        let _linked = Linked(inner);
-        let hearing = inner.hear(BufReader::new(reader));
-        let sending = send_all(frames, writer);
-        let copying = inner.copy();
-        let (sending, copying) = (pin!(sending), pin!(copying));
-        let working = pin!(select(sending, copying));
-        match select(pin!(hearing), working).await {
-            Either::Left((heard, _)) => heard,
-            Either::Right((Either::Left((sent, _)), _)) => sent,
-            Either::Right((Either::Right(((), sending)), _)) => {
-                // What was said last is to be heard.
-                *inner.link.lock() = None;
-                sending.await
-            }
+        let mut number = 0;
+        inner.change(|state| {
+            state.connections += 1;
+            number = state.connections;
+        });
+        let replaced = inner.until(|state| state.connections > number);
+        let work = async {
+            // The one before has ended: nothing of it is taken for an answer to this one.
+            let _running = inner.running.lock().await;
+            inner.use_connection(transport).await
+        };
+        match select(pin!(work), pin!(replaced)).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(((), _)) => Err(std::io::Error::other("the source of a cache has connected again")),
         }
     }
 
@@ -137,7 +143,7 @@ impl CacheArrival {
         let inner = &self.inner;
         assert!(inner.state.get().is_sealed, "the guest goes through a cache of which every change was told");
         if inner.options.way.reads_remotely() {
-            inner.cache.reach_other_by(Some(Arc::new(Remote(Arc::clone(inner)))));
+            inner.cache.reach_other_by(Some(Arc::new(Remote::new(inner))));
         }
         inner.change(|state| state.guest_is_here = true);
         let arriving = Arc::clone(inner);
@@ -148,7 +154,16 @@ impl CacheArrival {
     pub async fn warm_before(&self, base: Device) {
         let inner = &self.inner;
         if inner.options.way == CacheWay::Cachemior && inner.options.warm_start == WarmStart::WithMemory {
-            inner.until(|state| state.is_linked).await;
+            let listed = async {
+                inner.until(|state| state.is_linked).await;
+                while !inner.list.lock().is_complete && !inner.state.get().is_sealed {
+                    inner.env.sleep(LOOK_INTERVAL).await;
+                }
+            };
+            if env::timeout(&*inner.env, inner.options.time_max(), listed).await.is_none() {
+                // Nothing comes, and nobody says so.
+                return;
+            }
             // Of a block that was changed at the source nobody knows here when the storage has that.
             inner.warm(&base, false, |state| !state.is_sealed).await;
         }
@@ -192,6 +207,30 @@ impl Drop for Linked<'_> {
 }
 
 impl Arriving {
+    async fn use_connection(self: &Arc<Self>, transport: BoxTransport) -> std::io::Result<()> {
+        self.begin_again().await.map_err(std::io::Error::other)?;
+        let (reader, writer) = tokio::io::split(transport);
+        let (link, frames) = unbounded_channel();
+        *self.link.lock() = Some(link);
+        self.unanswered.store(0, Ordering::Relaxed);
+        self.change(|state| state.is_linked = true);
+        let _linked = Linked(self);
+        let hearing = self.hear(BufReader::new(reader));
+        let sending = send_all(frames, writer);
+        let copying = self.copy();
+        let (sending, copying) = (pin!(sending), pin!(copying));
+        let working = pin!(select(sending, copying));
+        match select(pin!(hearing), working).await {
+            Either::Left((heard, _)) => heard,
+            Either::Right((Either::Left((sent, _)), _)) => sent,
+            Either::Right((Either::Right(((), sending)), _)) => {
+                // What was said last is to be heard.
+                *self.link.lock() = None;
+                sending.await
+            }
+        }
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
         self.state.change(change);
         self.wake.notify_waiters();
@@ -213,6 +252,8 @@ impl Arriving {
         if self.state.get().is_sealed {
             return Ok(());
         }
+        // What has come over the last connection may still be on its way into the flash.
+        self.until(|state| state.taking == 0).await;
         self.drop_all().await?;
         let mut list = self.list.lock();
         (list.blocks, list.next, list.is_complete) = (Vec::new(), 0, false);
@@ -253,11 +294,18 @@ impl Arriving {
                 Kind::Invalid => {
                     self.until(|state| state.taking == 0).await;
                     for block in frame.named() {
+                        let is_listed = {
+                            let mut list = self.list.lock();
+                            let is_listed = list.known.contains(block);
+                            if is_listed {
+                                // Before it is dropped: nobody reads it of the storage from here on.
+                                list.changed.set(block, true);
+                            }
+                            is_listed
+                        };
                         self.cache.invalidate(block).await.map_err(std::io::Error::other)?;
-                        let mut list = self.list.lock();
-                        if list.known.contains(block) {
-                            list.changed.set(block, true);
-                            list.again.insert(block);
+                        if is_listed {
+                            self.list.lock().again.insert(block);
                         }
                     }
                     self.wake.notify_one();
@@ -289,6 +337,7 @@ impl Arriving {
     /// A block has come: whoever waits for it has it, and the cache takes it.
     fn take_aside(self: &Arc<Self>, frame: Frame) {
         let (block, bytes) = (frame.number, copy_of(&frame.payload));
+        self.unanswered.store(0, Ordering::Relaxed);
         let awaited = self.awaited.lock().remove(&block).unwrap_or_default();
         // Those who wait have it taken themselves.
         for waiting in awaited {
@@ -499,32 +548,4 @@ fn copy_of(bytes: &[u8]) -> Buffer {
     let mut copy = Buffer::unpooled(bytes.len());
     copy.copy_from_slice(bytes);
     copy
-}
-
-/// The source's cache, for what the guest misses here.
-struct Remote(Arc<Arriving>);
-
-impl OtherCache for Remote {
-    fn may_have(&self, block: u64) -> bool {
-        self.0.state.get().is_linked && self.0.list.lock().known.contains(block)
-    }
-
-    fn read(&self, block: u64) -> IoFuture<'_, Option<Buffer>> {
-        Box::pin(async move {
-            let answer = {
-                let link = self.0.link.lock();
-                let Some(link) = link.as_ref() else { return Ok(None) };
-                let (sender, answer) = oneshot::channel();
-                let mut awaited = self.0.awaited.lock();
-                let waiting = awaited.entry(block).or_default();
-                waiting.push(sender);
-                // The copier may have asked for it already.
-                if waiting.len() == 1 && !self.0.list.lock().asked.contains_key(&block) {
-                    let _ = link.send(Frame::new(Kind::Ask, block));
-                }
-                answer
-            };
-            Ok(answer.await.ok())
-        })
-    }
 }

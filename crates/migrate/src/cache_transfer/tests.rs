@@ -7,8 +7,13 @@ use block::testing::Random;
 use block::{Buffer, Bytes, ChunkSize, Data, Device, MemDevice, Mutation};
 use env::EnvRef;
 use env::testing::PausedEnv;
-use filters::{Cache, CacheHeader, CacheIdentity, CacheMode, CacheOptions, CachePolicy};
+use filters::{
+    Cache, CacheHeader, CacheIdentity, CacheMode, CacheOptions, CachePolicy, Fault, FaultAction, FaultRule, FaultVerb,
+    FaultWhen,
+};
 use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
 
 use super::*;
 use crate::stream::BoxTransport;
@@ -30,10 +35,15 @@ struct Two {
 }
 
 async fn cache(env: &EnvRef, base: &Device, places: u64) -> Cache {
+    cache_on(env, base, places, |flash| flash).await
+}
+
+/// The same on what `over` makes of its flash.
+async fn cache_on(env: &EnvRef, base: &Device, places: u64, over: impl FnOnce(Device) -> Device) -> Cache {
     let block = ChunkSize::new(BLOCK).expect("a size of blocks");
     let identity = CacheIdentity { volume: [1; 16], layer: [2; 16], epoch: 1 };
     let header = CacheHeader { volume: SIZE, block, capacity: places, places, id: [3; 16], identity };
-    let partition = Device::new("flash", MemDevice::new(header.partition_bytes()));
+    let partition = over(Device::new("flash", MemDevice::new(header.partition_bytes())));
     Cache::create(&partition, &header).await.expect("it takes it");
     let options = CacheOptions { mode: CacheMode::WriteThrough, policy: CachePolicy::Lru, ..CacheOptions::default() };
     Cache::open(Arc::clone(env), base.clone(), partition, [4; 16], options, identity).await.expect("it opens")
@@ -300,4 +310,118 @@ async fn the_changes_of_a_guest_that_writes_until_it_is_held_are_never_read_as_b
         warming.abort();
         joined.abort();
     }
+}
+
+/// Hands on what comes while there is a permit, and never closes.
+async fn hand_on(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, permits: Arc<Semaphore>) {
+    let mut bytes = vec![0; 4096];
+    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+        let _permit = permits.acquire().await.expect("it is never closed");
+        if to.write_all(&bytes[..length]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_source_that_hangs_holds_no_read_of_the_guest_up_for_long_and_is_soon_not_asked_any_more() {
+    let two = Two::new(5).await;
+    two.warm_source(0..40).await;
+    let (departure, arrival) = two.both(&by(CacheWay::RemoteRead));
+    let permits = Arc::new(Semaphore::new(2));
+    let ((near, one), (other, far)) = (tokio::io::duplex(64 << 10), tokio::io::duplex(64 << 10));
+    let ((one_reader, one_writer), (other_reader, other_writer)) = (tokio::io::split(one), tokio::io::split(other));
+    tokio::spawn(hand_on(one_reader, other_writer, Arc::clone(&permits)));
+    tokio::spawn(hand_on(other_reader, one_writer, Arc::clone(&permits)));
+    let (leaving, coming) = (departure.clone(), arrival.clone());
+    tokio::spawn(async move { drop(leaving.run(Box::new(near)).await) });
+    tokio::spawn(async move { drop(coming.run(Box::new(far)).await) });
+    two.rest(200).await;
+    departure.seal().await.expect("it answers");
+    arrival.guest_is_here(two.base.clone());
+    two.check(&two.guest_here, 39, "read at the source").await;
+    let held = permits.acquire_many(2).await.expect("it is never closed");
+    let mut longest = Duration::ZERO;
+    for block in 0..20 {
+        let began = two.env.now();
+        two.check(&two.guest_here, block, "while the source hangs").await;
+        longest = longest.max(two.env.now().since(began));
+        assert!(block < 8 || two.env.now().since(began) < Duration::from_millis(5), "it is asked again and again");
+    }
+    assert!(longest <= Duration::from_millis(150), "a read has waited for {longest:?}");
+    // What was asked is answered late: the source is asked again.
+    drop(held);
+    two.rest(50).await;
+    let before = arrival.status().read_remotely;
+    two.check(&two.guest_here, 30, "once the source goes on").await;
+    two.rest(10).await;
+    assert_eq!(arrival.status().read_remotely, before + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_was_on_its_way_into_the_flash_when_the_connection_was_lost_is_not_believed() {
+    for wait in [1, 20, 100] {
+        let mut two = Two::new(6).await;
+        let (env, base) = (Arc::clone(&two.env), two.base.clone());
+        let mut slow = None;
+        let target = cache_on(&env, &base, BLOCKS, |flash| {
+            let fault = Fault::new(flash, PausedEnv::shared(7));
+            slow = Some(fault.clone());
+            Device::new("slow flash", fault)
+        });
+        let target = target.await;
+        let stand = Arc::get_mut(&mut two).expect("nobody else has it yet");
+        (stand.guest_here, stand.target) = (Device::new("here", target.clone()), target);
+        two.warm_source(0..4).await;
+        let action = FaultAction::Delay(Duration::from_millis(500));
+        let rule = FaultRule { verb: FaultVerb::Write, extent: None, when: FaultWhen::Always, action };
+        slow.expect("it was made").add(rule);
+        let (departure, arrival) = two.both(&by(CacheWay::Hybrid));
+        let joined = two.connect(&departure, &arrival);
+        two.rest(50).await;
+        joined.abort();
+        let _ = joined.await;
+        // The guest changes at the source what is on its way here.
+        for block in 0..4 {
+            two.write(&two.guest_there, block, 200 + block as u8).await;
+        }
+        two.rest(wait).await;
+        let joined = two.connect(&departure, &arrival);
+        two.rest(5_000).await;
+        departure.seal().await.expect("it answers");
+        arrival.guest_is_here(two.base.clone());
+        arrival.over().await;
+        for block in 0..4 {
+            two.check(&two.guest_here, block, "after a connection was lost").await;
+        }
+        joined.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_warmer_beside_the_memory_waits_for_the_list_and_believes_nothing_that_is_changed_meanwhile() {
+    let two = Two::new(8).await;
+    two.warm_source(0..20).await;
+    let options = CacheTransferOptions { warm_start: WarmStart::WithMemory, ..by(CacheWay::Cachemior) };
+    let (departure, arrival) = two.both(&options);
+    let warming = {
+        let (arrival, base) = (arrival.clone(), two.base.clone());
+        tokio::spawn(async move { arrival.warm_before(base).await })
+    };
+    two.rest(10).await;
+    let joined = two.connect(&departure, &arrival);
+    for block in 0..5 {
+        two.write(&two.guest_there, block, 100 + block as u8).await;
+        two.rest(1).await;
+    }
+    two.rest(500).await;
+    assert!(arrival.status().from_storage >= 15, "{:?}: it has not waited for the list", arrival.status());
+    departure.seal().await.expect("it answers");
+    warming.await.expect("it ends");
+    arrival.guest_is_here(two.base.clone());
+    arrival.over().await;
+    for block in 0..20 {
+        two.check(&two.guest_here, block, "warmed beside the memory").await;
+    }
+    joined.abort();
 }

@@ -35,6 +35,7 @@ fn the_map_agrees_with_a_plain_list_of_states() {
         for (grain, state) in list.iter().enumerate() {
             assert_eq!((map.get(grain as u64), copy.get(grain as u64)), (*state, *state), "seed {seed}");
         }
+        assert_eq!(map.memory_bytes(), copy.memory_bytes(), "seed {seed}: a mixed page is not counted");
         for state in STATES {
             let count = list.iter().filter(|other| **other == state).count() as u64;
             assert_eq!((map.count(state), copy.count(state)), (count, count), "seed {seed}");

@@ -1,6 +1,7 @@
 //! What is known of the grains in memory: what is true of them, and what the device says instead.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use block::{Error, ErrorKind, Result};
@@ -120,6 +121,14 @@ impl<E: Entry, X> Live<E, X> {
 
     pub(super) fn first_pinned(&self) -> Option<(u64, E)> {
         self.all_pinned().next()
+    }
+
+    /// The first grains that are pinned, one behind the other, in one map sector and all with one state.
+    pub(super) fn first_pinned_run(&self) -> Option<(Range<u64>, E)> {
+        let (first, state) = self.first_pinned()?;
+        let sector_end = ((first / E::SECTOR_GRAINS + 1) * E::SECTOR_GRAINS).min(self.map.len());
+        let end = (first..sector_end).take_while(|grain| self.pinned_state(*grain) == Some(state)).count() as u64;
+        Some((first..first + end, state))
     }
 
     pub(super) fn unpin(&mut self, grain: u64) {
